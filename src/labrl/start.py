@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 
@@ -15,8 +16,14 @@ def _command(name: str, function: str) -> Callable[[], int]:
 
     def run() -> int:
         try:
-            from labrl.processes import let_threads_sleep, name_user_and_home, signals_leave
+            from labrl.processes import (
+                collect_seldom,
+                let_threads_sleep,
+                name_user_and_home,
+                signals_leave,
+            )
 
+            collect_seldom()
             with signals_leave(f"{name}: interrupted\n"):
                 from labrl.steady_output import doing
 
@@ -33,6 +40,7 @@ def _command(name: str, function: str) -> Callable[[], int]:
 
             return stop.exit_code if isinstance(stop, Stopped) else 130  # labrl.errors.INTERRUPTED
         finally:
+            gc.freeze()  # the interpreter's end would go through all of PyTorch's objects, for 0.3 s
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: no traceback of Python's own end
 
     return run

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config import config_folder
 from labrl.config.keys import walk, written
 from labrl.errors import InputError, LabrlError, Mistake
+from labrl.steady_output import doing
 from labrl.targets import outlined
 
 if TYPE_CHECKING:
@@ -205,7 +206,9 @@ def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None
     wrong key.
     """
     plain = to_plain(cfg) if plain is None else plain
-    _checks_outlined(cfg, plain)  # before PyTorch is loaded
+    _checks_outlined(cfg, plain)
+    if "torch" not in sys.modules:
+        doing("loading PyTorch")
     return _typed(cfg, plain)
 
 

@@ -49,11 +49,8 @@ class FileConfigSource(file_config_source.FileConfigSource):
                 if isinstance(content, dict) and name in (content.get("defaults") or ()):
                     raise ValueError("its defaults lead back to itself")
             return super().load_config(config_path)
-        except (
-            yaml.YAMLError,
-            OmegaConfBaseException,
-            ValueError,
-        ) as error:  # a UnicodeError is a ValueError
+        # a UnicodeError is a ValueError
+        except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
             why = " ".join(str(error).split())  # with the line
             raise InputError(f"{path}: {why}", code="syntax", key=str(path)) from error
 
@@ -83,12 +80,14 @@ def kinds_replace() -> Iterator[None]:
             merge(dest, src, *options, **named)
 
     def set_written_out(self: BaseContainer, key: Any, value: Any) -> None:
-        full_key = str(self._get_full_key(key)) if isinstance(self, DictConfig) else ""
-        if full_key == "start_from" and isinstance(value, str | None) and key in self:
+        at_root = self._get_parent() is None
+        if at_root and key == "start_from" and isinstance(value, str | None) and key in self:
             self[key].run = value
             return
-        may_change = full_key and not full_key.startswith(CONSTANT)
-        set_item(self, key, written_out(value) if may_change else value)
+        changed = written_out(value)
+        if changed is not value and isinstance(self, DictConfig):
+            value = value if str(self._get_full_key(key)).startswith(CONSTANT) else changed
+        set_item(self, key, value)
 
     BaseContainer._map_merge = staticmethod(merge_or_replace)  # type: ignore[method-assign]
     BaseContainer._set_item_impl = set_written_out  # type: ignore[method-assign]

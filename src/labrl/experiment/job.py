@@ -17,7 +17,7 @@ from labrl.config.presets import choices_of
 from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
 from labrl.experiment.task import Outcome, recorded
-from labrl.steady_output import doing, refused
+from labrl.steady_output import refused
 from labrl.storage.folder import place
 from labrl.storage.provenance import Command
 from labrl.storage.run_folder import MARKER, RunFolder
@@ -111,8 +111,6 @@ class Job:
             cfg.seed = broken_off.seed
         command = Command.of(task, choices_of(job), self.config_dir, self.typed)
         composed = Composed.of(cfg, folder, command)
-        if not self.part_of:
-            doing("loading PyTorch")
         try:
             result = composed.run(broken_off or self.again)
         except FinishedError:

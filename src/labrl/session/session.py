@@ -18,6 +18,7 @@ from labrl.learning.compute import Compute
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.networks.spaces import Spaces
+from labrl.processes import collect_as_usual
 from labrl.seeding import Streams, session_seed
 from labrl.session.beginning import begin_with
 from labrl.session.callbacks import Callback, build_callbacks
@@ -130,6 +131,7 @@ class Session:
             self.team.begin()
             gc.freeze()  # every full collection would go through all that imports have made, for 80 ms
             finishing.callback(gc.unfreeze)
+            collect_as_usual()
             finishing.callback(self.clock.stop)
             for callback in self.callbacks:
                 callback.start(self.view)
