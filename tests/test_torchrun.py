@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_ranks
 from exact_cases import QUIET, differences, newest_checkpoint, rows, small, unequal
 from refusals import refused
 
@@ -78,7 +79,7 @@ def test_two_processes_train_one_session_and_leave_one_record(
 ) -> None:
     run = tmp_path / "run"
     words = [*small("ppo", "cartpole"), "meta.report=false"]
-    told = pair("-m", "labrl", *words, "env.max_frame=1200", f"hydra.run.dir={run}")
+    told = run_ranks(*words, "env.max_frame=1200", f"hydra.run.dir={run}")
     assert [code for code, _ in told] == [0, 0], told
     assert told[1][1] == "", "the other rank says nothing"
     info = json.loads((run / "run.json").read_text())
