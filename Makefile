@@ -11,6 +11,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINS := $(VENV)/constraints.txt
 
 .DEFAULT_GOAL := help
+# A hundred processes of the tests import labrl: all but the first find it compiled.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help run test bench learn results exact reference docs format clean
 
 help: ## list what one can do

@@ -1,4 +1,4 @@
-"""The command `labrl` in a process of its own, which starts without importing PyTorch once more.
+"""Commands in processes of their own, which start without importing PyTorch once more.
 
 Each test process has a nursery: a process that has imported what training needs, has composed the usual
 configurations (see `compositions`), and nothing else. It forks one process for each command. A fresh Python
@@ -54,7 +54,7 @@ WIDTH = 16
 
 
 class Command:
-    """A running `labrl`: the part of subprocess.Popen that tests use."""
+    """A running command: the part of subprocess.Popen that tests use."""
 
     def __init__(self, pid: int, status: int, output: IO[str] | None) -> None:
         self.pid = pid
@@ -70,7 +70,7 @@ class Command:
         """Wait for the end. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         code = self._ended(timeout)
         if code is None:
-            raise subprocess.TimeoutExpired("labrl", timeout or 0)
+            raise subprocess.TimeoutExpired("python", timeout or 0)
         return code
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
@@ -81,7 +81,7 @@ class Command:
         while True:
             left = None if until is None else max(until - time.monotonic(), 0)
             if not select.select([self.stdout], [], [], left)[0]:
-                raise subprocess.TimeoutExpired("labrl", timeout or 0)
+                raise subprocess.TimeoutExpired("python", timeout or 0)
             if not (part := os.read(self.stdout.fileno(), 1 << 16)):
                 break
             parts.append(part)
@@ -110,17 +110,27 @@ def start_labrl(
     env: Mapping[str, str] | None = None,
     output: bool = True,
 ) -> Command:
-    """Start `labrl <overrides>` in a session of its own, as a terminal does.
+    """Start `labrl <overrides>` in a session of its own, as a terminal does (see `start_module`)."""
+    return start_module("labrl", *overrides, cwd=cwd, env=env, output=output)
 
-    output: whether stdout and stderr can be read from `stdout`; otherwise they are dropped. Modules of the
-    tests can be imported by it.
+
+def start_module(
+    module: str,
+    *arguments: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    output: bool = True,
+) -> Command:
+    """Start `python -m <module> <arguments>` in a session of its own. It can import the modules of the tests.
+
+    output: whether stdout and stderr can be read from `stdout`; otherwise they are dropped.
     """
     read, write = os.pipe()
     status, tell = os.pipe()
     target = write if output else os.open(os.devnull, os.O_WRONLY)
     env = dict(env or os.environ)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), os.path.dirname(__file__)]))
-    request = {"overrides": overrides, "cwd": os.fspath(cwd or Path.cwd()), "env": env}
+    request = {"module": module, "arguments": arguments, "cwd": os.fspath(cwd or Path.cwd()), "env": env}
     door = _nursery()
     data = json.dumps(request).encode()
     socket.send_fds(door, [len(data).to_bytes(8, "big")], [target, tell])
@@ -131,6 +141,20 @@ def start_labrl(
         os.close(read)
     pid = int(os.read(status, WIDTH))
     return Command(pid, status, os.fdopen(read, "r") if output else None)
+
+
+def run_ranks(*overrides: str) -> list[tuple[int, str]]:
+    """Run `labrl <overrides>` as two ranks that are told what torchrun would tell them.
+
+    Returns exit code and output of each.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    told |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [start_labrl(*overrides, env={**os.environ, **told, "RANK": n, "LOCAL_RANK": n}) for n in "01"]
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+    return [(rank.wait(), output) for rank, output in zip(ranks, outputs, strict=True)]
 
 
 @functools.cache
@@ -192,7 +216,7 @@ def _start(request: dict, output: int, status: int) -> None:
 
 
 def _become(request: dict, output: int) -> NoReturn:
-    """Run `labrl` in this process, as `python -m labrl` does."""
+    """Run the module of `request` in this process, as `python -m` does."""
     os.setsid()
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_DFL)  # this process may have been started by nohup
@@ -205,10 +229,11 @@ def _become(request: dict, output: int) -> NoReturn:
     os.environ.update(request["env"])
     sys.path[0] = request["cwd"]
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.argv = ["labrl", *request["overrides"]]
-    sys.orig_argv = [sys.executable, "-m", "labrl", *request["overrides"]]
-    runpy.run_module("labrl", run_name="__main__", alter_sys=True)
-    raise AssertionError("labrl leaves by sys.exit")
+    module, arguments = request["module"], request["arguments"]
+    sys.argv = [module, *arguments]
+    sys.orig_argv = [sys.executable, "-m", module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,79 @@
-"""Composed configurations, remembered by a test process: Hydra takes a tenth of a second to merge one.
+"""Composed configurations, remembered by the test processes: Hydra takes a fifth of a second to merge one.
 
 The files of a configuration follow from the groups that are chosen (`agent=ppo env=pong`). Tests choose the
-same hundred or so thousands of times. What Hydra merges from these files is remembered; values
-(`agent.lr=1e-3`) are set in a copy each time, by Hydra. Nothing is remembered where a source of files could
-change: with a --config-dir, a hydra.searchpath or a labrl elsewhere.
+same hundreds thousands of times. What Hydra merges from these files is remembered, and how it parses an
+override; values (`agent.lr=1e-3`) are set in a copy each time, by Hydra. Nothing is remembered where a source
+of files could change: with a --config-dir, a hydra.searchpath or a labrl elsewhere. The processes of one test
+run share what was merged by a folder (`share_compositions`), which ends with the run.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import os
 import pickle
-from collections.abc import Callable, Hashable
+import shutil
+import tempfile
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import hydra._internal.defaults_list as defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 
 from labrl.config import config_folder
 
 FIXED = {f"file://{config_folder()}", "pkg://hydra.conf", "generated://labrl", "structured://"}
-"""Sources that are the same throughout a test process, once what they register is."""
+"""Sources that are the same throughout a test run, once what they register is."""
+
+FOLDER = "LABRL_TEST_COMPOSITIONS"
+"""Environment variable: the folder by which the processes of this test run share compositions."""
+
+
+@contextmanager
+def share_compositions() -> Iterator[None]:
+    """Let this process and those that it starts share compositions, unless they do already."""
+    if FOLDER in os.environ:
+        yield
+        return
+    os.environ[FOLDER] = tempfile.mkdtemp(prefix="labrl-tests-")
+    try:
+        yield
+    finally:
+        shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
+
+
+class _Memory(dict[Hashable, bytes]):
+    """Results by what they depend on; where `shared`, those of other processes too, by files of a folder."""
+
+    def __init__(self, name: str, shared: bool) -> None:
+        self._name = name
+        self._folder = Path(os.environ[FOLDER]) if shared and FOLDER in os.environ else None
+
+    def recall(self, key: Hashable) -> bytes | None:
+        """Return the result, which another process may have found; None where nobody has yet."""
+        if key not in self and self._folder is not None and self._file(key).exists():
+            self[key] = self._file(key).read_bytes()
+        return self.get(key)
+
+    def learn(self, key: Hashable, result: bytes) -> bytes:
+        """Keep a result, for other processes too, and return it."""
+        self[key] = result
+        if self._folder is not None and self._folder.exists():
+            begun = self._file(key).with_suffix(f".{os.getpid()}")
+            begun.write_bytes(result)
+            begun.replace(self._file(key))
+        return result
+
+    def _file(self, key: Hashable) -> Path:
+        assert self._folder is not None
+        return self._folder / hashlib.sha256(repr((self._name, key)).encode()).hexdigest()
 
 
 def _sources(repo: Any) -> Hashable | None:
@@ -32,7 +84,20 @@ def _sources(repo: Any) -> Hashable | None:
 
 def _registered(nodes: dict[str, Any]) -> tuple[Hashable, ...]:
     """Return which structured configurations are known: plugins bring theirs when they are loaded."""
-    return tuple((name, _registered(n) if isinstance(n, dict) else id(n)) for name, n in nodes.items())
+    return tuple(
+        (name, _registered(n) if isinstance(n, dict) else _described(n)) for name, n in nodes.items()
+    )
+
+
+def _described(node: Any) -> str:
+    """Return what a structured configuration holds; it is written out once."""
+    if id(node) not in _descriptions:
+        _descriptions[id(node)] = node, f"{node!r} {OmegaConf.get_type(node.node)}"
+    return _descriptions[id(node)][1]
+
+
+_descriptions: dict[int, tuple[Any, str]] = {}
+"""By identity; the configurations themselves are held, so that no other takes their place."""
 
 
 def remember() -> None:
@@ -46,31 +111,41 @@ def remember() -> None:
             _sources(repo),
             *((d.config_path, d.package, d.primary) for d in defaults),
         ),
+        shared=True,
     )
     defaults_list._create_defaults_list = _remembering_choices(defaults_list._create_defaults_list)
+    OverridesParser.parse_rule = _remembering(  # type: ignore[method-assign]
+        OverridesParser.parse_rule,
+        lambda _, text, rule: (None if "shuffle(" in text else text, rule),  # drawn anew each time
+    )
 
 
 def _remembering(
-    function: Callable[..., Any], key_of: Callable[..., tuple[Hashable, ...]]
+    function: Callable[..., Any], key_of: Callable[..., tuple[Hashable, ...]], shared: bool = False
 ) -> Callable[..., Any]:
-    """Return `function` that gives a copy of its earlier result; key_of: of its arguments, sources first."""
-    known: dict[Hashable, bytes] = {}
+    """Return `function` that gives a copy of its earlier result.
+
+    key_of: what the result depends on; nothing is remembered where the first is None. shared: whether
+    processes share results.
+    """
+    known = _Memory(function.__name__, shared)
 
     @functools.wraps(function)
     def remembered(*arguments: Any, **named: Any) -> Any:
         key = key_of(*arguments, **named)
         if key[0] is None:
             return function(*arguments, **named)
-        if key not in known:
-            known[key] = pickle.dumps(function(*arguments, **named))
-        return pickle.loads(known[key])
+        result = known.recall(key)
+        if result is None:
+            result = known.learn(key, pickle.dumps(function(*arguments, **named)))
+        return pickle.loads(result)
 
     return remembered
 
 
 def _remembering_choices(find: Callable[..., Any]) -> Callable[..., Any]:
     """Return `find`, which gives a list of files and notes in `overrides` what was chosen."""
-    known: dict[Hashable, Any] = {}
+    known = _Memory(find.__name__, shared=True)
 
     @functools.wraps(find)
     def found(repo: Any, config_name: Any, overrides: Any, **options: Any) -> Any:
@@ -79,11 +154,13 @@ def _remembering_choices(find: Callable[..., Any]) -> Callable[..., Any]:
             return find(repo, config_name, overrides, **options)
         before = {name: value for name, value in vars(overrides).items() if name != "config_overrides"}
         key = (sources, config_name, tuple(options.items()), pickle.dumps(before))
-        if key not in known:
+        result = known.recall(key)
+        if result is None:
             files = find(repo, config_name, overrides, **options)
-            known[key] = files, pickle.dumps({name: vars(overrides)[name] for name in before})
-        files, choices = known[key]
-        vars(overrides).update(pickle.loads(choices))
+            choices = {name: vars(overrides)[name] for name in before}
+            result = known.learn(key, pickle.dumps((files, choices)))
+        files, choices = pickle.loads(result)
+        vars(overrides).update(choices)
         return files
 
     return found

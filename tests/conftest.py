@@ -13,11 +13,12 @@ import gc
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from compositions import remember
+from compositions import remember, share_compositions
 from hypothesis import settings
 
 # Two threads of torch collapse to a fifth of their speed where the other test process wants a core too.
@@ -33,7 +34,14 @@ settings.register_profile("labrl", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
 settings.load_profile("labrl")
 
+_shared = ExitStack()
+_shared.enter_context(share_compositions())
 remember()
+
+
+def pytest_unconfigure() -> None:
+    """Remove what the processes of this test run shared."""
+    _shared.close()
 
 
 def _remember_repository() -> None:

@@ -77,6 +77,10 @@ SMALL: dict[str, list[str]] = {
 """Overrides by agent, or else by its class, that let it learn, and its memory wrap, within those budgets."""
 
 
+ALIKE = {"c51", "ddpg", "double_dqn", "dueling_dqn", "qr_dqn", "rainbow_lite", "sil_a2c"}
+"""Agents put together from parts that the others have as well: `make exact` and `make learn` run them too."""
+
+
 def small(agent: str, task: str) -> list[str]:
     """A run of a few seconds whose coefficients do not depend on its budget."""
     return list(_small(agent, task))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import functools
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,18 @@ def run(overrides: list[str], folder: Path, stop_at: int | None = None, going_on
     return session
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Session, Path]]:
+    """Give the session that one of RUNS ends with, and its folder; each is run once."""
+
+    @functools.cache
+    def ran(name: str) -> tuple[Session, Path]:
+        folder = tmp_path_factory.mktemp("unbroken") / "run"
+        return run(RUNS[name], folder), folder
+
+    return ran
+
+
 def weights(session: Session) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for m in session.agent.modules().values() for p in m.parameters()])
 
@@ -78,15 +92,17 @@ def test_run_twice_is_equal_bit_for_bit(overrides: list[str], tmp_path: Path) ->
     assert int(last["opt_step"]) == int(float(last["updates"])) > 25
 
 
-@pytest.mark.parametrize("overrides", RUNS.values(), ids=RUNS)
-def test_a_stopped_session_goes_on_as_if_nothing_had_happened(overrides: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", RUNS)
+def test_a_stopped_session_goes_on_as_if_nothing_had_happened(
+    name: str, unbroken: Callable[[str], tuple[Session, Path]], tmp_path: Path
+) -> None:
     """Stopped where no checkpoint was due, the ring of the memory has wrapped; loaded from the disk."""
-    unbroken = run(overrides, tmp_path / "unbroken")
-    stop_at = int(0.7 * unbroken.clock.max_frame) + 5
-    assert run(overrides, tmp_path / "stopped", stop_at).clock.frame < unbroken.clock.frame
-    resumed = run(overrides, tmp_path / "stopped", going_on=True)
-    assert torch.equal(weights(unbroken), weights(resumed))
-    assert rows(tmp_path / "stopped") == rows(tmp_path / "unbroken")
+    whole, folder = unbroken(name)
+    stop_at = int(0.7 * whole.clock.max_frame) + 5
+    assert run(RUNS[name], tmp_path / "stopped", stop_at).clock.frame < whole.clock.frame
+    resumed = run(RUNS[name], tmp_path / "stopped", going_on=True)
+    assert torch.equal(weights(whole), weights(resumed))
+    assert rows(tmp_path / "stopped") == rows(folder)
 
 
 class KilledAt(Callback):
@@ -101,24 +117,27 @@ class KilledAt(Callback):
 
 
 @pytest.mark.parametrize("name", ["dqn on cartpole", "dqn on pong"])
-def test_frames_after_the_last_checkpoint_do_no_harm_to_it(name: str, tmp_path: Path) -> None:
+def test_frames_after_the_last_checkpoint_do_no_harm_to_it(
+    name: str, unbroken: Callable[[str], tuple[Session, Path]], tmp_path: Path
+) -> None:
     overrides = RUNS[name]
-    unbroken = run(overrides, tmp_path / "unbroken")
+    whole, folder = unbroken(name)
     killed = Session(resolve(compose(overrides)), 0, RunFolder.create(tmp_path / "killed").session(0), 1)
-    killed.callbacks.insert(0, KilledAt(unbroken.clock.frame - 10))
+    killed.callbacks.insert(0, KilledAt(whole.clock.frame - 10))
     with pytest.raises(KeyboardInterrupt):
         killed.run()
     resumed = run(overrides, tmp_path / "killed", going_on=True)
-    assert torch.equal(weights(unbroken), weights(resumed))
-    assert rows(tmp_path / "killed") == rows(tmp_path / "unbroken")
+    assert torch.equal(weights(whole), weights(resumed))
+    assert rows(tmp_path / "killed") == rows(folder)
 
 
-def test_the_memory_of_a_game_lies_in_files_beside_the_checkpoints(tmp_path: Path) -> None:
-    run(RUNS["dqn on pong"], tmp_path / "run")
-    files = [file for file in (tmp_path / "run" / "session_0" / "replay").rglob("*") if file.is_file()]
-    assert files
-    run(RUNS["rainbow on pong, in memory"], tmp_path / "other")
-    assert not (tmp_path / "other" / "session_0" / "replay").exists()
+def test_the_memory_of_a_game_lies_in_files_beside_the_checkpoints(
+    unbroken: Callable[[str], tuple[Session, Path]],
+) -> None:
+    _, folder = unbroken("dqn on pong")
+    assert [file for file in (folder / "session_0" / "replay").rglob("*") if file.is_file()]
+    _, other = unbroken("rainbow on pong, in memory")
+    assert not (other / "session_0" / "replay").exists()
 
 
 def test_several_workers_repeat_too(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -14,20 +15,24 @@ from labrl.envs.emulators import FEW_THREADS, Separately, better_apart
 from labrl.envs.make import make_env
 from labrl.envs.vector import SHORT
 from labrl.seeding import episode_seed
+from labrl.step import Step
+
+
+@functools.cache
+def breakout(num_threads: int) -> list[Step]:
+    env = make_env(atari("breakout", max_episode_frames=240), seed=3, num_threads=num_threads, num_envs=4)
+    env.reset()
+    steps = play(env, sampled(env, seed=1), 130)
+    env.close()
+    return steps
 
 
 @pytest.mark.parametrize("num_threads", [FEW_THREADS, FEW_THREADS + 1, 2 * FEW_THREADS + 4])
 def test_what_is_played_does_not_depend_on_the_number_of_threads(num_threads: int) -> None:
-    game = atari("breakout", max_episode_frames=240)
-    steps = []
-    for threads in (1, num_threads):
-        env = make_env(game, seed=3, num_threads=threads, num_envs=4)
-        env.reset()
-        steps.append(play(env, sampled(env, seed=1), 130))
-        env.close()
-    assert_same_steps(*steps)
-    assert any((step.terminated & ~step.episode_over).any() for step in steps[0]), "a life was lost"
-    assert sum(len(step.episodes) for step in steps[0]) >= 8, "prepared episodes are played too"
+    alone = breakout(1)
+    assert_same_steps(alone, breakout(num_threads))
+    assert any((step.terminated & ~step.episode_over).any() for step in alone), "a life was lost"
+    assert sum(len(step.episodes) for step in alone) >= 8, "prepared episodes are played too"
 
 
 def test_a_saved_game_comes_back_although_another_was_prepared() -> None:

@@ -135,7 +135,7 @@ def test_a_trial_that_fails_is_listed_with_its_error_and_the_others_go_on(
         "        if session.config.seed == 1 and session.clock.frame == 100:\n"
         "            raise RuntimeError('a wheel came off')\n"
     )
-    overrides = ["+callbacks.breaking._target_=breaking.Break", "seed=0,1,2"]
+    overrides = ["+callbacks.breaking._target_=breaking.Break", "seed=0,1,2", "hydra.launcher.n_jobs=1"]
     assert main(["-m", *QUICK, *overrides]) == 1
     said = capsys.readouterr()
     assert "trial 1" in said.out
@@ -205,7 +205,7 @@ def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: 
         assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
         assert list((run / "session_0" / "checkpoints").glob("frame_*"))
     end = f"env.max_frame={max(frame(first), frame(second)) + 200}"
-    assert main(["-m", f"+resume={tmp_path / 'e'}", end]) == 0
+    assert main(["-m", f"+resume={tmp_path / 'e'}", end, ONE_PROCESS]) == 0
     assert (folder.status, statuses(folder.path)) == ("finished", ["finished"] * 3)
     assert main([*QUICK, PACED, every, end, "seed=1", "hydra.run.dir=whole"]) == 0
     assert differences(Path("whole"), second) == []

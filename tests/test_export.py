@@ -41,7 +41,7 @@ RUNS = {
 }
 """Every kind of head, network, observation and transform."""
 
-REPEATED = {"c51", "discrete", "pqn", "tqc"}
+REPEATED = {"c51", "discrete", "pqn", "sac", "tqc"}
 """Runs whose parts are all parts of other RUNS too."""
 
 

@@ -8,13 +8,12 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_ranks, start_labrl
 from exact_cases import (
     Moment,
     broken_off,
@@ -25,6 +24,7 @@ from exact_cases import (
     rows,
     small,
 )
+from paced import PACED
 from test_resume import board
 
 import labrl
@@ -42,6 +42,7 @@ FILES = ["agent.memory.storage=mmap"]
 AT = 800
 KEEP = f"meta.keep_every={AT}"
 EDIT = "agent.lr=1e-2"
+ONE_PROCESS = "hydra/launcher=basic"
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +159,7 @@ def test_every_session_has_its_own_past() -> None:
 
 def test_a_run_that_goes_on_can_be_forked(tmp_path: Path) -> None:
     overrides = [*PPO, KEEP, "env.max_frame=1e6", "hydra.run.dir=going"]
-    process = subprocess.Popen([sys.executable, "-m", "labrl", *overrides], start_new_session=True)
+    process = start_labrl(*overrides, PACED, output=False)
     try:
         while newest_checkpoint(tmp_path / "going") < 2000 and process.poll() is None:
             time.sleep(0.01)
@@ -171,18 +172,17 @@ def test_a_run_that_goes_on_can_be_forked(tmp_path: Path) -> None:
 
 
 def test_ranks_of_torchrun_fork_too(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "labrl"]
     overrides = [*PPO, "meta.num_cpus=2", "meta.keep_every=400", "env.max_frame=800"]
     for one in ([*overrides, "hydra.run.dir=run"], [*fork(tmp_path / "run", 400), "hydra.run.dir=forked"]):
-        ended = subprocess.run([*torchrun, *one], capture_output=True, text=True, timeout=120)
-        assert ended.returncode == 0, ended.stderr
+        ended = run_ranks(*one)
+        assert [code for code, _ in ended] == [0, 0], ended
     assert differences(Path("run"), Path("forked")) == []
     assert refusal(*fork("run", 400)).key == "+resume"
 
 
 def test_branches_of_one_past_are_an_experiment_whose_report_compares_them_in_pairs() -> None:
     assert main([*PPO, KEEP, "meta.max_session=2", "hydra.run.dir=trunk"]) == 0
-    swept = ["-m", *fork("trunk"), "agent.lr=1e-2,1e-3", "hydra.sweep.dir=branches"]
+    swept = ["-m", *fork("trunk"), "agent.lr=1e-2,1e-3", "hydra.sweep.dir=branches", ONE_PROCESS]
     assert main(swept) == 0
     runs = load_experiment("branches").runs
     assert [run.config["agent"]["lr"] for run in runs] == [1e-2, 1e-3]
@@ -210,7 +210,7 @@ def test_branches_of_one_past_are_an_experiment_whose_report_compares_them_in_pa
 
 
 def test_a_trial_that_was_killed_while_its_past_was_copied_begins_again(trunk: Path) -> None:
-    swept = ["-m", *fork(trunk), "agent.lr=1e-2,1e-3", "hydra.sweep.dir=branches"]
+    swept = ["-m", *fork(trunk), "agent.lr=1e-2,1e-3", "hydra.sweep.dir=branches", ONE_PROCESS]
     assert main(swept) == 0
     (run,) = Path("branches").glob("1_*")
     info = json.loads((Path("branches") / EXPERIMENT_MARKER).read_text())
@@ -272,7 +272,9 @@ def test_the_commands_of_the_page_do_what_it_says() -> None:
     commands = re.findall(r"^    labrl (.*)$", page, re.MULTILINE)
     assert len(commands) == 4
     for command in commands:
-        assert main([*shlex.split(command), "meta.progress=false", "meta.tensorboard=false"]) == 0, command
+        arguments = [*shlex.split(command), "meta.progress=false", "meta.tensorboard=false"]
+        arguments += [ONE_PROCESS] if "-m" in arguments else []
+        assert main(arguments) == 0, command
     assert len(list(Path("runs/branches").glob(f"*/{MARKER}"))) == 3
     (branch,) = rows(Path("runs/branch/session_0/train.csv"))[-1:]
     assert int(branch["frame"]) >= 10_000

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from exact_cases import small, unequal
+from exact_cases import ALIKE, small, unequal
 
 from labrl.agents.agent import Observation
 from labrl.clock import Clock
@@ -23,7 +23,14 @@ TASKS = {"cartpole": (4, gym.spaces.Discrete(2)), "pendulum": (3, gym.spaces.Box
 
 
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("agent", [name for name in AGENTS if name != "random"])
+@pytest.mark.parametrize(
+    "agent",
+    [
+        pytest.param(name, marks=pytest.mark.matrix if name in ALIKE else ())
+        for name in AGENTS
+        if name != "random"
+    ],
+)
 def test_a_greedy_action_is_always_the_same_and_draws_nothing(agent: str, task: str) -> None:
     try:
         config = resolve(compose(small(agent, task)))

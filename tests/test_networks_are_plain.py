@@ -179,7 +179,7 @@ def test_fx_traces_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.matrix)])
 def test_it_compiles_whole(name: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True, raising=False)  # older ones ask for it
     torch._dynamo.reset()

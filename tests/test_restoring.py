@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from exact_cases import SMALL, rows, small, state, unequal
+from exact_cases import ALIKE, SMALL, rows, small, state, unequal
 from test_callbacks_tensorboard import scalars
 
 import labrl.agents
@@ -135,10 +135,6 @@ def classes(package: ModuleType) -> Iterator[type]:
         for _, found in inspect.getmembers(module, inspect.isclass):
             if found.__module__ == module.__name__:
                 yield found
-
-
-ALIKE = {"c51", "ddpg", "double_dqn", "dueling_dqn", "qr_dqn", "rainbow_lite", "sil_a2c"}
-"""Put together from parts that the others have as well: `make exact` and `make learn` run them too."""
 
 
 @pytest.mark.parametrize(

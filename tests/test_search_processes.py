@@ -9,14 +9,13 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Command, start_labrl
+from commands import Command, start_labrl, start_module
 from search_cases import OVERRIDES
 
 from labrl.cli import main
@@ -91,7 +90,9 @@ def two_machines(folder: Path, url: str) -> None:
     """Two commands at once: together the total, and none twice."""
     overrides = (f"hydra.sweeper.storage={url}", "hydra.sweeper.study_name=shared", "meta.max_trial=4")
     homes = [folder / name for name in "ab"]
-    for process in [start(home, *overrides, "hydra.sweeper.n_jobs=1") for home in homes]:
+    launchers = ("hydra/launcher=local", "hydra/launcher=basic")
+    machines = zip(homes, launchers, strict=True)
+    for process in [start(home, *overrides, "hydra.sweeper.n_jobs=1", one) for home, one in machines]:
         ended(process)
     ran = [path.parent.name for home in homes for path in home.glob("*_ppo_cartpole/run.json")]
     assert sorted(name.partition("_")[0] for name in ran) == ["0", "1", "2", "3"]
@@ -108,10 +109,11 @@ def test_two_machines_with_one_journal_file_share_the_trials(tmp_path: Path) -> 
 
 def machines_with_stubs(folder: Path, url: str, total: int = 24) -> None:
     """Two machines at once whose trials take 10 ms, so that they meet at the storage all the time."""
-    command = [sys.executable, "-m", "benchmarks.scheduling", "machine", url, str(total), "3"]
+    arguments = ("benchmarks.scheduling", "machine", url, str(total), "3")
     homes = [folder / name for name in "ab"]
-    machines = [subprocess.Popen([*command, str(home)], cwd=Path(__file__).parents[1]) for home in homes]
-    assert [machine.wait() for machine in machines] == [0, 0]
+    machines = [start_module(*arguments, str(home), cwd=Path(__file__).parents[1]) for home in homes]
+    for machine in machines:
+        ended(machine)
     ran = [line.split()[0] for home in homes for line in (home / "ran").read_text().splitlines()]
     assert sorted(map(int, ran)) == list(range(total))
     assert max(len(info(home)["trials"]) for home in homes) == total

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from commands import start_labrl
 
 import labrl.cli
 import labrl.start
@@ -94,15 +95,14 @@ def test_a_signal_before_the_first_frame_leaves_a_run_that_can_be_resumed(tmp_pa
         "            signal.raise_signal(signal.SIGINT)\n"
     )
 
-    def labrl(*overrides: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "labrl", *overrides]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-
-    told = labrl(*RUN, "+callbacks.pressed={_target_: pressed.Pressed}")
+    command = [sys.executable, "-m", "labrl", *RUN, "+callbacks.pressed={_target_: pressed.Pressed}"]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert told.returncode == 130
     (line,) = (told.stdout + told.stderr).splitlines()
     assert f"+resume={tmp_path / 'run'}" in line
-    assert labrl("+resume=run").returncode == 0
+    resumed = start_labrl("+resume=run", cwd=tmp_path)
+    said, _ = resumed.communicate()
+    assert resumed.returncode == 0, said
 
 
 def test_each_command_hands_back_the_exit_code_of_its_function(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,11 @@ import csv
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_ranks
 from exact_cases import QUIET, differences, rows
 from run_cases import rising, write_run, write_session
 
@@ -135,10 +134,9 @@ def test_evaluations_beside_training_stop_it_too() -> None:
 
 
 def test_all_ranks_of_torchrun_stop_together(tmp_path: Path, unbroken: Path) -> None:
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "labrl"]
     limit = [*SMALL, "meta.num_cpus=2", f"meta.stop_at_return={LOW}", f"hydra.run.dir={tmp_path / 'run'}"]
-    ended = subprocess.run([sys.executable, *torchrun, *limit], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
+    ended = run_ranks(*limit)
+    assert [code for code, _ in ended] == [0, 0], ended
     session = result(tmp_path / "run")
     assert (session["status"], session["frame"]) == ("finished", 240)
     assert session["stop"]["key"] == "meta.stop_at_return"

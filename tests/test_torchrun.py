@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run_ranks
 from exact_cases import QUIET, differences, newest_checkpoint, rows, small, unequal
 from refusals import refused
 
@@ -87,7 +88,7 @@ def test_two_processes_train_one_session_and_leave_one_record(
 ) -> None:
     run = tmp_path / "run"
     overrides = [*small("ppo", "cartpole"), "meta.report=false"]
-    told = pair("-m", "labrl", *overrides, "env.max_frame=1200", f"hydra.run.dir={run}")
+    told = run_ranks(*overrides, "env.max_frame=1200", f"hydra.run.dir={run}")
     assert [code for code, _ in told] == [0, 0], told
     assert told[1][1] == "", "the other rank says nothing"
     info = json.loads((run / "run.json").read_text())
