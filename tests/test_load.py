@@ -46,8 +46,8 @@ RUNS = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the runs."""
     path = tmp_path_factory.mktemp("runs") / "runs"
-    for name, words in RUNS.items():
-        assert labrl.train([*words, f"hydra.run.dir={path / name}"]).exit_code == 0
+    for name, overrides in RUNS.items():
+        assert labrl.train([*overrides, f"hydra.run.dir={path / name}"]).exit_code == 0
     return path
 
 
@@ -144,13 +144,13 @@ def test_a_moved_run_with_a_network_of_ones_own_is_loaded(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_load_network.py").write_text(OWN_NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path))
-    words = [
+    overrides = [
         *QUIET,
         *("env=cartpole", "env.max_frame=600", "agent.horizon=16", "agent.batch_size=32"),
         *("~agent.network.torso", "+agent.network.torso={_target_: own_load_network.Own, units: 9}"),
         "env.num_envs=2",
     ]
-    run = labrl.train([*words, "hydra.run.dir=runs/own"]).folder
+    run = labrl.train([*overrides, "hydra.run.dir=runs/own"]).folder
     before = labrl.load(run, checkpoint="latest").evaluate(2).returns
     shutil.move(run, tmp_path / "elsewhere")
     policy = labrl.load(tmp_path / "elsewhere", checkpoint="latest")

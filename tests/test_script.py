@@ -43,7 +43,13 @@ REWARD = 0.5
 
 
 def test_a_script_without_a_main_guard_trains_its_own_environment_in_processes(tmp_path: Path) -> None:
-    words = [*OWN, *QUICK, "env.vectorization=async", "meta.max_session=2", f"hydra.run.dir={tmp_path / 'a'}"]
+    overrides = [
+        *OWN,
+        *QUICK,
+        "env.vectorization=async",
+        "meta.max_session=2",
+        f"hydra.run.dir={tmp_path / 'a'}",
+    ]
     script = f"""{ENVIRONMENT}
 gymnasium.register("Ten-v0", entry_point=Ten)
 
@@ -51,7 +57,7 @@ def make():
     return gymnasium.make("Ten-v0", disable_env_checker=True)
 
 print("ran")
-labrl.train([*{words}, "env.make={{_target_: __main__.make}}"])
+labrl.train([*{overrides}, "env.make={{_target_: __main__.make}}"])
 """
     done = subprocess.run(
         [sys.executable, "-"], input=script, cwd=tmp_path, capture_output=True, text=True, check=True
@@ -68,12 +74,12 @@ def test_what_cannot_be_sent_to_processes_is_refused_before_the_run(
     namespace = {"__name__": "__main__"}
     exec(f"import threading\n{ENVIRONMENT}\nTen.lock = threading.Lock()", namespace)
     monkeypatch.setattr(sys.modules["__main__"], "Unsendable", namespace["Ten"], raising=False)
-    words = [*OWN, *QUICK, "env.make={_target_: __main__.Unsendable}", f"hydra.run.dir={tmp_path / 'a'}"]
+    overrides = [*OWN, *QUICK, "env.make={_target_: __main__.Unsendable}", f"hydra.run.dir={tmp_path / 'a'}"]
     with refused("target", "_target_") as error:
-        labrl.train([*words, "meta.max_session=2"])
+        labrl.train([*overrides, "meta.max_session=2"])
     assert "__main__.Unsendable" in str(error.value)
     assert not (tmp_path / "a").exists()
-    assert labrl.train(words).return_mean == 5.0  # in this process
+    assert labrl.train(overrides).return_mean == 5.0  # in this process
 
 
 def test_a_target_of_another_script_is_refused_by_its_key() -> None:
@@ -89,12 +95,12 @@ def test_a_module_that_trains_when_a_configuration_imports_it_is_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     module = f"trains_{key.partition('.')[2]}"
-    words = [*OWN, *QUICK, f"env.make={{_target_: {module}.Ten}}"]
+    overrides = [*OWN, *QUICK, f"env.make={{_target_: {module}.Ten}}"]
     if key == "env.import_module":
-        words = ["env=gymnasium", "env.id=Ten-v7", *QUICK, f"env.import_module={module}"]
-    Path(f"{module}.py").write_text(f"{ENVIRONMENT}\nlabrl.train({words})\n")
+        overrides = ["env=gymnasium", "env.id=Ten-v7", *QUICK, f"env.import_module={module}"]
+    Path(f"{module}.py").write_text(f"{ENVIRONMENT}\nlabrl.train({overrides})\n")
     with pytest.raises(InputError) as error:
-        labrl.train(words)
+        labrl.train(overrides)
     assert str(error.value.key).startswith(key)
     assert module in str(error.value)
     assert not Path("runs").exists()
@@ -113,5 +119,5 @@ def test_a_child_process_that_imports_the_script_does_not_train(tmp_path: Path) 
     )
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "InputError" in done.stderr, "the child's own words"
+    assert "InputError" in done.stderr, "the child's own overrides"
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]

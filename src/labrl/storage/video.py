@@ -44,10 +44,13 @@ class Mp4:
     def _encode(self, av: Any, picture: NDArray[np.uint8]) -> None:
         if self._stream is None:
             self._begin(*picture.shape[:2])
-        large = picture.repeat(self._zoom, 0).repeat(self._zoom, 1)
+        if self._zoom > 1:
+            picture = picture.repeat(self._zoom, 0).repeat(self._zoom, 1)
         # Colours are stored for two by two pixels, so both sides must be even.
-        even = np.pad(large, ((0, large.shape[0] % 2), (0, large.shape[1] % 2), (0, 0)), "edge")
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(even), format="rgb24")
+        odd = picture.shape[0] % 2, picture.shape[1] % 2
+        if any(odd):
+            picture = np.pad(picture, ((0, odd[0]), (0, odd[1]), (0, 0)), "edge")
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
         if (frame.width, frame.height) != (self._stream.width, self._stream.height):
             frame = frame.reformat(width=self._stream.width, height=self._stream.height)
         self._container.mux(self._stream.encode(frame))
@@ -69,6 +72,8 @@ class Mp4:
         stream.height = (height * self._zoom + 1) // 2 * 2
         stream.width = (width * self._zoom + 1) // 2 * 2
         stream.pix_fmt = "yuv420p"
+        # Two threads on one core, as hyper-threads are, take longer than one.
+        stream.codec_context.thread_count = max((os.cpu_count() or 1) // 2, 1)
         self._stream = stream
 
 

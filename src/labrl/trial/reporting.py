@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import select
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from labrl.config.keys import ABSENT, changes
 from labrl.errors import DONE, LabrlError
+from labrl.processes import collect_seldom
 from labrl.steady_output import doing
 from labrl.storage.atomic import write_json
 from labrl.storage.provenance import read_command, recorded_config
@@ -47,12 +49,18 @@ MOST_WARNINGS = 8
 _NOT_DEFAULTS = {"seed"}
 """Keys without a default."""
 
+_composing = threading.Lock()
+"""Held by the thread that composes the defaults: Hydra has one configuration in a process."""
+
+_changes_recorded: set[Path] = set()
+"""Runs whose changes this process has recorded."""
+
 
 def prepare(folder: Path) -> subprocess.Popen[str] | None:
     """Start the process that makes the report of the run in `folder`; it gets ready while the run trains.
 
-    It imports what it needs and measures the random policy, at the lowest priority. Returns None where it
-    cannot be started. Hand it to `make_report`, or `dismiss` it.
+    It imports what it needs, compares with the defaults and measures the random policy, at the lowest
+    priority. Returns None where it cannot be started. Hand it to `make_report`, or `dismiss` it.
     """
     try:
         return _started(folder, "--wait")
@@ -239,6 +247,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="a run folder or an experiment folder")
     parser.add_argument("--wait", action="store_true", help="begin when a line comes from the standard input")
     args = parser.parse_args(argv)
+    collect_seldom()
     try:
         is_run = (args.folder / MARKER).exists()
         if args.wait and not _told_to_begin(args.folder):
@@ -246,7 +255,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from labrl.analysis.report.build import build
 
         if is_run:
-            record_changes(RunFolder.open(args.folder))
+            with _composing:
+                if args.folder not in _changes_recorded:
+                    record_changes(RunFolder.open(args.folder))
             baseline.ensure_baseline(args.folder)
         print(build(args.folder).path)
     except LabrlError as error:
@@ -271,7 +282,8 @@ def _told_to_begin(folder: Path) -> bool:
 
 
 def _get_ready(folder: Path, seconds: float | None = None) -> None:
-    """Measure the random policy and import what a report needs, at the lowest priority of this thread.
+    """Measure the random policy, import what a report needs and compose the defaults, at the lowest priority
+    of this thread.
 
     The measurement has a process of its own: PyTorch would take its memory for as long as training lasts.
     """
@@ -286,13 +298,18 @@ def _get_ready(folder: Path, seconds: float | None = None) -> None:
         import matplotlib.backends.backend_svg
         import matplotlib.font_manager  # noqa: F401  (it looks for fonts)
 
-        import labrl.analysis.report.build
-        import labrl.config.compose  # noqa: F401
+        import labrl.analysis.report.build  # noqa: F401
 
+        if (folder / MARKER).exists():
+            with _composing, contextlib.suppress(OSError):
+                record_changes(RunFolder.open(folder))
+                _changes_recorded.add(folder)
         measuring.wait()
     finally:
         measuring.kill()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    gc.freeze()  # the interpreter's end would go through all objects of Matplotlib
+    sys.exit(code)
