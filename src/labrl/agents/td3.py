@@ -116,7 +116,7 @@ class TD3(ReplayAgent):
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
         super().observe(step)
-        if step.episode_over.any():
+        if np.count_nonzero(step.episode_over):
             self._noise.begin(step.episode_over)
 
     def update(self, batch: Transitions) -> Tensor:

@@ -241,7 +241,7 @@ class Learner(Generic[Network]):
         if kernel is not None:
             kept = None if rows is None else self._kept
             if kept is not None and kept.kernel is kernel and rows is not None:
-                output: Any = kept.compute(*inputs, rows=rows)
+                output: Any = kept.compute(inputs[0], inputs[1], rows)
             else:
                 output = kernel.forward(*inputs, **options)
             # The next call overwrites what the kernel gives.

@@ -113,11 +113,11 @@ def products(left: Tensor, right: Tensor, out: Tensor) -> Iterator[Operation]:
     is_matrix = rows > 1 and columns > 1
     if rows * inner * columns <= MOST_NUMPY_PRODUCTS[0 if is_matrix else 1] and inner > 1:
         if out.dim() == 3:
-            yield partial(np.matmul, left.numpy(), right.numpy(), out=out.numpy())
+            yield partial(np.matmul, left.numpy(), right.numpy(), out.numpy())
         elif out.is_contiguous():
-            yield partial(np.dot, left.numpy(), right.numpy(), out=out.numpy())
+            yield partial(np.dot, left.numpy(), right.numpy(), out.numpy())
         else:  # the gradient of a weight, which lies transposed
-            yield partial(np.dot, right.numpy().T, left.numpy().T, out=out.numpy().T)
+            yield partial(np.dot, right.numpy().T, left.numpy().T, out.numpy().T)
     elif out.dim() == 2:
         yield partial(torch.mm, left, right, out=out)
     else:
@@ -198,7 +198,7 @@ class _Bound:
         )
         yield from products(inputs, layer.weight.value, linear)
         if linear.numel() <= MOST_NUMPY_ELEMENTS:
-            yield partial(np.add, linear.numpy(), layer.bias.value.numpy(), out=linear.numpy())
+            yield partial(np.add, linear.numpy(), layer.bias.value.numpy(), linear.numpy())
         else:
             yield partial(torch.add, linear, layer.bias.value, out=linear)
         if layer.norm is not None:
@@ -263,7 +263,7 @@ def _tanh(module: Any, x: Tensor, y: Tensor) -> Operation:
     """
     values, out = x.numpy(), y.numpy()
     if x.numel() <= MOST_TANH_ELEMENTS or torch.backends.cpu.get_cpu_capability() != "AVX2":
-        return partial(np.tanh, values, out=out)
+        return partial(np.tanh, values, out)
     one = np.float32(1)
 
     def by_sigmoid() -> None:
