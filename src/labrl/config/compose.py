@@ -171,7 +171,8 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     # Hydra's own node is resolved by Hydra alone: parts of it have a value in a job only.
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     composed = dict(walk(OmegaConf.to_container(own, resolve=False)))
-    missing = {key: "" for key, value in composed.items() if value == "???"}
+    own_class = ", or for a class env.id=null env.name=<name> 'env.make={_target_: <module>.<class>}'"
+    missing = {key: own_class * (key == "env.id") for key, value in composed.items() if value == "???"}
     for key in ("env", "agent"):  # a file of the user's own
         if isinstance(composed.get(key), dict) and f"{key}._target_" not in composed:
             missing[f"{key}._target_"] = ", or build on one of labrl's files (defaults: [gymnasium, _self_])"

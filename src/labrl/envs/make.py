@@ -45,7 +45,8 @@ def backend_class(env: Component) -> type[Backend]:
     if not (isinstance(target, type) and issubclass(target, Backend)):
         raise InputError(
             f"env._target_={env.target} must be a class derived from labrl.envs.protocol.Backend. "
-            "For a gymnasium.Env, set env=gymnasium env.id=null env.name=<name> and env.make._target_.",
+            "For a gymnasium.Env, set env=gymnasium env.id=null env.name=<name> "
+            "'env.make={_target_: <module>.<class>}'.",
             code="target",
             key="env._target_",
         )
