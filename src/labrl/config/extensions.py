@@ -49,11 +49,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
                 if isinstance(content, dict) and name in (content.get("defaults") or ()):
                     raise ValueError("its defaults lead back to itself")
             return super().load_config(config_path)
-        except (
-            yaml.YAMLError,
-            OmegaConfBaseException,
-            ValueError,
-        ) as error:  # a UnicodeError is a ValueError
+        except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
             why = " ".join(str(error).split())  # with the line
             raise InputError(f"{path}: {why}", code="syntax", key=str(path)) from error
 
