@@ -15,7 +15,6 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config import config_folder
 from labrl.config.keys import walk, written
 from labrl.errors import InputError, LabrlError, Mistake
-from labrl.steady_output import doing
 from labrl.targets import outlined
 
 if TYPE_CHECKING:
@@ -207,21 +206,19 @@ def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None
     wrong key.
     """
     plain = to_plain(cfg) if plain is None else plain
-    _checks_outlined(cfg, plain)
-    if "torch" not in sys.modules:
-        doing("loading PyTorch")
-    return _typed(cfg, plain)
+    checks_outlined(cfg, plain)  # before PyTorch is loaded
+    return typed(cfg, plain)
 
 
 def check_values(cfg: DictConfig | Mapping[str, Any]) -> None:
     """Raise InputError as `resolve` does, without loading PyTorch unless a component of the user's does."""
     plain = to_plain(cfg)
-    if not _checks_outlined(cfg, plain):
-        _typed(cfg, plain)
+    if not checks_outlined(cfg, plain):
+        typed(cfg, plain)
 
 
-def _checks_outlined(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
-    """Check `cfg` as `_typed` does without loading PyTorch. Return False where that cannot be done."""
+def checks_outlined(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
+    """Check `cfg` as `typed` does without loading PyTorch. Return False where that cannot be done."""
     from labrl.config import schema, validate  # noqa: F401  (not from inside the outline)
 
     targets = [str(value) for key, value in walk(plain) if key.endswith("_target_")]
@@ -229,7 +226,7 @@ def _checks_outlined(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, An
         return False
     try:
         with outlined():
-            _typed(cfg, plain)
+            typed(cfg, plain)
     except LabrlError:
         raise
     except Exception:  # it computes with a stand-in
@@ -237,7 +234,7 @@ def _checks_outlined(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, An
     return True
 
 
-def _typed(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> TrialConfig:
+def typed(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> TrialConfig:
     """Return the configuration as typed dataclasses; see `resolve`. plain: `cfg` resolved."""
     from labrl.config.schema import TrialConfig
     from labrl.config.validate import dataclass_of

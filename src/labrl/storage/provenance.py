@@ -275,7 +275,8 @@ def installed_packages() -> Mapping[str, str]:
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         # `distribution.metadata` would parse all of it as an e-mail, for 1 ms each
-        facts = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+        read = distribution.read_text  # UTF-8, whatever the locale
+        facts = read("METADATA") or read("PKG-INFO") or ""
         name, version = (_header(facts, key) for key in ("Name", "Version"))
         if name:  # a half-removed one has none
             found.setdefault(name, version)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from labrl.config.compose import resolve, to_plain
+from labrl.config.compose import checks_outlined, to_plain, typed
+from labrl.steady_output import doing
 from labrl.storage.provenance import Command
 from labrl.trial.past import Past
 
@@ -35,7 +37,10 @@ class Composed:
     def of(cls, cfg: DictConfig, folder: str, command: Command) -> Composed:
         """Resolve and check a configuration. Raises InputError."""
         plain = to_plain(cfg)
-        return cls(cfg, plain, resolve(cfg, plain), folder, command)
+        checks_outlined(cfg, plain)
+        if "torch" not in sys.modules:
+            doing("loading PyTorch")
+        return cls(cfg, plain, typed(cfg, plain), folder, command)
 
     def run(self, again: Again | None = None) -> TrialResult:
         """Run a new trial, or take up the run `again`."""
