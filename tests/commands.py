@@ -29,7 +29,7 @@ MODULES = (
     "labrl.cli",
     "labrl.experiment.hydra_trial",
     "labrl.plugins",
-    "labrl.trial.completion",
+    "labrl.trial.find",
     "labrl.trial.worker",
     "labrl.experiment.grid",
     "labrl.experiment.search.begin",

@@ -12,7 +12,7 @@ import pytest
 import labrl
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT, InputError
-from labrl.trial.past import choices
+from labrl.trial.find import choices
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
 

@@ -14,6 +14,7 @@ import labrl
 from labrl.cli import main
 from labrl.errors import Code, InputError
 from labrl.storage.run_folder import RunFolder
+from labrl.trial.request import request_of
 from labrl.trial.showing import enjoy_request
 
 RUNS = {
@@ -162,8 +163,8 @@ WRONG: dict[str, tuple[Code, str]] = {
     "episodes=many": ("type", "episodes"),
     "epsilon=2": ("range", "epsilon"),
     "epsilon=x": ("type", "epsilon"),
-    "greedy=maybe": ("range", "greedy"),
-    "render=rgb": ("range", "render"),
+    "greedy=maybe": ("type", "greedy"),
+    "render=rgb": ("unknown-option", "render"),
     "checkpoint=first": ("range", "checkpoint"),
     "episode=3": ("unknown-key", "episode"),
     "agent.lr=1": ("unknown-key", "agent.lr"),
@@ -176,7 +177,7 @@ WRONG: dict[str, tuple[Code, str]] = {
 def test_what_is_wrong_is_refused(override: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [f"+enjoy={folder / 'ppo_cartpole'}", override]
     with pytest.raises(InputError) as error:
-        enjoy_request(overrides)
+        enjoy_request(request_of(overrides))  # type: ignore[arg-type]  # it names a run
     assert (error.value.code, error.value.key) == WRONG[override]
     assert WRONG[override][1] in refused(capsys, *overrides)
 

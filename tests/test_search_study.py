@@ -13,9 +13,13 @@ from optuna.trial import TrialState
 from search_cases import PLAN, TPE, history, next_of, play, pruner, study, write_eval
 
 from labrl.errors import InputError
+from labrl.experiment.machine import Need
+from labrl.experiment.scheduler import RetryingQueue
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import FACTS, HEARTBEAT, MISSED_BEATS
+from labrl.experiment.task import Outcome, Task
+from labrl.session.interruption import Interruption
 from labrl.storage.lock import FolderLock
 
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -195,13 +199,30 @@ def test_a_failed_trial_keeps_its_error_and_the_study_goes_on(tmp_path: Path) ->
     assert next_of(one).number == 2
 
 
-def test_a_process_may_die_as_often_as_retries_say(tmp_path: Path) -> None:
-    one = study(tmp_path, retries=1)
+def test_how_often_a_process_has_died_is_known_after_a_restart(tmp_path: Path) -> None:
+    one = study(tmp_path)
     first = next_of(one)
-    again = one.died(first)
-    assert again is not None
+    one.note(first.number, attempts=1)
+    again = next_of(study(tmp_path))
     assert (again.number, again.folder, again.attempts) == (first.number, first.folder, 1)
-    assert one.died(again) is None
+
+
+def test_a_process_may_die_as_often_as_retries_say(tmp_path: Path) -> None:
+    ended: list[Outcome] = []
+
+    class Kept(RetryingQueue):
+        def done(self, task: Task, outcome: Outcome) -> None:
+            ended.append(outcome)
+
+    queue = Kept(1, Interruption(), [Task(number=0, overrides=[], folder=tmp_path, need=Need(1, None))])
+    for attempts in (0, 1):
+        task = queue.next(lambda need: True)
+        assert task is not None
+        assert task.attempts == attempts
+        assert not ended
+        queue.ended(task, Outcome.lost("killed", interrupted=False))
+    assert queue.next(lambda need: True) is None
+    assert [outcome.status for outcome in ended] == ["failed"]
 
 
 def test_a_grid_ends_with_its_last_combination(tmp_path: Path) -> None:

@@ -77,19 +77,20 @@ def train(
         )
     from labrl.storage.provenance import Command
     from labrl.trial.composed import Composed
-    from labrl.trial.resume import asked_for
-    from labrl.trial.showing import enjoy_request
+    from labrl.trial.request import request_of
+    from labrl.trial.resume import go_back
     from labrl.trial.torchrun import refuse_torchrun
 
     refuse_torchrun("labrl.train")
     overrides = list(overrides)
-    if enjoy_request(overrides) is not None:
+    request = request_of(overrides)
+    if request is not None and request.kind == "enjoy":
         raise InputError(
             "+enjoy trains nothing: call labrl.cli.main([...]) with the same overrides",
             code="usage",
             key="+enjoy",
         )
-    again = asked_for(overrides, config_dir)
+    again = None if request is None else go_back(request, config_dir)
     if again is not None:
         overrides, config_dir = again.overrides, config_dir or again.config_dir
     cfg = compose(overrides, config_dir, with_hydra=True)

@@ -103,15 +103,15 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from labrl.config import config_folder
     from labrl.config.compose import explain, prepare
     from labrl.config.extensions import kinds_replace
+    from labrl.config.keys import is_hydras
     from labrl.experiment.again import ExperimentAgain, for_trials_alone
     from labrl.experiment.hydra_trial import folders_remembered, remove_unused_folder
     from labrl.experiment.job import Job
     from labrl.script import begin
-    from labrl.trial.completion import completions
     from labrl.trial.composed import Again
-    from labrl.trial.past import is_hydras
-    from labrl.trial.resume import asked_for
-    from labrl.trial.showing import enjoy_request
+    from labrl.trial.find import completions
+    from labrl.trial.request import request_of
+    from labrl.trial.resume import go_back
     from labrl.trial.torchrun import refuse_torchrun
 
     begin("labrl.cli.main")
@@ -131,17 +131,19 @@ def _run(arguments: list[str], typed: Typed) -> int:
         return DONE
     if args.multirun:
         refuse_torchrun("-m")
-    asked = enjoy_request(args.overrides, args.multirun)
-    if asked is not None:
+    request = request_of(args.overrides, args.multirun)
+    if request is not None and request.kind == "enjoy":
+        from labrl.trial.showing import enjoy_request
+
+        asked = enjoy_request(request)
         from labrl.trial.enjoy import enjoy
 
         with signals_raise():
             return enjoy(asked)
-    again: Again | ExperimentAgain | None
-    if args.multirun:
-        again = ExperimentAgain.asked_for(args.overrides)
-    else:
-        again = asked_for(args.overrides, args.config_dir)
+    again: Again | ExperimentAgain | None = None
+    if request is not None:
+        whole = args.multirun and request.kind == "resume"
+        again = ExperimentAgain.of(request) if whole else go_back(request, args.config_dir)
     if again is not None:
         arguments = [one for one in arguments if one not in args.overrides] + again.overrides
         if again.config_dir and not args.config_dir:
@@ -186,7 +188,7 @@ def _without_presets_asked(arguments: Sequence[str]) -> list[str] | None:
 def _print_presets(args: Namespace) -> int:
     """`labrl --info presets`: print which preset files apply, and the keys that each sets."""
     from labrl.config.compose import applied_presets
-    from labrl.trial.completion import TAKE_A_RUN
+    from labrl.trial.find import TAKE_A_RUN
 
     past = [one.partition("=")[0] for one in args.overrides if one.startswith(TAKE_A_RUN)]
     for given in [*(["-m"] if args.multirun else []), *past]:

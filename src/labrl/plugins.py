@@ -10,6 +10,7 @@ import importlib.util
 import shutil
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from hydra._internal.core_plugins.basic_launcher import BasicLauncher
@@ -51,8 +52,8 @@ class TrialSweeper(Sweeper):
         if isinstance(self.launcher, TrialLauncher):
             return self.launcher.engine(run, search, limit, cores)
         if isinstance(self.launcher, BasicLauncher):
-            return Calls(lambda tasks: [run(task) for task in tasks], all_at_once=False)
-        return Calls(lambda tasks: launched(self.launcher, tasks), all_at_once=True)
+            return Calls(lambda tasks: [run(task) for task in tasks], limit=1)
+        return Calls(lambda tasks: launched(self.launcher, tasks), limit=None)
 
     @property
     def elsewhere(self) -> bool:
@@ -76,7 +77,7 @@ class GridSweeper(TrialSweeper):
 
         params = [f"{key}={value}" for key, value in self.params.items()]
         sweep_grid(
-            params, self.hydra_context, self.config, self.job, lambda: self.engine(False), self.elsewhere
+            params, self.hydra_context, self.config, self.job, partial(self.engine, False), self.elsewhere
         )
 
 
@@ -110,7 +111,9 @@ class OptunaSweeper(TrialSweeper):
         # Imported late: a wrong value must not wait for Optuna and torch.
         from labrl.experiment.search.begin import search
 
-        self.job.exit_code = search(self.config, settings, arguments, self.job, self.engine, self.elsewhere)
+        self.job.exit_code = search(
+            self.config, settings, arguments, self.job, partial(self.engine, True), self.elsewhere
+        )
 
 
 class TrialLauncher(Launcher):

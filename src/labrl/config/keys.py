@@ -151,10 +151,20 @@ def typed_override(key: str, value: Any) -> str:
     return shlex.quote(override_of(key, value))
 
 
+def is_hydras(override: str) -> bool:
+    """Return whether an override of the command line is for Hydra, not for a trial."""
+    return override.lstrip("+~").startswith(("hydra.", "hydra/"))
+
+
 def split_override(override: str) -> tuple[str, str]:
     """Return key and value of an override, without the signs that add or remove a key."""
     key, _, value = override.lstrip("+~").partition("=")
     return key, value
+
+
+def key_of(override: str) -> str:
+    """Return the key or group of an override, without signs and package."""
+    return split_override(override)[0].partition("@")[0]
 
 
 def quoted(text: str) -> str:

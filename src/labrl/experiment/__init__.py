@@ -2,9 +2,9 @@
 
     again        the experiment that `-m +resume` names, and the command line that composes it again
     grid         the trials of a grid: every combination of the values; the effect of edits on each of them
-    sweep        the run of a grid, from its overrides to its end
+    sweep        a grid from its overrides to its end, and the queue of its trials
     search/      a search: its space, its study in a storage that machines share, pruning, confirmation
-    experiment   the folder of an experiment, and the queue of a grid's trials
+    experiment   the folder of an experiment while a command holds it
     scheduler    passes trials from a queue to an engine while there is room, and collects their outcomes
     local        an engine: processes of this machine, each with its own cores and GPUs
     clusters     engines: jobs of submitit, tasks of Ray

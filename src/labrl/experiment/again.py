@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labrl.config.keys import quoted, split_override
-from labrl.errors import InputError, LabrlError
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, is_experiment
-from labrl.storage.run_folder import MARKER
+from labrl.config.keys import is_hydras, quoted, split_override
+from labrl.errors import InputError
+from labrl.trial.find import find_experiment
 from labrl.trial.fork import Fork
-from labrl.trial.past import RUNS, is_hydras, near
-from labrl.trial.resume import request_of
+from labrl.trial.request import Request
 
 
 @dataclass(frozen=True)
@@ -40,17 +37,9 @@ class ExperimentAgain:
     """The run that its trials fork from."""
 
     @classmethod
-    def asked_for(cls, overrides: Sequence[str]) -> ExperimentAgain | Fork | None:
-        """Return the experiment, or the run to fork from, that `overrides` go back to; None if there is none.
-
-        Raises InputError where it does not exist.
-        """
-        request = request_of(overrides, multirun=True)
-        if request is None:
-            return None
-        if request.kind == "fork":
-            return Fork.asked_for(request.which, request.at, request.edits)
-        folder = _latest() if request.which == "latest" else _named(Path(os.path.expanduser(request.which)))
+    def of(cls, request: Request) -> ExperimentAgain:
+        """Return the experiment that `-m +resume` asks for. Raises InputError where it does not exist."""
+        folder = find_experiment(request.which)
         info = folder.info()
         if request.pin and info.get("kind") == "search":
             raise InputError(
@@ -116,47 +105,6 @@ def _told_apart_by(recorded: Any, trials: Sequence[Sequence[str]]) -> set[str]:
         key, value = split_override(override)
         values.setdefault(key, set()).add(value)
     return {"seed"} | {key for key, found in values.items() if len(found) > 1}
-
-
-def _latest() -> ExperimentFolder:
-    found = []
-    for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}"):
-        try:
-            folder = ExperimentFolder.open(marker.parent)
-            found.append((str(folder.info().get("created")), folder.path, folder))
-        except LabrlError:
-            continue  # damaged ones are nobody's latest
-    if not found:
-        raise InputError(
-            f"there is no experiment under {RUNS.absolute()}: name a folder, labrl -m +resume=<folder>",
-            code="not-found",
-            key="+resume",
-        )
-    return max(found)[2]
-
-
-def _named(path: Path) -> ExperimentFolder:
-    if is_experiment(path):
-        return ExperimentFolder.open(path)
-    if is_experiment(path.parent):
-        raise InputError(
-            f"{path} is one trial of an experiment: name the experiment, {path.parent}",
-            code="usage",
-            key="+resume",
-        )
-    if (path / MARKER).exists():
-        raise InputError(
-            f"{path} is a run of its own. Resume it without -m: labrl +resume={path}",
-            code="usage",
-            key="-m",
-        )
-    folders = [marker.parent for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}")]
-    guess = near(path, folders) or f" Experiments lie in {RUNS}/; `latest` is the newest there."
-    raise InputError(
-        f"{path} is not an experiment folder of labrl: it contains no {EXPERIMENT_MARKER}.{guess}",
-        code="not-found",
-        key=str(path),
-    )
 
 
 def _text(value: Any) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from labrl.errors import InputError
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import RunTask
+from labrl.experiment.scheduler import Engine, RunTask
 from labrl.experiment.task import Outcome, Task
 from labrl.processes import children_ignore_ctrl_c
 from labrl.trial.devices import NUM_CPUS
@@ -79,10 +79,8 @@ def _stop_until(ended: threading.Event) -> None:
         ended.wait(STOP_SECONDS)
 
 
-class SubmititJobs:
+class SubmititJobs(Engine):
     """The engine of `hydra/launcher=submitit_local` and `submitit_slurm`: a job for each trial."""
-
-    handles_signals = True
 
     def __init__(
         self,
@@ -92,51 +90,42 @@ class SubmititJobs:
         limit: int | None = None,
     ) -> None:
         """settings: `hydra.launcher` as plain data; limit: most jobs at once; None: no limit."""
-        self._run, self._cluster, self._limit = SubmittedTrial(run), cluster, limit
+        super().__init__(limit)
+        self._run, self._cluster = SubmittedTrial(run), cluster
         self._executor = executor_of(cluster, settings)
         self._new: list[Task] = []
-        self._jobs: list[tuple[Task, Any]] = []
         self._told = -STOP_SECONDS
-
-    def __enter__(self) -> SubmititJobs:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.stop()
         until = time.monotonic() + SAVE_SECONDS
-        while time.monotonic() < until and not all(job.done() for _, job in self._jobs):
+        while time.monotonic() < until and not all(job.done() for job in self._jobs):
             time.sleep(0.5)
 
     @property
     def running(self) -> list[Task]:
         """The trials that were started and have not ended."""
-        return [*self._new, *(task for task, _ in self._jobs)]
-
-    def has_room(self, need: Need) -> bool:
-        """Return whether the limit allows another job."""
-        return self._limit is None or len(self.running) < self._limit
+        return [*self._new, *super().running]
 
     def start(self, task: Task) -> None:
         """Keep the trial until `ended` submits all new ones as one array."""
         self._new.append(task)
 
-    def ended(self, seconds: float) -> Sequence[tuple[Task, Outcome]]:
-        """Submit what is new and return the trials whose jobs have ended.
+    def _outcomes(self, seconds: float) -> Sequence[tuple[Any, Outcome]]:
+        """Submit what is new and return the jobs that have ended.
 
         Raises InputError where the cluster does not take the jobs.
         """
         self._submit()
         time.sleep(seconds)
-        done = [(task, job) for task, job in self._jobs if job.done()]
-        self._jobs = [pair for pair in self._jobs if pair not in done]
-        return [(task, self._outcome(job)) for task, job in done]
+        return [(job, self._outcome(job)) for job in self._jobs if job.done()]
 
     def stop(self) -> None:
         """Ask the jobs to save and end."""
         if time.monotonic() - self._told < STOP_SECONDS:
             return
         self._told = time.monotonic()
-        for _, job in self._jobs:
+        for job in self._jobs:
             process = vars(job).get("_process")  # submitit offers no other way to it
             if self._cluster == "slurm":
                 job.cancel(check=False)
@@ -160,7 +149,7 @@ class SubmititJobs:
                     code="resources",
                     key="hydra.launcher",
                 ) from error
-        self._jobs += zip(self._new, jobs, strict=True)
+        self._jobs.update(zip(jobs, self._new, strict=True))
         self._new = []
 
     def _outcome(self, job: Any) -> Outcome:
@@ -192,21 +181,19 @@ def _run_on_ray(run: RunTask, task: Task) -> Outcome:
     return run(task)
 
 
-class RayTasks:
+class RayTasks(Engine):
     """The engine of `hydra/launcher=ray`: a task of a Ray cluster for each trial.
 
     A cluster that it starts ends with it.
     """
-
-    handles_signals = True
 
     def __init__(self, run: RunTask, settings: Mapping[str, Any], limit: int | None, queued: bool) -> None:
         """settings: `hydra.launcher.ray` as plain data; limit: most trials at once; None: no limit.
 
         queued: whether Ray may get trials for which the cluster has no room yet, to begin them later.
         """
-        self._run, self._settings, self._limit, self._queued = run, settings, limit, queued
-        self._tasks: dict[Any, Task] = {}
+        super().__init__(limit)
+        self._run, self._settings, self._queued = run, settings, queued
         self._told = False
 
     def __enter__(self) -> RayTasks:
@@ -234,37 +221,31 @@ class RayTasks:
         import ray
 
         self.stop()
-        if self._tasks:
-            ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=SAVE_SECONDS)
+        if self._jobs:
+            ray.wait(list(self._jobs), num_returns=len(self._jobs), timeout=SAVE_SECONDS)
         if self._started:
             ray.shutdown()
-
-    @property
-    def running(self) -> list[Task]:
-        """The trials that were started and have not ended."""
-        return list(self._tasks.values())
 
     def has_room(self, need: Need) -> bool:
         """Return whether another trial may be handed to Ray."""
         import ray
 
-        if self._limit is not None and len(self._tasks) >= self._limit:
+        if not super().has_room(need):
             return False
         there, wanted = ray.cluster_resources(), self._settings["remote"] or {}
         resources = {"CPU": wanted.get("num_cpus"), "GPU": wanted.get("num_gpus")}
         each = (int(there.get(name, 0) // count) for name, count in resources.items() if count)
-        return self._queued or len(self._tasks) < max(1, min(each, default=1))
+        return self._queued or len(self._jobs) < max(1, min(each, default=1))
 
     def start(self, task: Task) -> None:
         """Hand the trial to Ray."""
-        self._tasks[self._remote.remote(self._sent, task)] = task
+        self._jobs[self._remote.remote(self._sent, task)] = task
 
-    def ended(self, seconds: float) -> Sequence[tuple[Task, Outcome]]:
-        """Return a trial that has ended, as soon as there is one; after `seconds` none."""
+    def _outcomes(self, seconds: float) -> Sequence[tuple[Any, Outcome]]:
         import ray
 
-        done, _ = ray.wait(list(self._tasks), num_returns=1, timeout=seconds)
-        return [(self._tasks.pop(reference), self._outcome(reference)) for reference in done]
+        done, _ = ray.wait(list(self._jobs), num_returns=1, timeout=seconds)
+        return [(reference, self._outcome(reference)) for reference in done]
 
     def stop(self) -> None:
         """Ask the trials to save and end, each once."""
@@ -272,7 +253,7 @@ class RayTasks:
 
         if not self._told:
             self._told = True
-            for reference in self._tasks:
+            for reference in self._jobs:
                 ray.cancel(reference, force=False)  # which arrives as Ctrl-C does
 
     def _outcome(self, reference: Any) -> Outcome:

@@ -20,8 +20,9 @@ from labrl.config.keys import (
     Change,
     changes,
     contradictions,
+    is_hydras,
+    key_of,
     override_of,
-    split_override,
     traits,
     typed_override,
     unescaped,
@@ -31,7 +32,7 @@ from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
 from labrl.storage.run_folder import RunFolder
-from labrl.trial.past import Past, is_hydras, row_of, table, ways_out
+from labrl.trial.past import Past, row_of, table, ways_out
 
 Compose = Callable[[list[str]], DictConfig]
 """Composes the configuration of a trial, with Hydra's node, from its overrides."""
@@ -43,8 +44,8 @@ class Plan:
 
     records: list[TrialRecord]
     """All trials, including those of earlier commands."""
-    left: dict[int, Need]
-    """Slots needed by the remaining trials, by number."""
+    left: list[tuple[TrialRecord, Need]]
+    """The trials that remain to be run, with the slots that they need."""
     selects: bool = False
     """Whether the edits only name some of the existing trials: the others keep their values."""
 
@@ -135,12 +136,14 @@ def plan_again(
     records, wanted = before.trials(), combinations(overrides)
     swept = again.swept | swept_keys(overrides)
     choosing = [
-        override for override in again.edits if _key(override) in swept and not traits(_key(override)).resume
+        override
+        for override in again.edits
+        if key_of(override) in swept and not traits(key_of(override)).resume
     ]
     chosen = [_values(values) for values in combinations(choosing)]
     others = [override for override in again.edits if override not in choosing]
     several = swept_keys(others)
-    (for_all,) = combinations([override for override in others if _key(override) not in several])
+    (for_all,) = combinations([override for override in others if key_of(override) not in several])
     matched = _matched(wanted, records, swept)
 
     edited = [any(_agrees(record.overrides, values) for values in chosen) for record in records]
@@ -148,7 +151,7 @@ def plan_again(
     for index, record in enumerate(records):
         if edited[index]:
             own = next((wanted[at] for at, found in enumerate(matched) if found is record), [])
-            its = [*for_all, *(override for override in own if _key(override) in several)]
+            its = [*for_all, *(override for override in own if key_of(override) in several)]
             drafts[index] = replaced(record.overrides, its)
     trials = [
         _Trial(dataclasses.replace(record, overrides=own), cfg, _past_of(before, record), is_edited)
@@ -179,11 +182,6 @@ def plan_again(
 
 def _new(number: int, overrides: list[str], cfg: DictConfig) -> _Trial:
     return _Trial(TrialRecord(number=number, overrides=overrides, folder=_folder(cfg, number)), cfg)
-
-
-def _key(override: str) -> str:
-    """Return the key or group of an override, without the package."""
-    return split_override(override)[0].partition("@")[0]
 
 
 def _values(overrides: Sequence[str]) -> dict[str, str]:
@@ -240,7 +238,7 @@ def _as_its_siblings(
         _part(sibling, _values(sibling).keys() - {"seed"}) == _part(overrides, rest) for sibling in siblings
     ):
         return overrides
-    return replaced(siblings[0], [*edits, *(override for override in overrides if _key(override) in swept)])
+    return replaced(siblings[0], [*edits, *(override for override in overrides if key_of(override) in swept)])
 
 
 def _composed(
@@ -265,9 +263,9 @@ def _composed(
             lacking = [
                 override
                 for override in overrides
-                if _is_value(override) and not _has(bare[index], _key(override))
+                if _is_value(override) and not _has(bare[index], key_of(override))
             ]
-            if not all(any(_has(other, _key(override)) for other in known) for override in lacking):
+            if not all(any(_has(other, key_of(override)) for other in known) for override in lacking):
                 raise cfg
             overrides = [override for override in overrides if override not in lacking]
             cfg = compose(overrides)
@@ -314,7 +312,7 @@ def _pin(trial: _Trial, overrides: list[str], edits: Sequence[str], compose: Com
 
 def _typed(key: str, edits: Sequence[str]) -> bool:
     """Return whether one of the `edits` gives a value to `key`, or to a group that it lies in."""
-    return any(f"{key}.".startswith(f"{_key(override).replace('/', '.')}.") for override in edits)
+    return any(f"{key}.".startswith(f"{key_of(override).replace('/', '.')}.") for override in edits)
 
 
 def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> None:
@@ -338,7 +336,7 @@ def _check_count(trial: _Trial, overrides: Sequence[str], count: int) -> None:
 
     A file such as meta=fast_atari may say how many trials a search has.
     """
-    typed = any(split_override(override)[0] == "meta.max_trial" for override in overrides)
+    typed = any(key_of(override) == "meta.max_trial" for override in overrides)
     limit = _meta(trial.cfg).get("max_trial") if typed else None
     if isinstance(limit, int | float) and 0 < limit < count:
         raise InputError(
@@ -351,8 +349,8 @@ def _check_count(trial: _Trial, overrides: Sequence[str], count: int) -> None:
 
 def _left(
     trials: Sequence[_Trial], machine: Machine | None, again: ExperimentAgain | None = None
-) -> dict[int, Need]:
-    """Return the needs of the remaining trials, by number, and record the status of each trial."""
+) -> list[tuple[TrialRecord, Need]]:
+    """Return the remaining trials with their needs, and record the status of each trial."""
     left = []
     for trial in trials:
         if trial.is_done():
@@ -365,9 +363,9 @@ def _left(
     if again is not None:
         _check_pasts(left, trials, again)
     cores = machine.cores if machine else None
-    needs = {trial.record.number: Need.of(_meta(trial.cfg), len(trials), cores) for trial in left}
+    needs = [(trial.record, Need.of(_meta(trial.cfg), len(trials), cores)) for trial in left]
     if machine:
-        for need in needs.values():
+        for _, need in needs:
             machine.check(need)
     _check_folders([trial.record for trial in trials])
     return needs

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config.compose import explain
 from labrl.config.extensions import kinds_replace
 from labrl.experiment.machine import Machine, Need
-from labrl.experiment.scheduler import Engine, TasksLeft, run_queue
+from labrl.experiment.scheduler import Engine, Queue, run_queue
 from labrl.experiment.task import Outcome, Task
 from labrl.processes import before_leaving
 from labrl.session.callbacks.search import CHANNEL
@@ -142,7 +142,7 @@ def _returned(returned: JobReturn) -> Outcome:
     return outcome
 
 
-class LaunchedTasks(TasksLeft):
+class LaunchedTasks(Queue):
     """The trials of a sweeper that is not labrl's, for one of labrl's launchers."""
 
     def __init__(self, overrides: Sequence[Sequence[str]], first: int) -> None:

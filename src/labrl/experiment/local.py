@@ -20,7 +20,7 @@ from typing import TextIO
 import cloudpickle
 
 from labrl.experiment.machine import Machine, Need, Share
-from labrl.experiment.scheduler import RunTask
+from labrl.experiment.scheduler import Engine, RunTask
 from labrl.experiment.task import Outcome, Task
 from labrl.processes import (
     children_ignore_ctrl_c,
@@ -35,36 +35,31 @@ ASKED_TO_END = (exit_code_of(signal.SIGINT), exit_code_of(signal.SIGTERM), -sign
 """Exit codes of a process that a signal has asked to end."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
-    """A process, and the trial that it runs."""
+    """A process that runs one trial after the other."""
 
     process: BaseProcess
     connection: Connection
     environment: Mapping[str, str]
-    task: Task | None = None
     share: Share | None = None
-    """The cores and GPUs of the trial."""
+    """The cores and GPUs of the trial that it runs."""
     told_to_stop: bool = False
 
 
-class LocalProcesses:
+class LocalProcesses(Engine):
     """The engine of this machine: as many trials at once as its cores and GPUs carry.
 
     A process takes the next trial when it has ended one, with torch loaded. One that dies takes its trial
     with it and nothing else: joblib's pool, which Hydra's launcher of that name uses, ends all trials then.
     """
 
-    handles_signals = True
-
     def __init__(self, run: RunTask, machine: Machine, limit: int | None = None) -> None:
         """limit: most trials at once; None: as many as the machine carries."""
+        super().__init__(limit)
         self._payload = cloudpickle.dumps((Carried(), run))
-        self._machine, self._limit = machine, limit
+        self._machine = machine
         self._workers: list[_Worker] = []
-
-    def __enter__(self) -> LocalProcesses:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.stop()
@@ -72,15 +67,11 @@ class LocalProcesses:
             worker.connection.close()
             worker.process.join()
         self._workers.clear()
-
-    @property
-    def running(self) -> list[Task]:
-        """The trials that were started and have not ended."""
-        return [worker.task for worker in self._workers if worker.task is not None]
+        super().__exit__()
 
     def has_room(self, need: Need) -> bool:
         """Return whether cores and GPUs for another trial are free."""
-        if self._limit is not None and len(self.running) >= self._limit:
+        if not super().has_room(need):
             return False
         share = self._machine.take(need)
         if share is not None:
@@ -92,30 +83,25 @@ class LocalProcesses:
         share = self._machine.take(task.need)
         assert share is not None, "has_room says when there is room"
         worker = self._idle(share.environment)
-        worker.task, worker.share = task, share
+        worker.share, self._jobs[worker] = share, task
         with contextlib.suppress(OSError):  # it died meanwhile, as `ended` will find
             worker.connection.send(task)
 
-    def ended(self, seconds: float) -> Sequence[tuple[Task, Outcome]]:
-        """Return the trials that have ended, as soon as there are any; after `seconds` none."""
-        busy = [worker for worker in self._workers if worker.task is not None]
-        wait([end for worker in busy for end in (worker.connection, worker.process.sentinel)], seconds)
-        ended = []
-        for worker in busy:
-            outcome = _outcome(worker)
-            if outcome is not None and worker.task is not None and worker.share is not None:
-                ended.append((worker.task, outcome))
-                self._machine.give_back(worker.share)
-                worker.task = worker.share = None
-        self._workers = [
-            worker for worker in self._workers if worker.task is not None or worker.process.is_alive()
-        ]
+    def _outcomes(self, seconds: float) -> Sequence[tuple[_Worker, Outcome]]:
+        """Return what has ended, as soon as there is anything; after `seconds` nothing."""
+        wait([end for worker in self._jobs for end in (worker.connection, worker.process.sentinel)], seconds)
+        ended = [(one, outcome) for one in self._jobs if (outcome := _outcome(one)) is not None]
+        for worker, _ in ended:
+            assert worker.share is not None
+            self._machine.give_back(worker.share)
+            worker.share = None
+        self._workers = [one for one in self._workers if one.share is not None or one.process.is_alive()]
         return ended
 
     def stop(self) -> None:
         """Ask the trials to save and end, each once: asked twice, it would not finish what it writes."""
         for worker in self._workers:
-            if worker.task is None:
+            if worker.share is None:
                 worker.connection.close()
             elif not worker.told_to_stop and worker.process.is_alive():
                 worker.told_to_stop = True
@@ -126,7 +112,7 @@ class LocalProcesses:
         idle = [
             worker
             for worker in self._workers
-            if worker.task is None and worker.process.is_alive() and not worker.connection.closed
+            if worker.share is None and worker.process.is_alive() and not worker.connection.closed
         ]
         for worker in idle:
             if worker.environment == environment:

@@ -34,6 +34,13 @@ class Task:
     """File of the folder that takes what the trial prints; None: the terminal."""
     attempts: int = 0
     """Number of times that its process has died."""
+    label: str = ""
+    """Name of the trial in messages, where that is not its number."""
+
+    @property
+    def named(self) -> str:
+        """How messages call the trial."""
+        return self.label or f"trial {self.number}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,22 @@
-"""A trial that is about to run: anew, or as an earlier run that is taken up again."""
+"""A trial that is about to run, anew or as an earlier run that is taken up again; how its processes start."""
 
 from __future__ import annotations
 
+import multiprocessing
+import pkgutil
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
 from labrl.config.compose import checks_outlined, to_plain, typed
+from labrl.config.keys import walk
+from labrl.processes import start_fork_server
+from labrl.session import callbacks
 from labrl.steady_output import doing
 from labrl.storage.provenance import Command
 from labrl.trial.past import Past
@@ -44,9 +51,7 @@ class Composed:
 
     def run(self, again: Again | None = None) -> TrialResult:
         """Run a new trial, or take up the run `again`."""
-        from labrl.trial.fork_server import start_session_server
-
-        start_session_server(self.plain)
+        _start_session_server(self.plain)
         # Imported late: the server loads PyTorch at the same time, and a mistyped key must not wait for it.
         from labrl.trial.trial import run_trial
 
@@ -74,3 +79,32 @@ class Again(ABC):
 
         Raises InputError, with nothing run, where the past of the run contradicts it.
         """
+
+
+_SESSION = (
+    "labrl.trial.worker",
+    *(f"{callbacks.__name__}.{one.name}" for one in pkgutil.iter_modules(callbacks.__path__)),
+)
+"""Modules that every session imports."""
+
+_runs = False
+"""Whether the server of this process was started."""
+
+
+def _start_session_server(plain: Mapping[str, Any]) -> None:
+    """Start a process that imports what the sessions of `plain` need, while this one checks the
+    configuration.
+
+    They are forked from it then: each would otherwise import PyTorch by itself, which takes a core seconds.
+    It imports modules of labrl alone, none of a user's own. A trial of one session needs none.
+    """
+    global _runs
+    if plain["meta"]["max_session"] > 1 and not _runs:
+        targets = [str(value) for key, value in walk(plain) if key.endswith("_target_")]
+        modules = {target.rpartition(".")[0] for target in targets if target.startswith("labrl.")}
+        _runs = start_fork_server([*_SESSION, *sorted(modules)])
+
+
+def session_context() -> ForkServerContext | SpawnContext:
+    """Return the way in which the processes of sessions start."""
+    return multiprocessing.get_context("forkserver") if _runs else multiprocessing.get_context("spawn")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,19 +14,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from labrl.config.compose import prepare, resolve
+from labrl.config.compose import prepare
 from labrl.envs.vector import VectorEnv
 from labrl.envs.watch import Watched, watch
 from labrl.errors import DONE, InputError, LabrlError
 from labrl.session.episodes import episode_statistics
 from labrl.storage.atomic import write_json
-from labrl.storage.checkpoint import Checkpoint
-from labrl.storage.chosen import chosen_checkpoint, chosen_session
 from labrl.storage.episodes import RecordedEpisode
-from labrl.storage.run_folder import RunFolder, SessionFolder
+from labrl.storage.run_folder import RunFolder
 from labrl.trial.devices import available_cpus, keep_freed_memory
-from labrl.trial.loading import LoadedPolicy
-from labrl.trial.past import Past, choices, chosen, completed, described, find, report_damages
+from labrl.trial.find import choices, chosen, find_run
+from labrl.trial.loading import LoadedPolicy, load_from
+from labrl.trial.past import Past, described, report_damages
 from labrl.trial.playback import Screening, Window, WindowClosedError, to_video
 from labrl.trial.showing import EnjoyRequest
 from labrl.trial.summary import say
@@ -38,46 +37,39 @@ def enjoy(request: EnjoyRequest) -> int:
     Returns the exit code. Raises InputError for a run, session, checkpoint or display that is not there.
     """
     window = Window() if request.render == "human" else None
-    run = find(request.which, request.choices, "enjoy")
+    run = find_run(request.which, request.choices, "enjoy")
     past = Past.of(run)
     _check_agreement(past, request)
     prepare(past.command.config_dir)
     report_damages(run)
-    plain = completed(_as_it_stands(past))
-    config = resolve(plain)
-    if request.greedy is None:
-        request = dataclasses.replace(request, greedy=config.meta.eval_greedy)
-    if request.epsilon is None:
-        request = dataclasses.replace(request, epsilon=config.meta.eval_epsilon)
-    session = chosen_session(run, request.session)
-    checkpoint, name = chosen_checkpoint(session, request.checkpoint)
     # Small products are faster on one thread, as in training.
     torch.set_num_threads(1)
     keep_freed_memory()
+    plain = past.usable()
+    for change in past.changes(plain):
+        say(f"From {run.config}, which was edited: {described(change)}")
+    policy = load_from(
+        past, plain, request.session, request.checkpoint, "enjoy", num_threads=available_cpus()
+    )
+    meta = policy.trial.meta
+    request = dataclasses.replace(
+        request,
+        greedy=meta.eval_greedy if request.greedy is None else request.greedy,
+        epsilon=meta.eval_epsilon if request.epsilon is None else request.epsilon,
+    )
     say(
-        f"{run.path.name}: the {name} checkpoint of session {session.index}, frame {checkpoint.frame:,}, "
-        f"{'its best actions' if request.greedy else 'by its policy'}"
+        f"{run.path.name}: the {policy.checkpoint} checkpoint of session {policy.session}, "
+        f"frame {policy.frame:,}, {'its best actions' if request.greedy else 'by its policy'}"
         + (f", random ones with probability {request.epsilon:g}" if request.epsilon else "")
     )
     try:
-        played = _play(
-            LoadedPolicy(run, plain, config, session.index, checkpoint, available_cpus()), request, window
-        )
+        played = _play(policy, request, window)
     except WindowClosedError:
         say("the window was closed")
         return DONE
     _tell(played)
-    folder = run.enjoy / _folder_name(session, checkpoint, request)
-    _write(folder, run, session, checkpoint, request, played)
+    _write(run, policy, request, played)
     return DONE
-
-
-def _as_it_stands(past: Past) -> Mapping[str, Any]:
-    """Return the configuration in `config.yaml`, and print its edits."""
-    plain = past.usable()
-    for change in past.changes(plain):
-        say(f"From {past.folder.config}, which was edited: {described(change)}")
-    return plain
 
 
 def _play(policy: LoadedPolicy, request: EnjoyRequest, window: Window | None) -> list[RecordedEpisode]:
@@ -147,8 +139,8 @@ def _statistics(played: Sequence[RecordedEpisode]) -> dict[str, float]:
     return {**episode_statistics(played), "length_std": float(np.std([one.length for one in played]))}
 
 
-def _folder_name(session: SessionFolder, checkpoint: Checkpoint, request: EnjoyRequest) -> str:
-    parts = [f"session_{session.index}", f"frame_{checkpoint.frame:012d}"]
+def _folder_name(policy: LoadedPolicy, request: EnjoyRequest) -> str:
+    parts = [f"session_{policy.session}", f"frame_{policy.frame:012d}"]
     parts += ["greedy"] if request.greedy else []
     parts += [f"epsilon_{request.epsilon:g}"] if request.epsilon else []
     parts += [f"seed_{request.seed}"] if request.seed else []
@@ -156,14 +148,10 @@ def _folder_name(session: SessionFolder, checkpoint: Checkpoint, request: EnjoyR
 
 
 def _write(
-    folder: Path,
-    run: RunFolder,
-    session: SessionFolder,
-    checkpoint: Checkpoint,
-    request: EnjoyRequest,
-    played: Sequence[RecordedEpisode],
+    run: RunFolder, policy: LoadedPolicy, request: EnjoyRequest, played: Sequence[RecordedEpisode]
 ) -> None:
     """Replace what the same request wrote before. Print one line if it cannot be written."""
+    folder = run.enjoy / _folder_name(policy, request)
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -173,9 +161,9 @@ def _write(
         result: dict[str, Any] = {
             "format_version": 1,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "session": session.index,
-            "frame": checkpoint.frame,
-            "checkpoint": checkpoint.path.name,
+            "session": policy.session,
+            "frame": policy.frame,
+            "checkpoint": policy.file,
             "greedy": request.greedy,
             "epsilon": request.epsilon,
             "seed": request.seed,

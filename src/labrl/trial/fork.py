@@ -14,15 +14,16 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import resolve
-from labrl.config.keys import Change, contradictions, split_override, typed_override
+from labrl.config.keys import Change, contradictions, is_hydras, split_override, typed_override
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.steady_output import doing
 from labrl.storage.checkpoint import CheckpointStore, copy_replay
-from labrl.storage.provenance import differences, known_provenance, write_provenance
 from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.composed import Again, Composed
-from labrl.trial.past import Past, described, find, is_hydras, report_damages, say_differences
-from labrl.trial.torchrun import Launch, check_resume
+from labrl.trial.find import find_run
+from labrl.trial.past import Past, described, report_damages, say_differences
+from labrl.trial.request import Request, frame_of
+from labrl.trial.torchrun import check_resume
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -54,15 +55,15 @@ class Fork(Again):
     """The other overrides that were typed, which change the run's own."""
 
     @classmethod
-    def asked_for(cls, which: str, at: str | None, edits: Sequence[str]) -> Fork:
-        """Return the fork of the run `which` at the frame `at`.
+    def at(cls, request: Request) -> Fork:
+        """Return the fork that is asked for.
 
         Raises InputError where there is no such run or no checkpoint of that frame in each of its sessions.
         """
-        past = Past.of(find(which, edits, "fork"))
+        past, edits = Past.of(find_run(request.which, request.edits, "fork")), request.edits
         given = [value for key, value in map(split_override, edits) if key == "meta.max_session"]
         count = int(given[-1]) if given and given[-1].isdigit() else past.config["meta"]["max_session"]
-        return cls(str(past.folder.path), _frame_of(past, at, count), list(edits))
+        return cls(str(past.folder.path), _frame_of(past, request.at, count), list(edits))
 
     def as_json(self) -> dict[str, Any]:
         """Return what `recorded` reads."""
@@ -151,9 +152,7 @@ class Fork(Again):
             "changed": [change.as_json() for change in changed],
         }
         run.set_status("running", fork=entry)
-        before = known_provenance(self.past.folder)
-        now = write_provenance(run, composed.plain, composed.command)
-        differs = differences(before, now) if before else None
+        _, differs = self.past.record(run, composed.plain, composed.command)
         run.set_status("running", fork={**entry, "differs": differs})
         say_differences(differs)
 
@@ -198,11 +197,11 @@ class Fork(Again):
 
     def _check_fits(self, changed: Sequence[Change], config: TrialConfig, run: RunFolder) -> None:
         """Raise InputError where a session cannot load its past, with the key that keeps it from doing so."""
-        if config.meta.distributed or Launch.here() is not None:
-            return
+        from labrl.trial.worker import check_restores
+
         edits = contradictions(changed)
         try:
-            _restore(config, run.session(0))
+            check_restores(config, run.session(0))
         except DamagedFileError as error:
             if error.key == str(run.session(0).replay):
                 raise self._without_replay(self._store(_session(self.past, 0))) from error
@@ -231,16 +230,12 @@ def _session(past: Past, index: int) -> SessionFolder:
     return SessionFolder(past.folder.path / f"session_{index}")
 
 
-def _restore(config: TrialConfig, session: SessionFolder) -> None:
-    from labrl.trial.worker import restored_session
-
-    restored_session(config, session.index, session, num_threads=1).close()
-
-
 def _loads(plain: Mapping[str, Any], session: SessionFolder) -> bool:
     """Return whether a session can load its past with the configuration `plain`."""
+    from labrl.trial.worker import check_restores
+
     try:
-        _restore(resolve(plain), session)
+        check_restores(resolve(plain), session)
     except LabrlError:
         return False
     return True
@@ -275,7 +270,7 @@ def _frame_of(past: Past, at: str | None, count: int) -> int:
             code="not-found",
             key="+fork",
         )
-    wanted = _whole_number(at)
+    wanted = frame_of(at)
     if wanted is None:
         what = "+fork needs the frame to fork at" if at is None else f"at={at}: must be one frame"
         raise InputError(
@@ -308,12 +303,3 @@ def _around(frames: Sequence[int], wanted: int) -> list[int]:
     """Return the last of the frames before the wanted one, and the first behind it."""
     before = [frame for frame in frames if frame < wanted][-1:]
     return [*before, *[frame for frame in frames if frame > wanted][:1]]
-
-
-def _whole_number(text: str | None) -> int | None:
-    """Return 5e4 as 50000, and None for what is no whole number."""
-    try:
-        number = float(text or "")
-        return int(number) if number == int(number) and number >= 0 else None
-    except (ValueError, OverflowError):
-        return None

@@ -33,7 +33,9 @@ from labrl.storage.checkpoint import Checkpoint, loading
 from labrl.storage.chosen import chosen_checkpoint, chosen_session
 from labrl.storage.run_folder import RunFolder
 from labrl.trial.devices import available_cpus
-from labrl.trial.past import Past, Verb, completed, find
+from labrl.trial.find import Verb, find_run
+from labrl.trial.past import Past, completed
+from labrl.trial.request import frame_of
 
 AT_ONCE = 16
 """Largest number of environments that play at once."""
@@ -84,22 +86,28 @@ class LoadedPolicy:
         config: TrialConfig,
         session: int,
         checkpoint: Checkpoint,
-        num_threads: int = 1,
-        precision: Precision | None = None,
+        name: str,
+        num_threads: int,
+        precision: Precision | None,
     ) -> None:
         """Build the agent.
 
-        plain, config: the resolved configuration as plain data and typed; session: its number; num_threads:
-        cores that networks may keep busy; precision: of their arithmetic, None for that of the run. Raises
-        InputError where the checkpoint does not fit the configuration.
+        plain, config: the resolved configuration as plain data and typed; session: its number; name: of the
+        checkpoint, such as best; num_threads: cores that networks may keep busy; precision: of their
+        arithmetic, None for that of the run. Raises InputError where the checkpoint does not fit the
+        configuration.
         """
         assert config.seed is not None
         self.folder = run.path
         """The run folder."""
         self.session = session
         """Number of the session."""
+        self.checkpoint = name
+        """`best`, `latest`, or `chosen` by its frame."""
         self.frame = checkpoint.frame
         """Frames that the session had played."""
+        self.file = checkpoint.path.name
+        """Name of the checkpoint's folder."""
         self.checksum = checkpoint.checksum
         """SHA-256 of the checkpoint's state."""
         self.seed = session_seed(config.seed, session)
@@ -365,19 +373,33 @@ def load(
 
     precision: of the arithmetic, None for that of the run; verb: what for, for messages.
     """
-    prefix = "start_from." if verb == "start_from" else ""
-    folder = find(os.fspath(run), [], verb)
-    past = Past.of(folder)
+    key = "start_from.checkpoint" if verb == "start_from" else "checkpoint"
+    past = Past.of(find_run(os.fspath(run), [], verb))
     find_modules(past.command.config_dir)
-    plain = completed(past.usable())
-    config = resolve(plain)
-    wanted = str(checkpoint)
-    if wanted not in ("best", "latest") and not wanted.isdigit():
+    wanted = checkpoint if checkpoint in ("best", "latest") else frame_of(checkpoint)
+    if wanted is None:
         raise InputError(
-            f"{prefix}checkpoint={checkpoint}: must be best, latest or the frame of a checkpoint",
-            code="range",
-            key=f"{prefix}checkpoint",
+            f"{key}={checkpoint}: must be best, latest or the frame of a checkpoint", code="range", key=key
         )
-    found = chosen_session(folder, session, f"{prefix}session")
-    state, _ = chosen_checkpoint(found, wanted, f"{prefix}checkpoint")
-    return LoadedPolicy(folder, plain, config, found.index, state, precision=precision)
+    return load_from(past, past.usable(), session, str(wanted), verb, precision)
+
+
+def load_from(
+    past: Past,
+    plain: Mapping[str, Any],
+    session: int | None,
+    checkpoint: str,
+    verb: Verb,
+    precision: Precision | None = None,
+    num_threads: int = 1,
+) -> LoadedPolicy:
+    """Load what a run has learned; its modules can be imported already.
+
+    plain: its configuration as it stands now; session: its number, None for the one with the best score.
+    """
+    prefix = "start_from." if verb == "start_from" else ""
+    plain = completed(plain)
+    config = resolve(plain)
+    found = chosen_session(past.folder, session, f"{prefix}session")
+    state, name = chosen_checkpoint(found, checkpoint, f"{prefix}checkpoint")
+    return LoadedPolicy(past.folder, plain, config, found.index, state, name, num_threads, precision)

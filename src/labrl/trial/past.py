@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
-from labrl.config.keys import ABSENT, Change, changes, contradictions, traits, typed_override, written
+from labrl.config.keys import ABSENT, Change, changes, contradictions, is_hydras, typed_override, written
 from labrl.errors import DamagedFileError, InputError, LabrlError
-from labrl.mistakes.spelling import nearest
-from labrl.storage.experiment_folder import experiment_of, is_experiment
-from labrl.storage.provenance import Command, as_yaml, damages, read_command, recorded_config
-from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
+from labrl.storage.provenance import (
+    Command,
+    as_yaml,
+    damages,
+    differences,
+    known_provenance,
+    read_command,
+    recorded_config,
+    write_provenance,
+)
+from labrl.storage.run_folder import PROVENANCE, RunFolder
 
 _MEND = f"Correct it, or delete it: {PROVENANCE} has the configuration that was run"
-
-RUNS = Path("runs")
-"""Default folder of runs."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,18 @@ class Past:
 
             say(str(damage))
             return self.config
+
+    def record(
+        self, run: RunFolder, plain: Mapping[str, Any], command: Command, resume: int | None = None
+    ) -> tuple[dict[str, Any], list[str] | None]:
+        """Write into `run` the provenance of what continues this run; resume: its number there.
+
+        Returns the provenance, and what differs from the code, the packages and the machine of the past; None
+        where those are not known.
+        """
+        before = known_provenance(self.folder)
+        now = write_provenance(run, plain, command, resume=resume)
+        return now, differences(before, now) if before else None
 
     def check(
         self, cfg: DictConfig, plain: Mapping[str, Any], asked: str, edited: Collection[str] = ()
@@ -181,22 +195,6 @@ def _reference(unresolved: Mapping[str, Any], key: str) -> str:
     return found[1] if found else ""
 
 
-Verb = Literal["resume", "rerun", "fork", "enjoy", "replay", "load", "start_from", "export"]
-"""The commands and functions that go back to a run."""
-
-_TYPED: dict[Verb, tuple[str, str]] = {
-    "resume": ("+resume", "labrl +resume="),
-    "rerun": ("+rerun", "labrl +rerun="),
-    "fork": ("+fork", "labrl +fork="),
-    "enjoy": ("+enjoy", "labrl +enjoy="),
-    "replay": ("run", "labrl-replay "),
-    "load": ("run", "labrl.load "),
-    "export": ("run", "labrl-export "),
-    "start_from": ("start_from.run", "labrl start_from.run="),
-}
-"""For each, what names a run there, for messages, and what stands before the folder."""
-
-
 def report_damages(folder: RunFolder) -> None:
     """Print which of the files that describe a run are missing or damaged, and what replaces them."""
     from labrl.trial.summary import say
@@ -213,152 +211,3 @@ def say_differences(differs: Sequence[str] | None) -> None:
         say(f"Not bit for bit as it would have been, because these differ: {'; '.join(differs)}")
     if differs is None:
         say("Without provenance.json it is unknown whether code, packages and machine are the same")
-
-
-def find(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
-    """Return the run folder `which`, or for `latest` the newest one in ./runs that matches `edits`.
-
-    Of the edits only choices of a group count, such as env=pong. Where the newest is a trial of an
-    experiment, the best of those that agree is meant, and one line says so; to go on, an experiment has a
-    command of its own. Raises InputError if there is none.
-    """
-    if which != "latest":
-        return _named(Path(os.path.expanduser(which)), verb)
-    wanted = choices(edits)
-    run = _latest(wanted, _override(verb))
-    experiment = experiment_of(run.path)
-    return run if experiment is None else _best_of(experiment, run, wanted, verb)
-
-
-def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], verb: Verb) -> RunFolder:
-    # Late: no override that is wrong waits for numpy.
-    from labrl.analysis.listing import best_trial
-    from labrl.trial.summary import say
-
-    place = os.path.relpath(experiment)
-    if verb == "resume":
-        raise InputError(
-            f"the newest is an experiment, {place}. Resume all of it with labrl -m +resume={place}, or "
-            + _trials_of(experiment, verb),
-            code="usage",
-            key="+resume",
-        )
-    best = best_trial(experiment, lambda path: _chosen_as(RunFolder(path), wanted))
-    if best is None:
-        among = f" of those that agree with {_told(wanted)}" if wanted else ""
-        say(f"{place}: no trial{among} has a return yet, so the newest is taken, {newest.path.name}")
-        return newest
-    say(f"{place} is the newest: its best trial is taken, {best.path.name}, with {best.told}")
-    return RunFolder.open(best.path)
-
-
-def newest_folder() -> Path:
-    """Return the newest run in ./runs, or the experiment that it belongs to. Raises InputError without
-    any."""
-    run = _latest({}, "latest")
-    return experiment_of(run.path) or run.path
-
-
-def _override(verb: Verb) -> str:
-    """Return the override that names a run."""
-    return _TYPED[verb][0]
-
-
-def _trials_of(experiment: Path, verb: Verb) -> str:
-    """List the trials to name in place of an experiment, for a command that takes one run."""
-    from labrl.analysis.listing import listed
-
-    return listed(experiment, _TYPED[verb][1])
-
-
-def near(path: Path, folders: Iterable[Path]) -> str:
-    """` Did you mean <folder>?` with that of `folders` whose path or name is like `path`'s, if any is."""
-    typed = {os.path.relpath(folder): folder.name for folder in folders}
-    by_name = {name: folder for folder, name in typed.items()}
-    matches = nearest(os.path.relpath(path), typed) or [by_name[name] for name in nearest(path.name, by_name)]
-    return "".join(f" Did you mean {match}?" for match in matches)
-
-
-def _latest(wanted: dict[str, str], override: str) -> RunFolder:
-    found = sorted(_runs(), key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
-    for run in found:
-        # a run that was killed before it was recorded has done nothing
-        if not run.unrecorded and _chosen_as(run, wanted):
-            return run
-    agrees = f" that agrees with {_told(wanted)}" if found and wanted else ""
-    raise InputError(
-        f"there is no run under {RUNS.absolute()}{agrees}: name a run folder", code="not-found", key=override
-    )
-
-
-def _told(wanted: Mapping[str, str]) -> str:
-    return " ".join(f"{group}={option}" for group, option in wanted.items())
-
-
-def chosen(command: Command) -> dict[str, str]:
-    """Option by group; where the provenance is lost, only what was typed."""
-    return {**choices(command.overrides), **command.choices}
-
-
-def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
-    """Return whether a run made these choices."""
-    if not wanted:
-        return True
-    try:
-        return wanted.items() <= chosen(read_command(run)).items()
-    except LabrlError:
-        return False
-
-
-def _runs() -> Iterable[RunFolder]:
-    """Return every run in ./runs, including those of experiments, without damaged ones."""
-    for marker in (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")):
-        try:
-            yield RunFolder.open(marker.parent)
-        except LabrlError:
-            continue
-
-
-def _named(path: Path, verb: Verb) -> RunFolder:
-    override = _override(verb)
-    if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
-        return RunFolder.open(path, rebuilt=verb != "resume")
-    if (path.parent / MARKER).exists():
-        raise InputError(
-            f"{path} is part of a run: name the run folder, {path.parent}", code="usage", key=override
-        )
-    if is_experiment(path):
-        whole = f"resume all of it with labrl -m +resume={path}, or " if verb == "resume" else ""
-        raise InputError(
-            f"{path} is an experiment: {whole}{_trials_of(path, verb)}", code="usage", key=override
-        )
-    trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
-    if trials:
-        listed = "\n".join(f"  {trial}" for trial in trials)
-        raise InputError(
-            f"{path} contains several runs: name one of them\n{listed}", code="usage", key=override
-        )
-    guess = (
-        near(path, [run.path for run in _runs()])
-        or f" Runs lie in {RUNS}/, and `latest` is the newest there."
-    )
-    raise InputError(
-        f"{path} is not a run folder of labrl: it contains no {MARKER}.{guess}",
-        code="not-found",
-        key=str(path),
-    )
-
-
-def choices(edits: Sequence[str]) -> dict[str, str]:
-    """Option by group, of the overrides that choose one; without those that only watch."""
-    pairs = (override.split("=", 1) for override in edits if "=" in override)
-    return {
-        name: value
-        for name, value in pairs
-        if not is_hydras(name) and not traits(name).resume and (config_folder() / name).is_dir()
-    }
-
-
-def is_hydras(override: str) -> bool:
-    """Return whether an override of the command line is for Hydra, not for a trial."""
-    return override.lstrip("+~").startswith(("hydra.", "hydra/"))

@@ -23,7 +23,8 @@ from labrl.storage.episodes import RecordedEpisode, checksum, read_episode, reco
 from labrl.storage.provenance import read_command
 from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.storage.video import EncoderError, write_mp4
-from labrl.trial.past import find, report_damages
+from labrl.trial.find import find_run
+from labrl.trial.past import report_damages
 from labrl.trial.result import SessionResult
 from labrl.trial.showing import ReplayRequest
 from labrl.trial.summary import say
@@ -244,7 +245,7 @@ def replay(request: ReplayRequest) -> int:
         code, 1 where it did not. Raises InputError where there is no such run or episode.
     """
     window = Window() if request.render == "human" else None
-    run = find(request.which, [], "replay")
+    run = find_run(request.which, [], "replay")
     report_damages(run)
     prepare(_config_dir(run))
     session = _session(run.sessions(), request, str(run.path))

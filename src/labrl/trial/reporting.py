@@ -26,7 +26,7 @@ from labrl.storage.atomic import write_json
 from labrl.storage.provenance import read_command, recorded_config
 from labrl.storage.run_folder import MARKER, RunFolder
 from labrl.trial import baseline
-from labrl.trial.past import newest_folder
+from labrl.trial.find import newest_folder
 
 if TYPE_CHECKING:
     import polars as pl

@@ -1,14 +1,14 @@
 """`labrl +resume` continues a run in its folder.
 
-`asked_for` returns the run that is taken up again: resumed, repeated (`rerun.py`) or forked (`fork.py`).
+`go_back` returns the run that is taken up again: resumed, repeated (`rerun.py`) or forked (`fork.py`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -19,13 +19,14 @@ from labrl.session.callbacks.stop import Stop
 from labrl.steady_output import doing
 from labrl.storage import folder as folders
 from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.provenance import differences, known_provenance, write_provenance
 from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.composed import Again, Composed
+from labrl.trial.find import find_run
 from labrl.trial.fork import Fork
-from labrl.trial.past import Past, described, find, report_damages, say_differences
+from labrl.trial.past import Past, described, report_damages, say_differences
+from labrl.trial.request import Request
 from labrl.trial.rerun import Rerun
-from labrl.trial.torchrun import Launch, check_resume
+from labrl.trial.torchrun import check_resume
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -33,141 +34,19 @@ if TYPE_CHECKING:
 
 # Functions below import labrl.trial.trial and the checkpoints late: a misspelled key must not wait for torch.
 
-_SWITCHES = ("force", "pin")
-"""Overrides that are true or false and go with +resume or +rerun."""
-
 
 class FinishedError(InputError):
     """Every session of the run to resume has spent its budget."""
 
 
-@dataclass(frozen=True)
-class Request:
-    """`+resume=<run>`, `+rerun=<run>` or `+fork=<run>`, with what else was typed."""
-
-    kind: Literal["resume", "rerun", "fork"]
-    which: str
-    """A run folder, or `latest`."""
-    force: bool
-    """Whether to continue although the new values contradict the run's past."""
-    edits: list[str]
-    """The other overrides, which change the run's own."""
-    pin: bool = False
-    """Whether, in an experiment, keys that follow an edit keep the value that they had in each trial."""
-    at: str | None = None
-    """The frame to fork at."""
-
-
-def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | None:
-    """Return what `overrides` ask for, or None if they name no run to go back to.
-
-    multirun: whether they come with -m. Raises InputError for overrides that contradict each other.
-    """
-    given, edits = own_overrides(overrides, ("resume", "rerun", "fork", "at", *_SWITCHES))
-    if not given:
-        return None
-    for name in _SWITCHES:
-        if given.get(name, "true") not in ("true", "false"):
-            raise InputError(f"+{name}={given[name]}: must be true or false", code="range", key=f"+{name}")
-    kinds = [name for name in given if name not in (*_SWITCHES, "at")]
-    if "at" in given and "fork" not in kinds:
-        raise InputError(
-            f"at={given['at']} is for +fork: labrl +fork=<run folder> at={given['at']}",
-            code="usage",
-            key="at",
-        )
-    if "pin" in given and (not multirun or kinds != ["resume"]):
-        raise InputError(
-            "+pin=true is for a resumed experiment: labrl -m +resume=<experiment folder> +pin=true",
-            code="usage",
-            key="+pin",
-        )
-    if not kinds or ("force" in given and kinds == ["fork"]):
-        raise InputError(
-            "+force=true is for +resume and +rerun: labrl +resume=<run folder> +force=true",
-            code="usage",
-            key="+force",
-        )
-    if len(kinds) > 1:
-        raise InputError(
-            "+resume continues a run in its folder, +rerun repeats it and +fork continues it in a new one: "
-            f"leave out +{' or +'.join(kinds)}",
-            code="contradiction",
-            key=f"+{kinds[1]}",
-        )
-    if multirun and kinds[0] == "rerun":
-        raise InputError(
-            "+rerun repeats one run, so it cannot be part of an experiment: leave out -m",
-            code="contradiction",
-            key="-m",
-        )
-    if (
-        multirun
-        and kinds[0] == "fork"
-        and any(override.startswith("hydra/sweeper=optuna") for override in edits)
-    ):
-        raise InputError(
-            "+fork and a search contradict each other: the trials of a search begin at frame 0. Leave out "
-            "hydra/sweeper=optuna, and give the values of a grid: agent.lr=1e-4,3e-4",
-            code="contradiction",
-            key="+fork",
-        )
-    kind: Literal["resume", "rerun", "fork"] = kinds[0]  # type: ignore[assignment]  # one of these names
-    of_folder = "hydra.sweep.dir" if multirun else "hydra.run.dir"
-    folder = next((override for override in edits if override.lstrip("+").startswith(f"{of_folder}=")), None)
-    if kind == "resume" and folder:
-        instead = "" if multirun else "; +rerun=<run> takes a new one"
-        raise InputError(
-            f"{folder}: {'an experiment' if multirun else 'a run'} is resumed in its own folder{instead}. "
-            f"Leave out {of_folder}.",
-            code="contradiction",
-            key=of_folder,
-        )
-    flags = {name: given.get(name) == "true" for name in _SWITCHES}
-    return Request(kind, given[kind], edits=edits, at=given.get("at"), **flags)
-
-
-def own_overrides(overrides: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the values of the overrides `+name=value` that are labrl's own, and the other overrides.
-
-    `at` needs no sign. Raises InputError for one without a value, with another sign than +, or given twice.
-    """
-    given: dict[str, str] = {}
-    others = []
-    for one in overrides:
-        name, _, value = one.lstrip("+").partition("=")
-        if name not in names:
-            others.append(one)
-            continue
-        if not value:
-            example = {"at": "<frame>", **dict.fromkeys(_SWITCHES, "true")}.get(name)
-            example = example or f"latest or +{name}=<run folder>"
-            raise InputError(f"{one}: needs a value, as in +{name}={example}", code="missing", key=f"+{name}")
-        signs = one[: one.index(name)]
-        if signs != "+" and (signs, name) != ("", "at"):
-            raise InputError(f"{one}: write +{name}={value}", code="syntax", key=f"+{name}")
-        if name in given:
-            raise InputError(
-                f"+{name} is given twice: +{name}={given[name]} and {one}. Leave one out.",
-                code="contradiction",
-                key=f"+{name}",
-            )
-        in_quotes = len(value) > 2 and value[0] == value[-1] and value[0] in "'\""
-        given[name] = value[1:-1] if in_quotes else value
-    return given, others
-
-
-def asked_for(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None = None) -> Again | None:
-    """Return what `overrides` go back to, or None. Raises InputError where they contradict or no run exists.
+def go_back(request: Request, config_dir: str | os.PathLike[str] | None = None) -> Again:
+    """Return the run that is taken up again. Raises InputError where there is none.
 
     config_dir: with a user's own groups, where it is not the run's own.
     """
-    request = request_of(overrides)
-    if request is None:
-        return None
     if request.kind == "fork":
-        return Fork.asked_for(request.which, request.at, request.edits)
-    past = Past.of(find(request.which, request.edits, request.kind))
+        return Fork.at(request)
+    past = Past.of(find_run(request.which, request.edits, request.kind))
     if request.kind == "rerun":
         return Rerun(past, request.edits, request.force)
     in_file, edited = _changes_in_file(past, config_dir or past.command.config_dir)
@@ -257,11 +136,9 @@ class Resume(Again):
         known.
         """
         run = self.past.folder
-        before = known_provenance(run)
         resumes = list(run.info().get("resumes", []))
         number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
-        now = write_provenance(run, composed.plain, composed.command, resume=number)
-        differs = differences(before, now) if before else None
+        now, differs = self.past.record(run, composed.plain, composed.command, number)
         entry = {
             "time": folders.now(),
             "frames": {str(index): frame for index, frame in begins.items()},
@@ -374,11 +251,11 @@ def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]
 def _check_fits(config: TrialConfig, run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
     """Raise InputError where a session cannot load its state with forced values: the run would be left with a
     configuration by which nothing of it can be loaded."""
-    from labrl.trial.worker import restored_session
+    from labrl.trial.worker import check_restores
 
     saved = [session for session in run.sessions() if session.index in left and session.index in reached]
-    if saved and not config.meta.distributed and Launch.here() is None:
-        restored_session(config, saved[0].index, saved[0], num_threads=1).close()
+    if saved:
+        check_restores(config, saved[0])
 
 
 def _budgets(config: TrialConfig) -> dict[str, tuple[str, float]]:

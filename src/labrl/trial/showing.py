@@ -1,18 +1,35 @@
-"""The overrides of the commands that show what was learned: `labrl +enjoy=...` and `labrl-replay`."""
+"""The options of the commands that show what was learned: `labrl +enjoy=...` and `labrl-replay`."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
+
+from labrl.config.types import NonNegativeInt, PositiveInt, Probability
+from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
-from labrl.trial.past import choices
-from labrl.trial.resume import own_overrides
+from labrl.trial.find import choices
+from labrl.trial.request import Request, frame_of, read
 
-Render = Literal["video", "human"]
+T = TypeVar("T")
+
+
+def _or_frame(*names: str, frame: str) -> Callable[[Any], str]:
+    """Return the check of a value that is one of `names` or a frame. frame: whose."""
+
+    def check(value: Any) -> str:
+        number = None if isinstance(value, bool) else frame_of(value)
+        if number is None and value not in names:
+            raise PydanticCustomError("range", f"must be {', '.join(names)} or the frame of {frame}")
+        return str(value if number is None else number)
+
+    return check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,20 +40,22 @@ class EnjoyRequest:
     """A run folder, or `latest`."""
     choices: list[str]
     """Overrides such as env=pong, with which the run must agree."""
-    checkpoint: str = "default"
+    checkpoint: Annotated[
+        str, BeforeValidator(_or_frame("best", "latest", "default", frame="a checkpoint"))
+    ] = "default"
     """best, latest, or a frame; default: the best, and where there is none the latest."""
-    session: int | None = None
+    session: NonNegativeInt | None = None
     """Number of the session; None: the one with the highest evaluation score."""
-    episodes: int = 10
+    episodes: PositiveInt = 10
     """Episodes to play, >= 1."""
     greedy: bool | None = None
     """Whether the agent does what it thinks best, or acts by its policy; None: as under evaluation."""
-    epsilon: float | None = None
+    epsilon: Probability | None = None
     """Probability of a random action, in [0, 1]; None: as under evaluation."""
-    render: Render = "video"
-    videos: int | None = None
+    render: Literal["video", "human"] = "video"
+    videos: NonNegativeInt | None = None
     """Number of episodes that become videos; None: all, or none with a window."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Another one gives other episodes."""
 
 
@@ -46,125 +65,45 @@ class ReplayRequest:
 
     which: str
     """A run folder, or `latest`."""
-    episode: str = "best"
+    episode: Annotated[str, BeforeValidator(_or_frame("best", "last", frame="an evaluation"))] = "best"
     """`best`, `last`, or the frame of an evaluation."""
-    session: int | None = None
+    session: NonNegativeInt | None = None
     """Number of the session; None: the first that has the episode."""
-    render: Render = "video"
+    render: Literal["video", "human"] = "video"
 
 
-def enjoy_request(overrides: Sequence[str], multirun: bool = False) -> EnjoyRequest | None:
-    """Return what `overrides` ask for, or None without `+enjoy`. Raises InputError for wrong ones."""
-    found, others = own_overrides(overrides, ["enjoy"])
-    if not found:
-        return None
-    which = found["enjoy"]
-    if multirun:
-        raise InputError(
-            "+enjoy plays one run, so it cannot be part of an experiment: leave out -m",
-            code="contradiction",
-            key="-m",
-        )
-    chosen = [override for override in others if choices([override])]
-    names = ("checkpoint", "session", "episodes", "greedy", "epsilon", "render", "videos", "seed")
-    takes = f"+enjoy={which} plays what a run has learned, in the environment that it learned in, and takes"
-    given = _options([override for override in others if override not in chosen], names, takes)
-    return EnjoyRequest(which=which, choices=chosen, **given)
+def enjoy_request(request: Request) -> EnjoyRequest:
+    """Return what `+enjoy` asks for. Raises InputError for a wrong override."""
+    chosen = [override for override in request.edits if choices([override])]
+    others = [override for override in request.edits if override not in chosen]
+    takes = f"+enjoy={request.which} plays what a run has learned, where it learned it, and takes"
+    return _options(EnjoyRequest, others, takes, which=request.which, choices=chosen)
 
 
 def replay_request(which: str, overrides: Sequence[str]) -> ReplayRequest:
     """Return what `labrl-replay <which> <overrides>` asks for. Raises InputError for a wrong override."""
-    names = ("episode", "session", "render")
-    return ReplayRequest(which=which, **_options(overrides, names, "labrl-replay <run folder> takes"))
+    return _options(ReplayRequest, overrides, "labrl-replay <run folder> takes", which=which)
 
 
-def _options(overrides: Sequence[str], known: Sequence[str], takes: str) -> dict[str, Any]:
-    """Return the value of each override by its name. Raises InputError for one that is unknown or wrong."""
-    given: dict[str, str] = {}
-    for override in overrides:
-        name, _, value = override.partition("=")
-        name = name.lstrip("+")
-        if name not in known:
-            raise InputError(
-                f"{override}: {takes} {', '.join(known)}.{did_you_mean(name, known)}",
-                code="unknown-key",
-                key=name,
-            )
-        if not value:
-            raise InputError(f"{override}: needs a value, as in {name}=<value>", code="missing", key=name)
-        if name in given:
-            raise InputError(
-                f"{name} is given twice: {name}={given[name]} and {override}. Leave one out.",
-                code="contradiction",
-                key=name,
-            )
-        given[name] = value
-    return {name: _VALUES[name](name, value) for name, value in given.items()}
-
-
-def _at_least(least: int) -> Callable[[str, str], int]:
-    def parsed(name: str, value: str) -> int:
-        number = _whole(value)
-        if number is None or number < least:
-            none = " (0: none)" if least == 0 else ""
-            raise InputError(
-                f"{name}={value}: must be a whole number of at least {least}{none}",
-                code="type" if number is None else "range",
-                key=name,
-            )
-        return number
-
-    return parsed
-
-
-def _one_of(*allowed: str, frame_of: str = "") -> Callable[[str, str], str]:
-    """Return a parser for one of the `allowed` values, or a frame. frame_of: whose frame that is."""
-
-    def parsed(name: str, value: str) -> str:
-        frame = _whole(value) if frame_of else None
-        if frame is not None and frame >= 0:
-            return str(frame)
-        if value not in allowed:
-            last = f"the frame of {frame_of}" if frame_of else ""
-            *firsts, end = [*allowed, *([last] if last else [])]
-            raise InputError(f"{name}={value}: must be {', '.join(firsts)} or {end}", code="range", key=name)
-        return value
-
-    return parsed
-
-
-def _probability(name: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number <= 1:
+def _options(cls: type[T], overrides: Sequence[str], takes: str, **known: Any) -> T:
+    """Return the request with the options that `overrides` give. Raises InputError for a wrong one."""
+    names = [field.name for field in dataclasses.fields(cls) if field.name not in known]  # type: ignore[arg-type]
+    given, others = read(overrides, names)
+    if others:
+        name = others[0].lstrip("+").partition("=")[0]
         raise InputError(
-            f"{name}={value}: must be a number between 0 and 1",
-            code="type" if math.isnan(number) else "range",
+            f"{others[0]}: {takes} {', '.join(names)}.{did_you_mean(name, names)}",
+            code="unknown-key",
             key=name,
         )
-    return number
+    return dataclass_of(cls, {**known, **{name: _plain(value) for name, value in given.items()}})
 
 
-def _whole(value: str) -> int | None:
-    """Return 5e4 as 50000, and None for what is no whole number."""
+def _plain(text: str) -> Any:
+    """Return a number, true or false where the text is one."""
+    if text in ("true", "false"):
+        return text == "true"
     try:
-        number = float(value)
-        return int(number) if number == int(number) else None
-    except (ValueError, OverflowError):
-        return None
-
-
-_VALUES: dict[str, Callable[[str, str], Any]] = {
-    "checkpoint": _one_of("best", "latest", "default", frame_of="a checkpoint"),
-    "episode": _one_of("best", "last", frame_of="an evaluation"),
-    "session": _at_least(0),
-    "episodes": _at_least(1),
-    "videos": _at_least(0),
-    "seed": _at_least(0),
-    "greedy": lambda name, value: _one_of("true", "false")(name, value) == "true",
-    "epsilon": _probability,
-    "render": _one_of("video", "human"),
-}
-"""Parsers of the values, by override."""
+        return float(text)
+    except ValueError:
+        return text

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from labrl.config.schema import TrialConfig
@@ -20,7 +19,7 @@ from labrl.session.acting import ActingCopy
 from labrl.session.beginning import OBSERVATION, Fit, Learned, fit, is_in, learned, parts_of
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder, SessionFolder
-from labrl.trial.loading import load
+from labrl.trial.loading import LoadedPolicy, load
 from labrl.trial.past import table
 from labrl.trial.summary import say
 
@@ -30,34 +29,22 @@ SHOWN = 12
 
 
 @dataclass(frozen=True)
-class Source:
-    """The weights of one session of another run."""
-
-    folder: Path
-    """The run folder."""
-    session: int
-    frame: int
-    checksum: str
-    """SHA-256 of the checkpoint's state."""
-    learned: Learned
-
-
-@dataclass(frozen=True)
 class Beginning:
     """The weights that the sessions of a trial begin with."""
 
-    sources: Mapping[int, Source]
-    """Sources of the weights, by number of the session."""
+    sources: Mapping[int, tuple[LoadedPolicy, Learned]]
+    """What another run has learned, by number of the session that begins with it."""
     fit: Fit
 
     def facts(self) -> dict[str, Any]:
         """Return what provenance records."""
         sessions = {
             str(index): {"session": source.session, "frame": source.frame, "sha256": source.checksum}
-            for index, source in self.sources.items()
+            for index, (source, _) in self.sources.items()
         }
+        source, _ = next(iter(self.sources.values()))
         return {
-            "run": str(next(iter(self.sources.values())).folder),
+            "run": str(source.folder),
             "sessions": sessions,
             "taken": self.fit.taken,
             "begun_anew": [one.name for one in self.fit.misfits if one.here != "-"] + self.fit.kept,
@@ -66,8 +53,7 @@ class Beginning:
 
     def write(self, run: RunFolder) -> None:
         """Copy what each session takes into its folder, and say what that is."""
-        for index, source in self.sources.items():
-            there = source.learned
+        for index, (source, there) in self.sources.items():
             weights = {name: there.weights[name] for name in self.fit.taken if name in there.weights}
             statistics = there.statistics if OBSERVATION in self.fit.taken else {}
             store = CheckpointStore(run.session(index).start, keep_last=1)
@@ -77,7 +63,7 @@ class Beginning:
     def told(self) -> str:
         """Say in a line or two what is taken, and name all that is not."""
         facts, found = self.facts(), self.fit
-        frames = sorted({source.frame for source in self.sources.values()})
+        frames = sorted({source.frame for source, _ in self.sources.values()})
         frame = f"frame {frames[0]:,}" if len(frames) == 1 else f"frames {frames[0]:,} to {frames[-1]:,}"
         anew, unused = facts["begun_anew"], facts["unused"]
         lines = [f"start_from: {len(found.taken)} weights of {facts['run']}, {frame}"]
@@ -101,7 +87,7 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
         sources = dict.fromkeys(numbers, source)
     named = [asked.parts] if isinstance(asked.parts, str) else asked.parts
     parts = None if named == ["all"] else named
-    first = next(iter(sources.values()))
+    first, there = next(iter(sources.values()))
     here = _learned_here(config)
     if not here.weights:
         raise InputError(
@@ -111,7 +97,7 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
             key=KEY,
         )
     _check_parts(parts, here)
-    found = fit(here, first.learned, parts)
+    found = fit(here, there, parts)
     if found.misfits and not asked.partial:
         raise _refusal(config, first, found)
     if not found.taken:
@@ -129,13 +115,13 @@ def lacks_beginning(config: TrialConfig, folder: SessionFolder) -> bool:
     return config.start_from.run is not None and not folder.start.is_dir() and not folder.checkpoint_frames()
 
 
-def _source(config: TrialConfig, session: int | None) -> Source:
+def _source(config: TrialConfig, session: int | None) -> tuple[LoadedPolicy, Learned]:
+    """Return the policy of a session of another run, closed, and what it has learned."""
     asked = config.start_from
     assert asked.run is not None
     policy = load(asked.run, session, asked.checkpoint, "fp32", "start_from")
     try:
-        known = learned(policy.agent, policy.transforms)
-        return Source(policy.folder, policy.session, policy.frame, policy.checksum, known)
+        return policy, learned(policy.agent, policy.transforms)
     finally:
         policy.close()
 
@@ -166,7 +152,7 @@ def _check_parts(parts: Sequence[str] | None, here: Learned) -> None:
             )
 
 
-def _refusal(config: TrialConfig, source: Source, found: Fit) -> InputError:
+def _refusal(config: TrialConfig, source: LoadedPolicy, found: Fit) -> InputError:
     """Return the error with a table of what does not fit."""
     rows = [("", "here", "there"), *found.misfits[:SHOWN]]
     more = len(found.misfits) - SHOWN

@@ -42,9 +42,8 @@ from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.provenance import write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus, SessionFolder
 from labrl.trial import playback, reporting
-from labrl.trial.composed import Composed
+from labrl.trial.composed import Composed, session_context
 from labrl.trial.devices import check_machine, threads_per_session
-from labrl.trial.fork_server import session_context
 from labrl.trial.result import SessionResult, TrialResult
 from labrl.trial.start_from import Beginning, find_beginning, lacks_beginning
 from labrl.trial.summary import how_to_report, how_to_resume, say

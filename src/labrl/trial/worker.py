@@ -31,7 +31,7 @@ from labrl.storage.checkpoint import CheckpointStore, loading
 from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.trial.result import SessionResult
-from labrl.trial.torchrun import why_lost
+from labrl.trial.torchrun import Launch, why_lost
 
 _log = logging.getLogger(__name__)
 
@@ -149,6 +149,15 @@ def restored_session(
     session = _restored(config, index, folder, num_threads, ranks, checkpoint.state)
     store.discard_after(checkpoint.frame)
     return session
+
+
+def check_restores(config: TrialConfig, folder: SessionFolder) -> None:
+    """Raise LabrlError where a session cannot load its newest checkpoint with these values.
+
+    Of sessions that train together nothing is known before all of them do.
+    """
+    if not config.meta.distributed and Launch.here() is None:
+        restored_session(config, folder.index, folder, num_threads=1).close()
 
 
 def follow_session(order: Mapping[str, Any], ranks: Ranks) -> int:

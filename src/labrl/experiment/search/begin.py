@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from itertools import takewhile
-from typing import Any, Protocol
+from typing import Any
 
 from omegaconf import DictConfig
 
 from labrl.config.compose import resolve, to_plain
-from labrl.config.keys import split_override
+from labrl.config.keys import key_of
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
@@ -45,24 +45,19 @@ OWN_STUDY = "labrl"
 """Name of the study in a storage that holds no other."""
 
 
-class EngineFor(Protocol):
-    """`labrl.plugins.TrialSweeper.engine`."""
-
-    def __call__(self, search: bool, limit: int | None, cores: int | None) -> Engine: ...
-
-
 def search(
     cfg: DictConfig,
     settings: Settings,
     overrides: Sequence[str],
     job: Job,
-    engine: EngineFor,
+    engine: Callable[[int | None, int | None], Engine],
     elsewhere: bool,
 ) -> int:
     """Run the search that `cfg` and the `overrides` of the command line describe. Returns an exit code.
 
     job: what Hydra would run for each trial, which knows what was typed; engine: makes what runs the
-    trials, on other machines if `elsewhere`. Raises InputError for wrong input, before any trial starts.
+    trials, from the most at once and the cores for all; elsewhere: whether on other machines. Raises
+    InputError for wrong input, before any trial starts.
     """
     silence()
     plain = to_plain(cfg)
@@ -103,7 +98,7 @@ def search(
         at_once = "as many as there is room for" if limit is None else str(limit)
         _announce(study, storage, at_once, experiment)
         try:
-            code, confirmation = one.run(engine(True, limit, cores), asked.search.confirm, elsewhere)
+            code, confirmation = one.run(engine(limit, cores), asked.search.confirm, elsewhere)
             return conclude(one, storage, code, confirmation, report=asked.meta.report)
         except Exception as error:
             return break_off(experiment, storage, error)
@@ -112,7 +107,7 @@ def search(
 def _check_total(asked: TrialConfig, settings: Settings, overrides: Sequence[str]) -> None:
     """Raise InputError where two numbers of trials were asked for. A ready space may bring another one."""
     total = asked.meta.max_trial
-    typed = any(split_override(override)[0] == "meta.max_trial" for override in overrides)
+    typed = any(key_of(override) == "meta.max_trial" for override in overrides)
     if typed and total not in (None, settings.n_trials):
         raise InputError(
             f"hydra.sweeper.n_trials={settings.n_trials} and meta.max_trial={total} contradict each other: "
@@ -209,8 +204,8 @@ def _slots(
 
 def unwatched(typed: Sequence[str]) -> list[str]:
     """Return OF_A_TRIAL without the keys in `typed`: `meta.report=true` gives each trial a report."""
-    given = {override.partition("=")[0].lstrip("+") for override in typed}
-    return [override for override in OF_A_TRIAL if override.partition("=")[0] not in given]
+    given = set(map(key_of, typed))
+    return [override for override in OF_A_TRIAL if key_of(override) not in given]
 
 
 def _choices(cfg: DictConfig) -> dict[str, str]:

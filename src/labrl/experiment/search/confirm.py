@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial
 
 from labrl.errors import LabrlError
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import TasksLeft
+from labrl.experiment.scheduler import RetryingQueue
 from labrl.experiment.search.objective import trial_values
 from labrl.experiment.search.options import Confirm
 from labrl.experiment.search.recipe import Recipe
@@ -106,7 +106,7 @@ class Confirmation:
         }
 
 
-class ConfirmingRuns(TasksLeft):
+class ConfirmingRuns(RetryingQueue):
     """The queue of a confirmation: a run for each candidate and seed."""
 
     def __init__(
@@ -118,38 +118,28 @@ class ConfirmingRuns(TasksLeft):
         interruption: Interruption,
     ) -> None:
         """retries: how often a run whose process died continues."""
-        self._retries, self._interruption = retries, interruption
         runs = [
             (one.params, folder, seed)
             for one in confirmation.candidates
             for folder, seed in zip(one.folders, confirmation.seeds, strict=True)
         ]
-        super().__init__(
-            [
-                Task(
-                    number=number,
-                    overrides=[*recipe.overrides(params, seed, max_session=1), *recipe.place(folder)],
-                    folder=folder,
-                    need=need,
-                    log=TRIAL_LOG,
-                )
-                for number, (params, folder, seed) in enumerate(runs)
-            ]
-        )
+        tasks = [
+            Task(
+                number=number,
+                overrides=[*recipe.overrides(params, seed, max_session=1), *recipe.place(folder)],
+                folder=folder,
+                need=need,
+                log=TRIAL_LOG,
+                label=folder.name,
+            )
+            for number, (params, folder, seed) in enumerate(runs)
+        ]
+        super().__init__(retries, interruption, tasks)
 
-    def ended(self, task: Task, outcome: Outcome) -> None:
-        """Continue a run whose process has died; print failures."""
-        died = outcome.died or outcome.status == "interrupted"
-        if died and self._interruption.requested:
-            return
-        if died and task.attempts < self._retries:
-            self.left.insert(0, replace(task, attempts=task.attempts + 1))
-            how = outcome.error or "its process was asked to stop"
-            say(f"{task.folder.name}: {how}. It continues from its checkpoint")
-        elif died:
-            say(f"{task.folder.name} failed: its process died {task.attempts + 1} times")
-        elif outcome.error:
-            say(f"{task.folder.name} failed: {outcome.error}")
+    def done(self, task: Task, outcome: Outcome) -> None:
+        """Print a failure; what a run came to lies in its folder."""
+        if outcome.error:
+            say(f"{task.named} failed: {outcome.error}")
 
 
 def _has_finished(folder: Path) -> bool:

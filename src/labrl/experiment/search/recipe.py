@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import QuotedString
 from omegaconf import DictConfig
 
 from labrl.config.compose import compose
-from labrl.config.keys import quoted
+from labrl.config.keys import key_of, quoted
 from labrl.experiment.search.space import Space
 
 BEST = "experiment/best.yaml"
@@ -45,7 +45,7 @@ class Recipe:
     def configuration(self, params: Mapping[str, Any]) -> list[str]:
         """Return the overrides for what is learned with these values, as one would type them."""
         overrides = self.space.overrides(params)
-        typed = {override.partition("=")[0] for override in overrides}
+        typed = set(map(key_of, overrides))
         named = [f"{group}={self.choices[group]}" for group in ("agent", "env") if group not in typed]
         return [*named, *overrides]
 

@@ -10,12 +10,12 @@ from optuna.trial import FrozenTrial, TrialState
 
 from labrl.errors import DONE, FAILED
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import Engine, run_queue, working
+from labrl.experiment.scheduler import Engine, RetryingQueue, run_queue, working
 from labrl.experiment.search.channel import Hub
 from labrl.experiment.search.confirm import Confirmation, ConfirmingRuns
 from labrl.experiment.search.options import Confirm
 from labrl.experiment.search.recipe import Recipe
-from labrl.experiment.search.study import FACTS, HEARTBEAT, Assignment, Study
+from labrl.experiment.search.study import FACTS, HEARTBEAT, Study
 from labrl.experiment.task import Outcome, Task
 from labrl.session.interruption import Interruption
 from labrl.storage.experiment_folder import TRIAL_LOG, ExperimentFolder, TrialRecord, TrialStatus
@@ -33,7 +33,7 @@ RECORD_SECONDS = 1.0
 """Between two updates of `experiment.json`, which takes longer the more trials there are."""
 
 
-class Search:
+class Search(RetryingQueue):
     """One machine's part in a study: the queue of its trials."""
 
     def __init__(
@@ -47,11 +47,9 @@ class Search:
     ) -> None:
         """subfolder: name of a trial's run folder, with `{number}` in it; need: what each trial takes;
         max_failure_rate: share of all trials that may fail."""
+        super().__init__(study.plan.retries, Interruption())
         self.study, self.recipe, self.experiment = study, recipe, experiment
         self._subfolder, self._need, self._max_failure_rate = subfolder, need, max_failure_rate
-        self._interruption = Interruption()
-        self._given: dict[int, Assignment] = {}
-        self._again: list[Assignment] = []
         self._gave_up = False
         self._broken: Exception | None = None
         self._last_beat = self._last_record = time.monotonic()
@@ -79,10 +77,11 @@ class Search:
         """Return a trial that died and continues, else the study's next one, if there is room."""
         if self._gave_up or not has_room(self._need):
             return None
-        one = self._again.pop() if self._again else self.study.next(self._subfolder)
+        if self.left:
+            return self.left.pop(0)
+        one = self.study.next(self._subfolder)
         if one is None:
             return None
-        self._given[one.number] = one
         return Task(
             number=one.number,
             overrides=[*self.recipe.overrides(one.params, one.seed), *self.recipe.place(one.folder)],
@@ -90,26 +89,20 @@ class Search:
             need=self._need,
             channel=self._hub.channel(one.number),
             log=TRIAL_LOG,
+            attempts=one.attempts,
         )
 
-    def ended(self, task: Task, outcome: Outcome) -> None:
-        """Record in the study what a trial came to, or let it go on where its process has died."""
-        one = self._given[task.number]
-        if outcome.died or outcome.status == "interrupted":
-            if self._interruption.requested:
-                return  # this machine continues it later
-            how = outcome.error or "its process was asked to stop"
-            again = self.study.died(one)
-            if again is not None:
-                self._again.append(again)
-                say(f"trial {one.number}: {how}. It continues from its checkpoint")
-                return
-            self.study.fail(one.number, f"its process died {one.attempts + 1} times; the last time: {how}")
-        elif outcome.status == "failed":
-            self.study.fail(one.number, outcome.error or "it failed")
+    def retried(self, task: Task) -> None:
+        """Record in the study how often the trial's process has died."""
+        self.study.note(task.number, attempts=task.attempts)
+
+    def done(self, task: Task, outcome: Outcome) -> None:
+        """Record in the study what a trial came to."""
+        if outcome.status == "failed":
+            self.study.fail(task.number, outcome.error or "it failed")
         else:
-            self.study.finish(one.number, one.folder)
-        self._say_end(one.number)
+            self.study.finish(task.number, task.folder)
+        self._say_end(task.number)
 
     def tick(self, running: Collection[Task]) -> None:
         """Record how the trials stand and tell other machines that this one lives, each when it is due.

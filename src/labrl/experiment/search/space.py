@@ -19,7 +19,7 @@ from optuna.distributions import (
     distribution_to_json,
 )
 
-from labrl.config.keys import quoted
+from labrl.config.keys import key_of, quoted
 from labrl.errors import InputError
 
 OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
@@ -50,7 +50,7 @@ class Space:
         fixed: dict[str, list[str]] = {}
         own = [f"{key}={_as_written(value)}" for key, value in {**ready, **params}.items()]
         for override in [*own, *(override for override in overrides if not OF_THE_SEARCH.match(override))]:
-            key = _key(override)
+            key = key_of(override)
             searched.pop(key, None)
             # what is taken away first may be added again: ~agent.lr +agent.lr={...}
             gone = [one for one in fixed.pop(key, []) if one.startswith("~") and override.startswith("+")]
@@ -110,7 +110,7 @@ class Space:
             f"{self.written[key]}: the grid sampler needs single values. Give {key}=choice(...) or "
             f"{key}=range(...)",
             code="unsupported",
-            key=_key(key),
+            key=key_of(key),
         )
 
 
@@ -123,17 +123,12 @@ def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
             f"{override} cannot be read. Write a searched key as key=interval(1e-5,1e-2), "
             "'key=tag(log, interval(1e-5,1e-2))', key=choice(1,2,4) or key=range(1,10)",
             code="syntax",
-            key=_key(override),
+            key=key_of(override),
         ) from error
     # All that Hydra's sweeper and Optuna raise for what cannot be searched.
     except (ValueError, TypeError, AssertionError, NotImplementedError, ArithmeticError) as error:
-        raise InputError(f"{override}: {_reason(error)}", code="range", key=_key(override)) from error
+        raise InputError(f"{override}: {_reason(error)}", code="range", key=key_of(override)) from error
     return next(iter(searched.items()), None)
-
-
-def _key(override: str) -> str:
-    """The configuration key of an override of the command line."""
-    return override.partition("=")[0].lstrip("+~").partition("@")[0]
 
 
 def _reason(error: Exception) -> str:

@@ -230,17 +230,14 @@ class Study:
         with self._thread_lock:
             self._mine.discard(number)
             if not self.trials()[number].state.is_finished():
-                self._note(number, error=error)
+                self.note(number, error=error)
                 self._study.tell(number, state=TrialState.FAIL)
 
-    def died(self, assignment: Assignment) -> Assignment | None:
-        """Return the assignment again, to be continued; None if its process died too often."""
-        if assignment.attempts >= self.plan.retries:
-            return None
-        again = dataclasses.replace(assignment, attempts=assignment.attempts + 1)
+    def note(self, number: int, **facts: Any) -> None:
+        """Keep `facts` with a trial."""
         with self._thread_lock:
-            self._note(assignment.number, attempts=again.attempts)
-        return again
+            noted = {**self.trials()[number].user_attrs.get(FACTS, {}), **facts}
+            self._storage.optuna.set_trial_user_attr(self._trial_id(number), FACTS, noted)
 
     def beat(self) -> None:
         """Tell other machines that this one lives."""
@@ -274,7 +271,7 @@ class Study:
         folder = Path(facts["folder"])
         if not folder.parent.is_dir():
             folder = self.home / folder.name
-        self._note(trial.number, **self._self(), folder=str(folder))
+        self.note(trial.number, **self._self(), folder=str(folder))
         self._mine.add(trial.number)
         seed = self.trial_seed(trial.number)
         return Assignment(trial.number, dict(trial.params), folder, seed, facts["attempts"])
@@ -311,10 +308,6 @@ class Study:
 
     def _trial_id(self, number: int) -> int:
         return self._storage.optuna.get_trial_id_from_study_id_trial_number(self._id, number)
-
-    def _note(self, number: int, **facts: Any) -> None:
-        noted = {**self.trials()[number].user_attrs.get(FACTS, {}), **facts}
-        self._storage.optuna.set_trial_user_attr(self._trial_id(number), FACTS, noted)
 
 
 def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:

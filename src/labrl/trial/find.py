@@ -1,0 +1,246 @@
+"""Finding a run or an experiment: by its folder, or as the latest in ./runs; and their tab completion."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from labrl.config import config_folder
+from labrl.config.keys import is_hydras, traits
+from labrl.errors import InputError, LabrlError
+from labrl.mistakes.spelling import nearest
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, experiment_of, is_experiment
+from labrl.storage.provenance import Command, read_command
+from labrl.storage.run_folder import MARKER, RunFolder
+
+RUNS = Path("runs")
+"""Default folder of runs."""
+
+Verb = Literal["resume", "rerun", "fork", "enjoy", "replay", "load", "start_from", "export"]
+"""The commands and functions that go back to a run."""
+
+_TYPED: dict[Verb, tuple[str, str]] = {
+    "resume": ("+resume", "labrl +resume="),
+    "rerun": ("+rerun", "labrl +rerun="),
+    "fork": ("+fork", "labrl +fork="),
+    "enjoy": ("+enjoy", "labrl +enjoy="),
+    "replay": ("run", "labrl-replay "),
+    "load": ("run", "labrl.load "),
+    "export": ("run", "labrl-export "),
+    "start_from": ("start_from.run", "labrl start_from.run="),
+}
+"""For each, what names a run there, for messages, and what stands before the folder."""
+
+TAKE_A_RUN = tuple(f"{typed}=" for typed, _ in _TYPED.values() if typed.startswith("+"))
+"""Arguments whose value is a run folder, or `latest`."""
+
+
+def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
+    """Return the run folder `which`, or for `latest` the newest one in ./runs that matches `edits`.
+
+    Of the edits only choices of a group count, such as env=pong. Where the newest is a trial of an
+    experiment, the best of those that agree is meant, and one line says so; to go on, an experiment has a
+    command of its own. Raises InputError if there is none.
+    """
+    if which != "latest":
+        return _named_run(Path(os.path.expanduser(which)), verb)
+    wanted = choices(edits)
+    run = _latest_run(wanted, _TYPED[verb][0])
+    experiment = experiment_of(run.path)
+    return run if experiment is None else _best_of(experiment, run, wanted, verb)
+
+
+def find_experiment(which: str) -> ExperimentFolder:
+    """Return the experiment folder `which`, or for `latest` the newest one in ./runs.
+
+    Raises InputError if there is none.
+    """
+    if which != "latest":
+        return _named_experiment(Path(os.path.expanduser(which)))
+    found = []
+    for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}"):
+        try:
+            folder = ExperimentFolder.open(marker.parent)
+            found.append((str(folder.info().get("created")), folder.path, folder))
+        except LabrlError:
+            continue  # damaged ones are nobody's latest
+    if not found:
+        raise InputError(
+            f"there is no experiment under {RUNS.absolute()}: name a folder, labrl -m +resume=<folder>",
+            code="not-found",
+            key="+resume",
+        )
+    return max(found)[2]
+
+
+def newest_folder() -> Path:
+    """Return the newest run in ./runs, or the experiment that it belongs to.
+
+    Raises InputError without any.
+    """
+    run = _latest_run({}, "latest")
+    return experiment_of(run.path) or run.path
+
+
+def choices(edits: Sequence[str]) -> dict[str, str]:
+    """Option by group, of the overrides that choose one; without those that only watch."""
+    pairs = (override.split("=", 1) for override in edits if "=" in override)
+    return {
+        name: value
+        for name, value in pairs
+        if not is_hydras(name) and not traits(name).resume and (config_folder() / name).is_dir()
+    }
+
+
+def chosen(command: Command) -> dict[str, str]:
+    """Option by group; where the provenance is lost, only what was typed."""
+    return {**choices(command.overrides), **command.choices}
+
+
+def completions(line: str) -> list[str] | None:
+    """Return completions of the last argument of a command line, or None where Hydra completes it.
+
+    Folders are completed one level at a time: a run folder as it is, and one with a slash that may hold runs.
+    """
+    arguments = line.split()
+    argument = arguments[-1] if arguments and not line.endswith(" ") else ""
+    verb = next((verb for verb in TAKE_A_RUN if argument.startswith(verb)), None)
+    if verb is None:
+        verbs = [verb for verb in TAKE_A_RUN if len(argument) > 1 and verb.startswith(argument)]
+        return verbs if argument.startswith(("+r", "+f", "+enj")) else None
+    typed = argument.removeprefix(verb)
+    whole = verb == "+resume=" and not {"-m", "--multirun"}.isdisjoint(arguments)
+    start = typed or f"{RUNS}/"
+    folders = [Path(folder) for folder in sorted(glob.glob(f"{glob.escape(start)}*/"), reverse=True)]
+    runs = [(folder / MARKER).exists() for folder in folders]
+    if whole:
+        pairs = zip(folders, runs, strict=True)
+        found = [str(one) if is_experiment(one) else f"{one}/" for one, is_run in pairs if not is_run]
+    else:
+        found = [str(one) if is_run else f"{one}/" for one, is_run in zip(folders, runs, strict=True)]
+    latest = ["latest"] if "latest".startswith(typed) else []
+    return [f"{verb}{one}" for one in [*latest, *found]]
+
+
+def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], verb: Verb) -> RunFolder:
+    # Late: no override that is wrong waits for numpy.
+    from labrl.analysis.listing import best_trial
+    from labrl.trial.summary import say
+
+    place = os.path.relpath(experiment)
+    if verb == "resume":
+        raise InputError(
+            f"the newest is an experiment, {place}. Resume all of it with labrl -m +resume={place}, or "
+            + _trials_of(experiment, verb),
+            code="usage",
+            key="+resume",
+        )
+    best = best_trial(experiment, lambda path: _chosen_as(RunFolder(path), wanted))
+    if best is None:
+        among = f" of those that agree with {_told(wanted)}" if wanted else ""
+        say(f"{place}: no trial{among} has a return yet, so the newest is taken, {newest.path.name}")
+        return newest
+    say(f"{place} is the newest: its best trial is taken, {best.path.name}, with {best.told}")
+    return RunFolder.open(best.path)
+
+
+def _trials_of(experiment: Path, verb: Verb) -> str:
+    """List the trials to name in place of an experiment, for a command that takes one run."""
+    from labrl.analysis.listing import listed
+
+    return listed(experiment, _TYPED[verb][1])
+
+
+def _latest_run(wanted: Mapping[str, str], key: str) -> RunFolder:
+    found = sorted(_runs(), key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
+    for run in found:
+        # a run that was killed before it was recorded has done nothing
+        if not run.unrecorded and _chosen_as(run, wanted):
+            return run
+    agrees = f" that agrees with {_told(wanted)}" if found and wanted else ""
+    raise InputError(
+        f"there is no run under {RUNS.absolute()}{agrees}: name a run folder", code="not-found", key=key
+    )
+
+
+def _told(wanted: Mapping[str, str]) -> str:
+    return " ".join(f"{group}={option}" for group, option in wanted.items())
+
+
+def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
+    """Return whether a run made these choices."""
+    if not wanted:
+        return True
+    try:
+        return wanted.items() <= chosen(read_command(run)).items()
+    except LabrlError:
+        return False
+
+
+def _runs() -> Iterable[RunFolder]:
+    """Return every run in ./runs, including those of experiments, without damaged ones."""
+    for marker in (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")):
+        try:
+            yield RunFolder.open(marker.parent)
+        except LabrlError:
+            continue
+
+
+def _named_run(path: Path, verb: Verb) -> RunFolder:
+    key = _TYPED[verb][0]
+    if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
+        return RunFolder.open(path, rebuilt=verb != "resume")
+    trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
+    if (path.parent / MARKER).exists():
+        told = f"{path} is part of a run: name the run folder, {path.parent}"
+    elif is_experiment(path):
+        whole = f"resume all of it with labrl -m +resume={path}, or " if verb == "resume" else ""
+        told = f"{path} is an experiment: {whole}{_trials_of(path, verb)}"
+    elif trials:
+        told = "\n".join(
+            [f"{path} contains several runs: name one of them", *(f"  {trial}" for trial in trials)]
+        )
+    else:
+        guess = _near(path, [run.path for run in _runs()])
+        guess = guess or f" Runs lie in {RUNS}/, and `latest` is the newest there."
+        raise InputError(
+            f"{path} is not a run folder of labrl: it contains no {MARKER}.{guess}",
+            code="not-found",
+            key=str(path),
+        )
+    raise InputError(told, code="usage", key=key)
+
+
+def _named_experiment(path: Path) -> ExperimentFolder:
+    if is_experiment(path):
+        return ExperimentFolder.open(path)
+    if is_experiment(path.parent):
+        raise InputError(
+            f"{path} is one trial of an experiment: name the experiment, {path.parent}",
+            code="usage",
+            key="+resume",
+        )
+    if (path / MARKER).exists():
+        raise InputError(
+            f"{path} is a run of its own. Resume it without -m: labrl +resume={path}",
+            code="usage",
+            key="-m",
+        )
+    guess = _near(path, [marker.parent for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}")])
+    guess = guess or f" Experiments lie in {RUNS}/; `latest` is the newest there."
+    raise InputError(
+        f"{path} is not an experiment folder of labrl: it contains no {EXPERIMENT_MARKER}.{guess}",
+        code="not-found",
+        key=str(path),
+    )
+
+
+def _near(path: Path, folders: Iterable[Path]) -> str:
+    """` Did you mean <folder>?` with that of `folders` whose path or name is like `path`'s, if any is."""
+    typed = {os.path.relpath(folder): folder.name for folder in folders}
+    by_name = {name: folder for folder, name in typed.items()}
+    matches = nearest(os.path.relpath(path), typed) or [by_name[name] for name in nearest(path.name, by_name)]
+    return "".join(f" Did you mean {match}?" for match in matches)

@@ -1,0 +1,142 @@
+"""What a command line asks for beside a new run: to go back to a run, or to show what it has learned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from labrl.errors import InputError
+
+SIGNED = ("resume", "rerun", "fork", "enjoy", "force", "pin")
+"""Names that are typed with a plus."""
+
+_EXAMPLES = {"at": "<frame>", "force": "true", "pin": "true"} | dict.fromkeys(
+    SIGNED[:4], "latest or +{name}=<run folder>"
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """`+resume=<run>`, `+rerun=<run>`, `+fork=<run>` or `+enjoy=<run>`, with what else was typed."""
+
+    kind: Literal["resume", "rerun", "fork", "enjoy"]
+    which: str
+    """A run folder, or `latest`."""
+    edits: list[str]
+    """The other overrides, which change the run's own, or say how it is played."""
+    force: bool = False
+    """Whether to continue although the new values contradict the run's past."""
+    pin: bool = False
+    """Whether, in an experiment, keys that follow an edit keep the value that they had in each trial."""
+    at: str | None = None
+    """The frame to fork at."""
+
+
+def frame_of(text: str | float | None) -> int | None:
+    """Return 5e4 as 50000, and None for what is no frame."""
+    try:
+        number = float("nan" if text is None else text)
+        return int(number) if number == int(number) and number >= 0 else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | None:
+    """Return what `overrides` ask for, or None if they name no run to go back to.
+
+    multirun: whether they come with -m. Raises InputError for overrides that contradict each other.
+    """
+    given, edits = read(overrides, (*SIGNED, "at"))
+    kinds = [name for name in given if name in SIGNED[:4]]
+    if "enjoy" in kinds:
+        if multirun:
+            raise InputError(
+                "+enjoy plays one run, so it cannot be part of an experiment: leave out -m",
+                code="contradiction",
+                key="-m",
+            )
+        others = [one for one in overrides if not one.startswith("+enjoy=")]
+        return Request("enjoy", given["enjoy"], edits=others)
+    if not given:
+        return None
+    for name in ("force", "pin"):
+        if given.get(name, "true") not in ("true", "false"):
+            raise InputError(f"+{name}={given[name]}: must be true or false", code="range", key=f"+{name}")
+    kind: Any = kinds[0] if kinds else None
+    if "at" in given and "fork" not in kinds:
+        at = given["at"]
+        raise InputError(f"at={at} is for +fork: labrl +fork=<run folder> at={at}", code="usage", key="at")
+    if "pin" in given and (not multirun or kinds != ["resume"]):
+        raise InputError(
+            "+pin=true is for a resumed experiment: labrl -m +resume=<experiment folder> +pin=true",
+            code="usage",
+            key="+pin",
+        )
+    if not kinds or ("force" in given and kinds == ["fork"]):
+        raise InputError(
+            "+force=true is for +resume and +rerun: labrl +resume=<run folder> +force=true",
+            code="usage",
+            key="+force",
+        )
+    if len(kinds) > 1:
+        raise InputError(
+            "+resume continues a run in its folder, +rerun repeats it and +fork continues it in a new one: "
+            f"leave out +{' or +'.join(kinds)}",
+            code="contradiction",
+            key=f"+{kinds[1]}",
+        )
+    if multirun and kind == "rerun":
+        raise InputError(
+            "+rerun repeats one run, so it cannot be part of an experiment: leave out -m",
+            code="contradiction",
+            key="-m",
+        )
+    if multirun and kind == "fork" and any(one.startswith("hydra/sweeper=optuna") for one in edits):
+        raise InputError(
+            "+fork and a search contradict each other: the trials of a search begin at frame 0. Leave out "
+            "hydra/sweeper=optuna, and give the values of a grid: agent.lr=1e-4,3e-4",
+            code="contradiction",
+            key="+fork",
+        )
+    of_folder = "hydra.sweep.dir" if multirun else "hydra.run.dir"
+    folder = next((one for one in edits if one.lstrip("+").startswith(f"{of_folder}=")), None)
+    if kind == "resume" and folder:
+        instead = "" if multirun else "; +rerun=<run> takes a new one"
+        raise InputError(
+            f"{folder}: {'an experiment' if multirun else 'a run'} is resumed in its own folder{instead}. "
+            f"Leave out {of_folder}.",
+            code="contradiction",
+            key=of_folder,
+        )
+    flags = {name: given.get(name) == "true" for name in ("force", "pin")}
+    return Request(kind, given[kind], edits=edits, at=given.get("at"), **flags)
+
+
+def read(overrides: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the values of the overrides with one of these names, and the other overrides.
+
+    Raises InputError for one without a value, with another sign than its own, or given twice.
+    """
+    given: dict[str, str] = {}
+    others = []
+    for one in overrides:
+        name, _, value = one.lstrip("+").partition("=")
+        if name not in names:
+            others.append(one)
+            continue
+        key = f"+{name}" if name in SIGNED else name
+        if not value:
+            example = _EXAMPLES.get(name, "<value>").format(name=name)
+            raise InputError(f"{one}: needs a value, as in {key}={example}", code="missing", key=key)
+        if one[: one.index(name)] not in (("+",) if name in SIGNED else ("", "+")):
+            raise InputError(f"{one}: write {key}={value}", code="syntax", key=key)
+        if name in given:
+            raise InputError(
+                f"{key} is given twice: {key}={given[name]} and {one}. Leave one out.",
+                code="contradiction",
+                key=key,
+            )
+        in_quotes = len(value) > 2 and value[0] == value[-1] and value[0] in "'\""
+        given[name] = value[1:-1] if in_quotes else value
+    return given, others
