@@ -233,7 +233,7 @@ ACTIONS = {"discrete": DISCRETE, "choices": CHOICES, "box": BOX}
             name,
             space,
             id=f"{name}-{kind}",
-            marks=() if "discrete" == kind or name == "ppo" else pytest.mark.matrix,
+            marks=() if kind == "discrete" or name == "ppo" else pytest.mark.matrix,
         )
         for name in AGENTS
         for kind, space in ACTIONS.items()
