@@ -34,6 +34,8 @@ settings.register_profile("labrl", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
 settings.load_profile("labrl")
 
+# What is imported and composed while tests are collected stays.
+gc.disable()
 _shared = ExitStack()
 _shared.enter_context(share_compositions())
 remember()
@@ -61,8 +63,11 @@ os.fsync = os.fstat  # type: ignore[assignment]  # which refuses the same descri
 
 
 LONGEST = (
-    *("test_experiment", "test_trial_processes", "test_search_processes", "test_restoring", "test_clusters"),
-    *("test_config_compose", "test_start", "test_shared_weights", "test_export", "test_docs", "test_load"),
+    *("test_experiment", "test_start", "test_config_compose", "test_search_processes", "test_restoring"),
+    *("test_docs", "test_export", "test_fork", "test_reduced_precision", "test_replay_actor_critic"),
+    *("test_known_optimum", "test_dqn_chain", "test_env_emulators", "test_dqn_session", "test_masks"),
+    *("test_enjoy", "test_closer_look", "test_stop", "test_clusters", "test_load", "test_torchrun"),
+    *("test_trial_processes", "test_shared_weights", "test_action_spaces", "test_offline_agents"),
 )
 """Files that take longest. They come first, so that no test process is alone with one at the end."""
 
@@ -77,6 +82,7 @@ def pytest_collection_finish() -> None:
     """Spare the collector of garbage a hundred thousand objects that were imported, each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 _make_report, _prepare = reporting.make_report, reporting.prepare

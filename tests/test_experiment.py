@@ -161,7 +161,7 @@ def test_an_edit_that_would_change_the_past_is_refused_before_any_trial_is_touch
 
 @two_at_once
 def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
-    overrides = [*QUICK[:-1], "meta.tensorboard=false", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
+    overrides = [*QUICK, "meta.log_frequency=1e6", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second, third = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(3))
     with started(*overrides, PACED, "env.max_frame=1e9") as process:
         wait_for(lambda: frame(first) and frame(second), process)
@@ -205,7 +205,7 @@ def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: 
         assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
         assert list((run / "session_0" / "checkpoints").glob("frame_*"))
     end = f"env.max_frame={max(frame(first), frame(second)) + 200}"
-    assert main(["-m", f"+resume={tmp_path / 'e'}", end, ONE_PROCESS]) == 0
+    assert main(["-m", f"+resume={tmp_path / 'e'}", end, "hydra.launcher.n_jobs=1"]) == 0
     assert (folder.status, statuses(folder.path)) == ("finished", ["finished"] * 3)
     assert main([*QUICK, PACED, every, end, "seed=1", "hydra.run.dir=whole"]) == 0
     assert differences(Path("whole"), second) == []

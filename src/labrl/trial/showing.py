@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -103,7 +104,7 @@ def _plain(text: str) -> Any:
     """Return a number, true or false where the text is one."""
     if text in ("true", "false"):
         return text == "true"
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    return text
