@@ -123,13 +123,24 @@ def test_atari_is_told_with_its_frames_and_a_curve_of_each_game(
         write_run(tmp_path / "runs" / name, [rows], config=config, session_status="interrupted")
     results.write_page(tmp_path / "runs")
     page = (tmp_path / "results.md").read_text()
-    assert "| pong | ppo | 5,000 | 10,000,000 | 3.0 | 3.0 |  |" in page
-    assert "| pong | a2c | 5,000 | 10,000,000 | -20.5 | -20.5 |  |" in page
+    assert "| pong | ppo | 5,000 | 10,000,000 | 3.0 | 3.0 |" in page
+    assert "| pong | a2c | 5,000 | 10,000,000 | -20.5 | -20.5 |" in page
     assert "![pong_ppo](results/pong_ppo.svg)" in page
     assert "breakout" not in page
     assert (tmp_path / "results" / "pong_ppo.svg").read_text().startswith("<?xml")
     results.write_page(tmp_path / "another machine")
     assert (tmp_path / "results.md").read_text() == page
+
+
+def test_three_sessions_have_the_interval_of_their_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    sessions = [rows_of(range(1000, 5001, 1000), [score] * 5) for score in (20.0, 30.0, 40.0)]
+    write_run(tmp_path / "runs" / "cartpole_pqn", sessions)
+    results.write_page(tmp_path / "runs")
+    page = (tmp_path / "results.md").read_text()
+    assert "| 20.0, 30.0, 40.0 | 30.0 [20.0, 40.0] |" in page
 
 
 def test_what_was_measured_stays_on_the_page_without_its_run(
