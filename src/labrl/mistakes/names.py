@@ -19,7 +19,7 @@ from labrl.errors import Mistake
 from labrl.mistakes.spelling import nearest, suggested
 
 VERBS = ("resume", "rerun", "fork", "enjoy", "force", "pin")
-"""What is typed with a plus and is no key."""
+"""Arguments that are typed with a plus and are no keys."""
 
 SOME = 8
 """Options or owners of a key that a message lists at most."""

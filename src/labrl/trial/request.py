@@ -1,4 +1,4 @@
-"""What a command line asks for beside a new run: to go back to a run, or to show what it has learned."""
+"""Reading `+resume`, `+rerun`, `+fork` and `+enjoy` from a command line, with their options."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any, Literal
 
 from labrl.errors import InputError
 
-SIGNED = ("resume", "rerun", "fork", "enjoy", "force", "pin")
+KINDS = ("resume", "rerun", "fork", "enjoy")
+"""Names whose value is a run."""
+
+SIGNED = (*KINDS, "force", "pin")
 """Names that are typed with a plus."""
 
 _EXAMPLES = {"at": "<frame>", "force": "true", "pin": "true"} | dict.fromkeys(
-    SIGNED[:4], "latest or +{name}=<run folder>"
+    KINDS, "latest or +{name}=<run folder>"
 )
 
 
@@ -48,7 +51,7 @@ def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | No
     multirun: whether they come with -m. Raises InputError for overrides that contradict each other.
     """
     given, edits = read(overrides, (*SIGNED, "at"))
-    kinds = [name for name in given if name in SIGNED[:4]]
+    kinds = [name for name in given if name in KINDS]
     if "enjoy" in kinds:
         if multirun:
             raise InputError(

@@ -33,7 +33,7 @@ class Beginning:
     """The weights that the sessions of a trial begin with."""
 
     sources: Mapping[int, tuple[LoadedPolicy, Learned]]
-    """What another run has learned, by number of the session that begins with it."""
+    """Policies of another run, by the number of the session that begins with each."""
     fit: Fit
 
     def facts(self) -> dict[str, Any]:
