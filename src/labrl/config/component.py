@@ -1,4 +1,4 @@
-"""A part of a run that YAML names by `_target_`: labrl's own or a user's."""
+"""A part of a run that YAML selects by `_target_`, from labrl or from a user."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from labrl.targets import load_target, signature_of
 
 @dataclass(frozen=True)
 class Component:
-    """A validated node with a `_target_`: which class or function, and with what settings.
+    """A validated configuration node with a `_target_`: a class or function and its settings.
 
     A target with an attribute `Config` (a keyword-only dataclass) is built by
-    `target(config, **runtime)`, any other one by `target(**runtime, **settings)`.
+    `target(config, **runtime)`, any other target by `target(**runtime, **settings)`.
     """
 
     target: str
     """Dotted path of the class or function."""
     config: Any
-    """An instance of `target.Config`, or the settings as a dict where the target has no `Config`."""
+    """An instance of `target.Config`, or a dict of settings if the target has no `Config`."""
     key: str = field(default="", compare=False, repr=False)
-    """Key in the configuration, for messages; '' where unknown."""
+    """Key in the configuration, for messages; '' if unknown."""
 
     def plain(self) -> dict[str, Any]:
-        """Return the node that `dataclass_of(Component, node)` makes this component from."""
+        """Return the configuration node from which `dataclass_of` makes this component."""
         return asdict(self, dict_factory=_node)
 
     def load(self) -> Any:
@@ -35,31 +35,32 @@ class Component:
         return load_target(self.target)
 
     def build(self, **runtime: Any) -> Any:
-        """Make the part. runtime: arguments that only the running program knows.
+        """Make the part.
 
-        Raises InputError where a user's own part fails. Errors of labrl's own parts pass unchanged.
+        runtime: arguments that are known only at run time. Raises InputError if a user's part fails. Errors
+        in labrl's parts propagate unchanged.
         """
         target = self.load()
         config = [] if isinstance(self.config, dict) else [self.config]
         given = runtime if config else {**runtime, **self.config}
         with self._failing(f"cannot be made with {', '.join(given) or 'no argument'}"):
             if (signature := signature_of(target)) is not None:
-                signature.bind(*config, **given)  # names what is missing before what is unknown
+                signature.bind(*config, **given)  # reports missing arguments before unknown ones
             return target(*config, **given)
 
     def check(self, method: str, *known: Any) -> None:
-        """Call the target's `method(config, *known)`, if it has one, to check its configuration.
+        """Call the target's `method(config, *known)`, if there is one, to check its configuration.
 
-        Raises InputError where it refuses.
+        Raises InputError if the method raises.
         """
         asked = getattr(self.load(), method, None)
         if asked is not None:
-            with self._failing(f"has refused, in {method}"):
+            with self._failing(f"was refused by its method {method}"):
                 asked(self.config, *known)
 
     @contextmanager
     def _failing(self, what: str) -> Iterator[None]:
-        """Raise InputError for whatever a user's own code raises. Errors of labrl's pass unchanged."""
+        """Convert exceptions of a user's code to InputError. Errors in labrl's code propagate unchanged."""
         try:
             yield
         except LabrlError:
@@ -72,12 +73,12 @@ class Component:
 
     @property
     def named(self) -> str:
-        """The key and target with which messages begin."""
+        """The key and target, the start of messages."""
         return f"{self.key}: {self.target}" if self.key else self.target
 
 
 def _node(values: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The fields of a dataclass as YAML has them: the settings of a component stand beside its `_target_`."""
+    """Return the fields of a dataclass as in YAML, with a component's settings beside its `_target_`."""
     node = dict(values)
     is_component = node.keys() == {"target", "config", "key"}
     return {"_target_": node["target"], **node["config"]} if is_component else node
