@@ -1,4 +1,4 @@
-"""How what a `_target_` names is imported, and how its module is read without libraries that load slowly."""
+"""Import the object named by a `_target_`, if requested without libraries that are slow to import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labrl.mistakes.spelling import did_you_mean
 
 
 def load_target(path: Any) -> Any:
-    """Import the object at the dotted `path`. Raises ImportError with the part that is not there."""
+    """Import the object at the dotted `path`. Raises ImportError with the part that was not found."""
     parts = path.split(".") if isinstance(path, str) else []
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
         raise ImportError(f"must be a dotted path such as my_module.MyClass, got {path!r}")
@@ -43,7 +43,7 @@ def load_target(path: Any) -> Any:
 
 
 def accepted_settings(target: Any) -> set[str] | None:
-    """Names that `target` takes as keyword arguments, or None when it takes any."""
+    """Return the names of the keyword arguments of `target`, or None if it accepts any."""
     signature = signature_of(target)
     if signature is None:
         return None
@@ -54,7 +54,7 @@ def accepted_settings(target: Any) -> set[str] | None:
 
 
 def signature_of(target: Any) -> inspect.Signature | None:
-    """Return the signature of `target`, None for some classes written in C."""
+    """Return the signature of `target`, or None for some classes implemented in C."""
     try:
         return inspect.signature(target)
     except (TypeError, ValueError):
@@ -67,10 +67,10 @@ LIBRARIES = ("ale_py", "gymnasium", "numpy", "torch")
 
 @contextmanager
 def outlined() -> Iterator[None]:
-    """Let imports give stand-ins for `LIBRARIES`, and forget labrl's modules that have one afterwards.
+    """Within this context, replace `LIBRARIES` by stand-ins; afterwards, unload the modules that use them.
 
-    A component's `Config` stands beside the class that it configures, in a module that imports them. That is
-    enough to read its dataclasses and to call its `check_config`.
+    The `Config` of a component is defined in the same module as its class, which imports these libraries.
+    Stand-ins are enough to read the dataclasses and to call `check_config`.
     """
     before = dict(sys.modules)
     sys.meta_path.insert(0, _StandIn)
@@ -87,9 +87,9 @@ def outlined() -> Iterator[None]:
 
 
 class _StandIn(ModuleType):
-    """A library that is not loaded, and whatever it holds. As a base class it is none.
+    """Stand-in for a library and everything in it. As a base class, it is left out.
 
-    The class itself is the finder and the loader of such modules. Computing with one, or asking for its
+    The class itself is the finder and loader of these modules. Computing with a stand-in, or requesting its
     signature, raises TypeError.
     """
 
