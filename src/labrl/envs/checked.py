@@ -121,7 +121,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Pass on the environment's answer."""
+        """Reset the environment. Raises MisfitError."""
         self._steps = 0
         return self._check.reset(*self.env.reset(seed=seed, options=options))
 
