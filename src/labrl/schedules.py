@@ -152,7 +152,7 @@ _PIECE = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|\$\{[^}]*\}"
 _SHORT_FORM = re.compile(rf"({'|'.join(SHORT)})((?::(?:{_PIECE})){{2,4}})")
 
 
-def written_out(value: Any) -> Any:
+def expanded(value: Any) -> Any:
     """Expand a schedule in short form, or one without `warmup`, to all its keys.
 
     Other values are returned unchanged. In short form, the default horizon is the budget, `env.max_frame`.

@@ -66,7 +66,7 @@ LIBRARIES = ("ale_py", "gymnasium", "numpy", "torch")
 
 
 @contextmanager
-def outlined() -> Iterator[None]:
+def with_stand_ins() -> Iterator[None]:
     """Within this context, replace `LIBRARIES` by stand-ins; afterwards, unload the modules that use them.
 
     The `Config` of a component is defined in the same module as its class, which imports these libraries.

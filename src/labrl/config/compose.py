@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config import config_folder
 from labrl.config.keys import walk, written
 from labrl.errors import InputError, LabrlError, Mistake
-from labrl.targets import outlined
+from labrl.targets import with_stand_ins
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -205,18 +205,18 @@ def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None
     plain: result of `to_plain(cfg)`, if known. Raises InputError with a mistake for every wrong key.
     """
     plain = to_plain(cfg) if plain is None else plain
-    checks_outlined(cfg, plain)  # before PyTorch is loaded
+    check_with_stand_ins(cfg, plain)  # before PyTorch is loaded
     return typed(cfg, plain)
 
 
 def check_values(cfg: DictConfig | Mapping[str, Any]) -> None:
     """Raise InputError as `resolve` does, without importing PyTorch unless a user's component does."""
     plain = to_plain(cfg)
-    if not checks_outlined(cfg, plain):
+    if not check_with_stand_ins(cfg, plain):
         typed(cfg, plain)
 
 
-def checks_outlined(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
+def check_with_stand_ins(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
     """Check `cfg` as `typed` does, without importing PyTorch. Return False if that is not possible."""
     from labrl.config import schema, validate  # noqa: F401  (not from inside the outline)
 
@@ -224,7 +224,7 @@ def checks_outlined(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any
     if "torch" in sys.modules or not all(target.startswith("labrl.") for target in targets):
         return False
     try:
-        with outlined():
+        with with_stand_ins():
             typed(cfg, plain)
     except LabrlError:
         raise

@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config import config_folder
 from labrl.config.presets import GeneratedSource
 from labrl.errors import InputError
-from labrl.schedules import written_out
+from labrl.schedules import expanded
 
 
 def register() -> None:
@@ -74,22 +74,22 @@ def kinds_replace() -> Iterator[None]:
 
     def merge_or_replace(dest: BaseContainer, src: BaseContainer, *options: Any, **named: Any) -> None:
         if _replaces(dest, src):
-            dest._set_value(written_out(OmegaConf.to_container(src, resolve=False)))
+            dest._set_value(expanded(OmegaConf.to_container(src, resolve=False)))
         else:
             merge(dest, src, *options, **named)
 
-    def set_written_out(self: BaseContainer, key: Any, value: Any) -> None:
+    def set_expanded(self: BaseContainer, key: Any, value: Any) -> None:
         at_root = self._get_parent() is None
         if at_root and key == "start_from" and isinstance(value, str | None) and key in self:
             self[key].run = value
             return
-        changed = written_out(value)
+        changed = expanded(value)
         if changed is not value and isinstance(self, DictConfig):
             value = value if str(self._get_full_key(key)).startswith(CONSTANT) else changed
         set_item(self, key, value)
 
     BaseContainer._map_merge = staticmethod(merge_or_replace)  # type: ignore[method-assign]
-    BaseContainer._set_item_impl = set_written_out  # type: ignore[method-assign]
+    BaseContainer._set_item_impl = set_expanded  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from labrl.config.component import Component
-from labrl.schedules import written_out
+from labrl.schedules import expanded
 
 T = TypeVar("T")
 
@@ -176,7 +176,7 @@ def unescaped(override: str) -> str:
     """Return `override` without Hydra's backslashes before colons in a schedule: `agent.lr=linear:3e-4:0`."""
     key, _, value = override.partition("=")
     plain = value.replace("\\:", ":")
-    return override if written_out(plain) is plain else f"{key}={plain}"
+    return override if expanded(plain) is plain else f"{key}={plain}"
 
 
 def written(value: Any) -> str:

@@ -48,7 +48,7 @@ def _is_finite_number(value: Any) -> bool:
 
 def _schedule(value: Any) -> Any:
     """Expand the short form of a schedule. Raises unless the value is a number or a group of keys."""
-    schedule = schedules.written_out(value) if isinstance(value, str) else value
+    schedule = schedules.expanded(value) if isinstance(value, str) else value
     readable = _is_finite_number(schedule) or isinstance(schedule, Mapping | Shape)
     if not readable or (isinstance(value, str) and "${" in str(schedule)):  # only Hydra knows the budget
         text = f"{'|'.join(schedules.SHORT)}:<start>:<end>[:<horizon>], or a group of keys with a kind"

@@ -60,7 +60,7 @@ def stray_arguments(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]
         else:
             wrong.append(typed)
             line.append(
-                shlex.quote(argument) if "=" in parts[0] and argument[0] != "-" else _meant(name, value)
+                shlex.quote(argument) if "=" in parts[0] and argument[0] != "-" else _suggestion(name, value)
             )
     if wrong:
         command = next((part for part in line if part.startswith("labrl-")), " ".join(filter(None, line)))
@@ -74,14 +74,14 @@ def _taken(left: list[str]) -> tuple[list[str], str]:
     """Remove the first arguments of `left` that belong together. Return them separately and joined."""
     argument = left.pop(0)
     parts = [argument]
-    while left and _goes_on(argument, left[0]):
+    while left and _continues(argument, left[0]):
         part = left.pop(0)
         parts.append(part)
         argument += f" {part}" if _is_open(argument) else part if "=" in argument + part else f"={part}"
     return parts, argument
 
 
-def _goes_on(argument: str, following: str) -> bool:
+def _continues(argument: str, following: str) -> bool:
     """Return whether `following` belongs to `argument`, as its value or as a part split off by the shell."""
     if following.startswith("="):
         return "=" not in argument
@@ -110,7 +110,7 @@ def _takes(flag: str, equals: str, value: str) -> bool:
     return bool(allowed) and (allowed.startswith("<") or value in allowed.split(", "))
 
 
-def _meant(name: str, value: str) -> str:
+def _suggestion(name: str, value: str) -> str:
     """Return what to type instead of an unknown flag or bare name. value: its value, or ''."""
     plain = name.lstrip("-+").replace("-", "_") if name.startswith(("-", "+")) else name
     if not value and ":" in plain:
