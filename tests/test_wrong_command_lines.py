@@ -52,6 +52,10 @@ WRONG = {
     "experiment=slm_lab": [("unknown-option", "experiment")],
     "hydra/launcher=slrm": [("unknown-option", "hydra/launcher")],
     "~agent": [("missing", "agent")],
+    "transforms/reward=[sign,clip]": [("usage", "transforms/reward")],
+    "+transforms/reward@transforms.mine=[clip]": [("usage", "transforms/reward")],
+    "agent=[ppo,dqn] seed=1": [("usage", "agent")],
+    "transforms/reward=sign,clip": [("usage", "transforms/reward")],
     "+agent=ppo": [("unknown-key", "agent")],
     # values, types, ranges, contradictions
     "env=gymnasium": [("missing", "env.id")],

@@ -67,7 +67,8 @@ def _trials(
             parsed.append(each if _is_choice(one, loader) else each[:1])
         else:
             key, typed = one.key_or_group, override.partition("=")[2]
-            message = f"several values are an experiment (labrl -m '{override}') or a list ({key}=[{typed}])"
+            as_list = "" if _is_choice(one, loader) else f" or a list ({key}=[{typed}])"
+            message = f"several values are an experiment (labrl -m '{override}'){as_list}"
             mistakes.append(Mistake("usage", key, f"{override}: {message}"))
     return mistakes, itertools.product(*parsed)
 
