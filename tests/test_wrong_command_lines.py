@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import labrl
 import labrl.cli
 import labrl.experiment.job
 from labrl.config.compose import compose
-from labrl.errors import LabrlError, Mistake
+from labrl.errors import InputError, LabrlError, Mistake
 from labrl.mistakes.names import all_keys, other_names
 
 WRONG = {
@@ -52,6 +53,10 @@ WRONG = {
     "experiment=slm_lab": [("unknown-option", "experiment")],
     "hydra/launcher=slrm": [("unknown-option", "hydra/launcher")],
     "~agent": [("missing", "agent")],
+    "transforms/reward=[sign,clip]": [("usage", "transforms/reward")],
+    "+transforms/reward@transforms.mine=[clip]": [("usage", "transforms/reward")],
+    "agent=[ppo,dqn] seed=1": [("usage", "agent")],
+    "transforms/reward=sign,clip": [("usage", "transforms/reward")],
     "+agent=ppo": [("unknown-key", "agent")],
     # values, types, ranges, contradictions
     "env=gymnasium": [("missing", "env.id")],
@@ -273,6 +278,19 @@ def test_a_name_that_the_chosen_agent_has_no_key_for_is_answered_with_those_that
 ) -> None:
     (mistake,) = told("agent=dqn n_steps=5")
     assert {"agent.horizon,", "agent=ppo,", "agent.n_step"} <= set(mistake.message.split())
+
+
+def test_a_value_that_needs_quotes_is_answered_with_them(told: Callable[[str], tuple[Mistake, ...]]) -> None:
+    (mistake,) = told("hydra.run.dir=läufe/eins")
+    assert mistake.code == "syntax"
+    assert mistake.message.endswith("""write 'hydra.run.dir="läufe/eins"'""")
+
+
+@pytest.mark.parametrize("arguments", [["-m", "seed=1,2"], ["--config-dir", "mine"]])
+def test_the_function_takes_no_flags(arguments: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        labrl.train(arguments)
+    assert (error.value.code, error.value.key) == ("usage", arguments[0])
 
 
 @pytest.mark.parametrize("key", ["hydra.run.dir", "start_from.run"])

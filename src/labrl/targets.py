@@ -33,13 +33,18 @@ def load_target(path: Any) -> Any:
             with script.importing(module):
                 found = importlib.import_module(module)
         except (Exception, SystemExit) as error:
-            hint = did_you_mean(name, dir(found)) if count > 1 else ""
+            hint = did_you_mean(name, _names_in(found, last=count == len(parts))) if count > 1 else ""
             if module == f"{script.MAIN}.{name}":
                 hint = " Call labrl.train in the script that defines it, or move it to a module."
             raise ImportError(f"{path}: {type(error).__name__}: {error}.{hint}") from error
     if not callable(found):
         raise ImportError(f"{path} is neither a class nor a function")
     return found
+
+
+def _names_in(owner: Any, last: bool) -> list[str]:
+    """Return the names that a path may continue with; last: whether they end it, as a module cannot."""
+    return [name for name in dir(owner) if not (last and isinstance(getattr(owner, name, None), ModuleType))]
 
 
 def accepted_settings(target: Any) -> set[str] | None:

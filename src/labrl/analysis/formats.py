@@ -29,6 +29,17 @@ def number(value: Any, digits: int = 4) -> str:
     return text if "e" in text else f"{float(text):,}".removesuffix(".0")
 
 
+def score(value: float, thousands: int = 1) -> str:
+    """A return with one digit behind the point, 1,234.5, and below 1 with three significant ones, 0.0123.
+
+    thousands: digits behind the point from 1,000 on. Beyond 1e12 the exponent is written.
+    """
+    size = abs(value)
+    if size >= 1e12 or 0 < size < 0.95:
+        return f"{value:.3g}"
+    return f"{value:,.{1 if size < 1000 else thousands}f}"
+
+
 def short_number(value: float, digits: int = 4) -> str:
     """`digits` significant digits and a letter for what follows: 2M, 1.5k, 0.05."""
     for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from labrl.analysis.formats import short_number, shortened, widths_that_fit
+from labrl.analysis.formats import score, short_number, shortened, widths_that_fit
 from labrl.analysis.groups import agreeing, grouped, varied
 from labrl.analysis.returns import group_return
 from labrl.analysis.runs import Run, find_runs, load_experiment
@@ -339,7 +339,7 @@ def _rows(entry: Entry) -> Iterator[tuple[str, ...]]:
 def _score(value: float | None) -> str:
     if value is None:
         return _NOTHING
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1f}"
+    return score(value, thousands=0)
 
 
 def _age(created: str) -> str:
@@ -426,7 +426,7 @@ def _played(run: Run) -> Standing:
     if found is None or run.status == "failed":
         return Standing(run.path, run.env, (), False, run.status)
     status = "" if run.status == "finished" else f", {run.status}"
-    return Standing(run.path, run.env, (-found.value,), True, f"final return {found.value:,.1f}{status}")
+    return Standing(run.path, run.env, (-found.value,), True, f"final return {score(found.value)}{status}")
 
 
 def _searched(run: Run, search: SearchResult, trial: SearchTrial) -> Standing:
@@ -435,10 +435,10 @@ def _searched(run: Run, search: SearchResult, trial: SearchTrial) -> Standing:
     measure = search.objective[0]
     mean = next((one.mean for one in search.confirmed if one.trial == trial.number), None)
     if mean is not None:
-        told = f"{measure} {mean:,.1f} on the fresh seeds of the confirmation"
+        told = f"{measure} {score(mean)} on the fresh seeds of the confirmation"
         return Standing(run.path, run.env, (0, sign * mean, trial.number), True, told)
     if not trial.values:
         return Standing(run.path, run.env, (), False, run.status)
     value, complete = trial.values[0], trial.state == "complete"
-    told = f"{measure} {value:,.1f}{'' if complete else f', {run.status}'}"
+    told = f"{measure} {score(value)}{'' if complete else f', {run.status}'}"
     return Standing(run.path, run.env, (1, sign * value, trial.number), complete, told)

@@ -96,8 +96,8 @@ def hydra_initialized(config_dir: str | os.PathLike[str] | None) -> Iterator[Non
 def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> None:
     """Register what labrl adds to Hydra and OmegaConf, and let a user's own modules be found.
 
-    Raises InputError for what Hydra would pass over: a `config_dir` that is no folder, and `~preset`, which
-    some agents can do without.
+    Raises InputError for what Hydra would pass over: a `config_dir` that is no folder, `~preset`, which
+    some agents can do without, and a list of options, of which the last would win.
     """
     from labrl.config.extensions import register
 
@@ -109,6 +109,17 @@ def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequenc
         raise InputError(
             "~preset: it is needed; preset=none leaves all presets out", code="missing", key="preset"
         )
+    for override in overrides:
+        group, _, option = override.lstrip("+").partition("=")
+        several = re.fullmatch(r"\[(.*)\]", option)
+        one_of = group.partition("@")[0]
+        if several and one_of not in ("experiment", "preset") and (config_folder() / one_of).is_dir():
+            raise InputError(
+                f"{override}: {one_of} takes one option, not a list. Write {group}=<option>, or labrl -m "
+                f"{group}={several[1].replace(' ', '')} for an experiment with each",
+                code="usage",
+                key=one_of,
+            )
     register()
     find_modules(config_dir)
 

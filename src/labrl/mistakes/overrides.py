@@ -67,7 +67,8 @@ def _trials(
             parsed.append(each if _is_choice(one, loader) else each[:1])
         else:
             key, typed = one.key_or_group, override.partition("=")[2]
-            message = f"several values are an experiment (labrl -m '{override}') or a list ({key}=[{typed}])"
+            as_list = "" if _is_choice(one, loader) else f" or a list ({key}=[{typed}])"
+            message = f"several values are an experiment (labrl -m '{override}'){as_list}"
             mistakes.append(Mistake("usage", key, f"{override}: {message}"))
     return mistakes, itertools.product(*parsed)
 
@@ -87,13 +88,22 @@ def _bad_syntax(override: str, parser: OverridesParser) -> Mistake:
         advice = f"write {key}=$HOME{value[1:]}, because shells expand ~ only at the beginning of a word"
     elif re.search(r"[\s;][\w./]+=", value):
         advice = "write several overrides without quotes around all, and with a space between them"
-    elif key and cleaned != override:
-        try:
-            parser.parse_override(cleaned)
-            advice = f"write {cleaned}"
-        except HydraException:
-            pass
+    elif key:
+        # quotes help a text with letters beyond ASCII, and no list or call that is only half written
+        plain = not re.search(r"[\[\]{}()'\",;=]", value)
+        for meant, typed in [(cleaned, cleaned), (f'{key}="{value}"', f"'{key}=\"{value}\"'")]:
+            if meant != override and (plain or meant == cleaned) and _is_readable(meant, parser):
+                advice = f"write {typed}"
+                break
     return Mistake("syntax", key.lstrip("+~") or override, f"{override}: cannot be read: {advice}")
+
+
+def _is_readable(override: str, parser: OverridesParser) -> bool:
+    try:
+        parser.parse_override(override)
+    except HydraException:
+        return False
+    return True
 
 
 def _is_choice(one: Override, loader: ConfigLoader) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
@@ -132,13 +133,18 @@ class Folder(Generic[Status]):
     def _check_free(self) -> None:
         """Raise InputError where the folder belongs to a run or an experiment, or holds files of others."""
         if self.marker.exists():
-            raise self._not_free(f"already contains {self.MARKER} (to resume it: {self.RESUME}{self.path})")
+            raise self._not_free(f"already contains {self.MARKER} (to resume it: {self._how_to_resume})")
         there = sorted({path.name for pattern in self.WRITTEN for path in self.path.glob(pattern)})
         if there:
             raise self._not_free(
                 f"contains files of another origin, as a new {self.KIND} would write them: "
                 + ", ".join(there)
             )
+
+    @property
+    def _how_to_resume(self) -> str:
+        command, _, verb = self.RESUME.rpartition(" ")
+        return f"{command} {shlex.quote(f'{verb}{self.path}')}"
 
     def _not_free(self, why: str) -> InputError:
         return InputError(
@@ -152,14 +158,26 @@ def now() -> str:
 
 
 def place(value: Any, key: str) -> Path:
-    """Return the folder that `key` names, absolute. Raises InputError where it names none."""
+    """Return the folder that `key` names, absolute.
+
+    Raises InputError where it names none, or one whose path is no UTF-8, as libraries need it.
+    """
     if not str(value or "").strip():
         raise InputError(
             f"{key} is empty (perhaps a shell variable is not set): set {key}=<folder>",
             code="missing",
             key=key,
         )
-    return Path(os.path.abspath(str(value)))
+    path = os.path.abspath(str(value))
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{key}={path} cannot hold a run: its path is not valid UTF-8. Set {key}=<another folder>",
+            code="usage",
+            key=key,
+        ) from error
+    return Path(path)
 
 
 def check_format(path: Path, version: int, known: int) -> None:

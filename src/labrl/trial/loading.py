@@ -173,7 +173,8 @@ class LoadedPolicy:
         dict or tuple of arrays; mask: which actions are valid, [flags] or [n, flags], None for all. greedy:
         the action that the policy thinks best; otherwise it is chosen as under evaluation, drawn by a
         stochastic policy. A recurrent network carries its state on to the next call until `reset`. Raises
-        InputError for an observation of another space, and for greedy actions where there are none.
+        InputError for an observation of another space, an empty batch, and greedy actions where there are
+        none.
         """
         if isinstance(observation, Mapping) and KEY in observation and KEY not in (self._dtype.names or ()):
             mask = observation[KEY] if mask is None else mask
@@ -182,6 +183,8 @@ class LoadedPolicy:
                 observation = observation[OBSERVATION]
         batch, single = self._batch(observation)
         n = len(batch)
+        if n == 0:
+            raise InputError("act() was given an empty batch", code="range", key="observation")
         if self._start is not None and len(self._start) != n:
             if is_recurrent(self.trial.agent.config):
                 raise InputError(
@@ -220,6 +223,8 @@ class LoadedPolicy:
         """
         if episodes < 1:
             raise InputError(f"episodes={episodes}: must be at least 1", code="range", key="episodes")
+        if seed < 0:
+            raise InputError(f"seed={seed}: must be at least 0", code="range", key="seed")
         env = self.vector_env(episodes)
         try:
             quota = self.quota(env.num_envs, greedy, epsilon)
@@ -245,6 +250,8 @@ class LoadedPolicy:
         epsilon = meta.eval_epsilon if epsilon is None else epsilon
         if greedy:
             self.check_greedy()
+        if not 0 <= epsilon <= 1:
+            raise InputError(f"epsilon={epsilon:g}: must lie between 0 and 1", code="range", key="epsilon")
         if epsilon:
             check_uniform(self.action_space, f"epsilon={epsilon:g}")
         return Quota(num_envs, greedy=greedy, epsilon=epsilon)

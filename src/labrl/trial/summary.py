@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from labrl.analysis.formats import widths_that_fit
+from labrl.analysis.formats import score, widths_that_fit
 from labrl.analysis.returns import MEANING, group_return
 from labrl.session.callbacks.display import Terminal
 from labrl.storage.run_folder import RunFolder
@@ -22,13 +22,9 @@ _DISPENSABLE = ("seconds", "frames/s", "episodes", "best", "frames", "#")
 """Columns that a narrow terminal goes without, the first of them first."""
 
 
-def _number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
 def _score(value: float | None) -> str:
     """Short enough for 80 columns: no digits behind the point of thousands."""
-    return _number(value, 1 if value is None or abs(value) < 1000 else 0)
+    return "-" if value is None else score(value, thousands=0)
 
 
 def _row(session: SessionResult) -> list[str]:
@@ -40,7 +36,7 @@ def _row(session: SessionResult) -> list[str]:
         _score(session.final_return),
         _score(session.best_return),
         f"{session.wall:,.0f}" if session.wall >= 100 else f"{session.wall:,.1f}",
-        _number(session.fps, 0) if session.frame else "-",
+        f"{session.fps:,.0f}" if session.frame else "-",
     ]
 
 

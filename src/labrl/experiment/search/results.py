@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from optuna.trial import TrialState
 
-from labrl.analysis.formats import number
+from labrl.analysis.formats import number, score
 from labrl.analysis.runs import load_experiment
 from labrl.analysis.search import SearchResult, read_search, summary, verdict
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
@@ -111,7 +111,7 @@ def _tell_front(search: Search) -> None:
     plan = search.study.plan
     say(f"{len(search.study.best())} trials that no other trial beats in {' and '.join(plan.measures)}:")
     for trial in search.study.best():
-        values = ", ".join(f"{value:,.1f}" for value in trial.values)
+        values = ", ".join(map(score, trial.values))
         say(f"  trial {trial.number}: {values}   {search.recipe.command(trial.params)}")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial, TrialState
 
+from labrl.analysis.formats import score
 from labrl.errors import DONE, FAILED
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import Engine, RetryingQueue, run_queue, working
@@ -130,14 +131,14 @@ class Search(RetryingQueue):
         done = sum(one.state.is_finished() for one in trials)
         match trial.state:
             case TrialState.COMPLETE:
-                what = " ".join(f"{value:,.1f}" for value in trial.values)
+                what = " ".join(map(score, trial.values))
             case TrialState.PRUNED:
-                what = f"{trial.value:,.1f}, pruned at frame {trial.last_step:,}"
+                what = f"{score(trial.value)}, pruned at frame {trial.last_step:,}"
             case _:
                 what = f"failed: {trial.user_attrs.get(FACTS, {}).get('error')}".partition("\n")[0]
         leader = ""
         if best and len(self.study.plan.measures) == 1:
-            leader = f"   best so far {best[0].value:,.1f} (trial {best[0].number})"
+            leader = f"   best so far {score(best[0].value)} (trial {best[0].number})"
         params = " ".join(
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
             for key, value in trial.params.items()
