@@ -1,65 +1,13 @@
-"""How what a `_target_` names is imported, and how its module is read without libraries that load slowly."""
+"""How the modules of components are read without libraries that load slowly."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
-
-from labrl import script
-from labrl.mistakes.spelling import did_you_mean
-
-
-def load_target(path: Any) -> Any:
-    """Import the object at the dotted `path`. Raises ImportError with the part that is not there."""
-    parts = path.split(".") if isinstance(path, str) else []
-    if len(parts) < 2 or not all(part.isidentifier() for part in parts):
-        raise ImportError(f"must be a dotted path such as my_module.MyClass, got {path!r}")
-    if parts[0] == script.MAIN:
-        script.uses(parts[1])
-    found = None
-    for count, name in enumerate(parts, 1):
-        with suppress(AttributeError):
-            if count > 1:
-                found = getattr(found, name)
-                continue
-        module = ".".join(parts[:count])
-        try:
-            with script.importing(module):
-                found = importlib.import_module(module)
-        except (Exception, SystemExit) as error:
-            hint = did_you_mean(name, dir(found)) if count > 1 else ""
-            if module == f"{script.MAIN}.{name}":
-                hint = " Call labrl.train in the script that defines it, or move it to a module."
-            raise ImportError(f"{path}: {type(error).__name__}: {error}.{hint}") from error
-    if not callable(found):
-        raise ImportError(f"{path} is neither a class nor a function")
-    return found
-
-
-def accepted_settings(target: Any) -> set[str] | None:
-    """Names that `target` takes as keyword arguments, or None when it takes any."""
-    signature = signature_of(target)
-    if signature is None:
-        return None
-    parameters = signature.parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        return None
-    return {p.name for p in parameters if p.kind is not inspect.Parameter.POSITIONAL_ONLY}
-
-
-def signature_of(target: Any) -> inspect.Signature | None:
-    """Return the signature of `target`, None for some classes written in C."""
-    try:
-        return inspect.signature(target)
-    except (TypeError, ValueError):
-        return None
-
 
 LIBRARIES = ("ale_py", "gymnasium", "numpy", "torch")
 """Libraries that are slow to import."""
