@@ -273,3 +273,12 @@ def test_a_name_that_the_chosen_agent_has_no_key_for_is_answered_with_those_that
 ) -> None:
     (mistake,) = told("agent=dqn n_steps=5")
     assert {"agent.horizon,", "agent=ppo,", "agent.n_step"} <= set(mistake.message.split())
+
+
+@pytest.mark.parametrize("key", ["hydra.run.dir", "start_from.run"])
+def test_a_home_folder_that_no_shell_expands_is_answered_with_one_that_it_does(
+    key: str, told: Callable[[str], tuple[Mistake, ...]]
+) -> None:
+    (mistake,) = told(f"'{key}=~/mine'")
+    assert (mistake.code, mistake.key) == ("syntax", key)
+    assert f"{key}=$HOME/mine" in mistake.message

@@ -180,7 +180,7 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
             if (target := str(places[parent].get("_target_", "labrl."))).startswith("labrl."):
                 return mistake
             advice = f"To replace the part that was there, write ~{parent} '+{parent}={{_target_: {target}}}'"
-            return replace(mistake, message=f"{mistake.message} {advice}")
+            return replace(mistake, message=f"{mistake.message.removesuffix('.')}. {advice}")
         case "missing" | "union_tag_not_found":
             null = f" or {key}=null" if type(None) in get_args(known.get(name)) else ""
             return Mistake("missing", key, f"{key} must be given: set {_choice(key)}{null}")

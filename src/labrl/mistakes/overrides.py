@@ -83,6 +83,8 @@ def _bad_syntax(override: str, parser: OverridesParser) -> Mistake:
         advice = f"choice(...) cannot hold null; write '{key}={value[7:-1]}'"
     elif not equals:
         advice = f"write {key}=<value>"
+    elif value.startswith("~/"):
+        advice = f"write {key}=$HOME{value[1:]}, because shells expand ~ only at the beginning of a word"
     elif re.search(r"[\s;][\w./]+=", value):
         advice = "write several overrides without quotes around all, and with a space between them"
     elif key and cleaned != override:

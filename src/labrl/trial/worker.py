@@ -87,7 +87,7 @@ def run_session(
         result.error = str(error)
         session_log.append(folder.log, str(error))
     except (Exception, SystemExit) as error:  # an environment of somebody's may call sys.exit
-        result.error = f"{type(error).__name__}: {error}"
+        result.error = _described(error)
         session_log.append(folder.log, traceback.format_exc())
     finally:
         torch.set_num_threads(threads_before)
@@ -95,6 +95,14 @@ def run_session(
         _fill(result, session)
     write_json(folder.result, dataclasses.asdict(result))
     return code
+
+
+def _described(error: BaseException) -> str:
+    """Return type and text of an error; of one without text, the line of code that raised it."""
+    name, text = type(error).__name__, str(error)
+    if text or not (frames := traceback.extract_tb(error.__traceback__)):
+        return f"{name}: {text}"
+    return f"{name} in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
 
 
 def _warn_of_another_scale(session: Session) -> None:
