@@ -24,7 +24,6 @@ VOCABULARY = (
     "session.options",
     "mistakes.spelling",
     "script",
-    "targets",
 )
 
 

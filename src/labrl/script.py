@@ -12,20 +12,14 @@ import multiprocessing
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType, FunctionType
 from typing import Any
 
+from labrl.config.component import MAIN, being_imported, used_of_main
 from labrl.errors import InputError
 
-MAIN = "__main__"
-
 Dumps = Callable[[Any], bytes]
-
-_used: set[str] = set()
-"""Names of `__main__` that targets of this run were found by."""
-_importing: list[str] = []
-"""Modules that labrl imports at the moment because a configuration names them."""
 
 
 def begin(caller: str) -> None:
@@ -33,10 +27,10 @@ def begin(caller: str) -> None:
 
     That is while a module is imported, by labrl or by a child process of the user's own.
     """
-    if _importing:
+    if being_imported:
         raise InputError(
-            f"the module {_importing[-1]} calls {caller} when it is imported, and the configuration names "
-            f'this module. Put the call below `if __name__ == "{MAIN}":`.',
+            f"the module {being_imported[-1]} calls {caller} when it is imported, and the configuration "
+            f'names this module. Put the call below `if __name__ == "{MAIN}":`.',
             code="usage",
             key=caller,
         )
@@ -51,22 +45,7 @@ def begin(caller: str) -> None:
                 key=caller,
             )
         frame = frame.f_back
-    _used.clear()
-
-
-@contextlib.contextmanager
-def importing(module: str) -> Iterator[None]:
-    """Mark that `module` is being imported because a configuration names it."""
-    _importing.append(module)
-    try:
-        yield
-    finally:
-        _importing.pop()
-
-
-def uses(name: str) -> None:
-    """Note that this run needs `name` of `__main__`."""
-    _used.add(name)
+    used_of_main.clear()
 
 
 class Carried:
@@ -98,7 +77,7 @@ class Carried:
 
 def _definitions(dumps: Dumps) -> bytes:
     main = vars(sys.modules[MAIN])
-    found = {name: main[name] for name in sorted(_used) if name in main}
+    found = {name: main[name] for name in sorted(used_of_main) if name in main}
     try:
         return dumps(found)
     except Exception as error:  # whatever objects of somebody's raise
@@ -130,7 +109,7 @@ def _take(environment: Mapping[str, str], definitions: bytes, registered: bytes)
         os.environ.update(environment)
     main = vars(sys.modules[MAIN])
     found: Mapping[str, Any] = pickle.loads(definitions)
-    _used.update(found)
+    used_of_main.update(found)
     for name, value in found.items():
         main[name] = value
         for function in (value, *vars(value).values()) if isinstance(value, type) else (value,):

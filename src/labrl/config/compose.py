@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
 from labrl.config.keys import walk, written
+from labrl.config.outlined import outlined
 from labrl.errors import InputError, LabrlError, Mistake
-from labrl.targets import outlined
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig

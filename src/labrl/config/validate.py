@@ -17,13 +17,12 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
 from labrl.config import config_folder
-from labrl.config.component import Component
+from labrl.config.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.keys import hints, walk, written
 from labrl.config.types import real_number, whole_number
 from labrl.errors import Code, InputError, LabrlError, Mistake
 from labrl.mistakes.names import unknown_key
 from labrl.mistakes.spelling import did_you_mean
-from labrl.targets import accepted_settings, load_target
 
 T = TypeVar("T")
 
@@ -107,8 +106,9 @@ def _component_of(node: Any, info: _Info) -> Component:
             _note(config, node, info)
             options = _validator(config).validate_python(settings, context=info.context)
             return Component(path, options, info.context.keys[id(node)])
-    except ImportError as error:
-        raise PydanticCustomError("target", "{why}", {"why": str(error)}) from None
+    except TargetError as error:
+        why = f"{error}{did_you_mean(error.missing, error.known)}"
+        raise PydanticCustomError("target", "{why}", {"why": why}) from None
     except (LabrlError, ValidationError):
         raise
     except Exception as error:

@@ -13,12 +13,12 @@ import numpy as np
 from ale_py import roms
 from numpy.typing import NDArray
 
+from labrl.config.component import accepted_settings
 from labrl.envs.atari import AtariConfig, AtariEnv, vector_env
 from labrl.envs.gym import GymnasiumConfig, GymnasiumEnv
 from labrl.envs.protocol import Transition
 from labrl.envs.watch import Watched
 from labrl.errors import InputError
-from labrl.targets import accepted_settings
 
 # What Gymnasium draws with greets when it is imported, and complains where there is no screen and no sound.
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
