@@ -37,6 +37,16 @@ def short_number(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+def score(value: float | None) -> str:
+    """A return in a column: one digit behind the point, of thousands none; `-` for None."""
+    return "-" if value is None else f"{value:,.{0 if abs(value) >= 1000 else 1}f}"
+
+
+def brackets(value: float | None, low: float | None, high: float | None) -> str:
+    """`12.5 [11, 14]`; the number alone where there is no interval."""
+    return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"
+
+
 def shortened(text: str, width: int) -> str:
     """Cut in the middle: what tells a name from others mostly stands at its end."""
     if len(text) <= width:

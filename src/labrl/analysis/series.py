@@ -18,11 +18,6 @@ Views = dict[str, View]
 """One curve by axis."""
 
 
-def evaluates(run: Run) -> bool:
-    """Return whether the scores of `eval.csv` come from environments of their own, not from training."""
-    return bool(run.config.get("meta", {}).get("rigorous_eval"))
-
-
 class TimeAxes:
     """Frames and wall time, in a unit that suits the longest of the runs: what curves are drawn against."""
 

@@ -14,11 +14,11 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, cast
 
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.storage.atomic import HashedFile, copy_synced, sync_folder, write_atomic, write_synced
@@ -33,8 +33,6 @@ MANIFEST, STATE = "manifest.json", "state.pt"
 BEST = "best"
 BEFORE = "best_before"
 """The best checkpoint before a provisional one."""
-
-Found = TypeVar("Found")
 
 _FRAME = re.compile(r"frame_(\d{12,})")
 _log = logging.getLogger(__name__)
@@ -180,7 +178,8 @@ class CheckpointStore:
 
         Raises DamagedFileError if it is not whole, InputError if it has another format.
         """
-        return _whole(_read, path)
+        with _damages(path):
+            return _read(path)
 
     def frames(self) -> list[int]:
         """The frames of which there is a checkpoint, whole or not, newest first."""
@@ -193,16 +192,16 @@ class CheckpointStore:
         reports what is broken. Raises InputError if the newest one has another format.
         """
         for path in self._newest_first():
-            with suppress(DamagedFileError):
-                return int(_whole(_checked_manifest, path)["frame"])
+            with suppress(DamagedFileError), _damages(path):
+                return int(_checked_manifest(path)["frame"])
         return None
 
     def whole_frames(self) -> list[int]:
         """Return the frames of which a checkpoint is whole by its manifest, the best included, in order."""
         whole = set()
         for path in [*self._newest_first(), self.folder / BEST]:
-            with suppress(LabrlError):
-                whole.add(int(_whole(_checked_manifest, path)["frame"]))
+            with suppress(LabrlError), _damages(path):
+                whole.add(int(_checked_manifest(path)["frame"]))
         return sorted(whole)
 
     def copy_past(self, frame: int, target: Path) -> None:
@@ -430,10 +429,11 @@ def _claimed_frame(path: Path) -> int:
     return int(_claims(path).get("frame", -1))
 
 
-def _whole(read: Callable[[Path], Found], path: Path) -> Found:
-    """Return what `read` finds in a checkpoint. Raises DamagedFileError, or InputError for another format."""
+@contextmanager
+def _damages(path: Path) -> Iterator[None]:
+    """Raise DamagedFileError, or InputError for another format, whatever reading a checkpoint raises."""
     try:
-        return read(path)
+        yield
     except LabrlError:
         raise
     except Exception as error:  # what lies there may be anything, and fail in any way

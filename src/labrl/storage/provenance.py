@@ -12,7 +12,8 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -238,35 +239,30 @@ def _yaml(text: str) -> Any:
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List what of two provenances can make the same run come out differently: code, packages, processor."""
-    return [
-        *_code_differences(then["git"], now["git"]),
-        *_value_differences("Python", then["python"]["version"], now["python"]["version"]),
-        *_package_differences(then["packages"], now["packages"]),
-        *_value_differences("processor", then["machine"].get("processor"), now["machine"].get("processor")),
-        *_value_differences("GPU", then["machine"].get("gpus"), now["machine"].get("gpus")),
-    ]
+    found: list[str] = []
 
+    def note(name: str, before: Any, after: Any) -> None:
+        if before != after:
+            found.append(f"{name} {before} -> {after}")
 
-def _code_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for name in sorted(then.keys() & now.keys()):
-        commits = [str(facts[name].get("commit"))[:10] for facts in (then, now)]
-        yield from _value_differences(f"code of {name}", *commits)
-        changes = [facts[name].get("diff_sha256") for facts in (then, now)]
-        if commits[0] == commits[1] and changes[0] != changes[1]:
-            yield f"uncommitted changes in {now[name]['root']}"
-
-
-def _package_differences(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    told = [name for name in changed if name.lower() in DECISIVE]
-    for name in told:
-        yield from _value_differences(name, then.get(name), now.get(name))
-    if len(changed) > len(told):
-        yield f"{len(changed) - len(told)} other packages"
-
-
-def _value_differences(name: str, then: Any, now: Any) -> list[str]:
-    return [] if then == now else [f"{name} {then} -> {now}"]
+    for name in sorted(then["git"].keys() & now["git"].keys()):
+        one, other = then["git"][name], now["git"][name]
+        note(f"code of {name}", str(one.get("commit"))[:10], str(other.get("commit"))[:10])
+        if one.get("commit") == other.get("commit") and one.get("diff_sha256") != other.get("diff_sha256"):
+            found.append(f"uncommitted changes in {other['root']}")
+    note("Python", then["python"]["version"], now["python"]["version"])
+    others = 0
+    for name in {**then["packages"], **now["packages"]}:
+        versions = then["packages"].get(name), now["packages"].get(name)
+        if name.lower() in DECISIVE:
+            note(name, *versions)
+        else:
+            others += versions[0] != versions[1]
+    if others:
+        found.append(f"{others} other packages")
+    for name, fact in (("processor", "processor"), ("GPU", "gpus")):
+        note(name, then["machine"].get(fact), now["machine"].get(fact))
+    return found
 
 
 @functools.cache
@@ -291,6 +287,9 @@ def _header(metadata: str, key: str) -> str:
 
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory (bytes), graphics cards, operating system."""
+    memory = None
+    with suppress(AttributeError, ValueError, OSError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     facts: dict[str, Any] = {
         "name": platform.node(),
@@ -298,7 +297,7 @@ def describe_machine() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "cores_usable": usable,
-        "memory": _memory(),
+        "memory": memory,
         "gpus": _gpus(),
     }
     return {key: value for key, value in facts.items() if value}
@@ -322,7 +321,8 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
         facts["diff_truncated"] = len(changes) > room
         room -= len(parts[0])
     for name in (listed or "").split("\0"):
-        if not name or _written_by_a_run(root, root / name):
+        # not what a run has written
+        if not name or any((root / parent / MARKER).exists() for parent in [*Path(name).parents][:-1]):
             continue
         addition = _addition(root, name)
         if addition is None or len(addition) > room:
@@ -382,15 +382,6 @@ def _output(command: Sequence[str], environment: Mapping[str, str] | None = None
     return done.stdout.decode(errors="replace")
 
 
-def _written_by_a_run(root: Path, path: Path) -> bool:
-    for parent in path.parents:
-        if parent == root:
-            return False
-        if (parent / MARKER).exists():
-            return True
-    return False
-
-
 def _addition(root: Path, name: str) -> str | None:
     """An untracked file as a diff that adds it; None if it is large, not text, or cannot be read."""
     path = root / name
@@ -409,20 +400,11 @@ def _addition(root: Path, name: str) -> str | None:
 
 
 def _processor() -> str:
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _gpus() -> list[str]:

@@ -33,9 +33,7 @@ class SessionFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.train_csv = path / "train.csv"
-        """Rows of training metrics."""
         self.eval_csv = path / "eval.csv"
-        """Rows of evaluation metrics."""
         self.checkpoints = path / "checkpoints"
         """Folder of the resumable states and the best model."""
         self.start = path / "start"
@@ -47,17 +45,13 @@ class SessionFolder:
         self.profile = path / "profile"
         """Folder of the trace and the table of a profiled window."""
         self.tensorboard = path / "tensorboard"
-        """Folder of TensorBoard's event files."""
         self.replay = path / REPLAY
         """Folder of the replay buffer, where it lies in files."""
         self.episodes = path / "episodes"
-        """Folder of recorded episodes."""
         self.videos = path / "videos"
-        """Folder of recorded episodes as videos."""
         self.log = path / "session.log"
         """Warnings of the session, and the traceback where it crashed."""
         self.result = path / "result.json"
-        """The session's outcome."""
         self.progress = path / "progress.json"
         """Progress of the session; at most a second old while it runs."""
 
@@ -98,7 +92,6 @@ class RunFolder(Folder[RunStatus]):
     """
 
     MARKER = MARKER
-    FORMAT_VERSION = 1
     KIND = "run"
     RESUME = "labrl +resume="
     KEY = "hydra.run.dir"
@@ -107,15 +100,12 @@ class RunFolder(Folder[RunStatus]):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.config = path / "config.yaml"
-        """The resolved configuration."""
         self.overrides = path / "overrides.yaml"
-        """The overrides of the command line, a list."""
         self.provenance = path / PROVENANCE
         """Code, packages, machine, command and seed."""
         self.changed = path / "changed.json"
         """The keys of the configuration that are not the default of its agent and environment."""
         self.report = path / "report.html"
-        """The report, one file."""
         self.resumes = path / "resumes"
         """Folder with the provenance of each time that the run went on, by number."""
         self.enjoy = path / "enjoy"

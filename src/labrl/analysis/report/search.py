@@ -19,7 +19,7 @@ from labrl.analysis.search import (
     importances,
     runs_of,
 )
-from labrl.analysis.series import TimeAxes, evaluates
+from labrl.analysis.series import TimeAxes
 
 MOST_LINES = 200
 """Trials in parallel coordinates: the best ones, where there are more."""
@@ -79,7 +79,7 @@ def _history(search: SearchResult) -> Chart:
             heights = [(min if search.maximize[0] else max)(_values(search.valued))] * len(trials)
         if trials or state != "fail":
             lines.append(_points(trials, state, "trial", [trial.number for trial in trials], heights))
-    sequence = sorted(search.ended, key=lambda trial: trial.number)
+    sequence = sorted(search.of_state("complete"), key=lambda trial: trial.number)
     if sequence:
         best = best_so_far(_values(sequence), search.maximize[0])
         last = max(trial.number for trial in search.trials)
@@ -90,14 +90,23 @@ def _history(search: SearchResult) -> Chart:
 
 
 def _front(search: SearchResult) -> Chart:
-    line = _points(search.ended, "complete", "second", _values(search.ended, 1), _values(search.ended))
+    line = _points(
+        search.of_state("complete"),
+        "complete",
+        "second",
+        _values(search.of_state("complete"), 1),
+        _values(search.of_state("complete")),
+    )
     axes = {"second": Axis(search.objective[1])}
     return Chart("One objective against the other", axes, [line], search.objective[0])
 
 
 def _parallel(search: SearchResult) -> Chart:
     """Return each trial as a line through its values, the best ones coloured."""
-    top = {trial.number for trial in search.ranked()[: max(1, math.ceil(TOP_SHARE * len(search.ended)))]}
+    top = {
+        trial.number
+        for trial in search.ranked()[: max(1, math.ceil(TOP_SHARE * len(search.of_state("complete"))))]
+    }
     lines = []
     for trial in reversed([*search.ranked(), *search.of_state("pruned")][:MOST_LINES]):
         shares = [
@@ -135,7 +144,7 @@ def _against_default(search: SearchResult, path: Path) -> Chart | None:
     axes = TimeAxes([run for several in runs.values() for run in several])
     lines = []
     for one, colour in chosen:
-        curves = [axes.returns(s, evaluates(run)) for run in runs[one.name] for s in run.sessions]
+        curves = [axes.returns(s, run.evaluates) for run in runs[one.name] for s in run.sessions]
         if views := axes.middles(curves):
             lines.append(Line(f"search-{one.name.replace(' ', '-')}", one.name, Style(colour), views))
     unit = f"with its {INTERVAL}"
