@@ -9,6 +9,7 @@ seed of their own, so that the same scores always give the same interval.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -125,7 +126,8 @@ def performance_profile(scores: Scores, thresholds: ArrayLike) -> tuple[Array, A
     return value, low, high
 
 
-class Band(NamedTuple):
+@dataclass(frozen=True)
+class Band:
     """A curve over several runs. All are [points]; nan where no run, or no interval, is."""
 
     value: Array

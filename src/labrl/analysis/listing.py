@@ -114,11 +114,11 @@ def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any
             scores.append({**_returned(returns), **names, "trials": len(one.folders)})
     entry = _entry(about, list(trials.values()) or runs, scores)
     ended = [trial for trial in search.ranked() if trial.number in trials]
-    if ended and ended[0].values and len(search.objective) == 1:
+    if ended and len(search.objective) == 1:
         entry["best_in_the_search"] = {
             "trial": ended[0].number,
             "objective": search.objective[0],
-            "value": ended[0].values[0],
+            "value": ended[0].value(),
             "of": sum(trial.number in trials for trial in search.valued),
         }
     return entry
@@ -265,7 +265,7 @@ def _standing(run: Run, number: int | None, search: SearchResult | None) -> Stan
             told = f"{measure} {mean:,.1f} on the fresh seeds of the confirmation"
             return Standing(run.path, run.env, (0, sign * mean, trial.number), True, told)
         if trial.values:
-            value, complete = trial.values[0], trial.state == "complete"
+            value, complete = trial.value(), trial.state == "complete"
             told = f"{measure} {value:,.1f}{'' if complete else f', {run.status}'}"
             return Standing(run.path, run.env, (1, sign * value, trial.number), complete, told)
     return Standing(run.path, run.env, (), False, run.status)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,6 +76,10 @@ class SearchTrial:
     """Value by frame."""
     error: str | None = None
 
+    def value(self, place: int = 0) -> float:
+        """Return the value of an objective, nan where there is none."""
+        return self.values[place] if self.values else math.nan
+
 
 @dataclass(frozen=True)
 class Confirmed:
@@ -115,13 +120,12 @@ class Confirmed:
         missing = [UNKNOWN] * (len(self.folders) - len(self.values))
         return ", ".join([*map(number, self.values), *missing])
 
-    @property
+    @cached_property
     def estimate(self) -> Estimate | None:
         """The mean with its interval over the seeds; None where there is no mean."""
         if self.mean is None:
             return None
-        _, low, high = aggregates(np.array(self.values))["mean"]
-        return Estimate(self.mean, low, high)
+        return aggregates(np.array(self.values))["mean"]._replace(value=self.mean)
 
     def told(self) -> str:
         """`101.3 on 3 fresh seeds (95 % interval ...)`."""
@@ -141,8 +145,14 @@ class SearchResult:
     maximize: list[bool]
     parameters: list[Parameter]
     trials: list[SearchTrial]
+    confirmed: list[Confirmed]
+    """Configurations that ran on fresh seeds: the best trials of the search in order, then the default."""
+    winner: Confirmed | None
+    """The trial with the best mean on the fresh seeds; None where nothing was confirmed."""
+    default: Confirmed | None
+    """The default on the fresh seeds; None where it was not run."""
     facts: dict[str, Any]
-    """Further entries of `experiment.json` under `search`: sampler, pruner, storage, confirm, best."""
+    """Further entries of `experiment.json` under `search`: sampler, pruner, storage, best."""
 
     def of_state(self, *states: State) -> list[SearchTrial]:
         """The trials that ended in one of `states`; of complete and pruned ones those with a value."""
@@ -157,34 +167,12 @@ class SearchResult:
     def ranked(self) -> list[SearchTrial]:
         """Complete trials, the best first objective first."""
         sign = -1 if self.maximize[0] else 1
-        return sorted(
-            self.of_state("complete"), key=lambda trial: (sign * (trial.values or (0.0,))[0], trial.number)
-        )
+        return sorted(self.of_state("complete"), key=lambda trial: (sign * trial.value(), trial.number))
 
     def by_rank(self) -> list[SearchTrial]:
         """Return all trials: those that are ranked, then the others by number."""
         ranked = self.ranked()
         return [*ranked, *(trial for trial in self.trials if trial not in ranked)]
-
-    @property
-    def confirmed(self) -> list[Confirmed]:
-        """Configurations that ran on fresh seeds: the best trials of the search in order, then the
-        default."""
-        return [Confirmed.of(one) for one in (self.facts.get("confirm") or {}).get("candidates", [])]
-
-    @property
-    def winner(self) -> Confirmed | None:
-        """The trial with the best mean on the fresh seeds; None where nothing was confirmed."""
-        chosen = (self.facts.get("confirm") or {}).get("winner")
-        return None if chosen is None else self._fresh(chosen)
-
-    @property
-    def default(self) -> Confirmed | None:
-        """The default on the fresh seeds; None where it was not run."""
-        return self._fresh(None)
-
-    def _fresh(self, trial: int | None) -> Confirmed | None:
-        return next((one for one in self.confirmed if one.trial == trial), None)
 
 
 def read_search(info: Mapping[str, Any]) -> SearchResult | None:
@@ -201,11 +189,17 @@ def read_search(info: Mapping[str, Any]) -> SearchResult | None:
         steps = {int(frame): float(value) for frame, value in reported}
         params = dict(entry.get("params") or {})
         trials.append(SearchTrial(entry["number"], params, values, state, steps, entry.get("error")))
+    confirm = facts.get("confirm") or {}
+    confirmed = [Confirmed.of(one) for one in confirm.get("candidates", [])]
+    by_trial = {one.trial: one for one in confirmed}
     return SearchResult(
         objective=list(facts["objective"]),
         maximize=[direction == "maximize" for direction in facts["directions"]],
         parameters=[Parameter.of(key, distribution) for key, distribution in facts["space"].items()],
         trials=trials,
+        confirmed=confirmed,
+        winner=None if confirm.get("winner") is None else by_trial.get(confirm["winner"]),
+        default=by_trial.get(None),
         facts=dict(facts),
     )
 
@@ -224,7 +218,7 @@ def verdict(search: SearchResult) -> Iterator[str]:
     highest = "highest" if search.maximize[0] else "lowest"
     luck = f"the {highest} of {len(search.valued)} trials, so partly luck"
     if winner is None:
-        value = number(first.values[0] if first.values else None)
+        value = number(first.value())
         yield f"Trial {first.number} has the best {objective} of the search, {value}. That is {luck}: " + (
             "the best trials could not be run again on fresh seeds."
             if search.confirmed
@@ -260,7 +254,7 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
 
     trials: the runs of the search; path: the experiment folder, in which the confirming runs lie.
     """
-    best = [trial for trial in search.ranked()[:1] if trial.values and len(search.objective) == 1]
+    best = [trial for trial in search.ranked()[:1] if len(search.objective) == 1]
     played = {
         "search": trials,
         "confirmation": [run for one in search.confirmed for run in runs_of(one, path)],
@@ -282,8 +276,7 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
             for one in search.confirmed
         ],
         "best_in_the_search": [
-            {"trial": one.number, "value": one.values[0] if one.values else None, "of": len(search.valued)}
-            for one in best
+            {"trial": one.number, "value": one.value(), "of": len(search.valued)} for one in best
         ],
         "frames": {
             name: sum(int(one.outcome.get("frame") or 0) for run in runs for one in run.sessions)
@@ -329,10 +322,9 @@ def importances(search: SearchResult) -> dict[str, float]:
     study = optuna.create_study(direction="maximize" if search.maximize[0] else "minimize")
     study.add_trials(
         optuna.trial.create_trial(
-            params={key: trial.params[key] for key in space}, distributions=space, value=trial.values[0]
+            params={key: trial.params[key] for key in space}, distributions=space, value=trial.value()
         )
         for trial in trials
-        if trial.values is not None
     )
     try:
         # what sets the best apart, of which there have to be some

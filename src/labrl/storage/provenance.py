@@ -38,15 +38,8 @@ DECISIVE = ("labrl", "torch", "numpy", "gymnasium", "ale-py")
 _ANSWER_SECONDS = 10
 
 # whatever a person's own git settings say, so that `git apply` takes it
-_PLAIN_DIFF = (
-    "--binary",
-    "--no-color",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-)
-
+_PLAIN_DIFF = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv")
+_PREFIXES = ("--src-prefix=a/", "--dst-prefix=b/")
 
 Typed = list[str] | str
 """Typed command: the arguments of a command line, or a call from Python."""
@@ -311,7 +304,7 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
     """
     commit = _git(root, "rev-parse", "HEAD")
     facts: dict[str, Any] = {"root": str(root), "commit": commit.strip() if commit else None}
-    changes = _git(root, "diff", *_PLAIN_DIFF, "HEAD") if commit else ""
+    changes = _git(root, "diff", *_PLAIN_DIFF, *_PREFIXES, "HEAD") if commit else ""
     listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     if changes is None or listed is None:
         facts["incomplete"] = "git did not answer in time"

@@ -37,10 +37,14 @@ MARKS: dict[State, tuple[str, str, Literal["dot", "cross"]]] = {
 
 def search_content(search: SearchResult, path: Path) -> dict[str, Any]:
     """Return the charts of a search by name, and the importance of each key. path: the experiment folder."""
-    two = len(search.objective) > 1
+    two, ended = len(search.objective) > 1, search.of_state("complete")
+    front = _points(ended, "complete", "second", [one.value(-1) for one in ended], _values(ended))
+    axes = {"second": Axis(search.objective[-1])}
     return {
         "history": _history(search),
-        "front": _front(search) if two else None,
+        "front": Chart("One objective against the other", axes, [front], search.objective[0])
+        if two
+        else None,
         "importances": importances(search),
         "parallel": _parallel(search),
         "slices": [_slice(search, one) for one in search.parameters],
@@ -62,8 +66,8 @@ def _points(
     return Line(f"search-{state}", name, Style(colour), views, "points", labels=labels, mark=mark)
 
 
-def _values(trials: Sequence[SearchTrial], place: int = 0) -> list[float]:
-    return [trial.values[place] if trial.values else math.nan for trial in trials]
+def _values(trials: Sequence[SearchTrial]) -> list[float]:
+    return [trial.value() for trial in trials]
 
 
 def _history(search: SearchResult) -> Chart:
@@ -89,18 +93,6 @@ def _history(search: SearchResult) -> Chart:
     return Chart("Value of each trial", axes, lines, search.objective[0], tall=True)
 
 
-def _front(search: SearchResult) -> Chart:
-    line = _points(
-        search.of_state("complete"),
-        "complete",
-        "second",
-        _values(search.of_state("complete"), 1),
-        _values(search.of_state("complete")),
-    )
-    axes = {"second": Axis(search.objective[1])}
-    return Chart("One objective against the other", axes, [line], search.objective[0])
-
-
 def _parallel(search: SearchResult) -> Chart:
     """Return each trial as a line through its values, the best ones coloured."""
     top = {
@@ -113,7 +105,7 @@ def _parallel(search: SearchResult) -> Chart:
             one.share(trial.params[one.key]) if one.key in trial.params else math.nan
             for one in search.parameters
         ]
-        name = f"trial {trial.number}: {number(trial.values[0] if trial.values else None)}"
+        name = f"trial {trial.number}: {number(trial.value())}"
         views = {"key": View(range(len(shares)), shares)}
         if trial.number in top:
             lines.append(Line("search-top", name, Style(BLUE), views))

@@ -226,19 +226,17 @@ def _trend(curve: Mapping[str, Sequence[Any]], status: str) -> Iterator[str]:
 
 def _videos(run: Run) -> dict[Path, str]:
     """Return the videos in the folders of a run's sessions with their captions, the best first."""
+    order = ("best", "last", "latest")
 
     def rank(path: Path) -> tuple[int, str]:
-        order = ("best", "last", "latest")
-        return next(
-            (i for i, override in enumerate(order) if path.stem.startswith(override)), len(order)
-        ), path.name
+        return next((place for place, name in enumerate(order) if path.stem.startswith(name)), 3), path.name
 
-    found = [
-        (path, (f"session {session.index}, " if len(run.sessions) > 1 else "") + path.stem.replace("_", " "))
+    found = {
+        path: (f"session {session.index}, " if len(run.sessions) > 1 else "") + path.stem.replace("_", " ")
         for session in run.sessions
         for path in sorted((session.path / "videos").glob("*.mp4"), key=rank)
-    ]
-    return dict(found[:MOST_VIDEOS])
+    }
+    return dict(list(found.items())[:MOST_VIDEOS])
 
 
 def _changed(run: Run) -> list[list[str]] | None:
