@@ -449,17 +449,16 @@ def _branches(groups: Sequence[Group], statistics: Sequence[Mapping[str, Any]]) 
 
 def _across(envs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Groups of one name over all games that every one of them has played, by human-normalized score."""
-    games: dict[str, dict[str, np.ndarray]] = {}
-    for entry in envs:
-        own = {
+    games = {
+        entry["env"]: {
             group["name"]: values_of(group, "human_normalized")
             for group in entry["groups"]
-            if group["counted"] and "human_normalized" in group["estimates"]
+            if "human_normalized" in group["estimates"]
         }
-        if own:
-            games[entry["env"]] = own
+        for entry in envs
+    }
     names = list(dict.fromkeys(name for own in games.values() for name in own))
-    shared = [game for game, own in games.items() if set(own) == set(names)]
+    shared = [game for game, own in games.items() if own and set(own) == set(names)]
     if len(shared) < 2:
         return None
     scores = {name: [games[game][name] for game in shared] for name in names}

@@ -12,7 +12,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -40,6 +40,9 @@ _ANSWER_SECONDS = 10
 # whatever a person's own git settings say, so that `git apply` takes it
 _PLAIN_DIFF = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv")
 _PREFIXES = ("--src-prefix=a/", "--dst-prefix=b/")
+
+# the parser in C takes a tenth of the time, which a list of hundreds of runs notices
+_Loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 Typed = list[str] | str
 """Typed command: the arguments of a command line, or a call from Python."""
@@ -140,7 +143,7 @@ def read_command(folder: RunFolder) -> Command:
     facts = known_provenance(folder)
     overrides = facts.get("overrides")
     if not isinstance(overrides, list):
-        overrides = _read(folder, folder.overrides, _yaml, list)
+        overrides = _read(folder, folder.overrides, list)
     return Command(overrides, facts.get("choices", {}), facts.get("config_dir"))
 
 
@@ -166,13 +169,9 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
 def damages(folder: RunFolder) -> list[str]:
     """The files that describe a run and are missing or damaged, in words."""
     found = [] if folder.marker_damage is None else [f"{MARKER} is missing or damaged"]
-    for path, parse, kind in (
-        (folder.config, _yaml, dict),
-        (folder.overrides, _yaml, list),
-        (_newest(folder), json.loads, dict),
-    ):
+    for path, kind in ((folder.config, dict), (folder.overrides, list), (_newest(folder), dict)):
         try:
-            _read(folder, path, parse, kind)
+            _read(folder, path, kind)
         except LabrlError:
             found.append(f"{path.relative_to(folder.path)} is missing or damaged")
     return found
@@ -185,7 +184,7 @@ def _provenance_config(folder: RunFolder) -> dict[str, Any]:
 
 
 def _config_file(folder: RunFolder) -> dict[str, Any]:
-    config: dict[str, Any] = _read(folder, folder.config, _yaml, dict)
+    config: dict[str, Any] = _read(folder, folder.config, dict)
     for part in _lacking(config):
         raise DamagedFileError(
             f"{folder.config} is damaged: it has no {part}. The other files say: {folder.known}",
@@ -205,9 +204,11 @@ def _newest(folder: RunFolder) -> Path:
     return next((path for path in written if path.exists()), folder.provenance)
 
 
-def _read(folder: RunFolder, path: Path, parse: Callable[[str], Any], kind: type) -> Any:
+def _read(folder: RunFolder, path: Path, kind: type) -> Any:
+    """Return what a file that describes a run holds. Raises DamagedFileError where it is not of this kind."""
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
         if not isinstance(content, kind):
             raise ValueError(f"it holds {str(content)[:40] or 'nothing'}, not what labrl writes there")
         return content
@@ -223,11 +224,6 @@ def _read(folder: RunFolder, path: Path, parse: Callable[[str], Any], kind: type
         raise DamagedFileError(
             f"{path} cannot be read: {told}. The other files say: {folder.known}", key=str(path)
         ) from error
-
-
-def _yaml(text: str) -> Any:
-    # the parser in C takes a tenth of the time, which a list of hundreds of runs notices
-    return yaml.load(text, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

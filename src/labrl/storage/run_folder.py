@@ -27,6 +27,12 @@ RunStatus = Literal["running", "finished", "pruned", "failed", "interrupted"]
 """`pruned`: a search stopped it early."""
 
 
+def frames_in(checkpoints: Path) -> list[int]:
+    """Return the frames of which a folder has a checkpoint, whole or not, newest first; reads none."""
+    found = ((re.fullmatch(r"frame_(\d{12,})", path.name), path) for path in checkpoints.glob("frame_*"))
+    return sorted((int(match[1]) for match, path in found if match and path.is_dir()), reverse=True)
+
+
 class SessionFolder:
     """The folder of one session, made by `RunFolder.session`."""
 
@@ -61,9 +67,8 @@ class SessionFolder:
         return int(self.path.name.removeprefix("session_"))
 
     def checkpoint_frames(self) -> list[int]:
-        """Return the frames of which there is a checkpoint, whole or not; reads none."""
-        found = (re.fullmatch(r"frame_(\d{12,})", path.name) for path in self.checkpoints.glob("frame_*"))
-        return [int(match[1]) for match in found if match]
+        """Return the frames of which there is a checkpoint, whole or not, newest first; reads none."""
+        return frames_in(self.checkpoints)
 
     def read_result(self) -> dict[str, Any]:
         """Return what `result.json` says; empty until the session has ended, and where it is damaged."""
