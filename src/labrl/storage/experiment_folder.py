@@ -139,15 +139,11 @@ def is_experiment(folder: Path) -> bool:
     return (folder / EXPERIMENT_MARKER).exists()
 
 
-def names_in(folder: Path) -> set[str] | None:
-    """Return the names in a folder; None without a folder."""
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else None
-
-
 def take_away(folder: Path, before: set[str] | None) -> None:
     """Remove what a refused experiment has put into its folder, and the folder if it has made that.
 
-    before: as `names_in` found it. What has come since and bears none of our names is somebody else's.
+    before: the names in the folder before; None where it was not there. What has come since and bears none of
+    our names is somebody else's.
     """
     for path in folder.iterdir():
         if path.name in (before or ()):

@@ -85,6 +85,8 @@ def comparison_report(
         "path": experiment.path if experiment else None,
         "envs": envs,
         "pair_method": PAIR_METHOD,
+        "improvement": improvement,
+        "most_in_matrix": MOST_IN_MATRIX,
         "statistics": statistics,
         "best": [
             (entry["env"], *found[0])
@@ -128,7 +130,7 @@ class EnvComparison:
     ) -> None:
         """entry: the statistics of the environment; groups: those in it, in the same order; several: whether
         there are several environments, so that anchors, files and titles name it."""
-        self._entry, self._axes, entries = entry, axes, entry["groups"]
+        self.entry, self._axes, entries = entry, axes, entry["groups"]
         slug = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in entry["env"])
         self.suffix, self.where = (f"_{slug}", f" on {entry['env']}") if several else ("", "")
         order = [one["name"] for _, one in ranked(entries)]
@@ -150,12 +152,13 @@ class EnvComparison:
         self.branches = entry["branches"] or {}
         self.humans = any("human_normalized" in one["estimates"] for one in entries)
         self.returns, self.scores, self.profile = self._returns(), self._scores(), self._profile()
-        self.pairs = self._pairs()
+        self.pairs = [] if all(pair["low"] is None for pair in entry["improvement"]) else entry["improvement"]
+        """How likely a seed of one group beats one of another; empty where every group has a single seed."""
         self.settings = _setting_charts(groups, entries)
 
     def sheets(self) -> Iterator[Sheet]:
         """Yield the plots of the environment."""
-        title = str(self._entry["env"])
+        title = str(self.entry["env"])
         for axis in AXES:
             yield Sheet(f"return_{axis}{self.suffix}", [self.returns], axis, title)
         if self.profile is not None:
@@ -206,7 +209,7 @@ class EnvComparison:
         return Chart("Final return", {"group": axis}, lines, f"with its {INTERVAL}, and of each seed")
 
     def _profile(self) -> Chart | None:
-        profile = self._entry["profile"]
+        profile = self.entry["profile"]
         if not profile:
             return None
         lines = [
@@ -222,22 +225,6 @@ class EnvComparison:
         ]
         axes = {"score": Axis("final return")}
         return Chart("Performance profile", axes, lines, "share of seeds above a return", fixed_y=(0.0, 1.0))
-
-    def _pairs(self) -> dict[str, Any]:
-        """Return how likely a seed of one group beats one of another: a matrix, of many groups a list.
-
-        Empty where every group has a single seed, which tells nothing of others.
-        """
-        pairs = self._entry["improvement"]
-        if all(pair["low"] is None for pair in pairs):
-            return {"rows": []}
-        names = list(dict.fromkeys(pair[side] for pair in pairs for side in ("x", "y")))
-        if len(names) <= MOST_IN_MATRIX:
-            matrix = [(x, [improvement(self._entry, x, y) for y in names]) for x in names]
-            return {"columns": ["a seed of … beats one of", *names], "rows": matrix}
-        columns = ["a seed of", "beats one of", "probability"]
-        rows = [(pair["x"], [pair["y"], improvement(self._entry, pair["x"], pair["y"])]) for pair in pairs]
-        return {"columns": columns, "rows": rows}
 
 
 def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]]) -> dict[str, list[Chart]]:
