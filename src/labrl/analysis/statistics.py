@@ -262,8 +262,9 @@ def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, float | Non
 def _curve(grid: np.ndarray, returns: np.ndarray) -> dict[str, list[Any]]:
     """Return over frames, IQM and mean over the sessions with their intervals; lists of equal length."""
     columns: dict[str, list[Any]] = {"frame": grid.astype(int).tolist()}
-    for statistic in ("iqm", "mean"):
-        band = curve(returns, statistic)
+    iqm = curve(returns, "iqm")
+    mean = curve(returns, "mean") if len(returns) >= RUNS_FOR_IQM else iqm  # of fewer both are the same
+    for statistic, band in (("iqm", iqm), ("mean", mean)):
         for end, values in (("", band.value), ("_low", band.low), ("_high", band.high)):
             columns[statistic + end] = [value if np.isfinite(value) else None for value in values.tolist()]
     return columns | {"count": np.isfinite(returns).sum(axis=0).tolist()}
