@@ -134,9 +134,11 @@ class Run:
     def __init__(self, folder: RunFolder) -> None:
         """Raise InputError where neither the folder's marker nor a session's result can be read."""
         self.path = folder.path
-        self.info = folder.rebuilt_info()
-        """Content of `run.json`; rebuilt from the sessions' results where it is missing or damaged."""
-        if (damage := folder.marker_damage) is not None:
+        try:
+            self.info = folder.info()
+            """Content of `run.json`; rebuilt from the sessions' results where it is missing or damaged."""
+        except LabrlError as damage:
+            self.info = folder.rebuilt_info()
             _log.warning("%s", damage)
         self._folder = folder
 

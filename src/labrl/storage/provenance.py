@@ -168,8 +168,9 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
 
 def damages(folder: RunFolder) -> list[str]:
     """The files that describe a run and are missing or damaged, in words."""
-    found = [] if folder.marker_damage is None else [f"{MARKER} is missing or damaged"]
-    for path, kind in ((folder.config, dict), (folder.overrides, list), (_newest(folder), dict)):
+    found = []
+    described = ((folder.config, dict), (folder.overrides, list), (_newest(folder), dict))
+    for path, kind in ((folder.marker, dict), *described):
         try:
             _read(folder, path, kind)
         except LabrlError:

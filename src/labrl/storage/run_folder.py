@@ -173,15 +173,6 @@ class RunFolder(Folder[RunStatus]):
                 key=str(self.marker),
             ) from error
 
-    @property
-    def marker_damage(self) -> str | None:
-        """Why `run.json` cannot be read, None where it can."""
-        try:
-            self.info()
-        except LabrlError as error:
-            return str(error)
-        return None
-
     def rebuilt_info(self) -> dict[str, Any]:
         """Return `info`, and where it is missing or damaged what the results of the sessions say.
 

@@ -252,7 +252,7 @@ def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]
             known = np.isfinite(columns[:, 0])
             lines = []
             for agent, style in styles.items():
-                own = np.flatnonzero(known & (agents == agent))
+                own = np.flatnonzero(known & (agents == agent)).tolist()
                 view = {"value": View(places[own], *columns[own].T)}
                 labels = [groups[index].name for index in own]
                 lines.append(Line(f"by {agent}", agent, style, view, "points", labels=labels))
