@@ -251,13 +251,14 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
     import argparse
 
     from labrl.dashboards.mirror import send
+    from labrl.trial.find import find_run
 
     parser = argparse.ArgumentParser(
         prog="labrl-wandb",
         description="Upload finished runs to Weights & Biases, for instance after the network was lost. Only "
         "what is missing there is sent.",
     )
-    parser.add_argument("folders", nargs="+", help="run folders", type=Path)
+    parser.add_argument("folders", nargs="+", help="run folders, or latest")
     parser.add_argument("--project", help="project to upload to; by default the one of the run")
     parser.add_argument("--entity", help="user or team to upload to; by default the one of the run")
     parser.add_argument(
@@ -272,7 +273,7 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
         folders = args.pop("folders")
         changes = {key: value for key, value in args.items() if value is not None}
         with signals_raise():
-            arrived = [send(folder, changes, print) for folder in folders]
+            arrived = [send(find_run(folder, [], "wandb"), changes, print) for folder in folders]
         return DONE if all(arrived) else FAILED
 
     return _ended(parser.prog, command)
@@ -307,7 +308,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         args = parser.parse_args(argv)
-        from labrl.analysis.listing import as_plain, as_table, entries
+        from labrl.analysis.listing import as_table, entries
 
         _check_statuses(args.filters)
         if not args.root.expanduser().is_dir():
@@ -318,7 +319,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
             )
         found = entries(args.root, args.filters)
         if args.json:
-            print(json.dumps([as_plain(entry) for entry in found], indent=2))
+            print(json.dumps(found, indent=2))
         if found and not args.json:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             print(as_table(found, width))

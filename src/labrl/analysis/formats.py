@@ -29,23 +29,30 @@ def number(value: Any, digits: int = 4) -> str:
     return text if "e" in text else f"{float(text):,}".removesuffix(".0")
 
 
-def score(value: float, thousands: int = 1) -> str:
-    """A return with one digit behind the point, 1,234.5, and below 1 with three significant ones, 0.0123.
-
-    thousands: digits behind the point from 1,000 on. Beyond 1e12 the exponent is written.
-    """
-    size = abs(value)
-    if size >= 1e12 or 0 < size < 0.95:
-        return f"{value:.3g}"
-    return f"{value:,.{1 if size < 1000 else thousands}f}"
-
-
 def short_number(value: float, digits: int = 4) -> str:
     """`digits` significant digits and a letter for what follows: 2M, 1.5k, 0.05."""
     for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size * 0.9999999:
             return f"{value / size:.{digits}g}{letter}"
     return f"{value:.{digits}g}"
+
+
+def score(value: float | None, thousands: int = 0) -> str:
+    """A return with one digit behind the point, 234.5, and below 1 with three significant ones, 0.0123.
+
+    thousands: digits behind the point from 1,000 on. Beyond 1e12 the exponent is written; `-` for None.
+    """
+    if value is None:
+        return "-"
+    size = abs(value)
+    if size >= 1e12 or 0 < size < 0.95:
+        return f"{value:.3g}"
+    return f"{value:,.{1 if size < 1000 else thousands}f}"
+
+
+def brackets(value: float | None, low: float | None, high: float | None) -> str:
+    """`12.5 [11, 14]`; the number alone where there is no interval."""
+    return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"
 
 
 def shortened(text: str, width: int) -> str:

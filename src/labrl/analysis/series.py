@@ -18,11 +18,6 @@ Views = dict[str, View]
 """One curve by axis."""
 
 
-def evaluates(run: Run) -> bool:
-    """Return whether the scores of `eval.csv` come from environments of their own, not from training."""
-    return bool(run.config.get("meta", {}).get("rigorous_eval"))
-
-
 class TimeAxes:
     """Frames and wall time, in a unit that suits the longest of the runs: what curves are drawn against."""
 
@@ -80,7 +75,7 @@ def split(curve: Views, frame: float) -> tuple[Views, Views]:
     return past, {axis: View(one.x[start:], one.y[start:]) for axis, one in curve.items()}
 
 
-def middle(curves: Sequence[View], statistic: str | None = None) -> View | None:
+def middle(curves: Sequence[View]) -> View | None:
     """Return point by point the statistic over `curves`, with its interval; None without a finite value.
 
     Between the rows of a curve it is interpolated. The result begins where half of the curves have begun
@@ -94,7 +89,7 @@ def middle(curves: Sequence[View], statistic: str | None = None) -> View | None:
     start, end = (sorted(one.x[place] for one in usable)[(len(usable) - 1) // 2] for place in (0, -1))
     points = min(max(2, *(len(one.x) for one in usable)), MAX_POINTS)
     grid = np.linspace(start, end, points) if end > start else np.array([end])
-    band = curve([on_grid(grid, one.x, one.y) for one in usable], statistic or statistic_of(len(usable)))
+    band = curve([on_grid(grid, one.x, one.y) for one in usable], statistic_of(len(usable)))
     return View(grid, band.value, *((band.low, band.high) if np.isfinite(band.low).any() else ()))
 
 

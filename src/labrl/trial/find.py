@@ -19,7 +19,7 @@ from labrl.storage.run_folder import MARKER, RunFolder
 RUNS = Path("runs")
 """Default folder of runs."""
 
-Verb = Literal["resume", "rerun", "fork", "enjoy", "replay", "load", "start_from", "export"]
+Verb = Literal["resume", "rerun", "fork", "enjoy", "replay", "load", "start_from", "export", "wandb"]
 """The commands and functions that go back to a run."""
 
 _TYPED: dict[Verb, tuple[str, str]] = {
@@ -30,6 +30,7 @@ _TYPED: dict[Verb, tuple[str, str]] = {
     "replay": ("run", "labrl-replay "),
     "load": ("run", "labrl.load "),
     "export": ("run", "labrl-export "),
+    "wandb": ("folders", "labrl-wandb "),
     "start_from": ("start_from.run", "labrl start_from.run="),
 }
 """For each, what names a run there, for messages, and what stands before the folder."""

@@ -114,7 +114,7 @@ class TrialResult:
         status = {DONE: "finished", FAILED: "failed"}.get(self.exit_code, "interrupted")
         lines = [f"TrialResult: {status}" + (f", {self.error}" if self.error else "")]
         for session in self.sessions:
-            told = "" if session.final_return is None else f", final return {score(session.final_return)}"
+            told = "" if session.final_return is None else f", final return {score(session.final_return, 1)}"
             lines.append(f"  session {session.index}: {session.status} at frame {session.frame:,}{told}")
         return "\n".join([*lines, f"  folder: {self.folder}"])
 

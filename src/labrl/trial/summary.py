@@ -22,19 +22,14 @@ _DISPENSABLE = ("seconds", "frames/s", "episodes", "best", "frames", "#")
 """Columns that a narrow terminal goes without, the first of them first."""
 
 
-def _score(value: float | None) -> str:
-    """Short enough for 80 columns: no digits behind the point of thousands."""
-    return "-" if value is None else score(value, thousands=0)
-
-
 def _row(session: SessionResult) -> list[str]:
     return [
         str(session.index),
         session.status,
         f"{session.frame:,}",
         f"{session.episodes:,}",
-        _score(session.final_return),
-        _score(session.best_return),
+        score(session.final_return),
+        score(session.best_return),
         f"{session.wall:,.0f}" if session.wall >= 100 else f"{session.wall:,.1f}",
         f"{session.fps:,.0f}" if session.frame else "-",
     ]
@@ -79,8 +74,8 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
         told = ", ".join(f"{name} {number:,}" for name, number in networks.items())
         say(f"parameters: {told}", console)
     together = group_return(result.returns)
-    if together is not None and together.count > 1:
-        say(f"final return of {together.count} sessions: {together.sentence()}", console)
+    if together is not None and together.seeds > 1:
+        say(f"final return of {together.seeds} sessions: {together.sentence()}", console)
     if result.comparison is not None:
         say(f"rerun: {result.comparison}", console)
     if any(session.status == "interrupted" for session in result.sessions):

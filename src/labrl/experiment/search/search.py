@@ -133,12 +133,12 @@ class Search(RetryingQueue):
             case TrialState.COMPLETE:
                 what = " ".join(map(score, trial.values))
             case TrialState.PRUNED:
-                what = f"{score(trial.value)}, pruned at frame {trial.last_step:,}"
+                what = f"{score(trial.value, 1)}, pruned at frame {trial.last_step:,}"
             case _:
                 what = f"failed: {trial.user_attrs.get(FACTS, {}).get('error')}".partition("\n")[0]
         leader = ""
         if best and len(self.study.plan.measures) == 1:
-            leader = f"   best so far {score(best[0].value)} (trial {best[0].number})"
+            leader = f"   best so far {score(best[0].value, 1)} (trial {best[0].number})"
         params = " ".join(
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
             for key, value in trial.params.items()
