@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import share_nursery
 from compositions import remember, share_compositions
 from hypothesis import settings
 
@@ -39,6 +40,7 @@ gc.disable()
 _shared = ExitStack()
 _shared.enter_context(share_compositions())
 remember()
+share_nursery()
 
 
 def pytest_unconfigure() -> None:
