@@ -147,8 +147,8 @@ def start_module(
     return Command(pid, status, os.fdopen(read, "r") if output else None)
 
 
-def run_ranks(*overrides: str) -> list[tuple[int, str]]:
-    """Run `labrl <overrides>` as two ranks that are told what torchrun would tell them.
+def run_ranks(*arguments: str, module: str = "labrl") -> list[tuple[int, str]]:
+    """Run `python -m <module> <arguments>` as two ranks that are told what torchrun would tell them.
 
     Returns exit code and output of each.
     """
@@ -156,7 +156,8 @@ def run_ranks(*overrides: str) -> list[tuple[int, str]]:
         free.bind(("127.0.0.1", 0))
         told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     told |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ranks = [start_labrl(*overrides, env={**os.environ, **told, "RANK": n, "LOCAL_RANK": n}) for n in "01"]
+    known = [{**os.environ, **told, "RANK": n, "LOCAL_RANK": n} for n in "01"]
+    ranks = [start_module(module, *arguments, env=env) for env in known]
     outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
     return [(rank.wait(), output) for rank, output in zip(ranks, outputs, strict=True)]
 

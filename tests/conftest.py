@@ -26,6 +26,9 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["WANDB_MODE"] = "disabled"
 
+from labrl.processes import let_threads_sleep
+
+let_threads_sleep()
 from labrl.storage import provenance
 from labrl.trial import reporting  # torch reads the number of threads when it is imported
 
