@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import share_nursery
 from compositions import remember, share_compositions
 from hypothesis import settings
 
@@ -25,6 +26,9 @@ from hypothesis import settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["WANDB_MODE"] = "disabled"
 
+from labrl.processes import let_threads_sleep
+
+let_threads_sleep()
 from labrl.storage import provenance
 from labrl.trial import reporting  # torch reads the number of threads when it is imported
 
@@ -39,6 +43,7 @@ gc.disable()
 _shared = ExitStack()
 _shared.enter_context(share_compositions())
 remember()
+share_nursery()
 
 
 def pytest_unconfigure() -> None:

@@ -53,7 +53,7 @@ def test_training_goes_on_where_its_terminal_is_gone(tmp_path: Path) -> None:
 
     terminal, inside = pty.openpty()
     os.close(terminal)
-    ended = python(TRAIN, tmp_path, stdout=inside, stderr=inside)
+    ended = python([*TRAIN, "meta.report=false"], tmp_path, stdout=inside, stderr=inside)
     os.close(inside)
     assert (ended.returncode, status(tmp_path)) == (0, "finished")
 
@@ -61,7 +61,7 @@ def test_training_goes_on_where_its_terminal_is_gone(tmp_path: Path) -> None:
 def test_training_goes_on_where_its_reader_has_read_enough(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    ended = python(TRAIN, tmp_path, stdout=writing)
+    ended = python([*TRAIN, "meta.report=false"], tmp_path, stdout=writing)
     os.close(writing)
     assert (ended.returncode, ended.stderr, status(tmp_path)) == (0, "", "finished")
 
