@@ -60,8 +60,8 @@ assert heard, "lost"
 def test_programs_of_a_process_that_heeds_no_signals_heed_them() -> None:
     program = """
 import os, signal, subprocess, sys
-from labrl.processes import heed_no_signals
-heed_no_signals()
+from labrl.processes import ignore_signals
+ignore_signals()
 os.kill(os.getpid(), signal.SIGTERM)
 child = subprocess.Popen(["sleep", "60"])
 child.terminate()

@@ -203,7 +203,7 @@ def children_ignore_ctrl_c() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_wait_in_children() -> Iterator[None]:
-    """Processes that are started meanwhile, and their helpers, get none of SIGNALS until `heed_no_signals`.
+    """Processes that are started meanwhile, and their helpers, get none of SIGNALS until `ignore_signals`.
 
     A closed terminal, or a cluster that ends a job, may send one to every process: those that only work for
     another one have to last until it has saved. Blocked and not ignored, so that one which comes meanwhile
@@ -280,14 +280,14 @@ def _without_main() -> Iterator[None]:
         sys.modules["__main__"] = main
 
 
-def heed_no_signals() -> None:
+def ignore_signals() -> None:
     """Ignore SIGNALS in this process; programs that it starts react to them as usual."""
     for number in SIGNALS:
-        signal.signal(number, _unheeded)
+        signal.signal(number, _do_nothing)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _unheeded(number: int, frame: FrameType | None) -> None:
+def _do_nothing(number: int, frame: FrameType | None) -> None:
     pass
 
 

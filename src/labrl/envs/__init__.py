@@ -1,1 +1,1 @@
-"""Environments: one protocol of explicit, seeded resets over every library."""
+"""Environments of every library behind one protocol with explicit, seeded resets."""

@@ -1,4 +1,4 @@
-"""Columns of a training row on how often each discrete action was taken lately."""
+"""Columns of a training row with the shares of the discrete actions taken recently."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW = 1000
-"""Frames over which shares are counted: the latest, rounded up to whole vector steps."""
+"""Number of latest frames over which shares are counted, rounded up to whole vector steps."""
 MOST = 32
-"""Actions up to which each has a column of its own."""
+"""Largest number of actions for which each has a column of its own."""
 
 
 def action_shares(latest: NDArray, space: gym.Space[Any]) -> dict[str, float]:
-    """Return the share of each action, and that of the most frequent one; nan before the first step.
+    """Return the share of each action and the largest share; nan before the first step.
 
-    latest: the actions that are counted, `ActionRecord.latest`, [steps, num_envs, *action]. A space of some
-    choices (MultiDiscrete) or switches (MultiBinary) counts each by itself; real numbers have no columns.
-    `action_share/<action>`, or `action_share/<choice>/<value>` of several choices, in spaces of at most MOST
-    actions altogether. `action_top_share`: 1 where a policy has collapsed to one action; of several choices,
-    that of the choice where it is largest.
+    latest: the actions to count, `ActionRecord.latest`, [steps, num_envs, *action]. Each component of a
+    MultiDiscrete or MultiBinary action is counted separately; real-valued actions have no columns.
+    `action_share/<action>`, or `action_share/<component>/<value>` if there are several components, exist in
+    spaces with at most MOST values altogether. `action_top_share` is the largest share of any value of any
+    component; 1 means that the policy has collapsed to a single action.
     """
     of_choices = choices(space)
     if not of_choices:
@@ -42,9 +42,9 @@ def action_shares(latest: NDArray, space: gym.Space[Any]) -> dict[str, float]:
 
 
 def choices(space: gym.Space[Any]) -> list[tuple[int, int]]:
-    """Return the first value and the number of values of each choice that an action consists of.
+    """Return the first value and the number of values of each discrete component of an action.
 
-    Empty for a space of real numbers.
+    Returns an empty list for real-valued actions.
     """
     if isinstance(space, gym.spaces.Discrete):
         return [(int(space.start), int(space.n))]

@@ -1,4 +1,4 @@
-"""Atari games on the ALE's own C++ vector environment."""
+"""Atari games in the ALE's C++ vector environment."""
 
 from __future__ import annotations
 
@@ -20,54 +20,55 @@ from labrl.envs.threads import patient_threads
 if TYPE_CHECKING:
     from labrl.envs.screen import WatchedAtari
 
-# One line on standard error for every emulator made is no news.
+# Otherwise the ALE prints a line to standard error for every emulator.
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
 @dataclass(kw_only=True)
 class AtariConfig(EnvironmentConfig):
-    """A game of the Arcade Learning Environment; the defaults are the v5 protocol
-    (Machado et al., 2018, arXiv:1709.06009) at the frame skip and image size of Mnih et al., 2015."""
+    """A game of the Arcade Learning Environment. The defaults are the v5 protocol
+    (Machado et al., 2018, arXiv:1709.06009) with the frame skip and image size of Mnih et al., 2015."""
 
     game: str
     """Snake-case id of the game, such as ms_pacman; `labrl-envs` lists them."""
     frame_skip: PositiveInt
-    """Emulator frames for which an action is held, >= 1."""
+    """Number of emulator frames for which each action is repeated, >= 1."""
     frame_stack: PositiveInt
-    """Latest images in one observation, >= 1; those before the reset are zeros."""
+    """Number of latest images in one observation, >= 1. Images from before the reset are zeros."""
     image_size: PositiveInt
-    """Height and width of an image, pixels, >= 1."""
+    """Height and width of an image in pixels, >= 1."""
     grayscale: bool
-    """Whether images are grey, [stack, size, size]; otherwise RGB, [stack, size, size, 3]."""
+    """Whether images are grayscale, [stack, size, size]; otherwise RGB, [stack, size, size, 3]."""
     sticky_actions: Probability
     """Probability that the emulator repeats the previous action instead of the given one, per emulator
     frame, in [0, 1]."""
     noop_max: NonNegativeInt
-    """Upper bound, exclusive, of random no-operations at the start of a game, emulator frames, >= 0."""
+    """Exclusive upper bound of the random number of no-operations at the start of a game, in emulator frames,
+    >= 0."""
     fire_reset: bool
-    """Whether FIRE is pressed once at the start of games that have it."""
+    """Whether FIRE is pressed once at the start of games that have this action."""
     full_action_space: bool
     """Whether all 18 actions are available instead of those with an effect in the game."""
     life_loss_signal: bool
-    """Whether a lost life counts as terminated for the learner, although the game continues. Never in
+    """Whether the learner sees a lost life as termination, although the game continues. Has no effect in
     evaluation."""
     max_episode_frames: PositiveInt
     """Emulator frames after which a game is truncated, >= 1 (108,000 are 30 minutes)."""
 
     def stacking(self) -> str:
-        """Say what an observation is made of, for who makes it without labrl."""
-        colour = "grey" if self.grayscale else "RGB"
+        """Describe how an observation is composed, for users who compute it without labrl."""
+        colour = "grayscale" if self.grayscale else "RGB"
         return (
-            f"the {self.frame_stack} latest {colour} pictures of {self.image_size} x {self.image_size} "
-            f"pixels, the oldest first, zeros before the reset; one after each {self.frame_skip} emulator "
-            "frames, the largest of the last two frames at each pixel, as ale_py.AtariVectorEnv gives them"
+            f"the {self.frame_stack} latest {colour} images of {self.image_size} x {self.image_size} "
+            f"pixels, the oldest first, zeros before the reset; one image every {self.frame_skip} emulator "
+            "frames, the pixelwise maximum of the last two frames, as in ale_py.AtariVectorEnv"
         )
 
 
 class AtariEnv(Backend):
     """Backend over `ale_py.AtariVectorEnv`.
 
-    Observations are uint8, [num_envs, stack, size, size] (with a last axis 3 for RGB). Results do not
+    Observations are uint8, [num_envs, stack, size, size] (with a last axis of 3 for RGB). Results do not
     depend on `num_threads`.
     """
 
@@ -78,14 +79,14 @@ class AtariEnv(Backend):
     ) -> None:
         check_game(config.game)
         self._life_loss_signal = config.life_loss_signal and not evaluation
-        self._lives = np.zeros(num_envs, dtype=np.int32)  # after the last reset or step [num_envs]
+        self._lives = np.zeros(num_envs, dtype=np.int32)  # lives after the last reset or step [num_envs]
         self.name = config.name
         self.num_envs = num_envs
         self.frame_skip = config.frame_skip
         size = (config.image_size, config.image_size)
         self._open: Together | Separately | None
         apart = better_apart(num_threads)
-        self.prepares = apart and not evaluation  # an evaluation seldom plays a second game
+        self.prepares = apart and not evaluation  # an evaluation rarely plays a second game
         if apart:
             self._open = Separately(lambda: vector_env(config, 1, 1, size), num_envs, num_threads)
         else:
@@ -95,7 +96,7 @@ class AtariEnv(Backend):
 
     @classmethod
     def watched(cls, config: AtariConfig) -> WatchedAtari:
-        """One game that can be looked at."""
+        """Make one game that can be rendered."""
         from labrl.envs.screen import WatchedAtari
 
         return WatchedAtari(config)
@@ -112,7 +113,7 @@ class AtariEnv(Backend):
         return observation
 
     def prepare(self, env: int, seed: int) -> None:
-        """Begin the game that will follow an environment's present one."""
+        """Start the next game of an environment in the background."""
         if isinstance(self._emulators, Separately):
             self._emulators.prepare(env, seed)
 
@@ -124,7 +125,7 @@ class AtariEnv(Backend):
         return Transition(observation, reward, terminated, truncated, ended)
 
     def close(self) -> None:
-        """End the emulators and their threads."""
+        """Free the emulators and their threads."""
         if self._open is not None:
             self._open.close()
         self._open = None
@@ -133,15 +134,15 @@ class AtariEnv(Backend):
 def vector_env(
     config: AtariConfig, num_envs: int, num_threads: int, size: tuple[int, int]
 ) -> ale_py.AtariVectorEnv:
-    """The ALE's environment for a configuration; size: height and width of its pictures, pixels."""
+    """Make the ALE's vector environment; size: height and width of its images in pixels."""
     with patient_threads():
         return ale_py.AtariVectorEnv(
             config.game,
             num_envs,
-            # Explicit: 0 would take every core of the machine, those of other sessions too.
+            # 0 would use every core of the machine, including those of other sessions.
             num_threads=num_threads,
             max_num_frames_per_episode=config.max_episode_frames,
-            # Explicit: the constructor's default is 0, the registered v5 environments have 0.25.
+            # The constructor's default is 0; the registered v5 environments use 0.25.
             repeat_action_probability=config.sticky_actions,
             full_action_space=config.full_action_space,
             img_height=size[0],
@@ -151,11 +152,11 @@ def vector_env(
             frameskip=config.frame_skip,
             noop_max=config.noop_max,
             use_fire_reset=config.fire_reset,
-            # `episodic_life` would reset the whole game at each lost life. `life_loss_info` lets it go on,
-            # but then the end of the game cannot be told from a lost life: no life is left at the end in
-            # most games, yet Keystone Kapers and E.T. play their last life at 0, and Adventure ends at 1.
-            # So the end is what the ALE reports, and lost lives are counted here.
+            # `episodic_life` would reset the whole game at each lost life. With `life_loss_info` the game
+            # continues, but its end cannot be distinguished from a lost life: most games end with 0 lives
+            # left, but Keystone Kapers and E.T. play their last life at 0, and Adventure ends at 1.
+            # Therefore the ALE reports the end of the game, and lost lives are counted here.
             life_loss_info=False,
-            # On by default in the ALE, and the raw reward would be lost.
+            # The ALE clips rewards by default, which would lose the raw reward.
             reward_clipping=False,
         )

@@ -1,6 +1,7 @@
-"""Check the answers of one environment: they must fit its spaces, and what Gymnasium asks for.
+"""Check that the return values of an environment fit its spaces and Gymnasium's interface.
 
-Unchecked, an observation that does not fit would be stretched or rounded where it is put into an array.
+Without the check, an observation that does not fit would be broadcast or rounded when it is copied into an
+array.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from labrl.envs.single import MakeEnv
 from labrl.errors import EnvironmentFailedError
 
 LATE = (
-    f"it gives info['{KEY}'], but its first reset and step gave none, so that the agent was built without "
-    "masks: give it at every reset and step (env.action_mask=false ignores masks)"
+    f"it returns info['{KEY}'], but its first reset and step did not, so the agent was built without "
+    "masks: return the mask from every reset and step, or set env.action_mask=false to ignore masks"
 )
 
 
 class MisfitError(EnvironmentFailedError):
-    """An environment gave what does not fit its spaces, or what is no number, flag or dict."""
+    """An environment returned a value that does not fit its spaces or Gymnasium's interface."""
 
 
 class AnswerCheck:
-    """Check that the answers of one environment fit its spaces and Gymnasium's interface.
+    """Check that the return values of one environment fit its spaces and Gymnasium's interface.
 
-    Everything is checked in every step except numbers that are not finite, which `VectorEnv` finds in all
-    environments at once. Of `info`, labrl reads the mask only.
+    Every step is checked, except for numbers that are not finite, which `VectorEnv` detects for all
+    environments at once. Of `info`, labrl uses only the mask.
     """
 
     def __init__(
@@ -42,9 +43,9 @@ class AnswerCheck:
         masked: bool | None = None,
         wanted: bool = False,
     ) -> None:
-        """name: of the environment, and its `number` among those of its session; masked: it gave a mask when
-        it was tried before the run, so that its infos hold the mask as flags, and else nothing; None: they
-        come as they are. wanted: whether masks would be used if it gave any."""
+        """name: name of the environment; number: its number in the session; masked: whether it returned a
+        mask in the check before the run; if not None, infos are reduced to the mask, as flags; wanted:
+        whether masks would be used if the environment returned any."""
         self._name, self._index = name, number
         self._as_given = masked is None
         self._unmasked = wanted and masked is False
@@ -53,13 +54,13 @@ class AnswerCheck:
         self._expected = expected(env.observation_space, "its observation")
 
     def reset(self, observation: Any, info: Any) -> tuple[Any, Mapping[str, Any]]:
-        """Return what a reset gave. Raises MisfitError."""
+        """Check and return the result of a reset. Raises MisfitError."""
         return observation, self._looked_at(observation, info, 0)
 
     def step(
         self, number: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
     ) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-        """Return what step `number` of an episode gave, with the reward as a float and the flags as bools.
+        """Check and return the result of step `number` of an episode, with a float reward and bool flags.
 
         Raises MisfitError.
         """
@@ -77,13 +78,13 @@ class AnswerCheck:
                 raise TypeError
             return float(reward.item() if isinstance(reward, np.ndarray) else reward)
         except (TypeError, ValueError):
-            self._refuse(f"its reward is {_shown(reward)}, it must be one number", step)
+            self._refuse(f"its reward is {_shown(reward)}, but must be one number", step)
 
     def _flag(self, given: Any, called: str, step: int) -> bool:
-        """Return as a bool whatever equals one, such as NumPy's own, and an array of one of these."""
+        """Return a value equal to True or False as a bool, also from NumPy or in an array of one element."""
         one = given.item() if isinstance(given, np.ndarray) and given.size == 1 else given
         if not isinstance(one, np.bool_ | bool | int | float | np.number) or one not in (0, 1):
-            self._refuse(f"its {called} is {_shown(given)}, it must be True or False", step)
+            self._refuse(f"its {called} is {_shown(given)}, but must be True or False", step)
         return bool(one)
 
     def _refuse(self, what: str, step: int) -> Never:
@@ -91,9 +92,9 @@ class AnswerCheck:
         raise MisfitError(f"{self._name}: environment {self._index} {when}: {what}", key="env") from None
 
     def _looked_at(self, observation: Any, info: Any, step: int) -> Mapping[str, Any]:
-        """Return the part of `info` that the caller gets."""
+        """Check an observation and an info. Return the part of the info for the caller."""
         if type(info) is not dict and not isinstance(info, Mapping):
-            self._refuse(f"its info is {_shown(info)}, it must be a dict", step)
+            self._refuse(f"its info is {_shown(info)}, but must be a dict", step)
         try:
             self._expected.check(observation)
             if self._as_given:
@@ -109,12 +110,12 @@ class AnswerCheck:
 
 
 class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One environment whose answers are checked, for worker processes and for trying it before a run."""
+    """Environment whose return values are checked, for worker processes and for the check before a run."""
 
     def __init__(
         self, make: MakeEnv, name: str, number: int = 0, masked: bool | None = None, wanted: bool = False
     ) -> None:
-        """Take the arguments of `AnswerCheck`, and what makes the environment."""
+        """make: function that makes the environment; others: arguments of `AnswerCheck`."""
         super().__init__(make())
         self._check = AnswerCheck(self.env, name, number, masked, wanted)
         self._steps = 0
@@ -125,7 +126,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self._check.reset(*self.env.reset(seed=seed, options=options))
 
     def step(self, action: Any) -> Any:
-        """Pass on the environment's answer, with the reward as a float and the flags as bools."""
+        """Step the environment. The reward is returned as a float and the flags as bools."""
         self._steps += 1
         return self._check.step(self._steps, *self.env.step(action))
 
@@ -136,7 +137,7 @@ def _shown(given: Any) -> str:
 
 
 class _Array:
-    """An array or number of an observation."""
+    """Check of an array or number in an observation."""
 
     def __init__(self, space: Space[Any], called: str, batch: int | None) -> None:
         self._space, self._called = space, called
@@ -144,7 +145,8 @@ class _Array:
         if batch is not None and space.shape is not None:
             self._shape = (batch, *space.shape)
         self._ends: tuple[Any, Any] | None = None
-        """The smallest and largest values of choices. A box may be left a little: of that there is much."""
+        """Smallest and largest values of discrete spaces. The bounds of a Box are not checked, because many
+        environments exceed them slightly."""
         self._single = isinstance(space, Discrete) and batch is None
         if isinstance(space, Discrete):
             self._ends = int(space.start), int(space.start) + int(space.n) - 1
@@ -154,10 +156,10 @@ class _Array:
             self._ends = 0, 1
 
     def check(self, given: Any) -> None:
-        """Raise ValueError for another shape, and for what the space's type or range does not hold."""
+        """Raise ValueError for a wrong shape, and for values outside the type or range of the space."""
         kind = type(given)
         fits = kind is np.ndarray and given.dtype == self._dtype and given.shape == self._shape
-        # Most choices come as a number, and to make an array of it takes longer than all else.
+        # Most discrete observations are plain numbers; converting them to arrays would dominate the cost.
         fits = fits or (self._single and kind in (int, np.int64))
         array = given if fits else self._array(given)
         if self._ends is not None:
@@ -169,7 +171,7 @@ class _Array:
         try:
             array = np.asarray(given)
         except ValueError:  # lists of several lengths
-            self._refuse("is no array")
+            self._refuse("is not an array")
         if array.shape != self._shape:
             self._refuse(f"has the shape {array.shape}")
         if array.dtype.kind not in "biuf":
@@ -181,7 +183,7 @@ class _Array:
         with np.errstate(invalid="ignore"):
             altered = array.astype(self._dtype) != array
         if np.count_nonzero(altered):
-            self._refuse(f"holds {array[altered].flat[0]}, which {self._dtype} does not")
+            self._refuse(f"contains {array[altered].flat[0]}, which {self._dtype} cannot represent")
         return array
 
     def _refuse(self, what: str) -> Never:
@@ -189,7 +191,7 @@ class _Array:
 
 
 class _Several:
-    """A dict or tuple of these."""
+    """Check of a dict or tuple of arrays."""
 
     def __init__(self, space: Dict | Tuple, called: str, batch: int | None) -> None:
         self._kind: Any = Mapping if isinstance(space, Dict) else tuple | list
@@ -198,7 +200,7 @@ class _Several:
         self._parts = {key: expected(part, f"{called}[{key!r}]", batch) for key, part in inner}
 
     def check(self, given: Any) -> None:
-        """Raise ValueError where one is missing or does not fit. Further ones are ignored."""
+        """Raise ValueError if an entry is missing or does not fit. Additional entries are ignored."""
         if not isinstance(given, self._kind):
             kind = "dict" if self._kind is Mapping else "tuple"
             raise ValueError(f"{self._called} is a {type(given).__name__}; its space is a {kind}")
@@ -211,14 +213,14 @@ class _Several:
 
 
 class _Anything:
-    """Accepts everything; other spaces are refused before a run."""
+    """Check that accepts everything, for unsupported spaces, which are refused before a run."""
 
     def check(self, given: Any) -> None:
-        """Nothing is known of it."""
+        """Do nothing."""
 
 
 def expected(space: Space[Any], called: str, batch: int | None = None) -> _Array | _Several | _Anything:
-    """Return the check for observations of a space, or for batches of that size."""
+    """Return the check for observations in a space, or for batches of `batch` observations."""
     if isinstance(space, Dict | Tuple):
         return _Several(space, called, batch)
     return (

@@ -1,9 +1,9 @@
-"""Tasks of Gymnasium's classic control, with the same numbers in a fraction of the time.
+"""Faster implementations of Gymnasium's classic control tasks that compute the same numbers.
 
-Gymnasium steps these tasks with NumPy's scalars, which are slower than Python's own numbers. Both are float64
-and call the same functions of the C library, so results are equal bit for bit if operations keep their order.
-NumPy's arrays would be faster with many environments, but they round powers differently than its scalars.
-MountainCarContinuous is left out: its state is float32, which Python's numbers are not.
+Gymnasium steps these tasks with NumPy scalars, which are slower than Python floats. Both are float64 and call
+the same functions of the C library, so results are equal bit for bit if operations keep their order. NumPy
+arrays would be faster with many environments, but round powers differently than scalars.
+MountainCarContinuous is left out because its state is float32, which Python does not have.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from numpy.typing import NDArray
 from labrl.envs.protocol import Backend, Transition
 
 State = tuple[float, ...]
-"""The numbers of a task's state."""
+"""State variables of a task."""
 
 COMPARED_STEPS = 100
-"""Steps for which a task is compared with the installed Gymnasium before it is used."""
+"""Number of steps for which a task is compared with the installed Gymnasium before it is used."""
 
 
 class Task(ABC):
     """The dynamics of one task, without a time limit."""
 
     ENTRY: ClassVar[str]
-    """Gymnasium's entry point of the environment that has these dynamics."""
+    """Gymnasium's entry point of the environment with these dynamics."""
 
     def __init__(self, spaces: tuple[Space[Any], Space[Any]]) -> None:
-        """spaces: of an environment's observations and actions."""
+        """spaces: observation and action space."""
         self.spaces = spaces
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Task(ABC):
     def advance(self, state: State, action: Any) -> tuple[State, State, float, bool]:
         """Return the next state, its observation, the reward and whether the task has ended.
 
-        action: of the environment, as Python's own numbers.
+        action: action of the environment as Python numbers.
         """
 
 
@@ -63,10 +63,10 @@ class CartPole(Task):
         return state, state
 
     def advance(self, state: State, action: int) -> tuple[State, State, float, bool]:
-        """Push the cart for 0.02 s: to the left (0) or right (1)."""
+        """Push the cart to the left (0) or right (1) for 0.02 s."""
         x, speed, angle, turning = state
         cos, sin = math.cos(angle), math.sin(angle)
-        # Masses 1 (cart) and 0.1 (pole, whose half is 0.5 long), gravity 9.8, force 10.
+        # Masses 1 (cart) and 0.1 (pole), half pole length 0.5, gravity 9.8, force 10.
         push = ((10.0 if action == 1 else -10.0) + 0.05 * (turning * turning) * sin) / 1.1
         angular = (9.8 * sin - cos * push) / (0.5 * (4.0 / 3.0 - 0.1 * (cos * cos) / 1.1))
         linear = push - 0.05 * angular * cos / 1.1
@@ -83,7 +83,7 @@ class MountainCar(Task):
     ENTRY = "gymnasium.envs.classic_control.mountain_car:MountainCarEnv"
 
     def begin(self, generator: np.random.Generator) -> tuple[State, State]:
-        """Draw the position from [-0.6, -0.4]; the car stands."""
+        """Draw the position from [-0.6, -0.4]. The speed is 0."""
         state = generator.uniform(-0.6, -0.4), 0.0
         return state, state
 
@@ -100,7 +100,7 @@ class MountainCar(Task):
 
 
 class Pendulum(Task):
-    """Swing up a pendulum by a torque in [-2, 2]; it never ends."""
+    """Swing up a pendulum with a torque in [-2, 2]. The task never terminates."""
 
     ENTRY = "gymnasium.envs.classic_control.pendulum:PendulumEnv"
 
@@ -111,7 +111,7 @@ class Pendulum(Task):
         return (angle, turning), (math.cos(angle), math.sin(angle), turning)
 
     def advance(self, state: State, action: list[float]) -> tuple[State, State, float, bool]:
-        """Apply a torque for 0.05 s; acceleration and cost are computed in float32."""
+        """Apply a torque for 0.05 s. Acceleration and cost are computed in float32."""
         angle, turning = state
         torque = np.float32(min(max(action[0], -2.0), 2.0))
         from_top = (angle + math.pi) % (2 * math.pi) - math.pi
@@ -123,7 +123,7 @@ class Pendulum(Task):
 
 
 class Acrobot(Task):
-    """Swing up two linked bars by a torque between them (Sutton, 1996)."""
+    """Swing up two linked bars with a torque at their joint (Sutton, 1996)."""
 
     ENTRY = "gymnasium.envs.classic_control.acrobot:AcrobotEnv"
 
@@ -134,7 +134,7 @@ class Acrobot(Task):
         return tuple(start.tolist()), (cos1, sin1, cos2, sin2, start[2], start[3])
 
     def advance(self, state: State, action: int) -> tuple[State, State, float, bool]:
-        """Apply a torque of -1 (0), 0 (1) or 1 (2) for 0.2 s: one step of Runge and Kutta's fourth order."""
+        """Apply a torque of -1 (0), 0 (1) or 1 (2) for 0.2 s, by one fourth-order Runge-Kutta step."""
         torque = action - 1.0
         k1 = self._rates(state, torque)
         k2 = self._rates(self._after(0.1, state, k1), torque)
@@ -154,7 +154,7 @@ class Acrobot(Task):
 
     @staticmethod
     def _after(seconds: float, state: State, rates: State) -> State:
-        """Return where a state is after some time at constant rates."""
+        """Return the state after `seconds` at constant rates of change."""
         angle1, angle2, speed1, speed2 = state
         turning1, turning2, faster1, faster2 = rates
         return (
@@ -166,7 +166,7 @@ class Acrobot(Task):
 
     @staticmethod
     def _rates(state: State, torque: float) -> State:
-        """Return the change of each number of a state in a second; masses, lengths and moments are 1."""
+        """Return the time derivative of a state. Masses, lengths and moments of inertia are 1."""
         angle1, angle2, speed1, speed2 = state
         cos2, sin2 = math.cos(angle2), math.sin(angle2)
         d1 = 0.25 + (1.25 + cos2) + 1.0 + 1.0
@@ -183,7 +183,7 @@ class Acrobot(Task):
 
 
 def _wrapped(angle: float) -> float:
-    """Return an angle in [-pi, pi] by steps of a whole turn."""
+    """Return an angle in [-pi, pi], by adding or subtracting whole turns."""
     while angle > math.pi:
         angle = angle - 2 * math.pi
     while angle < -math.pi:
@@ -196,7 +196,7 @@ TASKS: dict[str, type[Task]] = {task.ENTRY: task for task in (CartPole, Mountain
 
 
 class ClassicControl(Backend):
-    """Backend of one task."""
+    """Backend that steps environments of one classic control task."""
 
     def __init__(self, task: Task, num_envs: int, limit: int, name: str = "") -> None:
         """limit: steps after which an episode is truncated."""
@@ -206,7 +206,7 @@ class ClassicControl(Backend):
         self._states: list[State] = [()] * num_envs
         self._steps, self._began = 0, np.zeros(num_envs, np.int64)
         self._first_cut = limit
-        """The first step in which an episode may reach the limit."""
+        """First step in which an episode can reach the limit."""
         self._seen = np.zeros((num_envs, *(self.observation_space.shape or ())), np.float32)
         self._none_cut = np.zeros(num_envs, np.bool_)
 
@@ -233,14 +233,15 @@ class ClassicControl(Backend):
         return Transition(self._seen, np.array(rewards, np.float64), ended, cut, ended)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+        """Do nothing, because there are no resources to free."""
 
 
 @cache
 def task_of(entry_point: str) -> Task | None:
-    """Return the task of one of Gymnasium's entry points.
+    """Return the task for an entry point of Gymnasium.
 
-    None for any other, and where the installed Gymnasium or the machine's C library gives other numbers.
+    Returns None for other entry points, and if the installed Gymnasium or the machine's C library computes
+    other numbers.
     """
     if entry_point not in TASKS:
         return None
@@ -254,7 +255,7 @@ def task_of(entry_point: str) -> Task | None:
 
 
 def _plays_alike(task: Task, env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether a task and an environment give the same numbers for COMPARED_STEPS random actions."""
+    """Return whether a task and an environment compute the same numbers for COMPARED_STEPS random actions."""
     ours = ClassicControl(task, 1, COMPARED_STEPS + 1)
     actions, every = ours.action_space, np.ones(1, np.bool_)
     actions.seed(0)

@@ -1,4 +1,4 @@
-"""The emulators of a vector environment: all in one, or each by itself."""
+"""The ALE emulators of a vector environment, stepped together or separately."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from numpy.typing import NDArray
 from labrl.envs.threads import have_all_cores
 
 FEW_THREADS = 2
-"""Number of threads up to which games are stepped faster together, on a machine with more cores."""
+"""Largest number of threads for which stepping games together is faster, on a machine with more cores."""
 
 
 def better_apart(num_threads: int) -> bool:
-    """Return whether games are played faster each by itself, so that the next episode of one can be made
-    ready while all are played.
+    """Return whether it is faster to step games separately and prepare their next episodes in the background.
 
-    On two cores that is 22 % more frames a second of PPO on Breakout, whose first games are short, 29 % of
-    A2C, and 5 % of A2C on Pong. A single thread has no core on which something could be made ready.
+    On two cores this gives PPO on Breakout, whose first games are short, 22 % more frames per second, A2C on
+    Breakout 29 %, and A2C on Pong 5 %. With a single thread, no core is free to prepare an episode.
     """
     return num_threads > (1 if have_all_cores(num_threads) else FEW_THREADS)
 
 
 class Played(NamedTuple):
-    """The outcome of one action in every game, as the ALE reports it."""
+    """The result of one action in every game, as reported by the ALE."""
 
     observation: NDArray
     """[num_envs, *obs]"""
     reward: NDArray
-    """Raw. [num_envs]"""
+    """Raw reward. [num_envs]"""
     terminated: NDArray[np.bool_]
     """[num_envs]"""
     truncated: NDArray[np.bool_]
@@ -43,11 +42,11 @@ class Played(NamedTuple):
 
 
 Game = tuple[ale_py.AtariVectorEnv, NDArray, dict[str, Any]]
-"""An emulator of one game that has begun: with its first observation and information, [1, ...] each."""
+"""An emulator after a reset, with its first observation and info, each of shape [1, ...]."""
 
 
 class Together:
-    """All games in one vector environment of the ALE, whose threads take whichever game is next."""
+    """All games in one vector environment of the ALE, which distributes them over its threads."""
 
     def __init__(self, vector: ale_py.AtariVectorEnv) -> None:
         self._vector = vector
@@ -55,8 +54,11 @@ class Together:
         self.action_space: Space[Any] = vector.single_action_space
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int32]]:
-        """Reset the games in the mask; see `Separately.reset`."""
-        # The ALE takes one seed for each masked environment, Gymnasium one for every environment.
+        """Start new games where `mask` is set. mask, seeds: [num_envs].
+
+        Returns the current observations, [num_envs, *obs], and lives, [num_envs], of all games.
+        """
+        # The ALE takes one seed per masked environment; Gymnasium takes one for every environment.
         observation, info = self._vector.reset(seed=seeds[mask], options={"reset_mask": mask})
         return observation, info["lives"]
 
@@ -66,28 +68,28 @@ class Together:
         return Played(observation, reward, terminated, truncated, info["lives"])
 
     def close(self) -> None:
-        """Nothing: the ALE ends its threads with the object."""
+        """Do nothing, because the ALE ends its threads when the object is deleted."""
 
 
 class Separately:
-    """Each game in an emulator with one thread, and in a second one its next episode while it still plays.
+    """Each game in an emulator with one thread, and a second emulator that prepares its next episode.
 
-    A seeded reset loads the cartridge anew, 0.1 s in which hundreds of steps could have been made; so it is
-    done beside them. What is played does not depend on it, nor on the number of threads.
+    A seeded reset reloads the cartridge, which takes 0.1 s, as long as hundreds of steps. It is therefore
+    done in the background. Results depend neither on this nor on the number of threads.
     """
 
     def __init__(self, new: Callable[[], ale_py.AtariVectorEnv], num_envs: int, num_threads: int) -> None:
-        """new: makes one of one game; num_threads: how many may be stepped at a time."""
+        """new: makes a vector environment of one game; num_threads: most games to step at the same time."""
         self._new = new
-        # Where the cores are all there are, the system shares them out better than we could.
+        # If all cores of the machine may be used, the system schedules the games better than a limit would.
         self._at_once = num_envs if have_all_cores(num_threads) else min(num_threads, num_envs)
         self._playing = [new() for _ in range(num_envs)]
         self._spare: list[ale_py.AtariVectorEnv | None] = [None] * num_envs
         self._prepared: dict[int, tuple[int, Future[Game]]] = {}
-        """Environment to the seed of its next episode and the game prepared for it."""
+        """Seed and prepared game of the next episode, by environment."""
         self._resets = ThreadPoolExecutor(num_threads, "reset")
         pictures = self._playing[0].single_observation_space
-        assert isinstance(pictures, Box), "the ALE shows pictures"
+        assert isinstance(pictures, Box), "observations of the ALE are images"
         self.observation_space = pictures
         self.action_space: Space[Any] = self._playing[0].single_action_space
         self._lives = np.zeros(num_envs, np.int32)
@@ -96,7 +98,7 @@ class Separately:
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int32]]:
         """Start new games where `mask` is set. mask, seeds: [num_envs].
 
-        Returns the present observations, [num_envs, *obs], and lives, [num_envs], of all.
+        Returns the current observations, [num_envs, *obs], and lives, [num_envs], of all games.
         """
         begun = {int(env): self._begin(int(env), int(seeds[env])) for env in np.flatnonzero(mask)}
         observation, lives = self._observation.copy(), self._lives.copy()
@@ -109,7 +111,7 @@ class Separately:
         return observation, lives
 
     def prepare(self, env: int, seed: int) -> None:
-        """Prepare the next game of an environment while the present one continues."""
+        """Prepare the next game of an environment while the current one continues."""
         if env in self._prepared:
             ready_for, game = self._prepared[env]
             if ready_for == seed:
@@ -141,9 +143,9 @@ class Separately:
         return played
 
     def close(self) -> None:
-        """Let go of the emulators."""
+        """Free the emulators."""
         self._resets.shutdown(cancel_futures=True)
-        # The ALE has no close: its threads end with the objects.
+        # The ALE has no close(): its threads end when the objects are deleted.
         self._playing.clear()
         self._spare.clear()
         self._prepared.clear()

@@ -1,4 +1,4 @@
-"""The environments that `env=` can choose, listed without importing the ALE: completion must be instant."""
+"""The environments that `env=` can select, listed without importing the ALE, so that completion is fast."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
 
 TWO_PLAYER_GAMES = frozenset({"combat", "joust", "maze_craze", "warlords"})
-"""ROMs that ship with the ALE and have no single-player mode: the ALE ends the process on them."""
+"""Games of the ALE without a single-player mode. Loading one of them in the ALE ends the process."""
 
 
 @cache
 def games() -> list[str]:
-    """Snake-case ids of every single-player game, sorted; empty when the ALE is not installed."""
+    """Return the sorted snake-case ids of all single-player games; empty if the ALE is not installed."""
     package = importlib.util.find_spec("ale_py")
     if package is None or not package.submodule_search_locations:
         return []
@@ -28,10 +28,10 @@ def games() -> list[str]:
 
 @cache
 def environments() -> list[tuple[str, str, str]]:
-    """Return (name, kind, id) of every environment: those with a file of their own, then the Atari games."""
+    """Return (name, kind, id) of every environment: those with a configuration file, then Atari games."""
     rows = []
     for file in sorted((config_folder() / "env").glob("*.yaml")):
-        if file.stem not in ("atari", "gymnasium"):  # which need a further key: the game, or the id
+        if file.stem not in ("atari", "gymnasium"):  # these need a further key, the game or the id
             content = yaml.safe_load(file.read_text(encoding="utf-8"))
             rows.append((file.stem, "gymnasium", str(content["id"])))
     rows += [(game, "atari", game) for game in games()]
@@ -39,7 +39,7 @@ def environments() -> list[tuple[str, str, str]]:
 
 
 def check_game(game: str) -> None:
-    """Raise InputError with the nearest spelling unless `game` is one that can be played."""
+    """Raise InputError with the nearest spelling unless `game` is a supported game."""
     known = games()
     if game in known:
         return
@@ -52,8 +52,8 @@ def check_game(game: str) -> None:
     two_players = game in TWO_PLAYER_GAMES
     reason = "has no single-player mode" if two_players else "is not a game of the ALE"
     raise InputError(
-        f"env.game={game} {reason}.{did_you_mean(game, known, 'env=')} There are {len(known)} games, named "
-        "as ms_pacman is; labrl-envs lists them.",
+        f"env.game={game} {reason}.{did_you_mean(game, known, 'env=')} There are {len(known)} games, with "
+        "names such as ms_pacman; labrl-envs lists them.",
         code="unsupported" if two_players else "unknown-option",
         key="env.game",
     )

@@ -1,4 +1,4 @@
-"""Goal environments: what they would have given for goals that they did not have."""
+"""Rewards and terminations of goal environments for goals other than the one pursued."""
 
 from __future__ import annotations
 
@@ -18,30 +18,29 @@ AnyEnv = gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]
 
 
 def has_goals(space: Space[Any]) -> bool:
-    """Return whether observations say which goal is wanted and which is reached."""
+    """Return whether observations contain a desired and an achieved goal."""
     return isinstance(space, Dict) and {ACHIEVED, DESIRED} <= space.spaces.keys()
 
 
 class GoalEnv:
-    """Asks an environment for the rewards of goals: one that is lent, or one of its own.
+    """Compute the rewards of goals with an environment that is lent, or with one made at the first use.
 
-    Its own is made when it is first asked.
-
-    `compute_reward(achieved_goal, desired_goal, info)` and, where there is one,
-    `compute_terminated(achieved_goal, desired_goal, info)` are those of Gymnasium-Robotics' `GoalEnv`:
-    functions of the goals alone, of a batch at once where they can, else of one after the other.
+    The environment needs `compute_reward(achieved_goal, desired_goal, info)` and may have
+    `compute_terminated(achieved_goal, desired_goal, info)`, as in Gymnasium-Robotics' `GoalEnv`. Both must
+    depend only on the goals. They are called with batches if they accept them, otherwise once per goal.
     """
 
     def __init__(
         self, make: Callable[[], AnyEnv], space: Space[Any], name: str, lent: AnyEnv | None = None
     ) -> None:
-        """space, name: of the environment. lent: one that is closed by its owner."""
+        """make: makes an environment; space, name: its observation space and name; lent: an environment to
+        use instead, which its owner closes."""
         self._make, self._space, self._name = make, space, name
         self._lent, self._env = lent, lent
         self._in_batches: dict[str, bool] = {}
 
     def check(self) -> None:
-        """Raise InputError where the environment cannot say what another goal would have given."""
+        """Raise InputError if the environment has no method `compute_reward`."""
         if self._method("compute_reward") is None:
             raise InputError(
                 f"agent.memory: hindsight needs a method compute_reward(achieved_goal, desired_goal, info), "
@@ -51,17 +50,20 @@ class GoalEnv:
             )
 
     def reward(self, achieved: NDArray, desired: NDArray) -> NDArray[np.float32]:
-        """Return the reward of reaching `achieved` where `desired` is the goal. [n, *goal] each -> [n]"""
+        """Return the reward of achieving `achieved` when the goal is `desired`. [n, *goal] each -> [n]"""
         return self._asked("compute_reward", achieved, desired).astype(np.float32)
 
     def terminated(self, achieved: NDArray, desired: NDArray) -> NDArray[np.bool_] | None:
-        """Return whether it ends the episode, [n]; None where the environment has no word on that."""
+        """Return whether achieving `achieved` when the goal is `desired` ends the episode. [n]
+
+        Returns None if the environment has no method `compute_terminated`.
+        """
         if self._method("compute_terminated") is None:
             return None
         return self._asked("compute_terminated", achieved, desired).astype(np.bool_)
 
     def close(self) -> None:
-        """Close the environment, if there was one."""
+        """Close the environment if it was made here."""
         if self._env is not None and self._env is not self._lent:
             self._env.close()
         self._env = None
@@ -72,7 +74,7 @@ class GoalEnv:
         return self._env
 
     def _method(self, name: str) -> Any:
-        """One of the environment or of a wrapper of it, None where there is none."""
+        """Return a method of the environment or of one of its wrappers, None if there is none."""
         env = self._own()
         if isinstance(env, VectorEnv):
             return getattr(env, name, None)
@@ -82,7 +84,7 @@ class GoalEnv:
         function = self._method(method)
         if method not in self._in_batches:
             self._in_batches[method] = self._takes_batches(function)
-        achieved, desired = achieved.copy(), desired.copy()  # it may write into them
+        achieved, desired = achieved.copy(), desired.copy()  # the environment may modify them
         if self._in_batches[method]:
             return np.array(function(achieved, desired, {}))
         pairs = zip(achieved, desired, strict=True)
@@ -92,5 +94,5 @@ class GoalEnv:
         two = np.concatenate([example(self._space), example(self._space)])
         try:
             return np.shape(function(two[ACHIEVED], two[DESIRED], {})) == (2,)
-        except Exception:  # whatever a function of one goal makes of two
+        except Exception:  # a function of a single goal may fail in any way
             return False

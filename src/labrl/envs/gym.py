@@ -1,4 +1,4 @@
-"""Every environment with Gymnasium's interface, stepped in this process or in workers."""
+"""Environments with Gymnasium's interface, stepped in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -36,70 +36,74 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TRIED = 3
-"""Members of a vector environment that is made before a run, to look at it."""
+"""Largest number of members in a vector environment that is made to check it before a run."""
 
 _members: dict[Hashable, tuple[Space[Any], Space[Any], bool]] = {}
-"""Spaces of the environments in vector environments, as known in this process."""
+"""Cache of the spaces of members of vector environments, and whether they provide masks."""
 
 LONGEST_EVALUATION = ENDLESS
-"""Steps of an evaluation's episode in an environment without a time limit."""
+"""Steps after which an evaluation episode is truncated in an environment without a time limit."""
 
 
 @dataclass(kw_only=True)
 class GymnasiumConfig(EnvironmentConfig):
-    """An environment that Gymnasium knows by its id, or a user's own class."""
+    """An environment registered in Gymnasium, or a user's class."""
 
     id: str | None
-    """Registered id, such as CartPole-v1. Either this or `make`."""
+    """Registered id, such as CartPole-v1. Set either this or `make`."""
     import_module: str | None
     """Python module whose import registers the id."""
     make: Component | None
-    """A user's own gymnasium.Env class, or a function that makes one. Either this or `id`."""
+    """A gymnasium.Env class, or a function that returns one. Set either this or `id`."""
     kwargs: dict[str, Any]
     """Keyword arguments of the environment."""
     vectorization: Literal["auto", "sync", "async", "vector_entry_point"]
-    """auto: labrl's own code for the tasks of Gymnasium's classic control, else sync. sync: one after the
-    other, in this process, fastest where a step takes less than about 0.1 ms. async: each in its own process.
-    All three give the same numbers. vector_entry_point: a gymnasium.vector.VectorEnv, which steps all at
-    once: the one that the id is registered with, or the one that `make` makes, which is given num_envs."""
+    """auto: labrl's implementation of Gymnasium's classic control tasks, otherwise sync. sync: one after the
+    other in this process, fastest if a step takes less than about 0.1 ms. async: each in its own process.
+    These three give the same numbers. vector_entry_point: a gymnasium.vector.VectorEnv, which steps all
+    environments at once, either the one registered for the id or the one made by `make`, which receives
+    num_envs."""
     max_episode_steps: PositiveInt | None
-    """Agent steps after which an episode is truncated; null: what the id is registered with. Where that is no
-    limit, an episode of an evaluation is truncated after 27,000."""
+    """Agent steps after which an episode is truncated; null: the limit registered for the id. If there is no
+    limit, evaluation episodes are truncated after 27,000 steps."""
     fresh_env_per_episode: bool | None
-    """Make the environment anew for every episode, for those whose seeded reset depends on what they
-    played before; null: found out by playing at most 150 steps before the run."""
+    """Whether to make a new environment for every episode, which is needed if a seeded reset depends on
+    earlier episodes; null: determined by playing at most 150 steps before the run."""
     action_mask: bool
-    """Whether agents that support masks only take actions that the environment calls valid, in
-    `info["action_mask"]` or in that entry of a dict observation."""
+    """Whether agents that support masks take only valid actions, given by the environment as
+    `info["action_mask"]` or as that entry of a dict observation."""
 
     def factory(self, longest: int | None = None) -> EnvFactory:
-        """Return a function that makes one such environment.
+        """Return a function that makes one environment.
 
-        longest: steps after which an episode is truncated where nothing else limits it; None: never.
+        longest: steps after which an episode is truncated if nothing else limits it; None for no limit.
         """
         return EnvFactory(**self._made_of(), longest=longest)
 
     def sample(self) -> Sample:
-        """Return what is known of such environments; one is made to know it. Raises InputError."""
+        """Return the properties of these environments, by making one if needed.
+
+        Raises InputError if it cannot be made.
+        """
         return sample_of(self.factory(), self.action_mask, self.fresh_env_per_episode is None)
 
     def known_sample(self) -> Sample | None:
-        """Return what is known of such environments; None where none was looked at in this process."""
+        """Return the properties of these environments if they are known in this process, else None."""
         return known_sample(self.factory(), self.action_mask, self.fresh_env_per_episode is None)
 
     def vector(self, num_envs: int, longest: int | None = None) -> Together:
-        """Make a user's vector environment with `num_envs` members; longest: see `factory`."""
+        """Make a vector environment with `num_envs` members by the user's class; longest: see `factory`."""
         if self.fresh_env_per_episode:
             raise InputError(
                 "env.fresh_env_per_episode=true cannot be used with env.vectorization=vector_entry_point: "
-                "the members of a vector environment cannot be made anew. Leave one of them out.",
+                "the members of a vector environment cannot be replaced. Leave one of the two out.",
                 code="contradiction",
                 key="env.fresh_env_per_episode",
             )
         return Together(self.vector_factory(num_envs), self.name, self.action_mask, longest)
 
     def members(self) -> tuple[Space[Any], Space[Any], bool]:
-        """Return the spaces of a member of a vector environment, and whether it gives masks."""
+        """Return the spaces of a vector environment's members, and whether it provides action masks."""
         key = self.vector_factory(0).identity, self.name, self.action_mask
         if key not in _members:
             vector = self.vector(min(self.num_envs, TRIED))
@@ -108,18 +112,18 @@ class GymnasiumConfig(EnvironmentConfig):
         return _members[key]
 
     def vector_factory(self, num_envs: int) -> VectorFactory:
-        """Return a function that makes a user's own vector environment."""
+        """Return an object that makes the user's vector environment."""
         return VectorFactory(num_envs, **self._made_of())
 
     @property
     def natively(self) -> bool:
-        """Whether a user's vector environment steps all environments at once."""
+        """Whether the environments are a vector environment by Gymnasium or the user."""
         return self.vectorization == "vector_entry_point"
 
     def classic(self, num_envs: int) -> ClassicControl | None:
-        """Make labrl's own form of a task of Gymnasium's classic control; None for any other environment.
+        """Make labrl's implementation of a classic control task.
 
-        Settings that may change what is played leave it to Gymnasium.
+        Returns None for other environments, and if settings could change the task.
         """
         own = self.make or self.kwargs or self.import_module or self.fresh_env_per_episode
         spec = None if own or self.vectorization != "auto" else gymnasium.registry.get(self.id or "")
@@ -139,20 +143,21 @@ class GymnasiumConfig(EnvironmentConfig):
 
 
 NUMBERS = (float, np.float64, np.float32, int)
-"""Types of a reward that float64 holds as it is."""
+"""Types of rewards that float64 represents exactly."""
 
 FLAGS = (bool, np.bool_)
 
 
 class GymnasiumEnv(Backend):
-    """Backend over environments of Gymnasium; none ever resets by itself.
+    """Backend for Gymnasium environments, none of which resets by itself.
 
-    Environments in this process are stepped here, one after the other: a step of Gymnasium's `SyncVectorEnv`
-    takes several times as long as one of CartPole. `vector` steps all others at once: worker processes, of
-    which at most `num_threads` step at the same time, or a vector environment of the user's own.
+    Environments in this process are stepped here, one after the other, because the overhead of Gymnasium's
+    `SyncVectorEnv` is several times the cost of a CartPole step. Otherwise `vector` steps all environments at
+    once: worker processes, of which at most `num_threads` step at the same time, or the user's vector
+    environment.
 
-    Every answer is checked in the step in which it comes. One of the plain types that the spaces ask for
-    passes a comparison of types and shape; any other goes through `AnswerCheck`.
+    Every return value is checked immediately. For values of the expected plain types, comparing types and
+    shape suffices; all others go through `AnswerCheck`.
     """
 
     Config = GymnasiumConfig
@@ -166,17 +171,17 @@ class GymnasiumEnv(Backend):
         evaluation: bool = False,
         known: Sample | None = None,
     ) -> None:
-        """known: what is known of such environments; None: what one shows that is made to know it."""
+        """known: properties of these environments; None to find them out by making one."""
         self.name = config.name
         self.num_envs = num_envs
         self._all = np.ones(num_envs, np.bool_)
         self.frame_skip = 1
-        # A policy that walks against a wall would otherwise be evaluated for ever.
+        # Otherwise the evaluation of a policy that is stuck would never end.
         longest = LONGEST_EVALUATION if evaluation else None
         self.vector: Workers | Together | None = None
-        """Steps all environments at once; None where they are stepped one after the other."""
+        """Object that steps all environments at once; None if they are stepped one after the other."""
         self.envs: list[gymnasium.Env[Any, Any]] = []
-        """The environments that are stepped one after the other."""
+        """Environments that are stepped one after the other."""
         if config.natively:
             self.vector = config.vector(num_envs, longest)
             self.masked = self.vector.masked
@@ -213,13 +218,13 @@ class GymnasiumEnv(Backend):
         self._dtype = array_dtype(self.observation_space)
         self._shape = () if self._several else self.observation_space.shape or ()
         self._plain_shape = self._shape if isinstance(given, Box) else None
-        """Shape of observations that are arrays of any numbers; None where they are something else."""
+        """Shape of observations in a Box; None for other spaces."""
         sole = isinstance(given, Dict) and given.spaces.get(OBSERVATION) is own_space
         above = (OBSERVATION,) if sole else ()
         self._inputs = [(name, (*above, *path)) for name, path in places(own_space)]
-        """Fields of an observation, and the keys that lead to each in what an environment gives."""
+        """Fields of labrl's observation, each with its path of keys in the environment's observation."""
         self._present = np.empty((num_envs, *self._shape), self._dtype)
-        """The last observation of each environment that is stepped here. [num_envs, *obs]"""
+        """Latest observation of each environment in this process. [num_envs, *obs]"""
         self._steps, self._began = 0, [0] * num_envs
         self.action_mask: NDArray[np.bool_] | None = None
         if self.masked:
@@ -229,12 +234,12 @@ class GymnasiumEnv(Backend):
 
     @classmethod
     def faster(cls, config: GymnasiumConfig, num_envs: int) -> ClassicControl | None:
-        """Make labrl's own form of a task of Gymnasium's classic control; None for any other environment."""
+        """Make labrl's implementation of a classic control task; None for other environments."""
         return config.classic(num_envs)
 
     @classmethod
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
-        """Observation and action space of one environment. Raises InputError when it cannot be made."""
+        """Return observation and action space of one environment. Raises InputError if it cannot be made."""
         if config.natively:
             observation, action, _ = config.members()
             return flat_space(without_mask(observation, action)), action
@@ -246,7 +251,7 @@ class GymnasiumEnv(Backend):
 
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
-        """Return whether it says which actions are valid, and whether that is to be used."""
+        """Return whether the environment provides action masks and `env.action_mask` allows their use."""
         if config.natively:
             return config.members()[2]
         if not config.action_mask or config.classic(1) is not None:
@@ -258,7 +263,7 @@ class GymnasiumEnv(Backend):
 
     @classmethod
     def judge(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
-        """Return the object that computes rewards of other goals; None where observations have no goals."""
+        """Return an object that computes rewards of other goals; None if observations have no goals."""
         if not has_goals(space):
             return None
         if config.natively:
@@ -268,7 +273,7 @@ class GymnasiumEnv(Backend):
 
     @classmethod
     def watched(cls, config: GymnasiumConfig) -> WatchedGymnasium:
-        """One environment that can be looked at."""
+        """Make one environment that can be rendered."""
         from labrl.envs.screen import WatchedGymnasium
 
         return WatchedGymnasium(config)
@@ -276,13 +281,13 @@ class GymnasiumEnv(Backend):
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
         if self.vector is not None:
-            # Gymnasium takes one seed for every environment, the ALE one for each masked environment.
+            # Gymnasium takes one seed for every environment; the ALE takes one per masked environment.
             given, info = self.vector.reset(seed=seeds.tolist(), options={"reset_mask": mask})
             return self._taken(given, info, mask)
         present = self._present.copy()
         valid = None if self.action_mask is None else self.action_mask | mask[:, None]
         for index in mask.nonzero()[0].tolist():
-            # Options are a dictionary of the environment's own, as Gymnasium hands it on.
+            # Each environment gets its own options dictionary, as in Gymnasium.
             observation, info = self.envs[index].reset(seed=int(seeds[index]), options={})
             self._began[index] = self._steps
             if (
@@ -325,7 +330,7 @@ class GymnasiumEnv(Backend):
                 and type(info) is dict
                 and KEY not in info
             ):
-                # Copied at once: environments may return one array in every step, and share it.
+                # Copied at once, because environments may return the same array in every step, or share it.
                 present[index], rewards[index] = observation, reward
                 ended[index], cut[index] = terminated, truncated
                 continue
@@ -344,7 +349,7 @@ class GymnasiumEnv(Backend):
         return self.vector.render() if self.vector is not None else [env.render() for env in self.envs]
 
     def close(self) -> None:
-        """End the environments and the worker processes; calling it again changes nothing."""
+        """Close the environments and end the worker processes. Calling it again has no effect."""
         if self._closed:
             return
         self._closed = True
@@ -353,13 +358,16 @@ class GymnasiumEnv(Backend):
         for env in self.envs:
             try:
                 env.close()
-            except Exception as error:  # what was played is not the worse for it
-                _log.warning("%s: its close() failed: %s: %s", self.name, type(error).__name__, error)
+            except Exception as error:  # does not affect the results of the run
+                _log.warning("%s: close() failed: %s: %s", self.name, type(error).__name__, error)
         if self.goals is not None:
             self.goals.close()
 
     def _place(self, present: NDArray, index: int, observation: Any) -> None:
-        """Copy what one environment gave, in whatever nest, into its row of an array [num_envs, *obs]."""
+        """Copy the possibly nested observation of one environment into its row of `present`.
+
+        present: [num_envs, *obs].
+        """
         for name, path in self._inputs:
             part = observation
             for key in path:
@@ -370,9 +378,10 @@ class GymnasiumEnv(Backend):
                 present[index] = part
 
     def _taken(self, observation: Any, info: Mapping[str, Any], fresh: NDArray[np.bool_]) -> NDArray:
-        """Return all observations as one array that is not written to later. [num_envs, *obs]
+        """Return all observations as one array that is not modified later, and update the masks.
 
-        Masks are those of the `fresh` ones, [num_envs]; one that gives none leaves all its actions valid.
+        observation: batch from `vector`; fresh: environments whose masks are updated, [num_envs]. All actions
+        of an environment that returns no mask are valid. Returns [num_envs, *obs].
         """
         if self.action_mask is not None:
             valid = self.action_mask | fresh[:, None]
@@ -383,5 +392,5 @@ class GymnasiumEnv(Backend):
         seen = seen_in(observation) if self._in_dict else observation
         if self._several:
             return packed(seen, self._dtype, self.num_envs)
-        # Copied here, not by Gymnasium: its deepcopy takes several times as long.
+        # Copied here, because Gymnasium's deepcopy takes several times as long.
         return seen.copy() if isinstance(self.vector, Workers) else seen

@@ -1,4 +1,4 @@
-"""Build a running vector environment from a configuration."""
+"""Build a vector environment from its configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from labrl.errors import InputError
 from labrl.observations import Goals
 
 ARRAYS = (Box, Discrete, MultiDiscrete, MultiBinary)
-"""Spaces whose elements are one array or number."""
+"""Spaces whose elements are a single array or number."""
 
 
 def make_env(
@@ -26,10 +26,10 @@ def make_env(
 ) -> VectorEnv:
     """Build the vector environment that `env` describes.
 
-    seed: of the session. num_threads: cores that the environments may use at once. evaluation: leave
-    out what is there for the learner only (the life-loss signal). num_envs: in place of `env.num_envs`;
-    first: number of the first of them in the session. Raises InputError when the environment does not exist
-    or something it needs is not installed.
+    seed: seed of the session; num_threads: number of cores that the environments may use; evaluation: whether
+    to leave out signals for the learner only (loss of a life); num_envs: replaces `env.num_envs`; first:
+    number of the first environment in the session. Raises InputError if the environment does not exist or a
+    package that it needs is not installed.
     """
     if num_envs is None:
         num_envs = env.config.num_envs
@@ -54,15 +54,15 @@ def backend_class(env: Component) -> type[Backend]:
 
 
 def goals_of(env: Component, space: Space[Any]) -> Goals | None:
-    """Return what computes rewards of other goals, without a running environment; None without goals.
+    """Return an object that computes rewards of other goals; None for environments without goals.
 
-    space: the observation space of one environment.
+    The environment need not be running. space: observation space of one environment.
     """
     return backend_class(env).judge(env.config, space)
 
 
 def gives_masks(env: Component) -> bool:
-    """Return whether an environment says which actions are valid, found out by one made for that.
+    """Return whether an environment provides action masks, by making one to find out.
 
     Raises InputError if its masks cannot be used.
     """
@@ -70,10 +70,10 @@ def gives_masks(env: Component) -> bool:
 
 
 def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
-    """Observation and action space of one environment, to check a configuration before a run.
+    """Return observation and action space of one environment, to check a configuration before a run.
 
-    Raises InputError as `make_env` does, for actions that are not one array, and for observations that are
-    neither that nor made of several.
+    Raises InputError if `make_env` does, if actions are not a single array, or if observations are neither a
+    single array nor a dict or tuple of arrays.
     """
     known = backend_class(env).spaces(env.config)
     if known is None:
@@ -88,7 +88,7 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
                 env,
                 f"its observations{f' at {name}' if name else ''} are {space}. labrl supports one array or "
                 "number (Box, Discrete, MultiDiscrete, MultiBinary), and a Dict or Tuple of these. Wrap the "
-                "environment and set env.make to the wrapped one.",
+                "environment and set env.make to the wrapper.",
             )
     if not inputs:
         raise _unsupported(env, f"its observations are empty: {observation_space}.")
@@ -96,10 +96,10 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
         raise _unsupported(
             env,
             f"its actions are {action_space}. labrl supports one array or number (Box, Discrete, "
-            "MultiDiscrete, MultiBinary). Wrap the environment and set env.make to the wrapped one.",
+            "MultiDiscrete, MultiBinary). Wrap the environment and set env.make to the wrapper.",
         )
     if 0 in (action_space.shape or ()):
-        raise _unsupported(env, f"its actions are {action_space}, which hold no number: give at least one.")
+        raise _unsupported(env, f"its actions are {action_space}, which is empty: use at least one number.")
     return observation_space, action_space
 
 

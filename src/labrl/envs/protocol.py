@@ -1,4 +1,4 @@
-"""The protocol of a vector environment backend."""
+"""The interface of vector environment backends."""
 
 from __future__ import annotations
 
@@ -16,57 +16,59 @@ if TYPE_CHECKING:
 
 
 class Transition(NamedTuple):
-    """The outcome of one action in every environment. Arrays are not written to later."""
+    """The result of one action in every environment. Arrays are not modified later."""
 
     observation: NDArray
-    """The state reached: the true final one where an episode has ended. [num_envs, *obs]"""
+    """Observation of the state reached, which is the true final one if an episode ended. [num_envs, *obs]"""
     reward: NDArray
-    """Raw, unclipped. Any number type. [num_envs]"""
+    """Raw, unclipped reward, of any numeric type. [num_envs]"""
     terminated: NDArray[np.bool_]
-    """The learner's signal: the task ended or, where that is asked for, a life was lost. [num_envs]"""
+    """Whether the learner treats the state as terminal: the task ended or, if configured, a life was lost.
+    [num_envs]"""
     truncated: NDArray[np.bool_]
-    """A time limit cut the episode. [num_envs]"""
+    """Whether a time limit cut the episode. [num_envs]"""
     ended: NDArray[np.bool_]
-    """The task itself is over: `terminated` without the lost lives. [num_envs]"""
+    """Whether the task itself ended: `terminated` without lost lives. [num_envs]"""
 
 
 class Backend(ABC):
-    """A vector environment that never resets by itself: its caller says which, and with what seed.
+    """A vector environment that never resets by itself; the caller chooses when to reset and the seed.
 
-    It is made as `Class(config, num_envs=..., num_threads=..., evaluation=...)`. A user's class derives
-    from this one, and declares what it can do beside `reset`, `step` and `close` by the attributes and class
-    methods that have a value here.
+    It is made as `Class(config, num_envs=..., num_threads=..., evaluation=...)`. A user's class derives from
+    this one. It declares its capabilities beyond `reset`, `step` and `close` by overriding the attributes and
+    class methods that have a default here.
 
-    A seeded reset determines an episode: the same seed and actions give the same transitions, bit
-    for bit, whatever the environment played before.
+    A seeded reset determines an episode: the same seed and actions give the same transitions, bit for bit,
+    regardless of earlier episodes.
     """
 
     Config: ClassVar[type]
-    """The dataclass of its configuration."""
+    """Dataclass of the backend's configuration."""
     name: str
     """Name of the environment in messages and tables."""
     num_envs: int
     frame_skip: int
-    """Emulator frames of one agent step; 1 where there is no emulator."""
+    """Emulator frames per agent step; 1 if there is no emulator."""
     observation_space: Space[Any]
     """Observation space of one environment."""
     action_space: Space[Any]
     """Action space of one environment."""
     masked: bool = False
-    """Whether `action_mask` says which actions are valid."""
+    """Whether `action_mask` is set."""
     action_mask: NDArray[np.bool_] | None = None
-    """The valid actions of the present states, after each reset and step a new array. [num_envs, flags]"""
+    """Masks of the valid actions in the current states, a new array after each reset and step.
+    [num_envs, flags]"""
     goals: Goals | None = None
-    """Computes the rewards of other goals, for environments that have goals."""
+    """Object that computes the rewards of other goals; None for environments without goals."""
     prepares: bool = False
-    """Whether `prepare` does anything."""
+    """Whether the backend implements `prepare`."""
 
     @abstractmethod
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
-        """Start a new episode where `mask` is set and leave the others as they are.
+        """Start a new episode in the environments in `mask`, without changing the others.
 
-        mask, seeds: [num_envs]; seeds outside the mask have no effect. The first call sets the whole
-        mask. Returns the present observation of every environment, [num_envs, *obs].
+        mask, seeds: [num_envs]; seeds outside the mask have no effect. In the first call, the whole mask is
+        set. Returns the current observation of every environment, [num_envs, *obs].
         """
 
     @abstractmethod
@@ -75,46 +77,49 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free threads and processes; calling it again changes nothing."""
+        """Free threads and processes. Calling it again has no effect."""
 
     def prepare(self, env: int, seed: int) -> None:  # noqa: B027  # most have nothing to prepare
-        """Get the next episode of one environment ready, which will begin with `seed`.
+        """Prepare the next episode of one environment, which will start with `seed`.
 
-        It is called while an episode is played, of one environment in a step.
+        It is called during the current episode, for at most one environment per step.
         """
 
     @classmethod
     def faster(cls, config: Any, num_envs: int) -> Backend | None:
-        """Make a faster backend that gives the same numbers; None where there is none."""
+        """Make a faster backend that computes the same numbers; None if there is none."""
         return None
 
     @classmethod
     def spaces(cls, config: Any) -> tuple[Space[Any], Space[Any]] | None:
-        """Return the observation and action space of one environment; None: one is made to know them.
+        """Return observation and action space of one environment; None if one must be made to find out.
 
-        Raises InputError if it cannot be made.
+        Raises InputError if the environment cannot be made.
         """
         return None
 
     @classmethod
     def gives_masks(cls, config: Any) -> bool:
-        """Return whether there are masks of valid actions that are to be used, before a run."""
+        """Return, before a run, whether the environment provides action masks that must be used."""
         return False
 
     @classmethod
     def judge(cls, config: Any, space: Space[Any]) -> Goals | None:
-        """Make what knows the rewards of other goals; None where there are no goals.
+        """Make an object that computes the rewards of other goals; None for environments without goals.
 
-        space: the observation space of one environment.
+        space: observation space of one environment.
         """
         return None
 
     @classmethod
     def watched(cls, config: Any) -> Watched | None:
-        """Make one environment with pictures, which plays as these do; None: there are none."""
+        """Make one environment that can be rendered and behaves like these; None if there is none."""
         return None
 
 
 def action_dtype(space: Space[Any]) -> np.dtype:
-    """The type that environments get: the space's, which refuses others (Gymnasium's `contains`)."""
+    """Return the type of actions passed to environments, which is that of the space.
+
+    Gymnasium's `Space.contains` refuses other types.
+    """
     return np.dtype(space.dtype or np.float32)

@@ -1,7 +1,7 @@
-"""The environment that is made before a run to see what the others of its configuration will be like.
+"""Make one environment before a run to find out the properties of all environments of its configuration.
 
-Making an environment may take seconds, so it is made once: it shows its spaces, whether it gives masks, and
-whether a seeded reset determines an episode, and then it plays as the first one of the run.
+These are its spaces, whether it provides action masks, and whether a seeded reset determines an episode.
+Because making an environment may take seconds, it is then used as the first environment of the run.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from labrl.observations import copied, example, same
 _log = logging.getLogger(__name__)
 
 STEPS = 50
-"""Longest episode that is compared."""
+"""Number of steps for which episodes are compared."""
 
 _samples: dict[Hashable, Sample] = {}
-"""Samples known in this process, by what makes the environment and what was asked of it."""
+"""Samples made in this process, by the identity of the environment and the properties to find out."""
 
 _spares_are_kept = False
 
 
 class Sample:
-    """Properties that environments of one configuration share, and one of them until it is taken."""
+    """Properties of the environments of one configuration, and one of them until it is taken."""
 
     def __init__(self, make: EnvFactory, masks: bool, history: bool) -> None:
-        """Make one environment. Raises InputError where that fails.
+        """Make one environment. Raises InputError if that fails.
 
-        masks, history: what to find out beside the spaces, where the configuration leaves it open.
+        masks, history: whether to find out if it provides action masks, and if a seeded reset depends on
+        earlier episodes. Both are False if the configuration already says so.
         """
         self._make, self._asks_masks, self._asks_history = make, masks, history
         self._spare: Checked | None = Checked(make, make.named)
@@ -48,33 +49,33 @@ class Sample:
 
     @property
     def answered(self) -> bool:
-        """Whether all is known that was asked."""
+        """Whether all requested properties are known."""
         return self._answers is not None
 
     @property
     def masked(self) -> bool:
-        """Whether environments say which actions are valid.
+        """Whether environments provide action masks.
 
-        Raises InputError for a mask that does not fit the actions, or that does not come with resets, and for
-        whatever fails or does not fit in a few short episodes.
+        Raises InputError if a mask does not fit the actions or is missing after resets, and if anything fails
+        or does not fit in a few short episodes.
         """
         return self._found()[0]
 
     @property
     def remembers(self) -> bool:
-        """Whether an environment must be made anew for each episode to repeat it. Raises what `masked` does.
+        """Whether episodes can be repeated only by making a new environment for each. Raises like `masked`.
 
-        If episodes cannot be repeated even so, the log says that no run on it can be exact.
+        If episodes cannot be repeated even then, a warning says that runs cannot be exact.
         """
         return self._found()[1]
 
     @property
     def spare(self) -> gymnasium.Env[Any, Any] | None:
-        """The environment, which stays here; None where there is none any more."""
+        """The environment, without taking it; None if there is none left."""
         return None if self._spare is None else self._spare.env
 
     def take(self) -> gymnasium.Env[Any, Any] | None:
-        """Hand over the environment; None where there is none that plays as a new one would."""
+        """Take the environment; None if there is none that behaves like a new one."""
         spare = self._spare
         if spare is None or (self._played and (self.remembers or not self._asks_history)):
             self.close()
@@ -83,7 +84,7 @@ class Sample:
         return spare.env
 
     def close(self) -> None:
-        """Close the environment, unless somebody has it. Raises InputError where that fails."""
+        """Close the environment unless it was taken. Raises InputError if that fails."""
         spare, self._spare = self._spare, None
         if spare is not None:
             with self._failing("close"):
@@ -94,13 +95,13 @@ class Sample:
             if self._spare is None:
                 self._spare = Checked(self._make, self._make.named)
             self._played = True
-            # History comes first: only what has played nothing before can show that it plays otherwise later.
+            # History first, because only an unused environment can show a dependence on earlier episodes.
             remembers = self._asks_history and self._depends_on_history(self._spare)
             self._answers = self._asks_masks and self._gives_masks(self._spare), remembers
         return self._answers
 
     def _depends_on_history(self, env: Checked) -> bool:
-        """Play an episode, another one, and the first one's seed and actions again."""
+        """Play an episode, another one, and the first one again. Return whether the repetition differs."""
         env.action_space.seed(0)
         actions = [env.action_space.sample() for _ in range(STEPS)]
         others = [env.action_space.sample() for _ in range(STEPS)]
@@ -108,16 +109,16 @@ class Sample:
         self._trace(env, 2, others)
         if same(first, self._trace(env, 1, actions)):
             return False
-        anew = Checked(self._make, self._make.named)
+        fresh = Checked(self._make, self._make.named)
         try:
-            if not same(first, self._trace(anew, 1, actions)):
+            if not same(first, self._trace(fresh, 1, actions)):
                 _log.warning(
-                    "%s does not repeat an episode from its seed and actions, even when made anew:"
-                    " runs on it are neither repeatable nor exactly resumable",
+                    "%s: even a new environment does not repeat an episode from its seed and actions, so "
+                    "runs are neither reproducible nor exactly resumable",
                     self._make.named,
                 )
         finally:
-            anew.close()
+            fresh.close()
         return True
 
     def _trace(self, env: Checked, seed: int, actions: Sequence[Any]) -> list[Any]:
@@ -127,7 +128,7 @@ class Sample:
         trace: list[Any] = [copied(observation)]
         for action in actions:
             valid = made_valid(action, env.action_space, observation, info)
-            # Both directions: some environments write into their action, and some into what they gave before.
+            # Copied because some environments modify their action, and some their earlier observations.
             observation, reward, terminated, truncated, info = self._step(env, np.array(valid)[()])
             trace.append((copied(observation), reward, terminated, truncated))
             if terminated or truncated:
@@ -135,24 +136,24 @@ class Sample:
         return trace
 
     def _gives_masks(self, env: Checked) -> bool:
-        """Look for a mask in a reset and a step."""
+        """Return whether a reset and a step provide a mask."""
         space = env.action_space
         observation, info = self._reset(env, 0)
         given = self._mask(observation, info)
         space.seed(0)
-        with self._failing("step"):  # there may be no example of an action
+        with self._failing("step"):  # the space may have no example
             action = made_valid(example(space)[0], space, observation, info)
         after = self._step(env, action)
         if given is None and self._mask(after[0], after[-1]) is not None:
             raise self._unusable(
-                f"it gives info['{KEY}'] after steps but not after resets, so that the valid first actions "
-                "are unknown: give it in reset(), too",
+                f"it returns info['{KEY}'] from step() but not from reset(), so the valid first actions are "
+                "unknown: return it from reset(), too",
                 "environment",
             )
         return given is not None
 
     def _mask(self, observation: Any, info: Any) -> Any:
-        """Return the mask that is given, None for none. Raises InputError where it does not fit."""
+        """Return the mask, or None if there is none. Raises InputError if it does not fit the actions."""
         space = self.action_space
         carried = carries_mask(self.observation_space, space)
         given = observation[KEY] if carried else info.get(KEY)
@@ -160,8 +161,8 @@ class Sample:
             return None
         if not choices(space):
             raise self._unusable(
-                f"it gives info['{KEY}'], but its actions are {space}; masks are for Discrete and "
-                "MultiDiscrete actions, where each flag stands for a value",
+                f"it returns info['{KEY}'], but its actions are {space}; masks need Discrete or "
+                "MultiDiscrete actions, with a flag for each value",
                 "unsupported",
             )
         try:
@@ -170,12 +171,12 @@ class Sample:
             raise self._unusable(str(error), "environment") from None
 
     def _unusable(self, why: str, code: Code) -> InputError:
-        told = f"{self._make.named}: {why} (env.action_mask=false ignores masks)."
-        return InputError(told, code=code, key="env.action_mask")
+        message = f"{self._make.named}: {why} (env.action_mask=false ignores masks)."
+        return InputError(message, code=code, key="env.action_mask")
 
     def _reset(self, env: Checked, seed: int) -> Any:
         with self._failing("reset"):
-            # Options are never None in labrl's vector environments either.
+            # As in labrl's vector environments, options are never None.
             return env.reset(seed=seed, options={})
 
     def _step(self, env: Checked, action: Any) -> Any:
@@ -184,25 +185,25 @@ class Sample:
 
     @contextlib.contextmanager
     def _failing(self, doing: str) -> Iterator[None]:
-        """Raise what fails as InputError."""
+        """Convert exceptions of the environment to InputError."""
         try:
             yield
         except AnswerError as error:
             raise self._refused(f"{self._make.named}: {error}") from error
-        except MisfitError as error:  # begins with its name
+        except MisfitError as error:  # its message starts with the name
             raise self._refused(str(error)) from error
         except (Exception, SystemExit) as error:
-            told = f"{self._make.named}: its {doing}() failed before the run: {type(error).__name__}: {error}"
-            raise self._refused(told) from error
+            reason = f"{type(error).__name__}: {error}"
+            raise self._refused(f"{self._make.named}: {doing}() failed before the run: {reason}") from error
 
-    def _refused(self, told: str) -> InputError:
-        return InputError(told, code="environment", key=self._make.key)
+    def _refused(self, message: str) -> InputError:
+        return InputError(message, code="environment", key=self._make.key)
 
 
 def sample_of(make: EnvFactory, masks: bool, history: bool) -> Sample:
-    """Return what is known of the environments that `make` makes, or make one to know it.
+    """Return the sample of the environments made by `make`, making one if needed.
 
-    masks, history: what to find out beside the spaces. Raises InputError where it cannot be made.
+    masks, history: see `Sample`. Raises InputError if the environment cannot be made.
     """
     key = make.identity, masks, history
     if key not in _samples:
@@ -212,19 +213,19 @@ def sample_of(make: EnvFactory, masks: bool, history: bool) -> Sample:
 
 
 def known_sample(make: EnvFactory, masks: bool, history: bool) -> Sample | None:
-    """Return what is known of the environments that `make` makes; None where none was looked at."""
+    """Return the sample of the environments made by `make`; None if there is none in this process."""
     return _samples.get((make.identity, masks, history))
 
 
 def done_with(sample: Sample) -> None:
-    """Close the environment of a sample, unless it is kept for the run that follows."""
+    """Close the environment of a sample unless it is kept for the run."""
     if not _spares_are_kept:
         sample.close()
 
 
 @contextlib.contextmanager
 def kept_for_the_run() -> Iterator[None]:
-    """Keep the environment that is made to look at it for the session that begins within this context."""
+    """Within this context, keep the environments of samples for the session that will start."""
     global _spares_are_kept
     before, _spares_are_kept = _spares_are_kept, True
     try:
@@ -235,6 +236,6 @@ def kept_for_the_run() -> Iterator[None]:
 
 
 def drop_spares() -> None:
-    """Close the environments that nobody has taken. Raises InputError where that fails."""
+    """Close the environments of all samples that were not taken. Raises InputError if that fails."""
     for sample in _samples.values():
         sample.close()

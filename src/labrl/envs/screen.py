@@ -1,4 +1,4 @@
-"""Atari games and Gymnasium's environments as people see them."""
+"""Rendering of Atari games and Gymnasium environments for people."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from labrl.envs.protocol import Transition
 from labrl.envs.watch import Watched
 from labrl.errors import InputError
 
-# What Gymnasium draws with greets when it is imported, and complains where there is no screen and no sound.
+# pygame, which Gymnasium renders with, prints a greeting on import, and warnings without screen or sound.
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 if sys.platform.startswith("linux") and not (os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}):
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 
 MODES = ("rgb_array", "rgb_array_list")
-"""Values of Gymnasium's `render_mode` with which `render()` returns pictures."""
+"""Values of Gymnasium's `render_mode` for which `render()` returns images."""
 
 
 class WatchedAtari(AtariEnv, Watched):
-    """A game, and beside it the same one in colours: with the same seed and actions both play alike."""
+    """A game with a second emulator in full colour, which receives the same seeds and actions."""
 
     def __init__(self, config: AtariConfig) -> None:
         super().__init__(config, num_envs=1, num_threads=1, evaluation=True)
@@ -49,27 +49,27 @@ class WatchedAtari(AtariEnv, Watched):
         return super().reset(mask, seeds)
 
     def step(self, actions: NDArray) -> Transition:
-        """actions: int64 or int32 [1]."""
+        """Act in both emulators. actions: int64 or int32 [1]."""
         assert self._colours is not None
         self._picture = self._colours.step(actions)[0][0, 0]
         return super().step(actions)
 
     def picture(self) -> NDArray[np.uint8]:
-        """[height, width, 3]"""
+        """Return the current screen in RGB, [height, width, 3]."""
         return self._picture
 
     def close(self) -> None:
-        """End both emulators."""
+        """Free both emulators."""
         super().close()
         self._colours = None
 
 
 class WatchedGymnasium(GymnasiumEnv, Watched):
-    """An environment made for pictures."""
+    """A Gymnasium environment made with a render mode that returns images."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
         drawing = _drawing(config)
-        # What is known of those that were played holds for this one: none has to be made to find it out.
+        # Known properties of the environments of the run also hold for this one.
         known = None if config.natively else config.known_sample()
         known = known if known is not None and known.answered else None
         super().__init__(drawing, num_envs=1, num_threads=1, evaluation=True, known=known)
@@ -78,44 +78,47 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
         if not _takes_render_mode(config) and drawn.render_mode not in MODES:
             self.close()
             raise InputError(
-                f"{self._factory.named} has no parameter render_mode, so it gives no images. To get videos, "
-                "add the parameter, and return an image from render() if it is rgb_array",
+                f"{self._factory.named} has no parameter render_mode, so it cannot be rendered. To get "
+                "videos, add the parameter, and return an image from render() if it is rgb_array",
                 code="unsupported",
                 key=self._factory.key,
             )
         self.frames_per_second = frames_per_second(drawn.metadata)
-        self._bright = False  # whether a real number of a picture was above 1
+        self._bright = False  # whether a floating-point image had a value above 1
 
     def picture(self) -> NDArray[np.uint8]:
-        """[height, width, 3]"""
+        """Return the current image in RGB, [height, width, 3]. Raises InputError if rendering fails."""
         try:
             pictures = self.render()
         except (Exception, SystemExit) as error:
             raise self._no_picture(f"failed: {type(error).__name__}: {error}".rstrip(": ")) from error
         rendered = pictures[0] if isinstance(pictures, list | tuple | np.ndarray) and len(pictures) else None
         if isinstance(pictures, np.ndarray) and pictures.ndim == 3 and pictures.shape[2] in (3, 4):
-            rendered = pictures  # one of all members of a vector environment
+            rendered = pictures  # one image of all members of a vector environment
         if isinstance(rendered, list | tuple) and rendered and isinstance(rendered[-1], np.ndarray):
-            rendered = rendered[-1]  # rgb_array_list: all that was drawn since the last call
+            rendered = rendered[-1]  # rgb_array_list: all images since the last call
         if not isinstance(rendered, np.ndarray) or rendered.dtype.kind not in "buif":
             what = "nothing" if rendered is None else f"a {type(rendered).__name__}"
-            raise self._no_picture(f"returns {what}, it must return an array [height, width, 3]")
+            raise self._no_picture(f"returns {what}, but must return an array [height, width, 3]")
         colours = 1 if rendered.ndim == 2 else rendered.shape[2] if rendered.ndim == 3 else 0
         if colours not in (1, 3, 4) or 0 in rendered.shape:
             raise self._no_picture(
-                f"returns an array of shape {rendered.shape}, it must be [height, width], or "
-                "[height, width, colours] with 1, 3 or 4 colours"
+                f"returns an array of shape {rendered.shape}, but it must be [height, width], or "
+                "[height, width, channels] with 1, 3 or 4 channels"
             )
-        grey = rendered.reshape(*rendered.shape[:2], colours)[:, :, :3]  # without transparency
+        grey = rendered.reshape(*rendered.shape[:2], colours)[:, :, :3]  # without the alpha channel
         picture = np.broadcast_to(self._bytes(grey), (*grey.shape[:2], 3))
-        return picture.copy()  # the environment may draw the next one over it
+        return picture.copy()  # the environment may reuse the array
 
     def _no_picture(self, why: str) -> InputError:
-        told = f"{self._factory.named} has no pictures: its render() {why}"
-        return InputError(told, code="environment", key=self._factory.key)
+        message = f"{self._factory.named} cannot be rendered: its render() {why}"
+        return InputError(message, code="environment", key=self._factory.key)
 
     def _bytes(self, values: NDArray) -> NDArray[np.uint8]:
-        """Any numbers as bytes. Real ones are in [0, 1] until one of them is larger, then in [0, 255]."""
+        """Convert an image to bytes.
+
+        Floating-point values are taken to be in [0, 1] until one of them is larger, then in [0, 255].
+        """
         if values.dtype.kind == "f":
             values = np.nan_to_num(values)
             self._bright = self._bright or bool(values.max() > 1)
@@ -125,7 +128,7 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
 
 
 def frames_per_second(metadata: Any) -> float:
-    """Agent steps in a second as an environment's `metadata` says, or 30 where that says nothing usable."""
+    """Return the agent steps per second from an environment's `metadata`, or 30 if it has no usable value."""
     given = metadata.get("render_fps") if isinstance(metadata, Mapping) else None
     if isinstance(given, int | float | np.number) and 0.1 <= given <= 1000:
         return float(given)
@@ -133,10 +136,10 @@ def frames_per_second(metadata: Any) -> float:
 
 
 def _drawing(config: GymnasiumConfig) -> GymnasiumConfig:
-    """The configuration of an environment that draws itself, where it can be asked to."""
+    """Return the configuration with a render mode that returns images, if the environment accepts one."""
     make = config.make
     kwargs = {name: value for name, value in config.kwargs.items() if name != "render_mode"}
-    if make is not None and isinstance(make.config, dict):  # whatever it was to show otherwise
+    if make is not None and isinstance(make.config, dict):  # drop a configured render mode
         given = {name: value for name, value in make.config.items() if name != "render_mode"}
         make = dataclasses.replace(make, config=given)
     if _takes_render_mode(config):
@@ -152,13 +155,13 @@ def _drawing(config: GymnasiumConfig) -> GymnasiumConfig:
 
 
 def _takes_render_mode(config: GymnasiumConfig) -> bool:
-    """Return whether the environment may be given one; those with an id always may."""
+    """Return whether the environment accepts `render_mode`; those with an id always do."""
     accepted = accepted_settings(config.make.load()) if config.make is not None else None
     return accepted is None or "render_mode" in accepted
 
 
 def _screen_size(game: str) -> tuple[int, int]:
-    """Height and width of a game's picture, pixels."""
+    """Return height and width of a game's screen in pixels."""
     ale = ale_py.ALEInterface()
     rom = roms.get_rom_path(game)
     assert rom is not None, "the game was checked when its environment was made"

@@ -1,4 +1,4 @@
-"""Makes one Gymnasium environment from its configuration, in this process or in a worker."""
+"""Make one Gymnasium environment from its configuration, in this process or in a worker."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from labrl.mistakes.spelling import did_you_mean
 _log = logging.getLogger(__name__)
 
 EXTRAS = ("box2d", "mujoco")
-"""Extras of labrl that bring the dependencies of Gymnasium's extras of the same name."""
+"""Extras of labrl that install the dependencies of Gymnasium's extras of the same name."""
 
 _ID = re.compile(r"(\w+(\.\w+)*:)?([\w-]+/)?[\w.-]+")
-"""A package that registers the id, a namespace, a name; only the name must be there."""
+"""An optional module that registers the id, an optional namespace, and a name."""
 
-_told: set[str] = set()
-"""Warnings of environments that were shown, so that each is shown once."""
+_shown: set[str] = set()
+"""Warnings of environments that were already shown, so that each is shown only once."""
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
@@ -39,17 +39,17 @@ _RETURNED = {
 
 
 class AnswerError(EnvironmentFailedError):
-    """`reset` or `step` of an environment did not return what Gymnasium's interface asks for."""
+    """`reset` or `step` of an environment does not follow Gymnasium's interface."""
 
 
 class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Raises AnswerError where `reset` or `step` returns anything but its two or five values.
+    """Raise AnswerError if `reset` does not return two values, or `step` five.
 
-    Without it, Gymnasium's own wrappers would fail with a remark on tuples that does not name the class.
+    Without this, Gymnasium's wrappers would fail with an error about tuples that does not name the class.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Pass on the environment's answer."""
+        """Reset the environment. Raises AnswerError."""
         try:
             answer = self.env.reset(seed=seed, options=options)
         except (TypeError, ValueError, IndexError) as problem:
@@ -63,7 +63,7 @@ class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
         return answered(self.env, "reset", answer)
 
     def step(self, action: Any) -> Any:
-        """Pass on the environment's answer."""
+        """Step the environment. Raises AnswerError."""
         try:
             answer = self.env.step(action)
         except (TypeError, ValueError, IndexError):
@@ -72,18 +72,18 @@ class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
         return answered(self.env, "step", answer)
 
     def _ask_inside(self, ask: Callable[[Answers], Any]) -> None:
-        """Ask the environment inside failed wrappers once more. Raises AnswerError if that was the reason."""
+        """Call the environment inside failed wrappers again. Raises AnswerError if it caused the failure."""
         if isinstance(self.env, gymnasium.Wrapper):
             try:
                 ask(Answers(self.env.unwrapped))
             except AnswerError:
                 raise
-            except Exception:  # whatever it says now, the first error is the one to be told
+            except Exception:  # the first error is the one to report
                 return
 
 
 def answered(env: Any, method: str, answer: Any) -> tuple[Any, ...]:
-    """Return the result of `reset` or `step` as a tuple. Raise AnswerError unless it holds all values."""
+    """Return the result of `reset` or `step` as a tuple. Raises AnswerError if values are missing."""
     wanted = _RETURNED[method]
     if type(answer) is tuple and len(answer) == len(wanted):
         return answer
@@ -93,11 +93,11 @@ def answered(env: Any, method: str, answer: Any) -> tuple[Any, ...]:
     came = f"{len(answer)} values ({', '.join(map(_kind, answer))})" if several else _kind(answer)
     hint = ""
     if method == "step" and several and len(answer) == 4:
-        hint = ". Gym's old interface has four: replace its `done` by `terminated, truncated`"
+        hint = ". This is Gym's old interface: replace `done` by `terminated, truncated`"
     elif method == "reset" and not several:
-        hint = ". Return `observation, {}` where there is no info"
+        hint = ". Return `observation, {}` if there is no info"
     raise AnswerError(
-        f"{_method(env, method)} must return {len(wanted)} values, ({', '.join(wanted)}), and returned "
+        f"{_method(env, method)} must return {len(wanted)} values, ({', '.join(wanted)}), but returned "
         f"{came}{hint}",
         key="env",
     )
@@ -112,7 +112,7 @@ def _kind(value: Any) -> str:
 
 
 def _answering(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """`env`, with the answers of the part of it checked that is not Gymnasium's own."""
+    """Return `env` with `Answers` around the innermost part that is not Gymnasium's own."""
     if not type(env).__module__.startswith("gymnasium."):
         return Answers(env)
     if isinstance(env, gymnasium.Wrapper):
@@ -121,7 +121,7 @@ def _answering(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
 
 
 class EnvFactory:
-    """Calling it makes one environment. Picklable, so that worker processes can be given it."""
+    """Picklable function object that makes one environment."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class EnvFactory:
         max_episode_steps: int | None = None,
         longest: int | None = None,
     ) -> None:
-        """longest: steps after which an episode is truncated where nothing else limits it; None: never."""
+        """longest: steps after which an episode is truncated if nothing else limits it; None for no limit."""
         if (env_id is None) == (make is None):
             raise InputError(
                 "set either env.id (an id registered in Gymnasium) or your own class, as in env.id=null "
@@ -150,19 +150,19 @@ class EnvFactory:
 
     @property
     def key(self) -> str:
-        """The key that says what is made."""
+        """The configuration key that selects the environment."""
         return "env.id" if self.make is None else "env.make"
 
     @property
     def named(self) -> str:
-        """The key and what it says, as messages begin."""
+        """The configuration key and its value, the start of messages."""
         return f"env.id={self.env_id}" if self.make is None else f"env.make: {self.make.target}"
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        """One new environment. Raises InputError when it is unknown or a package is missing."""
+        """Make an environment. Raises InputError if it is unknown or a package is missing."""
         env = _answering(self.build())
         if not isinstance(env.metadata, Mapping):
-            env.metadata = {}  # Gymnasium's worker processes fail without a dictionary
+            env.metadata = {}  # Gymnasium's worker processes require a dictionary
         if self.make is not None and self.max_episode_steps is not None:
             env = _limited(env, self.max_episode_steps)
         for space in ("observation_space", "action_space"):
@@ -176,18 +176,18 @@ class EnvFactory:
         return self.limited(env)
 
     def limited(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        """Let an episode of `env` end after `longest` steps if nothing else limits it."""
+        """Return `env`, with a limit of `longest` steps per episode if nothing else limits it."""
         return env if self.longest is None or _has_limit(env) else Patience(env, self.longest)
 
     @property
     def identity(self) -> Hashable:
-        """Identity of what is made, regardless of `longest`: equal for two factories that make the same.
+        """A hashable that is equal for factories that make the same environment, regardless of `longest`.
 
-        Raises InputError where it is unknown.
+        Raises InputError if the environment is unknown.
         """
         if self.import_module is not None:
             _import(self.import_module)
-        # Classes and registrations may be replaced under the same name, in a notebook for example.
+        # Classes and registrations may be replaced under the same name, for example in a notebook.
         made = gymnasium.registry.get(self.env_id or "") if self.make is None else self.make.load()
         return (
             self.env_id,
@@ -200,7 +200,7 @@ class EnvFactory:
         )
 
     def build(self) -> Any:
-        """Return what `make` or the id makes, unwrapped."""
+        """Make the environment by `make` or the id, without labrl's wrappers."""
         if self.import_module is not None:
             _import(self.import_module)
         if self.make is not None:
@@ -217,20 +217,20 @@ class EnvFactory:
         if several or isinstance(env, gymnasium.vector.VectorEnv):
             raise InputError(
                 f"env.make._target_={make.target} makes a vector environment: set "
-                "env.vectorization=vector_entry_point, and labrl makes it with env.num_envs environments",
+                "env.vectorization=vector_entry_point; labrl then makes it with env.num_envs environments",
                 code="contradiction",
                 key="env.vectorization",
             )
         if not isinstance(env, gymnasium.Env):
             raise InputError(
-                f"env.make._target_={make.target} must make a gymnasium.Env, it made a {type(env).__name__}",
+                f"env.make._target_={make.target} must make a gymnasium.Env, but made a {type(env).__name__}",
                 code="target",
                 key="env.make._target_",
             )
         return env
 
     def _gymnasium_makes(self, env_id: str) -> Any:
-        # The checker costs more than a step of CartPole does; labrl's own tests stand in for it.
+        # Gymnasium's checker costs more than a step of CartPole; `AnswerCheck` replaces it.
         return gymnasium.make(
             env_id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs
         )
@@ -238,8 +238,8 @@ class EnvFactory:
     def _registered(self, env_id: str) -> Any:
         if not _ID.fullmatch(env_id):
             raise InputError(
-                f"env.id={env_id} is not an id. Ids are written <name>-v<version>, such as CartPole-v1, "
-                "some with a namespace before the name, such as env.id=ALE/Pong-v5",
+                f"env.id={env_id} is not a valid id. Ids have the form <name>-v<version>, such as "
+                "CartPole-v1, or <namespace>/<name>-v<version>, such as ALE/Pong-v5",
                 code="unknown-option",
                 key="env.id",
             )
@@ -252,23 +252,25 @@ class EnvFactory:
             raise InputError(_unknown(env_id, problem), code="unknown-option", key="env.id") from problem
         except (error.DependencyNotInstalled, ImportError) as problem:
             raise InputError(_missing(env_id, problem), code="not-installed", key="env.id") from problem
-        except (Exception, SystemExit) as problem:  # it says in its own way that it cannot take something
+        except (Exception, SystemExit) as problem:  # environments reject arguments with any exception
             reason = f"{type(problem).__name__}: {problem}"
             if self.kwargs:
                 reason = str(problem) if isinstance(problem, TypeError) else reason
-                told, key = f"env.kwargs={self.kwargs} do not fit env.id={env_id}: {reason}", "env.kwargs"
+                key = "env.kwargs"
+                message = f"env.kwargs={self.kwargs} do not fit env.id={env_id}: {reason}"
             else:
-                told, key = f"env.id={env_id}: this environment cannot be made: {reason}", "env.id"
-            raise InputError(told, code="environment", key=key) from problem
-        for warning in heard:  # where it is refused, the message says it all
-            if str(warning.message) not in _told:
-                _told.add(str(warning.message))
+                key = "env.id"
+                message = f"env.id={env_id}: this environment cannot be made: {reason}"
+            raise InputError(message, code="environment", key=key) from problem
+        for warning in heard:  # after a failure, the error message is enough
+            if str(warning.message) not in _shown:
+                _shown.add(str(warning.message))
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         return env
 
 
 class FreshPerEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Makes its environment anew for every episode, because a seeded reset does not forget the last one."""
+    """Make a new environment for every episode, because a seeded reset depends on earlier episodes."""
 
     def __init__(self, make: MakeEnv) -> None:
         super().__init__(make())
@@ -276,7 +278,7 @@ class FreshPerEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._used = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """The first observation and info of an environment that has played nothing before."""
+        """Reset an unused environment. Returns its first observation and info."""
         if self._used:
             self.env.close()
             self.env = self._make()
@@ -285,41 +287,41 @@ class FreshPerEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class FreshFactory:
-    """Makes `FreshPerEpisode` environments. Picklable."""
+    """Picklable function object that makes a `FreshPerEpisode` environment."""
 
     def __init__(self, make: MakeEnv) -> None:
         self.make = make
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        """One new environment."""
+        """Make an environment."""
         return FreshPerEpisode(self.make)
 
 
 class Patience(gymnasium.wrappers.TimeLimit):
-    """A limit that the user has not set; an episode that reaches it is reported once."""
+    """A time limit that the user has not set. The first episode that reaches it causes a warning."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], steps: int) -> None:
         super().__init__(env, max_episode_steps=steps)
-        self._most, self._told = steps, False
+        self._limit, self._warned = steps, False
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the environment; truncate after the last step."""
+        """Step the environment, and truncate the episode at the limit."""
         observation, reward, terminated, truncated, info = super().step(action)
-        if self._elapsed_steps == self._most and not (terminated or self._told):
-            self._told = True
+        if self._elapsed_steps == self._limit and not (terminated or self._warned):
+            self._warned = True
             _log.warning(
-                "an episode of the evaluation had not ended after %s steps and was cut off there: set "
-                "env.max_episode_steps=<steps> for training and evaluation alike",
-                f"{self._most:,}",
+                "an evaluation episode was truncated after %s steps: set env.max_episode_steps=<steps> to "
+                "limit the episodes of training and evaluation",
+                f"{self._limit:,}",
             )
         return observation, reward, terminated, truncated, info
 
 
 def takes(target: Any, name: str, needed: bool = False) -> bool:
-    """Return whether a class or function has a parameter of that name; needed: one without a default."""
+    """Return whether a class or function has a parameter `name`; needed: whether it must lack a default."""
     try:
         parameter = inspect.signature(target).parameters.get(name)
-    except (TypeError, ValueError):  # some classes written in C have no signature
+    except (TypeError, ValueError):  # some classes implemented in C have no signature
         return False
     return parameter is not None and (not needed or parameter.default is parameter.empty)
 
@@ -347,7 +349,7 @@ def _import(module: str) -> None:
             code="not-installed",
             key="env.import_module",
         ) from problem
-    except (Exception, SystemExit) as problem:  # whatever a package of somebody's does when it is imported
+    except (Exception, SystemExit) as problem:  # importing a package can fail in any way
         raise InputError(
             f"env.import_module={module}: importing it failed: {type(problem).__name__}: {problem}",
             code="environment",
@@ -360,16 +362,16 @@ def _unknown(env_id: str, problem: error.Error) -> str:
     game = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
     if game in games():
         return (
-            f"env.id={env_id}: select games of the ALE by env=<game>: set env={game}. As an environment of "
-            "Gymnasium it needs env.import_module=ale_py, and its frames are not preprocessed."
+            f"env.id={env_id}: to play this Atari game, set env={game}. As a Gymnasium environment it needs "
+            "env.import_module=ale_py, and its frames are not preprocessed."
         )
-    hint = did_you_mean(env_id, reversed(gymnasium.registry), "env.id=")  # of equals the newest
+    hint = did_you_mean(env_id, reversed(gymnasium.registry), "env.id=")  # the newest in a tie
     if not hint:
         newest = re.search(r"Did you mean: `(.+?)`", str(problem))
         hint = f" Did you mean {newest[1]}?" if newest else ""
     return (
         f"env.id={env_id} is not registered in Gymnasium.{hint} Ids of other packages need"
-        " env.import_module=<the package that registers them>; Atari games are env=<game>, such as env=pong."
+        " env.import_module=<the module that registers them>; Atari games are env=<game>, such as env=pong."
     )
 
 

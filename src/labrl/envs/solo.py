@@ -1,4 +1,4 @@
-"""One environment of a run with Gymnasium's interface, to play with by hand."""
+"""One environment of a run with Gymnasium's interface, for interactive use."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ RenderMode = Literal["rgb_array"]
 
 
 class SoloEnv(gymnasium.Env[Any, Any]):
-    """One of the environments that a run evaluates in: `reset`, `step`, `render` and `close` as usual.
+    """One evaluation environment of a run, with Gymnasium's `reset`, `step`, `render` and `close`.
 
-    An observation of several inputs is a dict of arrays. `info["action_mask"]` says which actions are valid
-    where the environment does. Rewards are raw.
+    An observation with several inputs is a dict of arrays. `info["action_mask"]` is the mask of valid actions
+    if the environment provides one. Rewards are raw.
     """
 
     def __init__(self, env: Component, render_mode: RenderMode | None = None) -> None:
-        """env: its node of a configuration; render_mode: rgb_array, None without pictures.
+        """env: the environment's node of a configuration; render_mode: `rgb_array`, or None for no images.
 
-        Raises InputError where it cannot be made, or gives no pictures.
+        Raises InputError if the environment cannot be made or cannot be rendered.
         """
         if render_mode not in (None, "rgb_array"):
             raise InputError(
-                f"render_mode={render_mode!r}: must be 'rgb_array', whose pictures render() returns, or None",
+                f"render_mode={render_mode!r}: must be 'rgb_array', for images from render(), or None",
                 code="range",
                 key="render_mode",
             )
@@ -61,22 +61,22 @@ class SoloEnv(gymnasium.Env[Any, Any]):
         return self._first(observation), self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Act. Returns observation, raw reward, whether the episode ended, or was cut, and the info."""
+        """Act. Returns observation, raw reward, terminated, truncated and info."""
         actions = np.asarray(action, self._action_dtype)[None]
         observation, reward, _, truncated, ended = self._backend.step(actions)
         over = bool(ended[0]), bool(truncated[0])
         return self._first(observation), float(reward[0]), *over, self._info()
 
     def render(self) -> NDArray[np.uint8] | None:
-        """Return the present picture, RGB [height, width, 3]; None without `render_mode`."""
+        """Return the current image in RGB, [height, width, 3]; None without `render_mode`."""
         return None if self._watched is None else self._watched.picture()
 
     def close(self) -> None:
-        """Free threads and processes; calling it again changes nothing."""
+        """Free threads and processes. Calling it again has no effect."""
         self._backend.close()
 
     def _first(self, batch: NDArray) -> Any:
-        """Return the only observation of a batch."""
+        """Return the observation of a batch of one."""
         if not isinstance(self.observation_space, Dict):
             return batch[0]
         return {name: batch[name][0] for name in self.observation_space.spaces}

@@ -1,4 +1,4 @@
-"""Sharing of cores between the threads of a vector environment and the thread that sends them actions."""
+"""Scheduling of a vector environment's threads and of the thread that sends them actions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def patient_threads() -> Iterator[None]:
-    """Threads started in this context do not interrupt the one that wakes them (Linux; elsewhere nothing).
+    """Make threads started in this context not preempt the thread that wakes them (on Linux only).
 
-    Otherwise the first that is woken takes the core of the thread that is about to wake the others, and does
-    all the work alone while they sleep.
+    Otherwise the first thread that is woken takes the core from the thread that should wake the others, and
+    does all the work alone.
     """
     if not _is_ordinary():
         yield
@@ -26,7 +26,7 @@ def patient_threads() -> Iterator[None]:
 
 
 def _is_ordinary() -> bool:
-    """Return whether this thread is scheduled as threads are by default, and may change that."""
+    """Return whether this thread has the default scheduling policy and may change it."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -39,6 +39,6 @@ def _is_ordinary() -> bool:
 
 
 def have_all_cores(num_threads: int) -> bool:
-    """Return whether there is a thread for each core of the machine, and this process may use them all."""
+    """Return whether `num_threads` equals the number of cores and this process may use all of them."""
     allowed = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else 0
     return num_threads == allowed == os.cpu_count()

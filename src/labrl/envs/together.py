@@ -1,7 +1,7 @@
 """Users' vector environments, which step all of their environments at once.
 
-labrl needs more of one than `gymnasium.vector.VectorEnv` promises: that each member can be reset alone, with
-a seed that determines its episode, as Gymnasium's `AutoresetMode.DISABLED` and `options["reset_mask"]` allow.
+labrl requires more than `gymnasium.vector.VectorEnv` guarantees: each member can be reset alone, with a seed
+that determines its episode, by Gymnasium's `AutoresetMode.DISABLED` and `options["reset_mask"]`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from labrl.errors import Code, EnvironmentFailedError, InputError, LabrlError
 from labrl.observations import same
 
 STEPS = 50
-"""Steps of each of the two longest episodes that are compared before a vector environment is accepted."""
+"""Number of steps for which episodes are compared before a vector environment is accepted."""
 
 NEEDED = (
-    "labrl resets each environment when its episode ends, by reset(seed=[a seed for each], "
-    "options={'reset_mask': which}), and a seed must determine its episode"
+    "labrl resets each environment when its episode ends, by reset(seed=<one seed per environment>, "
+    "options={'reset_mask': <one bool per environment>}), and the seed must determine the episode"
 )
 
 DECLARED: dict[str, Any] = {
@@ -38,23 +38,23 @@ DECLARED: dict[str, Any] = {
     "single_observation_space": Space,
     "single_action_space": Space,
 }
-"""Attributes that every vector environment sets, which Gymnasium's class has no values for."""
+"""Attributes that every vector environment must set, because Gymnasium's class has no defaults for them."""
 
 ONE_BY_ONE = "env.vectorization=sync (or async)"
-"""Advice for an environment that has to be made once for each member."""
+"""Setting to recommend for classes that make a single environment."""
 
 _log = logging.getLogger(__name__)
 
 
 class VectorFactory(EnvFactory):
-    """Makes one vector environment: by `make`, or by the `vector_entry_point` of a registered id."""
+    """Make a vector environment by `make`, or by the `vector_entry_point` of a registered id."""
 
     def __init__(self, num_envs: int, **settings: Any) -> None:
         super().__init__(**settings)
         self.num_envs = num_envs
 
     def vector(self) -> VectorEnv[Any, Any, Any]:
-        """A new one. Raises InputError where it cannot be made, or does not promise what is needed."""
+        """Make a vector environment. Raises InputError if this fails or if it lacks a required feature."""
         env: Any = self.build()
         try:
             self._check(env)
@@ -70,21 +70,21 @@ class VectorFactory(EnvFactory):
         if "num_envs" in settings:
             key = "env.kwargs.num_envs" if "num_envs" in self.kwargs else "env.make.num_envs"
             raise InputError(
-                f"{key}={settings['num_envs']} must be left out: labrl makes the vector environment with "
-                "env.num_envs environments, and with other numbers for evaluation and videos.",
+                f"{key}={settings['num_envs']} must be left out: labrl sets num_envs, to env.num_envs for "
+                "training and to other numbers for evaluation and videos.",
                 code="contradiction",
                 key=key,
             )
         if isinstance(target, type) and issubclass(target, gymnasium.Env) and not takes(target, "num_envs"):
-            self._refuse(f"it plays one episode at a time. Set {ONE_BY_ONE}")
+            self._refuse(f"it is not a vector environment. Set {ONE_BY_ONE}")
         asked: dict[str, Any] = {"num_envs": self.num_envs, **self.kwargs}
         if "autoreset_mode" in settings or not takes(target, "autoreset_mode"):
             return make.build(**asked)
         try:
             return make.build(**asked, autoreset_mode=AutoresetMode.DISABLED)
         except LabrlError as error:
-            told = f"{error} It was asked for AutoresetMode.DISABLED. {NEEDED}."
-            raise InputError(told, code=error.code, key=error.key) from error
+            message = f"{error} It was made with autoreset_mode=AutoresetMode.DISABLED. {NEEDED}."
+            raise InputError(message, code=error.code, key=error.key) from error
 
     def _gymnasium_makes(self, env_id: str) -> Any:
         asked = dict(self.kwargs)
@@ -104,50 +104,50 @@ class VectorFactory(EnvFactory):
     def _check(self, env: Any) -> None:
         if isinstance(env, gymnasium.Env):
             self._refuse(
-                f"{type(env).__name__}, which it makes, plays one episode at a time. Set {ONE_BY_ONE}"
+                f"it makes a {type(env).__name__}, which is not a vector environment. Set {ONE_BY_ONE}"
             )
         if not isinstance(env, VectorEnv):
             self._refuse(
-                f"it makes a {type(env).__name__}, no gymnasium.vector.VectorEnv. Environments of "
-                f"EnvPool get their seed once, and reset by themselves what has ended. {NEEDED}"
+                f"it makes a {type(env).__name__}, not a gymnasium.vector.VectorEnv. (EnvPool is not "
+                f"supported, because its environments are seeded once and reset by themselves.) {NEEDED}"
             )
         lacking = [name for name, kind in DECLARED.items() if not isinstance(getattr(env, name, None), kind)]
         if lacking:
-            self._refuse(f"the {type(env).__name__} that it makes lacks {', '.join(lacking)}")
+            self._refuse(f"it makes a {type(env).__name__} without {', '.join(lacking)}")
         if env.num_envs != self.num_envs:
-            self._refuse(f"it was asked for num_envs={self.num_envs} environments and has {env.num_envs}")
+            self._refuse(f"it was made with num_envs={self.num_envs} but has {env.num_envs} environments")
         mode = env.metadata.get("autoreset_mode") if isinstance(env.metadata, Mapping) else None
         if mode is None:
             self._refuse(
-                "it does not say who resets what has ended. If it leaves that to its caller, let its "
-                f"metadata['autoreset_mode'] be gymnasium.vector.AutoresetMode.DISABLED. {NEEDED}"
+                "its metadata has no 'autoreset_mode'. If it leaves resets to its caller, set "
+                f"metadata['autoreset_mode'] to gymnasium.vector.AutoresetMode.DISABLED. {NEEDED}"
             )
         if mode not in (AutoresetMode.DISABLED, AutoresetMode.DISABLED.value):
             remedy = f"Set {ONE_BY_ONE}" if self.make is None else "Make it with AutoresetMode.DISABLED"
             if self.make is not None and self.make.load() is gymnasium.make_vec:
                 remedy = "Set env.make=null env.id=<the id> env.vectorization=sync (or async)"
             self._refuse(
-                f"it resets by itself what has ended (metadata['autoreset_mode'] is {mode}), with seeds of "
-                f"its own. {NEEDED}. {remedy}"
+                f"it resets environments by itself (metadata['autoreset_mode'] is {mode}), with seeds that "
+                f"labrl does not know. {NEEDED}. {remedy}"
             )
 
     def _refuse(self, why: str, code: Code = "unsupported") -> Never:
-        told = f"env.vectorization=vector_entry_point: {self.named}: {why}."
-        raise InputError(told, code=code, key="env.vectorization")
+        message = f"env.vectorization=vector_entry_point: {self.named}: {why}."
+        raise InputError(message, code=code, key="env.vectorization")
 
 
 class Together:
-    """A user's vector environment that never resets by itself. What it returns belongs to the caller.
+    """A user's vector environment that never resets by itself. Returned arrays are not modified later.
 
-    Before it is taken it plays a few short episodes: a reset of one member must leave the others as they are,
-    and the seed of the reset must determine what that member plays from there on.
+    The constructor plays a few short episodes to check the environment: resetting one member must not change
+    the others, and the seed of a reset must determine the member's episode.
     """
 
     def __init__(self, make: VectorFactory, name: str, masked: bool, longest: int | None = None) -> None:
-        """name: of the environment; masked: valid actions are asked for, where it says which are.
+        """name: name of the environment; masked: whether to use its action masks, if it provides them;
+        longest: steps after which an episode is truncated if nothing else limits it, None for no limit.
 
-        longest: steps after which an episode is truncated where nothing else limits it; None: never. Raises
-        InputError for one that does not give what is needed.
+        Raises InputError if the environment does not pass the check.
         """
         self._env: VectorEnv[Any, Any, Any] = make.vector()
         self._name, self.closed = name, False
@@ -156,12 +156,12 @@ class Together:
         self.single_action_space: Space[Any] = self._env.single_action_space
         self.metadata, self.render_mode = self._env.metadata, self._env.render_mode
         self._expected = expected(self.single_observation_space, "its observation", self.num_envs)
-        self._steps = np.zeros(self.num_envs, np.int64)  # of the running episodes
+        self._steps = np.zeros(self.num_envs, np.int64)  # lengths of the unfinished episodes
         self._present: Any = None
         self._limit = make.max_episode_steps
         spec = self._env.spec
         self._patience = self._limit is None and (spec is None or spec.max_episode_steps is None)
-        """Whether an episode is truncated though nobody has limited it."""
+        """Whether to warn when an episode is truncated, because the limit is not the user's."""
         if self._patience:
             self._limit = longest
         self._sizes = choices(self.single_action_space)
@@ -176,12 +176,13 @@ class Together:
             raise
 
     def reset(self, *, seed: Sequence[int], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Start new episodes where `options["reset_mask"]` is set, [num_envs]; one seed for each environment.
+        """Start new episodes where `options["reset_mask"]`, [num_envs], is set.
 
-        Returns the present observations of all, [num_envs, *obs], and the masks of those that were reset.
+        seed: one seed per environment. Returns the current observations of all environments,
+        [num_envs, *obs], and the action masks of those that were reset.
         """
         which = options["reset_mask"]
-        # Gymnasium's own take the mask out of the dictionary, and somebody's may keep it.
+        # A copy, because Gymnasium's classes remove the mask from the dictionary and others may keep it.
         seeds: Any = list(seed)
         answer = self._env.reset(seed=seeds, options={"reset_mask": which.copy()})
         given, info = answered(self._env, "reset", answer)
@@ -198,7 +199,8 @@ class Together:
     ) -> tuple[Any, NDArray, NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Act in every environment, [num_envs, *action].
 
-        Returns observations [num_envs, *obs], rewards in float64, both flags [num_envs], and masks.
+        Returns observations, [num_envs, *obs]; rewards in float64, terminated and truncated, each [num_envs];
+        and the action masks.
         """
         answer = self._env.step(actions.copy())
         given, reward, terminated, truncated, info = answered(self._env, "step", answer)
@@ -211,8 +213,8 @@ class Together:
             if self._patience:
                 self._patience = False
                 _log.warning(
-                    "an episode of the evaluation had not ended after %s steps and was cut off there: set "
-                    "env.max_episode_steps=<steps> for training and evaluation alike",
+                    "an evaluation episode was truncated after %s steps: set env.max_episode_steps=<steps> "
+                    "to limit the episodes of training and evaluation",
                     f"{self._limit:,}",
                 )
             cut |= late
@@ -224,13 +226,13 @@ class Together:
         return self._env.render()
 
     def close(self) -> None:
-        """Close it once."""
+        """Close the environment. Calling it again has no effect."""
         if not self.closed:
             self.closed = True
             self._env.close()
 
     def _looked_at(self, given: Any, when: str) -> Any:
-        """Observations that fit their space, as arrays that nobody else writes to."""
+        """Check observations against their space, and return a copy."""
         try:
             self._expected.check(given)
         except ValueError as error:
@@ -241,8 +243,8 @@ class Together:
         row = np.asarray(given)
         if row.shape != (self.num_envs,) or row.dtype.kind not in kinds:
             raise self._failed(
-                f"after a step: its {called} are {row.dtype} of shape {row.shape}; there must be one for "
-                f"each of {self.num_envs} environments"
+                f"after a step: its {called} have type {row.dtype} and shape {row.shape}; there must be one "
+                f"number for each of the {self.num_envs} environments"
             )
         return row
 
@@ -250,9 +252,12 @@ class Together:
         return EnvironmentFailedError(f"{self._name}: {what}", key=key)
 
     def _masks(self, seen: Any, info: Any, which: NDArray[np.bool_]) -> dict[str, Any]:
-        """Flags of the valid actions, [num_envs, flags], and of which environments they are."""
+        """Return the flags of valid actions, [num_envs, flags], and for which environments they are given.
+
+        which: environments whose flags are new, [num_envs]. Returns an empty dict without masks.
+        """
         if not isinstance(info, Mapping):
-            raise self._failed(f"its info is {info!r}, it must be a dict")
+            raise self._failed(f"its info is {info!r}, but must be a dict")
         if not self._uses_masks or not (self._in_dict or KEY in info):
             return {}
         if not self.masked:
@@ -268,7 +273,7 @@ class Together:
         parts = given if isinstance(given, tuple | list) else [given]
         try:
             rows = np.concatenate([np.asarray(part).reshape(self.num_envs, -1) for part in parts], axis=1)
-            if rows.dtype == object:  # one of several parts, or none, for each
+            if rows.dtype == object:  # each row holds the parts of one mask, or None
                 for env in np.flatnonzero(own):
                     flags[env] = flags_of(rows[env, 0], needed)
             elif rows.shape[1] != needed:
@@ -276,12 +281,12 @@ class Together:
             else:
                 flags[own] = flags_of(rows[own].ravel(), needed * int(own.sum())).reshape(-1, needed)
         except ValueError as error:
-            told = f"{error} (env.action_mask=false ignores masks)"
-            raise self._failed(told, "env.action_mask") from None
+            message = f"{error} (env.action_mask=false ignores masks)"
+            raise self._failed(message, "env.action_mask") from None
         return {KEY: flags, f"_{KEY}": own}
 
     def _try(self, make: VectorFactory) -> None:
-        """Raise InputError unless members can be reset alone, by a seed that determines their episode."""
+        """Raise InputError unless members can be reset alone, with a seed that determines their episode."""
         n, half = self.num_envs, STEPS // 2
         every = batch_space(self.single_action_space, n)
         every.seed(0)
@@ -300,27 +305,28 @@ class Together:
         except EnvironmentFailedError as error:
             make._refuse(str(error), "environment")
         except (Exception, SystemExit) as error:
-            told = f"it failed when it was tried: {type(error).__name__}: {error}. {NEEDED}"
-            make._refuse(told, "environment")
+            reason = f"{type(error).__name__}: {error}"
+            make._refuse(f"it failed in the check before the run: {reason}. {NEEDED}", "environment")
         self._present = None
         before, restarted = again[: half + 1], again[half + 1 :]
         if not _same(slice(None), first[: half + 1], before):
-            make._refuse(f"the same seeds and actions gave other episodes the second time. {NEEDED}")
+            make._refuse(f"repeating the same seeds and actions gave different episodes. {NEEDED}")
         if not _same(slice(1, None), first, before + restarted[1:]):
             make._refuse(
-                f"the reset of one environment changed the episodes of the others. {NEEDED}; the others must "
-                "stay as they are"
+                f"resetting one environment changed the episodes of the others. {NEEDED}, without an effect "
+                "on the others"
             )
         if not _same(slice(1), alone, restarted):
-            make._refuse(f"an environment that was reset alone did not play as its seed says. {NEEDED}")
+            make._refuse(f"an environment that was reset alone did not reproduce its episode. {NEEDED}")
 
     def _played(
         self, seeds: Sequence[int], actions: NDArray, restart: int | None = None
     ) -> list[list[NDArray]]:
-        """Return what environments yield that start with their seeds, and with others after each end.
+        """Play `actions` and return everything that the environments return.
 
-        restart: step before which the first environment begins once more, with seed 0. Returns for the reset
-        of all, for that restart and for each step what was given, arrays [num_envs, ...].
+        seeds: seed of each environment's first episode, from which those of later episodes follow; restart:
+        step before which the first environment is reset with seed 0. Returns a list of arrays
+        [num_envs, ...] for the first reset, for the restart and for each step.
         """
         base, number = np.array(seeds), np.zeros(self.num_envs, np.int64)
         trace: list[list[NDArray]] = []
@@ -353,14 +359,14 @@ class Together:
 
 
 def _same(envs: slice, left: list[list[NDArray]], right: list[list[NDArray]]) -> bool:
-    """Return whether two traces are equal in what they say of some environments."""
+    """Return whether two traces are equal for some environments."""
     return same(
         [[part[envs] for part in row] for row in left], [[part[envs] for part in row] for row in right]
     )
 
 
 def _valid(actions: NDArray, mask: NDArray[np.bool_], space: Any) -> NDArray:
-    """`actions`, and the first valid one where an environment's mask leaves something of it out."""
+    """Return `actions`, replaced by the first valid action where a mask excludes one."""
     index = (actions - space.start).reshape(len(actions), -1) + first_flags(space)
     fits = np.take_along_axis(mask, index, axis=1).all(axis=1)
     return np.where(fits.reshape(-1, *[1] * (actions.ndim - 1)), actions, first_valid(mask, space))
@@ -374,7 +380,7 @@ def _leaves(seen: Any) -> list[NDArray]:
 
 
 def _copied(space: Space[Any], given: Any) -> Any:
-    """A batch of observations in arrays of their own, of their space's types."""
+    """Return a copy of a batch of observations, in the types of their space."""
     if isinstance(space, Dict):
         return {key: _copied(part, given[key]) for key, part in space.spaces.items()}
     if isinstance(space, Tuple):
@@ -383,7 +389,7 @@ def _copied(space: Space[Any], given: Any) -> Any:
 
 
 def _merged(before: Any, fresh: Any, which: NDArray[np.bool_]) -> Any:
-    """`fresh` where it is said, and else what was there `before`, in new arrays."""
+    """Return new arrays with `fresh` for the environments in `which`, and `before` for the others."""
     if isinstance(fresh, dict):
         return {key: _merged(before[key], part, which) for key, part in fresh.items()}
     if isinstance(fresh, tuple):

@@ -1,6 +1,6 @@
 """labrl's vector environment: explicit seeded resets, whole-game statistics, exact save and restore.
 
-An episode is its seed and its actions: that is all that is saved of it.
+A seed and actions determine an episode, and only these are saved.
 """
 
 from __future__ import annotations
@@ -26,39 +26,40 @@ from labrl.step import Episode, Step
 _log = logging.getLogger(__name__)
 
 ENDLESS = 27_000
-"""Steps of an episode that perhaps never ends: as many as of a game of the ALE at its longest."""
+"""Number of steps after which an episode may never end: the longest episode of an Atari game."""
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
-"""Learners see rewards in single precision."""
+"""Largest magnitude of a reward, because learners use single precision."""
 
 HARMLESS = LARGEST_REWARD**2
-"""Sum of squared rewards of a step up to which none is too large, infinite or NaN."""
+"""Largest sum of squared rewards in a step for which no reward can be too large, infinite or NaN."""
 
 SHORT = 32
-"""Steps at the start of a run in which no next episode is made ready: it may be over before."""
+"""Number of steps at the start of a run during which no next episode is prepared; the run may be short."""
 
 
 class ReplayError(EnvironmentFailedError):
-    """Replaying saved actions did not lead back: the environment is not determined by its seed."""
+    """Replaying saved actions did not reproduce an episode, so its seed does not determine it."""
 
 
 class VectorEnv:
-    """Steps a backend, resets what has ended at once, and counts returns and lengths of whole games.
+    """Step a backend, reset finished environments at once, and count returns and lengths of whole games.
 
-    Episode number k of environment i starts with `episode_seed(seed, i, k)` and nothing else, so what
-    an environment plays depends on the seed and its actions only.
+    Episode number k of environment i starts with `episode_seed(seed, i, k)`, so that it depends only on the
+    seed and its actions.
 
-    Rewards and observations that are not finite are found in the step in which they come, by one sum of
+    Rewards and observations that are not finite are detected in the step in which they occur, by one sum of
     squares over all environments.
     """
 
     def __init__(self, backend: Backend, seed: int, first: int = 0) -> None:
-        """first: number of the first environment, where others of the session play in other processes."""
+        """seed: seed of the session; first: number of the first environment in the session, if other ranks
+        step the environments before it."""
         trusted = type(backend).__module__.partition(".")[0] == __name__.partition(".")[0]
         self.backend = backend if trusted else CopyingBackend(backend)
         self._first = first
         self.seed = seed
-        """Seed of the session, from which the seed of every episode is derived."""
+        """Seed of the session, from which the seeds of all episodes are derived."""
         self.name = backend.name
         self.num_envs = backend.num_envs
         self.frame_skip = backend.frame_skip
@@ -68,29 +69,29 @@ class VectorEnv:
         self.action_space = backend.action_space
         """Action space of one environment."""
         self.masked = backend.masked
-        """Whether the environment says which actions are valid."""
+        """Whether the environment provides action masks."""
         self.goals = backend.goals
-        """Computes the rewards of other goals; None where there are no goals."""
+        """Object that computes the rewards of other goals; None for environments without goals."""
         self.action_mask: NDArray[np.bool_] | None = None
-        """Those of the present observations, None where all always are. [num_envs, flags]"""
+        """Masks of the valid actions for the current observations; None without masks. [num_envs, flags]"""
         self.actions: NDArray | None = None
-        """Actions of the last step; None before there is one. [num_envs, *action]"""
+        """Actions of the last step; None before the first step. [num_envs, *action]"""
         self._action_dtype = action_dtype(backend.action_space)
         self._first_flags = first_flags(backend.action_space)
-        self._reached: NDArray | None = None  # by the last step, before any reset [num_envs, *obs]
+        self._reached: NDArray | None = None  # observations of the last step, before resets [num_envs, *obs]
         self._all = np.ones(self.num_envs, dtype=np.bool_)
-        self._observation: NDArray | None = None  # the present one [num_envs, *obs]
+        self._observation: NDArray | None = None  # current observations [num_envs, *obs]
         kind = array_dtype(backend.observation_space).kind
         self._may_break, self._several = kind in "fV", kind == "V"
-        """Whether an observation may hold a number that is not finite, of which nothing was said yet, and
-        whether it has several inputs."""
-        self._lost: NDArray | None = None  # the last one of episodes that did not come back
+        """Whether to check observations for numbers that are not finite (until the first warning), and
+        whether observations have several inputs."""
+        self._lost: NDArray | None = None  # last observations of episodes that cannot be reproduced
         self._begin(seed)
 
     def reset(self, seed: int | None = None) -> NDArray:
-        """Start episode 0 of every environment; `seed` replaces the session seed.
+        """Start episode 0 of every environment. Returns the first observations, [num_envs, *obs].
 
-        Returns the first observations, [num_envs, *obs].
+        seed: replaces the session's seed.
         """
         self._begin(self.seed if seed is None else seed)
         observation = self._observation = self.backend.reset(self._all, self._episode_seed)
@@ -102,19 +103,19 @@ class VectorEnv:
     def step(self, actions: NDArray) -> Step:
         """Act in every environment, and start the next episode where one has ended.
 
-        actions: [num_envs, *action], as the environment takes them (nothing is clipped or scaled).
+        actions: [num_envs, *action], passed to the environments without clipping or scaling.
         """
         if self._lost is not None:
             return self._cut(self._lost)
         actions = actions.astype(self._action_dtype, copy=False)
-        # Environments may write into the actions that they get, and these are recorded.
+        # A copy, because environments may modify their actions, which are recorded here.
         observation, reward, terminated, truncated, ended = self.backend.step(actions.copy())
         self._record.append(actions)
         self.actions, self._reached = actions, observation
         self._return += reward
-        if not np.vdot(reward, reward) <= HARMLESS:  # a sum with a NaN is one, and that is not
+        if not np.vdot(reward, reward) <= HARMLESS:  # also true for NaN
             self._check_rewards(reward)
-        # As for rewards: one number tells of all.
+        # A sum of squares is not finite if any observation is not.
         if self._may_break and (self._several or not isfinite(np.vdot(observation, observation))):
             self._look_at(observation)
         over = ended | truncated
@@ -137,16 +138,16 @@ class VectorEnv:
         if bad.size:
             env = bad[0]
             raise EnvironmentFailedError(
-                f"{self.name}: environment {env} gave the reward {reward[env]} for step "
-                f"{self._record.lengths[env]} of its episode; rewards must be finite numbers in single "
-                f"precision (below {LARGEST_REWARD:.0e})",
+                f"{self.name}: environment {env} returned the reward {reward[env]} in step "
+                f"{self._record.lengths[env]} of its episode; rewards must be finite in single precision "
+                f"(below {LARGEST_REWARD:.0e})",
                 key="env",
             )
 
     def _look_at(self, observation: NDArray) -> None:
-        """Tell of the first observation that is no finite number: what learns from it fails much later.
+        """Warn of the first observation that is not finite, because the learner would fail much later.
 
-        It is not refused, for a transform of somebody's own may know what it means.
+        This is not an error, because a user's transform may handle such values.
         """
         if observation.dtype.kind == "f" and isfinite(np.vdot(observation, observation)):
             return
@@ -155,7 +156,7 @@ class VectorEnv:
         self._may_break = False
         env, value = found
         _log.warning(
-            "%s: environment %d gave an observation with %s in it after step %d of its episode; "
+            "%s: environment %d returned an observation that contains %s after step %d of its episode; "
             "networks need finite numbers",
             self.name,
             env,
@@ -166,7 +167,7 @@ class VectorEnv:
     def played(self, episode: Episode) -> tuple[NDArray, NDArray]:
         """Return actions and true final observation of an episode that ended in the last step.
 
-        Shapes are [length, *action] and [*obs]; the arrays are not written to later.
+        Shapes are [length, *action] and [*obs]; the arrays are not modified later.
         """
         assert self._reached is not None, "an episode ends in step()"
         actions, final = self._record.last(episode.env, episode.length), self._reached[episode.env]
@@ -175,7 +176,7 @@ class VectorEnv:
 
     @property
     def longest_episode(self) -> int:
-        """Steps so far of the longest of the running episodes."""
+        """Number of steps so far in the longest unfinished episode."""
         return int(self._record.lengths.max())
 
     def metrics(self) -> dict[str, float]:
@@ -183,14 +184,14 @@ class VectorEnv:
         return action_shares(self._record.latest, self.action_space)
 
     def close(self) -> None:
-        """Free threads and processes; calling it again changes nothing."""
+        """Free threads and processes. Calling it again has no effect."""
         self.backend.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which episode each environment plays, and the actions in it, as plain numbers and tensors.
+        """Return the current episode of each environment and its actions, as plain numbers and tensors.
 
-        No simulator is copied: an episode is its seed and its actions. The observation and the returns
-        so far are there to be checked when the actions are replayed.
+        The state of simulators is not saved, because seed and actions determine an episode. Observations and
+        returns are saved to check the replay of the actions.
         """
         assert self._observation is not None, "reset() comes before state_dict()"
         return {
@@ -207,14 +208,14 @@ class VectorEnv:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> NDArray:
-        """Bring every environment back to where it was saved, bit for bit, by replaying its episode.
+        """Restore the saved state of every environment, bit for bit, by replaying its episode.
 
-        A vector environment can only be stepped as a whole. So the longest episode starts first, and
-        each other environment is reset when as many steps are left as it has actions; what it did
-        before that is thrown away. Returns the present observations, [num_envs, *obs].
+        A vector environment can only be stepped as a whole. Therefore the longest episode starts first, and
+        each other environment is reset when the number of remaining steps equals that of its actions; its
+        steps before that are discarded. Returns the current observations, [num_envs, *obs].
 
-        Raises ValueError when the state is of other environments, ReplayError when an environment
-        does not reproduce its past; `abandon` continues from there.
+        Raises ValueError if the state belongs to other environments, and ReplayError if an environment does
+        not reproduce its past, after which `abandon` can continue.
         """
         if state["lost"]:
             return self.abandon(state)
@@ -225,12 +226,12 @@ class VectorEnv:
             if not same(self._return[env], saved_return[env]):
                 raise ReplayError(
                     f"{self.name}: environment {env} has return {self._return[env]} after its saved"
-                    f" actions, it was {saved_return[env]}",
+                    f" actions, but had {saved_return[env]}",
                     key="env",
                 )
             if not same(reached[env], saved[env]):
                 raise ReplayError(
-                    f"{self.name}: environment {env} gives another observation after its saved actions",
+                    f"{self.name}: environment {env} returns another observation after its saved actions",
                     key="env",
                 )
         self._observation = reached
@@ -238,11 +239,10 @@ class VectorEnv:
         return reached
 
     def abandon(self, state: Mapping[str, Any]) -> NDArray:
-        """Give up saved episodes that cannot be reproduced: the next step tells the learner that they were
-        cut.
+        """Give up saved episodes that cannot be reproduced.
 
-        That step plays nothing. It is a truncation at the saved observations, which are returned here,
-        [num_envs, *obs], and the next episode of every environment begins after it.
+        The next call of `step` does not act: it returns a truncation at the saved observations and starts the
+        next episode of every environment. Returns the saved observations, [num_envs, *obs].
         """
         self._take_over(state)
         lost = self._observation = self._lost = np.asarray(state["observation"])
@@ -250,7 +250,7 @@ class VectorEnv:
         return lost
 
     def _take_over(self, state: Mapping[str, Any]) -> list[NDArray]:
-        """Take over which episodes are played. Return the actions since their resets."""
+        """Load seeds and numbers of the episodes. Return the actions of each, [length, *action]."""
         actions = [np.asarray(own) for own in state["actions"]]
         check_actions(actions, self.num_envs, self.action_space)
         self._begin(int(state["seed"]))
@@ -261,7 +261,10 @@ class VectorEnv:
         return actions
 
     def _cut(self, final: NDArray) -> Step:
-        """The step after episodes were lost. final: [num_envs, *obs], the last that is known of them."""
+        """Return the step that truncates lost episodes.
+
+        final: last known observations, [num_envs, *obs].
+        """
         self._lost = None
         no = np.zeros(self.num_envs, dtype=np.bool_)
         _, first = self._next_episodes(self._all, no)
@@ -278,15 +281,18 @@ class VectorEnv:
         self._episode = np.zeros(self.num_envs, dtype=np.int64)  # [num_envs]
         seeds = [self._seed_of(env, 0) for env in range(self.num_envs)]
         self._episode_seed = np.array(seeds, dtype=np.int64)  # [num_envs]
-        self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw, of the running episodes [num_envs]
+        self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw returns so far [num_envs]
         self._record: ActionRecord = ActionRecord(self.num_envs, self.action_space)
         self._unprepared = dict.fromkeys(range(self.num_envs))
-        """Environments whose next episode nobody has begun; a dictionary, for their order."""
+        """Environments whose next episode is not prepared; a dict, because a set has no order."""
         self._observation = self._lost = None
         self._steps = 0
 
     def _mask(self, needed: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
-        """The masks as the backend has them now, where `needed` with a valid action. [num_envs, flags]"""
+        """Return the backend's current masks. Raises NoValidActionError.
+
+        needed: environments that need a valid action, [num_envs]. Returns [num_envs, flags].
+        """
         if not self.masked:
             return None
         mask = self.backend.action_mask
@@ -300,9 +306,9 @@ class VectorEnv:
     def _next_episodes(
         self, over: NDArray[np.bool_], ended: NDArray[np.bool_]
     ) -> tuple[list[Episode], NDArray]:
-        """Begin the next episode where one is over. over, ended: [num_envs].
+        """Start the next episode where one is over. over, ended: [num_envs].
 
-        Returns the episodes that were finished, and the present observations of all, [num_envs, *obs].
+        Returns the finished episodes and the current observations of all environments, [num_envs, *obs].
         """
         lengths = self._record.begin(over)
         finished = []
@@ -328,22 +334,25 @@ class VectorEnv:
         return finished, observation
 
     def _make_ready(self) -> None:
-        """Begin the next episode of one environment beside the present ones: not of all in the same step."""
+        """Prepare the next episode of one environment in the background; one per step spreads the cost."""
         env = next(iter(self._unprepared))
         del self._unprepared[env]
         self.backend.prepare(env, self._seed_of(env, int(self._episode[env]) + 1))
 
     def _replay(self, rows: NDArray) -> NDArray:
-        """Play rows [longest, num_envs, *action], resetting each environment where its own begin."""
+        """Play rows of actions, and reset each environment before its first own action.
+
+        rows: [longest, num_envs, *action]. Returns the final observations, [num_envs, *obs].
+        """
         start = len(rows) - self._record.lengths  # [num_envs]
         observation = self.backend.reset(self._all, self._episode_seed)
-        discarded = np.zeros(self.num_envs, dtype=np.bool_)  # ended before their own actions began
+        discarded = np.zeros(self.num_envs, dtype=np.bool_)  # ended before their first own action
         for index, row in enumerate(rows):
             fresh = (start == index) | discarded
             if index and fresh.any():
                 self.backend.reset(fresh, self._episode_seed)
             own = start <= index
-            if self.masked and not own.all():  # others than the row's owner may not be able to do the same
+            if self.masked and not own.all():  # a filler action may be invalid
                 assert self.backend.action_mask is not None
                 valid = first_valid(self.backend.action_mask, self.action_space)
                 row = np.where(own.reshape(-1, *[1] * (row.ndim - 1)), row, valid)
@@ -364,7 +373,7 @@ class VectorEnv:
 
 
 class CopyingBackend(Backend):
-    """Copies what a user's backend gives, which may write into it later."""
+    """Copy the arrays returned by a user's backend, which may modify them later."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -389,7 +398,7 @@ class CopyingBackend(Backend):
         self._backend.close()
 
     def prepare(self, env: int, seed: int) -> None:
-        """Get the next episode of an environment ready."""
+        """Prepare the next episode of an environment."""
         self._backend.prepare(env, seed)
 
     def _take_mask(self) -> None:
@@ -398,36 +407,36 @@ class CopyingBackend(Backend):
 
 
 def stored_dtype(space: Space[Any]) -> np.dtype:
-    """The narrowest type that keeps the actions of `space` exactly."""
+    """Return the narrowest type that represents the actions of `space` exactly."""
     if isinstance(space, Discrete) and space.start >= 0 and int(space.start) + int(space.n) <= 256:
         return np.dtype(np.uint8)
     return action_dtype(space)
 
 
 class ActionRecord:
-    """The actions of the running episode of every environment, and the latest ones of discrete actions.
+    """Actions of the unfinished episodes, and the latest actions in discrete spaces.
 
-    One row is written for a vector step, whichever episodes run; each environment remembers at which
-    row its episode began. Rows that are neither of a running episode nor among the latest are left behind
-    when new ones need room, and memory doubles when that is not enough. What was written is never changed.
+    Each vector step writes one row, and each environment has the index of the row at which its episode
+    started. When room runs out, rows that belong neither to an unfinished episode nor to the latest actions
+    are dropped, and the array doubles in size if necessary. Written rows are never changed.
     """
 
     def __init__(self, num_envs: int, space: Space[Any], capacity: int = 1024) -> None:
         shape = space.shape or ()
         self._rows = np.zeros((capacity, num_envs, *shape), dtype=stored_dtype(space))
         self._dtype = action_dtype(space)
-        self._window = -(-WINDOW // num_envs) if choices(space) else 0  # vector steps of `latest`
+        self._window = -(-WINDOW // num_envs) if choices(space) else 0  # number of rows in `latest`
         self._first = np.zeros(num_envs, dtype=np.int64)
         self._next = 0
 
     @property
     def latest(self) -> NDArray:
-        """Actions of the last WINDOW frames, none of real numbers. [steps, num_envs, *action]"""
+        """Actions of the last WINDOW frames; empty for real-valued actions. [steps, num_envs, *action]"""
         return self._rows[max(self._next - self._window, 0) : self._next].astype(self._dtype)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Actions since each environment's reset. [num_envs]"""
+        """Number of actions since each environment's reset. [num_envs]"""
         return self._next - self._first
 
     def append(self, actions: NDArray) -> None:
@@ -438,34 +447,37 @@ class ActionRecord:
         self._next += 1
 
     def begin(self, envs: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Forget what the masked environments did: they are at the start of an episode. [num_envs]
+        """Start a new episode of the environments in the mask `envs`, [num_envs].
 
-        Returns how many actions each environment had done before, [num_envs].
+        Returns the number of actions of each environment's previous episode, [num_envs].
         """
         lengths = self._next - self._first
         self._first[envs] = self._next
         return lengths
 
     def since_reset(self) -> list[NDArray]:
-        """A copy of each environment's actions, in order. num_envs arrays [length, *action]"""
+        """Return a copy of each environment's actions since its reset, num_envs arrays [length, *action]."""
         return [self._rows[first : self._next, env].copy() for env, first in enumerate(self._first)]
 
     def last(self, env: int, length: int) -> NDArray:
-        """The latest actions of one environment, a view that stays as it is. [length, *action]"""
+        """Return a view of the latest actions of one environment, which later steps do not change.
+
+        Returns [length, *action].
+        """
         return self._rows[self._next - length : self._next, env]
 
     def begin_after(self, latest: NDArray) -> None:
-        """Take over what `latest` gave; all environments are at the start of an episode."""
+        """Load a value of `latest`, with all environments at the start of an episode."""
         self._rows = self._with_room(len(latest))
         self._rows[: len(latest)] = latest
         self._next = len(latest)
         self._first[:] = self._next
 
     def load(self, actions: list[NDArray]) -> NDArray:
-        """Take over what `since_reset` gave, aligned so that every environment ends in the last row.
+        """Load a result of `since_reset`, aligned so that every environment's actions end in the last row.
 
-        Returns the rows, [longest, num_envs, *action]; where an environment's own episode has not
-        begun yet they hold the longest one's actions, which are valid and mean nothing.
+        Returns the rows, [longest, num_envs, *action]. Before an environment's own actions, they are filled
+        with those of the longest episode, as valid actions without meaning.
         """
         longest, latest = max(actions, key=len), self._rows[: self._next]
         count, lengths = len(longest), np.array([len(own) for own in actions], dtype=np.int64)
@@ -481,7 +493,7 @@ class ActionRecord:
         return to_play
 
     def _with_room(self, count: int) -> NDArray:
-        """Return fresh rows, at least `count` of them."""
+        """Return an empty array of at least `count` rows."""
         capacity = len(self._rows)
         while capacity < count:
             capacity *= 2
@@ -490,7 +502,7 @@ class ActionRecord:
     def _make_room(self) -> None:
         oldest = max(min(int(self._first.min()), self._next - self._window), 0)
         live = self._next - oldest
-        # New ones in any case: somebody may still look at the actions of an episode that has ended.
+        # Always a new array, because views of a finished episode's actions may still be in use.
         longer = 2 if live > len(self._rows) // 2 else 1
         rows = np.zeros((longer * len(self._rows), *self._rows.shape[1:]), dtype=self._rows.dtype)
         rows[:live] = self._rows[oldest : self._next]
@@ -500,10 +512,10 @@ class ActionRecord:
 
 
 def check_actions(actions: list[NDArray], num_envs: int, space: Space[Any]) -> None:
-    """Raise ValueError unless `actions` are saved episodes of `num_envs` environments of `space`."""
+    """Raise ValueError unless `actions` can be the saved episodes of `num_envs` environments."""
     shape = space.shape or ()
     if len(actions) != num_envs or any(own.shape[1:] != shape for own in actions):
         raise ValueError(
-            f"saved environments do not fit: {len(actions)} of them, now {num_envs},"
-            f" with actions shaped {[own.shape[1:] for own in actions][:1]}, now {shape}"
+            f"saved environments do not fit: there were {len(actions)}, now {num_envs}, with actions of "
+            f"shape {[own.shape[1:] for own in actions][:1]}, now {shape}"
         )

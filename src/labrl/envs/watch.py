@@ -1,4 +1,4 @@
-"""Environments that can be looked at: they play a seed and actions again and give pictures of it."""
+"""Environments that can be rendered while they replay a seed and actions."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from labrl.errors import InputError
 
 
 class Watched(Backend):
-    """A backend of one environment with a picture of its state."""
+    """A backend of one environment that can be rendered."""
 
     frames_per_second: float
-    """Agent steps in a second, as people play it."""
+    """Agent steps per second at normal speed."""
 
     @abstractmethod
     def picture(self) -> NDArray[np.uint8]:
-        """RGB of the present state, [height, width, 3]. Raises InputError if it cannot be drawn."""
+        """Return an RGB image of the current state, [height, width, 3].
+
+        Raises InputError if rendering fails.
+        """
 
 
 def watch(env: Component) -> Watched:
-    """One environment of those that `env` describes, which plays as they do.
+    """Make an environment that can be rendered and otherwise behaves like those described by `env`.
 
-    A backend's class makes it: `watched(config)`. Raises InputError where it makes none.
+    Calls the backend's class method `watched(config)`. Raises InputError if this returns None.
     """
     watched = backend_class(env).watched(env.config)
     if watched is None:
         raise InputError(
-            f"env._target_={env.target} cannot be shown: define its class method `watched(config)`, which "
-            "makes a labrl.envs.watch.Watched",
+            f"env._target_={env.target} cannot be rendered: define its class method `watched(config)`, which "
+            "returns a labrl.envs.watch.Watched",
             code="unsupported",
             key="env._target_",
         )

@@ -1,4 +1,4 @@
-"""Gymnasium's worker processes, which outlast a signal to all, and fall together when one of them dies."""
+"""Gymnasium's worker processes, which ignore signals and are ended together when one of them dies."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from gymnasium.vector.async_vector_env import AsyncState
 
 from labrl.envs.single import EnvFactory, MakeEnv
 from labrl.errors import InputError, LabrlError, LostProcessError
-from labrl.processes import find_place_for_sockets, heed_no_signals, how_it_ended, signals_wait_in_children
+from labrl.processes import find_place_for_sockets, how_it_ended, ignore_signals, signals_wait_in_children
 from labrl.script import Carried
 
 LEAVE_SECONDS = 5.0
-"""Seconds that workers have to end their step and close their environments."""
+"""Seconds that workers have to finish their step and close their environments."""
 
 
 class EnvironmentLostError(LostProcessError):
-    """A worker process is gone, and its environment with it."""
+    """A worker process has died, and its environment with it."""
 
 
 class InWorkerError(Exception):
-    """Location of an error in a worker process: the cause of the same error here."""
+    """The traceback of a worker process, used as the cause of the error raised here."""
 
 
 class Workers(AsyncVectorEnv[Any, Any]):
-    """One environment in each process; none resets by itself.
+    """Environments in one process each, none of which resets by itself.
 
-    Gymnasium's own waits for ever for a worker that was killed, or for those that wait for what it held.
+    Gymnasium's class hangs if a worker was killed, or if others wait for a resource that it held.
     """
 
-    _watch: _Watch | None = None  # none yet where environments turn out to disagree on their spaces
+    _watch: _Watch | None = None  # still None if the constructor fails because spaces differ
 
     def __init__(self, makes: Sequence[MakeEnv], at_once: int) -> None:
-        """at_once: how many step at the same time, at most."""
+        """at_once: largest number of environments that step at the same time."""
         carried = Carried()
         with signals_wait_in_children():
             _check_semaphores()
@@ -55,47 +55,45 @@ class Workers(AsyncVectorEnv[Any, Any]):
         self._watch = _Watch(self.processes)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
-        """Do the same as Gymnasium's method. Raises EnvironmentLostError."""
-        with self._telling():
+        """Reset as Gymnasium's method does. Raises EnvironmentLostError."""
+        with self._naming_the_lost():
             return super().reset(seed=seed, options=options)
 
     def step(self, actions: Any) -> Any:
-        """Do the same as Gymnasium's method. Raises EnvironmentLostError."""
-        with self._telling():
+        """Step as Gymnasium's method does. Raises EnvironmentLostError."""
+        with self._naming_the_lost():
             return super().step(actions)
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _naming_the_lost(self) -> Iterator[None]:
         try:
             yield
         except (EOFError, OSError):
-            if (
-                None in self.parent_pipes or self._watch is None
-            ):  # an error of the environment, which it has reported
+            if None in self.parent_pipes or self._watch is None:  # the environment has reported its own error
                 raise
             raise self._watch.why() from None
 
     def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """Raise the errors of workers with their tracebacks, which Gymnasium writes to the terminal."""
+        """Raise the first error of a worker with its traceback, which Gymnasium would only print."""
         failed = list(successes).count(False)
         if not failed:
             return
         errors = [self.error_queue.get() for _ in range(failed)]
         for index, *_ in errors:
             self.parent_pipes[index].close()
-            self.parent_pipes[index] = None  # type: ignore[call-overload]  # as Gymnasium has it
+            self.parent_pipes[index] = None  # type: ignore[call-overload]  # as Gymnasium does
         self._state = AsyncState.DEFAULT
         _, kind, value, trace = errors[0]
         try:
             error = value if isinstance(value, LabrlError) else kind(value)
-        except Exception:  # one that is made from more than what it says
+        except Exception:  # its constructor needs other arguments
             error = RuntimeError(f"{kind.__name__}: {value}")
         raise error from InWorkerError(trace)
 
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Let the workers end what they do and leave, or end them after LEAVE_SECONDS.
+        """Ask the workers to exit, and kill them after LEAVE_SECONDS.
 
-        timeout: other seconds than these; terminate: whether to end them at once.
+        timeout: replaces LEAVE_SECONDS; terminate: whether to kill them at once.
         """
         for pipe in self.parent_pipes:
             if pipe is not None and not pipe.closed:
@@ -113,10 +111,9 @@ class Workers(AsyncVectorEnv[Any, Any]):
 
 
 class _Watch(threading.Thread):
-    """Ends all workers when one of them is killed, and knows which it was.
+    """Thread that kills all workers when one of them dies, and remembers which one it was.
 
-    Otherwise its death would go unnoticed while the session waits for another worker, or another worker for
-    its turn.
+    Otherwise the death would go unnoticed while the session, or another worker, waits.
     """
 
     def __init__(self, processes: Sequence[BaseProcess]) -> None:
@@ -126,7 +123,7 @@ class _Watch(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Watch until none is left. A worker that raised an error has reported it and ends with code 0."""
+        """Watch until no worker is left. A worker that reported an error exits with code 0."""
         left = {process.sentinel: number for number, process in enumerate(self._processes)}
         while left:
             for sentinel in wait(list(left)):
@@ -140,7 +137,7 @@ class _Watch(threading.Thread):
                         self._processes[other].kill()
 
     def why(self) -> EnvironmentLostError:
-        """Return the error to raise where a worker does not answer."""
+        """Return the error to raise if a worker does not answer."""
         self.join(LEAVE_SECONDS)
         if self._lost is None:
             return EnvironmentLostError(
@@ -153,32 +150,32 @@ class _Watch(threading.Thread):
 
 
 class _WorkerFactory:
-    """A factory for worker processes, which leave signals to the process that owns them.
+    """Make an environment in a worker process, which from then on ignores signals.
 
-    Otherwise an interrupt would kill the workers in the middle of the step that the session wants to
-    finish before it writes its checkpoint.
+    Otherwise Ctrl-C would kill the workers during the step that the session finishes before it writes its
+    checkpoint.
     """
 
     def __init__(self, make: MakeEnv, carried: Carried) -> None:
-        self.carried = carried  # unpickled before the other
+        self.carried = carried  # first, because it must be unpickled before `make`
         self.make = make
         self.owner = os.getpid()
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        """One new environment."""
+        """Make an environment."""
         if os.getpid() != self.owner:
-            heed_no_signals()
+            ignore_signals()
         return self.make()
 
 
 def _check_semaphores() -> None:
-    """Raise InputError where this machine has no room for what worker processes share."""
+    """Raise InputError if this machine cannot create the semaphores that worker processes share."""
     try:
         context = multiprocessing.get_context("spawn")
         _ = [context.Lock() for _ in range(8)]  # a few more than Gymnasium makes
     except (OSError, ImportError) as error:
         raise InputError(
-            "env.vectorization=async needs memory that processes share, and this machine does not provide it "
+            "env.vectorization=async needs shared memory, which this machine does not provide "
             f"({error}). Mount /dev/shm writable and with free space, or set env.vectorization=sync.",
             code="resources",
             key="env.vectorization",
@@ -186,9 +183,9 @@ def _check_semaphores() -> None:
 
 
 def _start_method() -> str:
-    """Return how workers start: never by forking, which would copy locks that no worker releases."""
+    """Return the start method of workers, never `fork`, which would copy locks that no worker releases."""
     if "forkserver" not in multiprocessing.get_all_start_methods() or not find_place_for_sockets():
         return "spawn"
-    # The server imports once what every worker needs.
+    # The server imports the modules that every worker needs once.
     multiprocessing.get_context("forkserver").set_forkserver_preload([EnvFactory.__module__])
     return "forkserver"

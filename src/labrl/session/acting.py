@@ -1,4 +1,4 @@
-"""A copy of a session's agent that acts elsewhere, with weights that it receives."""
+"""A copy of a session's agent that acts in another process, with weights that it receives."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from labrl.workspace import Workspace
 
 
 def acting_state(agent: Agent, transforms: Transforms, clock: Clock) -> dict[str, Any]:
-    """Return a copy, on the CPU, of all that decides how the agent acts now, except its streams.
+    """Return a copy, on the CPU, of the state that determines how the agent acts, without its random streams.
 
-    It is small beside the agent's whole state: neither optimizer nor replay buffer.
+    It is small because it contains neither the optimizer nor the replay buffer.
     """
     return {
         "modules": {
@@ -39,7 +39,8 @@ class ActingCopy:
     def __init__(
         self, config: TrialConfig, spaces: Spaces, seed: int, compute: Compute, num_ranks: int = 1
     ) -> None:
-        """seed: of the agent's streams; num_ranks: ranks of which the agent is the first."""
+        """seed: seed of the agent's random streams; num_ranks: number of ranks, of which the agent is the
+        first."""
         self.clock = Clock(config.env.config.max_frame)
         self.transforms = Transforms.build(config.transforms, spaces, agent=config.agent)
         self.agent = build_agent(
@@ -57,14 +58,14 @@ class ActingCopy:
     def of_session(
         cls, config: TrialConfig, spaces: Spaces, seed: int, index: int, num_threads: int
     ) -> ActingCopy:
-        """Return a copy whose numbers are those of session number `index`, in a process beside it."""
+        """Return a copy that computes the same numbers as session number `index`, in another process."""
         torch.set_num_threads(1)  # as in the session's process
         meta = config.meta
         compute = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus)
         return cls(config, spaces, seed, dataclasses.replace(compute, compiled=meta.compile))
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Act as `acting_state` says from now on."""
+        """Load a result of `acting_state`."""
         self.clock.load_state_dict(state["clock"])
         self.transforms.load_state_dict(state["transforms"])
         modules = self.agent.acting_modules()
@@ -72,5 +73,5 @@ class ActingCopy:
             modules[name].load_state_dict(weights)
 
     def close(self) -> None:
-        """End the agent's threads."""
+        """Stop the agent's threads."""
         self.agent.close()

@@ -1,4 +1,4 @@
-"""A process that acts ahead of the learner, and how the learner sees it."""
+"""A process that acts ahead of the learner, and the learner's interface to it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from labrl.storage.run_folder import SessionFolder
 
 NAME = "the actor process (meta.async_unroll)"
 START_SECONDS = 300.0
-"""Seconds that the process has to start, unless its timeout is longer: loading torch may be slow."""
+"""Seconds allowed for the start of the process, unless its timeout is longer: importing torch can be slow."""
 WINDOW = 100
-"""Vector steps over which a training row looks back."""
+"""Number of latest vector steps that the metrics cover."""
 
 
 class Described(NamedTuple):
@@ -49,47 +49,47 @@ class Described(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """State at which the actor begins."""
+    """The state from which the actor starts."""
 
     acting: dict[str, Any]
-    """The result of `acting_state`."""
+    """Result of `acting_state`."""
     env: dict[str, Any] | None
-    """A saved state of the environments; None: from their first episodes."""
+    """Saved state of the environments; None to start with their first episodes."""
     weights: Path
     """Path of a `WeightsFile`."""
 
 
 class Begun(NamedTuple):
-    """State at which the actor has begun."""
+    """The actor's answer to `Begin`."""
 
     observation: NDArray
-    """Observations from the environments, before any transform. [num_envs, *obs]"""
+    """First observations of the environments, before any transform. [num_envs, *obs]"""
     mask: NDArray[np.bool_] | None
-    """Valid actions there. [num_envs, flags]"""
+    """Masks of the valid actions for these observations. [num_envs, flags]"""
 
 
 class Acted(NamedTuple):
     """One vector step."""
 
     action: NDArray
-    """Actions that the environments took. [num_envs, *action]"""
+    """Actions passed to the environments. [num_envs, *action]"""
     decision: dict[str, NDArray]
-    """The same, in the agent's own terms."""
+    """Result of the agent's `decision()` for these actions."""
     step: Step
-    """Step of the environments, before any transform."""
+    """Result of the environments' step, before any transform."""
     version: int
-    """Version of the acting weights: optimizer updates before they were published."""
+    """Version of the acting weights: the number of optimizer updates when they were published."""
     ended: float
-    """Time of the end of the step, in seconds of a clock that both processes share."""
+    """Time at which the step ended, `time.monotonic` in seconds, the same clock in both processes."""
 
 
 class ActorProcess:
-    """Replaces a session's environments, and its agent for acting.
+    """Take the place of a session's environments, and of its agent when acting.
 
-    The process plays ahead by at most `queue_size` vector steps, with weights that are published every
-    `update_period` updates. The learner takes all of its steps in order, so updates per frame are exact; how
-    old the acting weights were depends on timing. Frames, episodes and statistics are those that the learner
-    has taken. Methods raise CompanionError.
+    The process steps at most `queue_size` vector steps ahead of the learner, with weights that are published
+    every `update_period` updates. The learner receives every step in order, so the number of updates per
+    frame is exact; the age of the acting weights depends on timing. Frames, episodes and statistics count
+    only the steps that the learner has received. Methods raise CompanionError.
     """
 
     def __init__(
@@ -101,12 +101,15 @@ class ActorProcess:
         num_threads: int,
         folder: SessionFolder,
     ) -> None:
-        """Start the process, and wait for its environments. index, seed, folder: of the session."""
+        """Start the process, and wait until its environments are made.
+
+        index, seed, folder: those of the session.
+        """
         self.seed = seed
         self.num_envs: int = config.env.config.num_envs
         self.action_mask: NDArray[np.bool_] | None = None
         self.actions: NDArray | None = None
-        """Actions of the last step; None before there is one. [num_envs, *action]"""
+        """Actions of the last step; None before the first step. [num_envs, *action]"""
         self._options, self._weights_path = options, folder.path / "acting_weights.bin"
         self._companion = Companion(NAME, serve, (config, options, index, seed, num_threads), folder.log)
         try:
@@ -123,43 +126,46 @@ class ActorProcess:
 
     @property
     def env(self) -> ActorProcess:
-        """The environments as the session sees them."""
+        """This object, which the session uses in place of the environments."""
         return self
 
     def connect(self, agent: Agent, transforms: Transforms, clock: Clock) -> Callable[[Observation], NDArray]:
-        """Let the process act by copies of this agent. Return the function from observations to actions."""
+        """Make the process act with copies of `agent`. Return the function from observations to actions."""
         self._agent, self._transforms, self._clock = agent, transforms, clock
         return self.act
 
     def reset(self) -> NDArray:
-        """Let the process begin. Return the first observations, [num_envs, *obs]."""
+        """Start acting. Return the first observations, [num_envs, *obs]."""
         return self._begin(None)
 
     def restore(self, state: Mapping[str, Any]) -> NDArray:
-        """Let the process begin fresh episodes; those that ran are cut. Return [num_envs, *obs]."""
+        """Start acting in new episodes; the saved unfinished ones are cut.
+
+        Returns the first observations, [num_envs, *obs].
+        """
         self.seed, self._steps = int(state["seed"]), int(state["steps"])
         self._episode = np.array(state["episode"], np.int64)
         self._record.begin_after(np.asarray(state["latest_actions"]))
         return self._begin(dict(state))
 
     def act(self, observation: Observation) -> NDArray:
-        """Return the next actions of the process, which the agent adopts as its own. [num_envs, *action]"""
+        """Return the next actions of the process, and pass them to the agent. [num_envs, *action]"""
         if self._clock.opt_step - self._published >= self._options.update_period:
             self._publish()
         self._acted: Acted = self._next()
-        self._companion.send(None)  # there is room for one more
+        self._companion.send(None)  # the queue has room for one more step
         self._latest.append((self._clock.opt_step - self._acted.version, self._acted.ended))
         self._agent.adopt(observation, self._acted.decision)
         return self._acted.action
 
     def step(self, action: NDArray) -> Step:
-        """Return what came of these actions."""
+        """Return the environments' step that belongs to these actions."""
         step = self._acted.step
         self._record.append(action)
         self.actions, self.action_mask = action, step.mask
         self._reached, self._observation = step.next_observation, step.observation
         self._steps += 1
-        if step.void:  # the episodes of a resumed run were cut, and the process has begun the next ones
+        if step.void:  # the episodes of a resumed run were cut, and the process has started new ones
             self._episode += 1
         for episode in step.episodes:
             self._episode[episode.env] = episode.index + 1
@@ -168,18 +174,19 @@ class ActorProcess:
         return step
 
     def played(self, episode: Episode) -> tuple[NDArray, NDArray]:
-        """Return actions [length, *action] and final observation [*obs] of an episode that has just ended."""
+        """Return the actions [length, *action] and final observation [*obs] of an episode that just ended."""
         return self._record.last(episode.env, episode.length), self._reached[episode.env]
 
     @property
     def longest_episode(self) -> int:
-        """Steps so far of the longest of the running episodes."""
+        """Number of steps so far in the longest unfinished episode."""
         return int(self._record.lengths.max())
 
     def metrics(self) -> dict[str, float]:
-        """Return optimizer updates that the weights which acted were behind, and seconds of a vector step.
+        """Return the columns `staleness`, `staleness_max` and `step_interval`, and those of `action_shares`.
 
-        Both are of the last WINDOW vector steps; and the columns of `action_shares`.
+        staleness: optimizer updates by which the acting weights were behind, over the last WINDOW vector
+        steps; step_interval: mean seconds per vector step, over the same steps.
         """
         shares = action_shares(self._record.latest, self.action_space)
         if not self._latest:
@@ -194,8 +201,8 @@ class ActorProcess:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of a VectorEnv whose episodes cannot be reproduced, because the actor has played
-        on."""
+        """Return the state of a VectorEnv whose episodes cannot be reproduced, because the actor has already
+        stepped beyond it."""
         shape = self.action_space.shape or ()
         return {
             "seed": self.seed,
@@ -211,7 +218,7 @@ class ActorProcess:
         }
 
     def close(self) -> None:
-        """End the process; calling it again changes nothing."""
+        """End the process. Calling it again has no effect."""
         self._companion.close()
         self._weights_path.unlink(missing_ok=True)
 
@@ -222,7 +229,7 @@ class ActorProcess:
         acting = acting_state(self._agent, self._transforms, self._clock)
         self._companion.send(Begin(acting, env, self._weights_path))
         begun: Begun = self._next(START_SECONDS)
-        self._weights_path.unlink()  # both have it open: no kill leaves it behind
+        self._weights_path.unlink()  # both processes have it open, so a kill cannot leave the file behind
         self._observation, self.action_mask = begun
         return begun.observation
 
@@ -235,12 +242,12 @@ class ActorProcess:
         timeout = max(self._options.timeout, at_least)
         if self._companion.has_message(timeout):
             return self._companion.receive()
-        self._companion.signal(signal.SIGUSR2)  # it writes where it is into the log
+        self._companion.signal(signal.SIGUSR2)  # makes it write its stack to the log
         time.sleep(0.5)
         self._companion.kill()
         raise CompanionError(
-            f"{NAME} has sent nothing for {timeout:g} seconds (meta.async_unroll.timeout); the log of the "
-            "session shows where it hangs",
+            f"{NAME} has sent nothing for {timeout:g} seconds (meta.async_unroll.timeout); the session's log "
+            "shows the line at which it hangs",
             key="meta.async_unroll.timeout",
         )
 
@@ -248,13 +255,13 @@ class ActorProcess:
 def serve(
     line: Line, config: TrialConfig, options: AsyncUnrollConfig, index: int, seed: int, num_threads: int
 ) -> None:
-    """Act ahead of the learner with the newest weights: the work of the process."""
+    """Run the actor process: act ahead of the learner with the newest weights."""
     env = make_env(config.env, seed, num_threads)
     try:
         line.send(Described(env.name, env.frame_skip, env.observation_space, env.action_space, env.masked))
         begin: Begin = line.receive()
         spaces = Spaces(env.observation_space, env.action_space, env.num_envs, env.masked)
-        # Not the learner's own streams: it draws from those of the same names.
+        # The learner draws from streams of the same names, so the actor needs another seed.
         own_seed = derived_seed(seed, "actor", int(begin.acting["clock"]["frame"]))
         copy = ActingCopy.of_session(config, spaces, own_seed, index, num_threads)
         try:
@@ -272,12 +279,12 @@ def _act(line: Line, options: AsyncUnrollConfig, env: VectorEnv, copy: ActingCop
     weights = WeightsFile(begin.weights, modules)
     observation = _first_observation(env, begin)
     line.send(Begun(observation, env.action_mask))
-    # Statistics that were saved had seen this observation.
+    # Saved statistics already include this observation.
     seen = transforms.collected(observation) if begin.env is None else transforms.frozen(observation)
     sender, places = Sender(line), options.queue_size
     next_step = time.monotonic()
     while True:
-        while not places or line.has_message():  # the learner has taken a step
+        while not places or line.has_message():  # the learner has received a step
             line.receive()
             places += 1
         places -= 1
@@ -286,7 +293,7 @@ def _act(line: Line, options: AsyncUnrollConfig, env: VectorEnv, copy: ActingCop
         version = weights.take(modules)
         action = agent.act(Observation(seen, env.action_mask))
         step = env.step(action)
-        # Copies: they are sent later, when the agent may have written into its arrays again.
+        # Copies, because they are sent later, when the agent may have reused its arrays.
         decision = {name: part.copy() for name, part in agent.decision().items()}
         sender.send(Acted(action.copy(), decision, step, version, time.monotonic()))
         view = transforms.step(step)
@@ -305,7 +312,7 @@ def _first_observation(env: VectorEnv, begin: Begin) -> NDArray:
 
 
 class Sender:
-    """Sends in the background, because a busy learner does not read and steps with images fill the pipe."""
+    """Send in the background, because a busy learner does not read and steps with images fill the pipe."""
 
     def __init__(self, line: Line) -> None:
         self._line = line
@@ -313,7 +320,7 @@ class Sender:
         threading.Thread(target=self._send_all, name="sender", daemon=True).start()
 
     def send(self, acted: Acted) -> None:
-        """Send this after all before it."""
+        """Queue a step, to be sent after all earlier ones."""
         self._waiting.put(acted)
 
     def _send_all(self) -> None:
@@ -321,4 +328,4 @@ class Sender:
             while True:
                 self._line.send(self._waiting.get())
         except TrainingEndedError:
-            return  # the one who acts will notice, too
+            return  # the acting thread will find out, too

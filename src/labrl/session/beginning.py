@@ -1,4 +1,4 @@
-"""Beginning with the weights of another run: what of them fits an agent, and taking it over."""
+"""Initialize an agent with the weights of another run: compare them by name and shape, then load them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import SessionFolder
 
 OBSERVATION = "observation"
-"""The part, and the transform, whose statistics belong to what a network has learned."""
+"""Name of the part, and of the transform, whose statistics are loaded with the weights."""
 
 
 class Misfit(NamedTuple):
-    """One thing that cannot be taken over."""
+    """A requested weight or transform that cannot be loaded."""
 
     name: str
     """Name of a weight, `<network>.<parameter>`, or `observation`."""
@@ -32,33 +32,33 @@ class Misfit(NamedTuple):
 
 @dataclass
 class Fit:
-    """The weights of another run that an agent can begin with."""
+    """Comparison of an agent with the weights of another run."""
 
     taken: list[str] = field(default_factory=list)
-    """Names of the weights and buffers that fit."""
+    """Names of the requested weights and buffers that can be loaded."""
     misfits: list[Misfit] = field(default_factory=list)
-    """Requested weights that do not fit."""
+    """Requested weights that cannot be loaded."""
     kept: list[str] = field(default_factory=list)
-    """Names of weights that no part asked for names: the agent begins them anew."""
+    """Names of the agent's weights that were not requested and keep their new initialization."""
     unused: list[str] = field(default_factory=list)
-    """Names of other weights of that run, by which its agent did not act, that this agent has not."""
+    """Names of requested weights of the other run that this agent lacks and the other did not act with."""
 
 
 class Learned(NamedTuple):
     """Weights of a network, with the statistics of its observations."""
 
     weights: dict[str, Tensor]
-    """Weights and buffers by name, `<network>.<parameter>`, without networks that follow others."""
+    """Weights and buffers by name, `<network>.<parameter>`, without target networks."""
     acting: frozenset[str]
-    """Names of the networks by which actions are chosen."""
+    """Names of the networks that choose actions."""
     transform: str | None
-    """Class of the transform of observations; None without one."""
+    """Class of the transform of observations; None if there is none."""
     statistics: dict[str, Any]
-    """State of that transform; empty where it remembers nothing."""
+    """State of that transform; empty if it has none."""
 
 
 def learned(agent: Agent, transforms: Transforms) -> Learned:
-    """Return what an agent has learned; the tensors are its own."""
+    """Return what an agent has learned. The tensors are not copied."""
     followers = agent.followers()
     weights = {
         f"{network}.{name}": tensor
@@ -71,9 +71,9 @@ def learned(agent: Agent, transforms: Transforms) -> Learned:
 
 
 def fit(here: Learned, there: Learned, parts: Sequence[str] | None) -> Fit:
-    """Compare what an agent has with what another run has learned.
+    """Compare an agent's weights with those that another run has learned.
 
-    parts: that are wanted, each a part of a name; None: all.
+    parts: the requested parts, each a part of a name; None requests all.
     """
     found = Fit()
     for name, tensor in here.weights.items():
@@ -102,10 +102,10 @@ def fit(here: Learned, there: Learned, parts: Sequence[str] | None) -> Fit:
     return found
 
 
-def begin_with(agent: Agent, transforms: Transforms, state: Mapping[str, Any]) -> None:
-    """Take weights and statistics over; networks that follow others follow.
+def load_learned(agent: Agent, transforms: Transforms, state: Mapping[str, Any]) -> None:
+    """Load weights and statistics into an agent, and copy its networks to their target networks.
 
-    state: `weights` by name and `statistics` of the observations, {} where none are taken.
+    state: `weights` by name, and `statistics` of the observations, {} if none are loaded.
     """
     modules, taken = agent.modules(), dict(state["weights"])
     for network, module in modules.items():
@@ -118,12 +118,15 @@ def begin_with(agent: Agent, transforms: Transforms, state: Mapping[str, Any]) -
 
 
 def read_beginning(folder: SessionFolder) -> Mapping[str, Any]:
-    """Return what a session begins with, as `begin_with` takes it. Raises DamagedFileError."""
+    """Return the weights that a session starts from, in the form that `load_learned` takes.
+
+    Raises DamagedFileError.
+    """
     found = CheckpointStore(folder.start, keep_last=1).latest()
     if found is None:
         raise DamagedFileError(
-            f"{folder.start} is missing or damaged: it has the weights of another run that session "
-            f"{folder.index} begins with (start_from.run). Restore it from a copy, or begin a new run.",
+            f"{folder.start} is missing or damaged. It contains the weights of another run that session "
+            f"{folder.index} starts from (start_from.run). Restore it from a copy, or start a new run.",
             key=str(folder.start),
         )
     state: Mapping[str, Any] = found.state
@@ -131,7 +134,7 @@ def read_beginning(folder: SessionFolder) -> Mapping[str, Any]:
 
 
 def parts_of(names: Sequence[str]) -> list[str]:
-    """List the parts that weights of these names have: networks, and what they are made of."""
+    """List the parts that occur in these names of weights: networks and their submodules."""
     found: dict[str, None] = {}
     for name in names:
         network, *inner = name.split(".")
@@ -144,10 +147,10 @@ def parts_of(names: Sequence[str]) -> list[str]:
 
 
 def is_in(name: str, parts: Sequence[str] | None) -> bool:
-    """Return whether a weight is in one of some parts.
+    """Return whether a weight belongs to one of `parts`; None stands for all.
 
-    `torso` is the part of every name with a segment `torso` or one that ends with `_torso`, such as
-    `policy_torso`; `q_network.advantage` the part of those with these two segments.
+    `torso` matches every name with a segment `torso` or one that ends with `_torso`, such as `policy_torso`;
+    `q_network.advantage` matches names with these two segments in a row.
     """
     return parts is None or any(_has(name.split("."), part.split(".")) for part in parts)
 

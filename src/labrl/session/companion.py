@@ -1,4 +1,4 @@
-"""A process beside a session, which starts it, ends it and raises its errors."""
+"""A helper process of a session, which starts it, ends it and raises its errors."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labrl.errors import LostProcessError
-from labrl.processes import heed_no_signals, how_it_ended, signals_wait_in_children, when_the_parent_ends
+from labrl.processes import how_it_ended, ignore_signals, signals_wait_in_children, when_the_parent_ends
 from labrl.script import Carried
 from labrl.storage.session_log import warnings_kept
 
 LEAVE_SECONDS = 5.0
-"""Seconds that the process has to exit when training has ended, before it is killed."""
+"""Seconds that the process has to exit after training has ended, before it is killed."""
 
 _GONE = (EOFError, OSError, pickle.UnpicklingError)
 
 
 class CompanionError(LostProcessError):
-    """A process beside training failed, died or hangs; its own traceback is the cause, where there is one."""
+    """A helper process failed, died or hangs. The cause is its traceback, if it sent one."""
 
 
 class RemoteError(Exception):
@@ -36,27 +36,27 @@ class RemoteError(Exception):
 
 
 class TrainingEndedError(Exception):
-    """Raised in the process beside training when training has ended."""
+    """Raised in a helper process when training has ended."""
 
 
 class Failure(NamedTuple):
-    """The last message of a process."""
+    """The last message of a process that failed."""
 
-    told: str
+    message: str
     traceback: str
 
 
 class Companion:
-    """The session's handle of such a process. Messages are anything that can be pickled.
+    """The session's handle of a helper process. Messages can be any object that can be pickled.
 
-    The process ignores the signals that stop a run, because the session has to save first and then ends it.
-    On SIGUSR2 it writes into the log where it is.
+    The process ignores the signals that stop a run, because the session saves first and then ends it. On
+    SIGUSR2 the process writes its stack to the log.
     """
 
     def __init__(self, name: str, work: Callable[..., None], arguments: tuple[Any, ...], log: Path) -> None:
-        """Start `work(line, *arguments)` in it, where `line` is its `Line` to the session.
+        """Start a process that runs `work(line, *arguments)`, where `line` is its `Line` to the session.
 
-        name: how messages call it; log: of the session, gets its warnings.
+        name: name of the process in messages; log: the session's log, which also receives its warnings.
         """
         self.name = name
         self._log = log
@@ -68,7 +68,7 @@ class Companion:
         )
         with signals_wait_in_children():
             self._process.start()
-        there.close()  # so that its end is seen
+        there.close()  # so that this side notices when the process ends
 
     def send(self, message: Any) -> None:
         """Send the process a message. Raises CompanionError if it has ended."""
@@ -80,11 +80,11 @@ class Companion:
         raise self._ended()
 
     def has_message(self, seconds: float = 0.0) -> bool:
-        """Wait up to this long for a message or the end of the process. Return whether there is one."""
+        """Wait up to `seconds` for a message or the end of the process. Return whether either has come."""
         return self._line.poll(seconds)
 
     def receive(self) -> Any:
-        """Wait for its next message. Raises CompanionError where it failed or is gone."""
+        """Wait for the next message of the process. Raises CompanionError if it failed or has ended."""
         message: Any = None
         with contextlib.suppress(*_GONE):
             message = self._line.recv()
@@ -93,16 +93,16 @@ class Companion:
         raise self._error(message) if isinstance(message, Failure) else self._ended()
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         self._process.kill()
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it is still there."""
+        """Send the process a signal, if it is still running."""
         if self._process.is_alive() and self._process.pid is not None:
             os.kill(self._process.pid, number)
 
     def close(self) -> None:
-        """Let the process end; calling it again changes nothing."""
+        """End the process. Calling it again has no effect."""
         self._line.close()
         self._process.join(LEAVE_SECONDS)
         if self._process.is_alive():
@@ -112,7 +112,7 @@ class Companion:
             self._log.unlink()
 
     def _ended(self) -> CompanionError:
-        with contextlib.suppress(*_GONE):  # its last word may still lie in the line
+        with contextlib.suppress(*_GONE):  # its last message may still be in the pipe
             while self._line.poll():
                 message = self._line.recv()
                 if isinstance(message, Failure):
@@ -123,13 +123,16 @@ class Companion:
         return CompanionError(f"{self.name} {how}")
 
     def _error(self, failure: Failure) -> CompanionError:
-        error = CompanionError(f"{self.name} failed: {failure.told}")
+        error = CompanionError(f"{self.name} failed: {failure.message}")
         error.__cause__ = RemoteError(failure.traceback)
         return error
 
 
 class Line:
-    """The process's connection to the session. Its methods raise TrainingEndedError once that has ended."""
+    """The connection of a helper process to its session.
+
+    Its methods raise TrainingEndedError once the session has ended.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -137,7 +140,7 @@ class Line:
         self._next_look = 0.0
 
     def send(self, message: Any) -> None:
-        """Hand the session a message, from any thread."""
+        """Send the session a message. May be called from any thread."""
         try:
             with self._sending:
                 _send(self._connection, message)
@@ -152,15 +155,14 @@ class Line:
             raise TrainingEndedError from None
 
     def has_message(self) -> bool:
-        """Return whether the session has sent something, or is gone."""
+        """Return whether the session has sent a message or has ended."""
         try:
             return self._connection.poll()
         except OSError:
             raise TrainingEndedError from None
 
     def stopped(self) -> bool:
-        """Return False, or raise if the session has ended; to be called often while no message is
-        expected."""
+        """Return False, or raise if the session has ended. Call it often while no message is expected."""
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + 0.1
@@ -170,8 +172,11 @@ class Line:
 
 
 def _send(connection: Connection, message: Any) -> None:
-    """Send it by value. `Connection.send` would put every tensor into shared memory and open a socket for it,
-    which not every machine has room for."""
+    """Send a message by value.
+
+    `Connection.send` would put every tensor into shared memory and open a socket for it, which not every
+    machine has room for.
+    """
     connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
 
@@ -182,12 +187,12 @@ def _main(
     work: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Entry point of the process."""
-    heed_no_signals()
-    # However the session's process ends, and whatever this one is in the middle of.
+    """Run the helper process."""
+    ignore_signals()
+    # Ends this process however the session's process ends, and whatever this one is doing.
     when_the_parent_ends(_leave)
     file = log.open("a", encoding="utf-8")
-    faulthandler.register(signal.SIGUSR2, file, chain=False)  # where it is, if it hangs
+    faulthandler.register(signal.SIGUSR2, file, chain=False)  # shows where it hangs
     line = Line(connection)
     try:
         with warnings_kept(log):
@@ -195,11 +200,11 @@ def _main(
     except TrainingEndedError:
         pass
     except BaseException as error:
-        told = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
         with contextlib.suppress(TrainingEndedError):
-            line.send(Failure(told, traceback.format_exc()))
+            line.send(Failure(message, traceback.format_exc()))
 
 
 def _leave() -> None:
-    time.sleep(1.0)  # it may be leaving by itself
+    time.sleep(1.0)  # the process may already be exiting
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Finished whole episodes: statistics of the last ones, and those that are recorded."""
+"""Finished whole episodes: their statistics, and the best and latest ones to be recorded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from labrl.session.actor import ActorProcess
 
 Source = Literal["training", "evaluation"]
-"""Kind of episodes: those that were learned from, or those of separate environments."""
+"""Kind of episodes: those that the agent learned from, or those of separate evaluation environments."""
 
 
 class Played(NamedTuple):
-    """An episode that has just ended, in the arrays in which it was played: keeping it costs nothing."""
+    """An episode that has just ended. Its arrays are not copied, so that keeping it costs nothing."""
 
     episode: Episode
     actions: NDArray
@@ -29,11 +29,14 @@ class Played(NamedTuple):
     final: NDArray
     """The true final observation. [*obs]"""
     frame: int
-    """Frames of training when it had been played."""
+    """Training frame at which the episode ended."""
     source: Source
 
     def recorded(self, env: dict[str, Any]) -> RecordedEpisode:
-        """Return the same to be written; env: the environment's node of the configuration."""
+        """Return the episode in the form in which it is stored.
+
+        env: the environment's node of the configuration.
+        """
         episode = self.episode
         return RecordedEpisode(
             seed=episode.seed,
@@ -51,14 +54,14 @@ class Played(NamedTuple):
 
 
 class Highlights:
-    """The training episode of the highest return (of equals the first), and the latest one."""
+    """The training episode with the highest return (the first in a tie), and the latest one."""
 
     def __init__(self) -> None:
         self.best: Played | None = None
         self.last: Played | None = None
 
     def take(self, episodes: Sequence[Episode], env: VectorEnv | ActorProcess, frame: int) -> None:
-        """Take in the episodes that ended in the last step of `env`, at `frame`; nothing is copied."""
+        """Add the episodes that ended in the last step of `env`, at `frame`, without copying them."""
         for episode in episodes:
             self.last = Played(episode, *env.played(episode), frame, "training")
             if self.best is None or episode.episode_return > self.best.episode.episode_return:
@@ -70,10 +73,10 @@ class EpisodeWindow:
 
     def __init__(self, window: int) -> None:
         self.latest: deque[Episode] = deque(maxlen=window)
-        """Episodes of the statistics. Of those from a checkpoint only return and length are known."""
+        """The episodes in the window. Episodes from a checkpoint have only a return and a length."""
 
     def statistics(self) -> dict[str, float]:
-        """Return the columns of `episode_statistics`; all are nan as long as no episode has ended."""
+        """Return the columns of `episode_statistics`; all are nan before the first episode has ended."""
         return episode_statistics(self.latest)
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,7 +87,7 @@ class EpisodeWindow:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; a smaller window keeps the newest of the saved episodes."""
+        """Continue from a saved state. A smaller window keeps the newest of the saved episodes."""
         known = zip(state["returns"], state["lengths"], strict=True)
         self.latest.clear()
         self.latest.extend(Episode(-1, -1, -1, float(score), int(length), False) for score, length in known)
@@ -93,12 +96,15 @@ class EpisodeWindow:
 def episode_statistics(episodes: Iterable[Episode | RecordedEpisode]) -> dict[str, float]:
     """Return mean, population standard deviation, minimum and maximum of the returns, and the mean length.
 
-    Columns `return_mean`, `return_std`, `return_min`, `return_max`, `length_mean`; nan if there is none.
+    The columns are `return_mean`, `return_std`, `return_min`, `return_max` and `length_mean`; all are nan if
+    there are no episodes.
     """
     found = [(episode.episode_return, episode.length) for episode in episodes]
     names = ("return_mean", "return_std", "return_min", "return_max", "length_mean")
     if not found:
         return dict.fromkeys(names, np.nan)
-    score, steps = np.array(found, np.float64).T.copy()  # contiguous: the order of a sum decides its last bit
+    score, steps = np.array(
+        found, np.float64
+    ).T.copy()  # contiguous, because the order of summation affects the last bit
     numbers = (score.mean(), score.std(), score.min(), score.max(), steps.mean())
     return dict(zip(names, map(float, numbers), strict=True))

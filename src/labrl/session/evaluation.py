@@ -1,4 +1,4 @@
-"""Playing whole episodes to evaluate an agent: in the session's process, or in one beside training."""
+"""Play whole episodes to evaluate an agent, in the session's process or in a separate one."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Quota:
-    """Episodes played for one row, and how actions are chosen."""
+    """The number of episodes played for one evaluation row, and how actions are chosen."""
 
     num_envs: int
-    """Number of environments; 0: nothing is played, and rows are of the training episodes."""
+    """Number of environments; 0 plays nothing, and rows are computed from the training episodes."""
     episodes: int = 1
-    """Episodes of each environment."""
+    """Episodes per environment."""
     greedy: bool = False
-    """Whether the best actions are played, rather than the policy's own."""
+    """Whether to play the greedy actions rather than the agent's evaluation policy."""
     epsilon: float = 0.0
-    """Probability of a random action instead, in [0, 1]."""
+    """Probability of a uniformly random action instead, in [0, 1]."""
 
 
 def choose(
@@ -52,10 +52,10 @@ def choose(
     generator: np.random.Generator,
     chance: np.random.Generator,
 ) -> NDArray:
-    """Return actions of an agent under evaluation. [num_envs, ...]
+    """Return an agent's actions in evaluation. [num_envs, ...]
 
-    observation: whose `start` is given; space: of one action; generator: that the policy draws from; chance:
-    that random actions, and whether there are any, are drawn from.
+    observation: must have its `start`; space: space of one action; generator: for the policy's draws; chance:
+    for deciding which environments take random actions, and for drawing these.
     """
     if quota.greedy:
         action = agent.greedy_action(observation)
@@ -63,7 +63,7 @@ def choose(
         action = agent.evaluation_action(observation, generator)
     if quota.epsilon == 0:
         return action
-    # Drawn for every environment in every step, so that one's chance does not depend on another's.
+    # Drawn for every environment in every step, so that no environment's draws depend on another's.
     at_random = chance.random(len(action)) < quota.epsilon
     drawn = uniform_actions(space, len(action), chance, observation.mask)
     return np.where(at_random.reshape(-1, *[1] * (action.ndim - 1)), drawn, action)
@@ -78,7 +78,7 @@ def played_steps(
     actions: int,
     chance: int,
 ) -> Iterator[Step | None]:
-    """Reset `env`, which yields None, and play on; yield each step.
+    """Reset `env` and yield None, then play without end and yield each step.
 
     episodes, actions, chance: seeds of the episodes, of the policy, and of random actions.
     """
@@ -93,20 +93,21 @@ def played_steps(
 
 
 class EvaluationEnvs:
-    """Separate environments in evaluation mode, made when they are first played.
+    """Separate environments in evaluation mode, made when they are first used.
 
-    Seeds of the episodes and of the actions follow from the session's seed and the frame alone: what is
-    played does not depend on what was played before, nor on the process that plays it.
+    The seeds of episodes and actions depend only on the session's seed and the frame, so an evaluation does
+    not depend on earlier ones or on the process that plays it.
     """
 
     def __init__(self, env: Component, seed: int, num_threads: int, quota: Quota) -> None:
-        """env: as training has it; seed: of the session; num_threads: that it may keep busy."""
+        """env: the environment's configuration in training; seed: the session's seed; num_threads: number of
+        threads that the environments may use."""
         self._component, self._seed, self._num_threads, self._quota = env, seed, num_threads, quota
         self._env: VectorEnv | None = None
 
     @property
     def env(self) -> VectorEnv:
-        """The environments. Starting an emulator costs more than an evaluation step: they are made once."""
+        """The environments. They are kept, because starting an emulator is slow."""
         if self._env is None:
             self._env = make_env(
                 self._component,
@@ -120,15 +121,18 @@ class EvaluationEnvs:
     def play(
         self, agent: Agent, transforms: Transforms, frame: int, stopping: Callable[[], bool]
     ) -> list[Played] | None:
-        """Return the first whole episodes of each environment, by environment; None once `stopping()`."""
+        """Return the first whole episodes of each environment, ordered by environment.
+
+        Returns None as soon as `stopping()` is true.
+        """
         env, quota = self.env, self._quota
         streams = ("evaluation", "evaluation actions", "evaluation chance")
         seeds = [derived_seed(self._seed, stream, frame) for stream in streams]
         found: list[list[Played]] = [[] for _ in range(env.num_envs)]
         for step in played_steps(env, agent, transforms, quota, *seeds):
             for episode in step.episodes if step is not None else ():
-                # An environment that is done plays on while others finish: a further, short episode
-                # would count short episodes more often than long ones.
+                # An environment that has played its episodes continues while others finish. Its further
+                # episodes are ignored: counting them would favour short episodes.
                 if len(found[episode.env]) < quota.episodes:
                     found[episode.env].append(Played(episode, *env.played(episode), frame, "evaluation"))
             if min(map(len, found)) == quota.episodes:
@@ -138,52 +142,55 @@ class EvaluationEnvs:
         return [played for of_one in found for played in of_one]
 
     def close(self) -> None:
-        """Close the environments; they are made again if need be."""
+        """Close the environments. They are made again if needed."""
         if self._env is not None:
             self._env.close()
             self._env = None
 
 
 class Snapshot(NamedTuple):
-    """A snapshot to be evaluated."""
+    """The agent at one frame, to be evaluated."""
 
     columns: dict[str, Any]
-    """The columns of the clock, with which its row begins."""
+    """Result of `clock_columns`, the first columns of the evaluation's row."""
     acting: dict[str, Any] | None
-    """The result of `acting_state`; None: the session's own agent as it is."""
+    """Result of `acting_state`; None to evaluate the session's agent in its present state."""
 
     @property
     def frame(self) -> int:
-        """The frame at which it was taken."""
+        """The frame at which the snapshot was taken."""
         return int(self.columns["frame"])
 
 
 class Evaluator:
-    """Plays snapshots one after the other in a process beside training. It raises CompanionError."""
+    """Evaluate snapshots one after the other in a separate process. Methods raise CompanionError."""
 
     def __init__(self, session: SessionView, quota: Quota) -> None:
-        """Start the process for what `session` will hand it."""
+        """Start the process."""
         arguments = (session.config, session.index, session.seed, session.num_threads, quota)
         self._companion = Companion(NAME, serve, arguments, session.folder.log)
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Let it play; its answer to the one before was taken."""
+        """Start the evaluation of a snapshot. The answer to the previous one must have been taken."""
         self._companion.send(snapshot)
 
     def answer(self, stopping: Callable[[], bool] | None = None) -> list[Played] | None:
-        """Return what it has played, None as long as it does; with `stopping` wait, until that is true."""
+        """Return the played episodes, or None if the evaluation is still running.
+
+        stopping: if given, wait for the answer, and return None only once `stopping()` is true.
+        """
         while not self._companion.has_message(POLL_SECONDS if stopping else 0.0):
             if stopping is None or stopping():
                 return None
         return self._companion.receive()
 
     def close(self) -> None:
-        """End it, whatever it plays."""
+        """End the process, even during an evaluation."""
         self._companion.close()
 
 
 def serve(line: Line, config: TrialConfig, index: int, seed: int, num_threads: int, quota: Quota) -> None:
-    """Play every snapshot that the session sends: the work of the process."""
+    """Run the evaluation process: evaluate every snapshot that the session sends."""
     envs = EvaluationEnvs(config.env, seed, num_threads, quota)
     env = envs.env
     spaces = Spaces(env.observation_space, env.action_space, config.env.config.num_envs, env.masked)

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: it finishes the step it is in, saves, and leaves."""
+"""Signals that ask a run to stop. The run finishes its current step, saves, and exits."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from labrl.processes import SIGNALS, exit_code_of, leave_at_once
 
 
 class Interruption:
-    """While entered, it records the first signal for the loop; a second Ctrl-C exits at once."""
+    """Context manager that records the first signal for the loop, and exits at once on a second Ctrl-C."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        """The first signal that asked for the stop, or None."""
+        """The first signal received, or None."""
         self.pruned = False
         """Whether a search has ended the run."""
         self.requested = False
-        """Whether the run is to stop after the present step."""
+        """Whether the run must stop after the current step."""
         self._before: dict[int, Any] = {}
 
     def end(self, pruned: bool = False) -> None:
-        """Stop after the present step because a search or a limit ends the run.
+        """Request a stop after the current step, because a search or a limit ends the run.
 
-        pruned: by a search, which has better use for the time.
+        pruned: whether a search has pruned the run.
         """
         self.pruned, self.requested = self.pruned or pruned, True
 
     def stop(self, number: int) -> None:
-        """Stop as if signal `number` had come, where none has."""
+        """Request a stop as if signal `number` had been received, unless one was received before."""
         self.signal = self.signal or number
         self.requested = True
 
@@ -40,10 +40,10 @@ class Interruption:
         return exit_code_of(self.signal)
 
     def __enter__(self) -> Interruption:
-        # Python lets only the main thread set handlers; in a notebook's worker Ctrl-C stays as it was.
+        # Only the main thread can set handlers; in a notebook's worker thread they stay unchanged.
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                # `nohup` has the terminal's end ignored, and so it stays.
+                # Under `nohup`, SIGHUP is ignored and must stay ignored.
                 if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
                     self._before[number] = signal.signal(number, self._note)
         return self

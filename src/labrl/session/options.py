@@ -1,4 +1,4 @@
-"""Keys that are groups: the profiled frames, acting in a process of its own, weights to begin with."""
+"""Configuration of profiling, of asynchronous acting, and of starting from another run's weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ProfileConfig:
     start: NonNegativeInt
     """First profiled frame, >= 0."""
     frames: PositiveInt
-    """Number of profiled frames, >= 1: a few updates are enough, and each lengthens the trace."""
+    """Number of profiled frames, >= 1. A few updates are enough; each one enlarges the trace."""
 
 
 @dataclass(kw_only=True)
@@ -24,11 +24,12 @@ class AsyncUnrollConfig:
     """One process that acts ahead of the learner."""
 
     queue_size: PositiveInt
-    """Vector steps that the actor may be ahead of the learner, >= 1: with more, acting weights are older."""
+    """Most vector steps that the actor may be ahead of the learner, >= 1. With more, it acts with older
+    weights."""
     update_period: PositiveInt
-    """Optimizer updates between two publications of the weights, >= 1."""
+    """Optimizer updates after which the actor receives new weights, >= 1."""
     step_interval: NonNegativeFloat
-    """Least seconds between two vector steps, for environments in real time, >= 0."""
+    """Shortest time between two vector steps in seconds, for environments in real time, >= 0."""
     timeout: PositiveFloat
     """Seconds without a step after which the actor counts as hanging, > 0."""
 
@@ -36,7 +37,8 @@ class AsyncUnrollConfig:
         if self.timeout <= self.step_interval:
             raise InputError(
                 f"meta.async_unroll.timeout={self.timeout:g} must be more than meta.async_unroll."
-                f"step_interval={self.step_interval:g}, or an actor that keeps its pace counts as hanging",
+                f"step_interval={self.step_interval:g}; otherwise an actor that waits between steps counts "
+                "as hanging",
                 code="contradiction",
                 key="meta.async_unroll.timeout",
             )
@@ -44,17 +46,17 @@ class AsyncUnrollConfig:
 
 @dataclass(kw_only=True)
 class StartFromConfig:
-    """The run whose weights the agent begins with. Its optimizer, replay buffer and clock begin anew."""
+    """The run whose weights the agent starts from. Optimizer, replay buffer and clock are not loaded."""
 
     run: str | None
-    """A run folder, or latest; null: the agent begins with weights of its own."""
+    """A run folder, or latest; null: the agent starts with newly initialized weights."""
     session: NonNegativeInt | Literal["best", "same"]
-    """Number of the session of that run; best: the one with the highest evaluation score; same: each session
-    begins with the weights of the session of its number."""
+    """Number of the session in that run; best: the session with the highest evaluation score; same: each
+    session starts from the session with its own number."""
     checkpoint: NonNegativeInt | Literal["best", "latest"]
-    """Checkpoint: best, latest, or a frame."""
+    """Checkpoint to load: best, latest, or a frame."""
     parts: str | list[str]
-    """Parts of the networks that are taken: all, or names such as torso or [policy, critics]; the statistics
-    of normalized observations are the part `observation`."""
+    """Parts of the networks to load: all, or names such as torso or [policy, critics]. The statistics of
+    normalized observations are the part `observation`."""
     partial: bool
-    """Whether what does not fit begins anew; false: the run is refused then."""
+    """Whether to keep the new initialization of weights that do not fit; false: the run is refused."""

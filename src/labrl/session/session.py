@@ -20,7 +20,7 @@ from labrl.learning.ranks import ALONE, Ranks
 from labrl.networks.spaces import Spaces
 from labrl.processes import collect_as_usual
 from labrl.seeding import Streams, session_seed
-from labrl.session.beginning import begin_with
+from labrl.session.beginning import load_learned
 from labrl.session.callbacks import Callback, build_callbacks
 from labrl.session.callbacks.callback import SessionView
 from labrl.session.callbacks.evaluate import Evaluate
@@ -41,8 +41,8 @@ NO_EPISODES: list[Episode] = []
 class Session:
     """Act, step, observe, learn, advance the clock, and call the callbacks that are due.
 
-    Where steps come from (`sources.py`) and with whom the session learns (`team.py`) are objects of their
-    own.
+    Two separate objects provide the steps (`sources.py`) and coordinate learning with other processes
+    (`team.py`).
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class Session:
     ) -> None:
         """Build environments, agent and callbacks.
 
-        config: resolved, with a seed; index: number of the session in its trial; num_threads: cores
-        that it may keep busy; ranks: the processes that train it together, each with an equal share of the
-        environments; start: weights of another run to begin with, as `read_beginning` returns them. Raises
-        InputError for what only the built parts can find out.
+        config: resolved configuration, with a seed; index: number of the session in its trial; num_threads:
+        number of cores that the session may use; ranks: the processes that train the session together, each
+        with the same number of environments; start: weights of another run to start from, as
+        `read_beginning` returns them. Raises InputError for mistakes that only the built parts can detect.
         """
         assert config.seed is not None, "the trial draws a seed before it starts sessions"
         self.config, self.index, self.folder, self.num_threads = config, index, folder, num_threads
         meta = config.meta
         self.seed = session_seed(config.seed, index)
         self.streams = Streams(self.seed, ranks.rank)
-        max_wall = meta.max_wall if ranks.alone else None  # ranks have to agree on it
+        max_wall = meta.max_wall if ranks.alone else None  # several ranks have to agree when it is spent
         self.clock = Clock(config.env.config.max_frame, meta.max_opt_step, max_wall)
         self.episodes = EpisodeWindow(meta.episode_window)
         self.timers = PhaseTimers()
@@ -74,15 +74,16 @@ class Session:
         self.compute = compute = _compute(config, index, folder, num_threads, ranks)
         self.callbacks: list[Callback] = []
         self.evaluate: Evaluate | None = None
-        """The callback that knows the best score so far; None on all ranks but the first."""
+        """The callback that keeps the best score so far; None on all ranks except rank 0."""
         if ranks.rank == 0:
             self.callbacks, self.evaluate = build_callbacks(config, compute.workspace, ranks.size)
         recorded = self.callbacks and meta.record_episodes != "none" and not meta.rigorous_eval
         self.highlights = Highlights() if recorded else None
-        """None where training episodes are not recorded."""
+        """Best and latest training episode; None if training episodes are not recorded."""
         self._observation: Observation | None = None
         self._next_frame, self._next_time = 0.0, math.inf  # when the next callback is due
-        self._before_the_end: dict[str, Any] = {}  # states of callbacks that only the end has called
+        # Earlier states of the callbacks that were called only because the budget ended.
+        self._before_the_end: dict[str, Any] = {}
         source = make_source(config, index, self.seed, num_threads, folder, ranks)
         self.source, self.env = source, source.env
         with ExitStack() as on_failure:
@@ -99,7 +100,7 @@ class Session:
                 compute=compute,
             )
             if start is not None:
-                begin_with(self.agent, self.transforms, start)
+                load_learned(self.agent, self.transforms, start)
             self.act = source.connect(self.agent, self.transforms, self.clock)
             self.team = self._make_team(ranks)
             on_failure.pop_all()
@@ -125,11 +126,11 @@ class Session:
         return RankTeam(own, ranks, written, log_frames, meta.max_wall)
 
     def run(self) -> None:
-        """Train until the budget is spent or an interruption is asked for."""
+        """Train until the budget is spent or the session is asked to stop."""
         with self.interruption, ExitStack() as finishing:
             finishing.callback(self.close)
             self.team.begin()
-            gc.freeze()  # every full collection would go through all that imports have made, for 80 ms
+            gc.freeze()  # otherwise each full collection visits every imported object, which takes 80 ms
             finishing.callback(gc.unfreeze)
             collect_as_usual()
             finishing.callback(self.clock.stop)
@@ -177,7 +178,7 @@ class Session:
         self._look_at_callbacks()
 
     def _look_at_callbacks(self) -> None:
-        """Stop if one of them ends the session, and determine when the next one is due."""
+        """Stop if a callback ends the session, and determine when the next callback is due."""
         callbacks = self.callbacks
         pruned = any(callback.gives_up for callback in callbacks)
         if pruned or any(callback.stopped_by is not None for callback in callbacks):
@@ -211,31 +212,31 @@ class Session:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal or a search kept something from being done: frames, or the last evaluation."""
+        """Whether a signal or a search stopped the session before its last frame or evaluation."""
         owed = self.evaluate is not None and self.evaluate.owed is not None
         return self.interruption.requested and self.stop is None and (owed or not self.clock.finished)
 
     @property
     def pruned(self) -> bool:
-        """Whether a search stopped it before its budget was spent."""
+        """Whether a search stopped the session before its budget was spent."""
         interruption = self.interruption
         return interruption.pruned and interruption.signal is None and not self.clock.finished
 
     @property
     def stop(self) -> Stop | None:
-        """Why a callback ended it before its budget was spent, None where none did."""
+        """Why a callback ended the session before its budget was spent; None if none did."""
         interruption = self.interruption
         if interruption.signal is not None or interruption.pruned or self.clock.finished:
             return None
         return next((one.stopped_by for one in self.callbacks if one.stopped_by is not None), None)
 
     def close(self) -> None:
-        """End environments and background threads."""
+        """Close the environments and stop background threads."""
         self.env.close()
         self.agent.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that decides the future of the session, except its configuration."""
+        """Return everything that determines the rest of the session, except its configuration."""
         own = self._own_state()
         callbacks = {name: part.state_dict() for name, part in self._named_callbacks().items()}
         return {
@@ -248,9 +249,9 @@ class Session:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where a session of the same configuration was saved.
+        """Continue from the saved state of a session with the same configuration.
 
-        Environments that do not reproduce their past begin fresh episodes, and the log says so.
+        Environments that do not reproduce their past start new episodes, with a warning in the log.
         """
         self.clock.load_state_dict(state["clock"])
         self.streams.load_state_dict(state["streams"])
@@ -258,18 +259,18 @@ class Session:
         self.transforms.load_state_dict(state["transforms"])
         self.team.load_state_dict(state)
         self.timers.seconds.update(state["timers"])
-        # The statistics had seen this observation when they were saved: its view is the same again.
+        # The saved statistics already include this observation, so they must not count it again.
         view = self.transforms.frozen(self.source.restore(state["env"]))
         self._observation = Observation(view, self.env.action_mask)
         if self.compute.noise is not None:
             self.compute.noise.load_state_dict(state.get("noise", []))
         for name, callback in self._named_callbacks().items():
-            # One that is new since then has nothing to remember.
+            # A callback that was added since then has no saved state.
             if name in state["callbacks"]:
                 callback.load_state_dict(state["callbacks"][name])
 
     def computes_with(self) -> dict[str, Any]:
-        """Return what else the last bits of a run depend on, as plain data."""
+        """Return further settings that a run's exact numbers depend on, as plain data."""
         compute = self.compute
         return {
             "device": compute.device.type,
@@ -288,7 +289,7 @@ class Session:
         }
 
     def _own_state(self) -> dict[str, Any]:
-        """Return what each rank has for itself."""
+        """Return the state that each rank has separately."""
         return {
             "streams": self.streams.state_dict(),
             "env": self.env.state_dict(),
@@ -299,7 +300,7 @@ class Session:
         }
 
     def _named_callbacks(self) -> dict[str, Callback]:
-        """Return callbacks by class and, for several of one class, by their order among these."""
+        """Return the callbacks by name, `<class>:<number>`, numbered from 0 within each class."""
         named: dict[str, Callback] = {}
         for callback in self.callbacks:
             name = type(callback).__name__
@@ -311,12 +312,13 @@ class Session:
 def _compute(
     config: TrialConfig, index: int, folder: SessionFolder, num_threads: int, ranks: Ranks
 ) -> Compute:
-    """Return what the session computes with.
+    """Return the session's device, threads, precision and workspace.
 
-    Large arrays lie in files in which nothing is overwritten that the oldest checkpoint counts on.
+    Large arrays are stored in files with enough room that training never overwrites data that the oldest
+    kept checkpoint refers to.
     """
     meta, replay = config.meta, folder.replay
-    # A checkpoint is due at the first step across a multiple of the frequency.
+    # Checkpoints are due at the first step across a multiple of the frequency, up to num_envs frames late.
     frames_kept = meta.keep_last * config.log_frames + config.env.config.num_envs
     workspace = Workspace(
         folder=replay if ranks.rank == 0 else replay / f"rank_{ranks.rank}",

@@ -1,7 +1,7 @@
-"""Weights that the sessions of a trial train together without a lock: Hogwild.
+"""Hogwild: weights that the sessions of a trial train together without a lock.
 
 Niu et al. (2011, arXiv:1106.5730), and Mnih et al. (2016, arXiv:1602.01783, section 4) for reinforcement
-learning. Nothing orders what the sessions read and write, so no two runs are equal.
+learning. The order in which sessions read and write is undefined, so runs are not reproducible.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from labrl.storage.checkpoint import Checkpoint, CheckpointStore
 from labrl.storage.run_folder import RunFolder
 
 FOLDER = "shared_weights"
-"""Folder in the run folder, while the sessions run."""
+"""Name of a folder in the run folder that exists while the sessions run."""
 
 
 class Hogwild(Alone):
@@ -39,13 +39,13 @@ class Hogwild(Alone):
         self._weights = SharedWeights(run_folder, mode, own.agent.weights)
 
     def count(self, updates: int, ended: Sequence[Episode]) -> None:
-        """Exchange what updates have changed."""
+        """Exchange weights after an update."""
         if updates:
             self._weights.exchange()
         super().count(updates, ended)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the agent, except its weights, which are common."""
+        """Restore the agent, except its weights, which all sessions share."""
 
         def load_furthest() -> None:
             found = furthest(self._run_folder)
@@ -58,10 +58,10 @@ class SharedWeights:
     """One session's access to the common weights, in a file that every session maps into memory."""
 
     def __init__(self, run_folder: Path, mode: Literal["shared", "synced"], flat: FlatParameters) -> None:
-        """run_folder: of the trial; flat: the session's own weights.
+        """run_folder: folder of the trial; flat: the session's own weights.
 
-        The first session provides the initial weights, the others copy them. `shared`: all work
-        on the same memory. `synced`: each works on its own and adds what it changed after each update.
+        The first session provides the initial weights, and the others copy them. With `shared`, all sessions
+        work on the same memory. With `synced`, each works on a copy and adds its changes after each update.
         """
         self._folder, self._own, self._synced = run_folder / FOLDER, flat.vector, mode == "synced"
         self._folder.mkdir(exist_ok=True)
@@ -74,20 +74,20 @@ class SharedWeights:
         if not self._synced:
             flat.move_to(self._common)
         self._base = Tensor()
-        """Weights of the session after its last exchange."""
+        """The session's weights after its last exchange."""
         self._take_over()
 
     def exchange(self) -> None:
-        """Add what an update has changed to the common weights, and take those over."""
+        """Add the changes of an update to the common weights, and copy these to the session."""
         if self._synced:
             self._common.add_(self._own.data - self._base)
             self._take_over()
 
     def restore(self, load: Callable[[], None], load_furthest: Callable[[], None]) -> None:
-        """Let `load` restore a session, except its weights, which are common.
+        """Restore a session, except its weights, which all sessions share.
 
-        load_furthest: brings back the session of the trial that had come furthest; the first session that is
-        restored takes the weights from there.
+        load: restores the session; load_furthest: restores the session of the trial that had trained for the
+        most frames. The first session to be restored takes the common weights from the latter.
         """
         brought = self._folder / "restored"
         with self._alone():
@@ -114,25 +114,26 @@ class SharedWeights:
 
 
 def furthest(run_folder: Path) -> Checkpoint | None:
-    """Return the whole checkpoint with the most frames of all sessions of a trial, finished ones too."""
+    """Return the undamaged checkpoint with the most frames of all sessions of a trial, including finished
+    ones."""
     stores = [CheckpointStore(session.checkpoints, 1) for session in RunFolder(run_folder).sessions()]
     newest = [(store.newest_whole_frame() or 0, store) for store in stores]
     return max(newest, key=lambda each: each[0])[1].latest() if newest else None
 
 
 def forget_shared_weights(run_folder: Path) -> None:
-    """Remove what earlier sessions have left, before some start: their checkpoints are what counts."""
+    """Remove the files of earlier sessions before new ones start, which restore from checkpoints."""
     shutil.rmtree(run_folder / FOLDER, ignore_errors=True)
 
 
 def check_shared_weights(config: TrialConfig) -> None:
-    """Raise InputError where the sessions of a trial are to train the same weights and cannot."""
+    """Raise InputError if the sessions of a trial cannot train the same weights as configured."""
     meta = config.meta
     if not meta.distributed:
         return
     if meta.max_session < 2:
         raise InputError(
-            f"meta.distributed={meta.distributed} is for sessions that train together: set "
+            f"meta.distributed={meta.distributed} needs at least two sessions that train together: set "
             "meta.max_session=2 or more",
             code="contradiction",
             key="meta.max_session",

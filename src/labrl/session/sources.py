@@ -22,17 +22,17 @@ _log = logging.getLogger(__name__)
 
 
 class Source(Protocol):
-    """A source of steps."""
+    """A source of a session's steps."""
 
     @property
     def env(self) -> VectorEnv | ActorProcess:
-        """The environments as the session sees them."""
+        """The environments, or the object that takes their place."""
 
     def connect(self, agent: Agent, transforms: Transforms, clock: Clock) -> Callable[[Observation], NDArray]:
-        """Act by this agent from now on. Return the function from observations to actions."""
+        """Act with `agent` from now on. Return the function from observations to actions."""
 
     def restore(self, state: Mapping[str, Any]) -> NDArray:
-        """Return to saved environments. Return their observations, [num_envs, *obs]."""
+        """Restore the environments from a saved state. Return their observations, [num_envs, *obs]."""
 
 
 class OwnEnvironments:
@@ -46,18 +46,18 @@ class OwnEnvironments:
         return agent.act
 
     def restore(self, state: Mapping[str, Any]) -> NDArray:
-        """Replay the saved actions; where episodes are not reproduced, begin fresh ones and warn."""
+        """Replay the saved actions. If this does not reproduce the episodes, start new ones and warn."""
         try:
             return self.env.load_state_dict(state)
         except ReplayError as error:
-            _log.warning("%s; fresh episodes begin, as no unbroken run would have had them", error)
+            _log.warning("%s; new episodes start, so this run differs from an uninterrupted one", error)
             return self.env.abandon(state)
 
 
 def make_source(
     config: TrialConfig, index: int, seed: int, num_threads: int, folder: SessionFolder, ranks: Ranks
 ) -> Source:
-    """Return the source of the steps of one rank of a session."""
+    """Return the source of steps for one rank of a session."""
     unroll, env = config.meta.async_unroll, config.env
     if unroll is not None:
         return ActorProcess(config, unroll, index, seed, num_threads, folder)

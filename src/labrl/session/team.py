@@ -1,4 +1,4 @@
-"""The team that a session learns with: itself alone, or the ranks that torchrun has started."""
+"""Coordination of learning: a session that learns alone, or one of several ranks started by torchrun."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from labrl.session.interruption import Interruption
 from labrl.step import Episode
 
 STEPS_BETWEEN_AGREEMENTS = 8
-"""Vector steps after which the ranks ask each other whether one must stop."""
+"""Number of vector steps after which the ranks agree on whether to stop."""
 
 
 class ReplicaError(RuntimeError):
-    """The ranks do not have the same weights, though they began with the same and made the same updates."""
+    """The weights of the ranks differ, although they started equal and made the same updates."""
 
 
 @dataclass(frozen=True)
 class Own:
-    """This process's part of the session."""
+    """The parts of the session in this process."""
 
     clock: Clock
     episodes: EpisodeWindow
@@ -36,9 +36,9 @@ class Own:
     num_envs: int
     """Environments of this process."""
     metrics: Callable[[], dict[str, float]]
-    """Columns of a training row about learning and collecting in this process."""
+    """Function that returns the columns of a training row about this process."""
     state_dict: Callable[[], dict[str, Any]]
-    """State of this process alone."""
+    """Function that returns the state of this process."""
 
 
 class Alone:
@@ -49,44 +49,45 @@ class Alone:
         self._num_envs, self._latest = own.num_envs, own.episodes.latest
 
     def begin(self) -> None:
-        """Agree with the others on what is there before the first step."""
+        """Check, before the first step, that all ranks have the same weights."""
 
     def stops(self) -> bool:
-        """Return whether any rank must stop; then all stop at this step."""
+        """Return whether to stop at this step, because any of the ranks must stop."""
         return self._interruption.requested
 
     def count(self, updates: int, ended: Sequence[Episode]) -> None:
-        """Tick the clock for a vector step, and take in its updates and the episodes that ended in it."""
+        """Count a vector step, its optimizer updates, and the episodes that ended in it."""
         self._clock.opt_step += updates
         self._clock.tick(self._num_envs, len(ended))
         if ended:
             self._latest.extend(ended)
 
     def metrics(self) -> dict[str, float]:
-        """Return what a training row says of learning and collecting."""
+        """Return the columns of a training row about learning and the environments."""
         return self._own.metrics()
 
     def state_dict(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a checkpoint holds besides `own`, what this process has to remember."""
+        """Return further state for a checkpoint, beyond `own`, the state of this process."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring back the agent, once the clock has been."""
+        """Restore the agent. The clock must have been restored before."""
         self._own.agent.load_state_dict(state["agent"])
 
 
 class RankTeam(Alone):
-    """One of several ranks, each with an equal part of the environments; rank 0 leads, and writes all files.
+    """One of several ranks, each with the same number of environments; rank 0 writes all files.
 
-    All ranks call each method after the same vector step. Where a row or a checkpoint is due, they gather the
-    finished episodes, the metrics and the states of all.
+    All ranks call each method after the same vector step. When a row or a checkpoint is due, they gather the
+    finished episodes, metrics and states of all ranks.
     """
 
     def __init__(
         self, own: Own, ranks: Ranks, frequencies: Sequence[int], checks_every: int, max_wall: float | None
     ) -> None:
-        """frequencies: of what is written, frames; checks_every: frames between comparisons of the weights;
-        max_wall: seconds of training after which the next step is the last."""
+        """frequencies: frames between writes, one for each kind of row or checkpoint; checks_every: frames
+        between comparisons of the weights; max_wall: seconds of training after which the next step is the
+        last."""
         super().__init__(own)
         self._ranks, self._checks_every, self._max_wall = ranks, checks_every, max_wall
         self._frequencies = tuple(frequencies)
@@ -97,11 +98,11 @@ class RankTeam(Alone):
         self._met_at = -1
 
     def begin(self) -> None:
-        """Compare the weights."""
+        """Compare the weights of the ranks."""
         self.compare()
 
     def stops(self) -> bool:
-        """Ask the others every few steps, and where something is written."""
+        """Agree with the other ranks on whether to stop, every few steps and before each write."""
         clock = self._clock
         if clock.frame // self._frames_per_step % STEPS_BETWEEN_AGREEMENTS and not self._writes():
             return False
@@ -120,7 +121,7 @@ class RankTeam(Alone):
         return bool(stop)
 
     def count(self, updates: int, ended: Sequence[Episode]) -> None:
-        """Count the frames of all ranks; episodes when they meet."""
+        """Count the frames of all ranks at once, and their episodes when the ranks meet."""
         self._clock.opt_step += updates
         self._clock.tick(self._frames_per_step)
         self._ended += [(self._clock.frame, episode) for episode in ended]
@@ -130,28 +131,28 @@ class RankTeam(Alone):
             self.compare()
 
     def metrics(self) -> dict[str, float]:
-        """Return the means over the ranks at their last meeting."""
+        """Return the means of the metrics over the ranks, from their last meeting."""
         return self._metrics
 
     def state_dict(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the other ranks remember, by rank from 1; nothing where they have not met."""
+        """Return the states of ranks 1 and up, or an empty list if the ranks have not met at this frame."""
         met = self._met_at == self._clock.frame
         return {"ranks": [_sharing(state, own) for state in self._others] if met else []}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Bring back the agent, and where the ranks have met."""
+        """Restore the agent and the states of the other ranks."""
         super().load_state_dict(state)
         self._others, self._met_at = list(state.get("ranks", [])), self._clock.frame
 
     def compare(self) -> None:
-        """Raise ReplicaError on all ranks, naming the first weight that is not the same everywhere."""
+        """Raise ReplicaError on all ranks, naming the first weight that differs between ranks."""
         prints = self._ranks.gathered(_fingerprints(self._own.agent.modules()))
         for name in prints[0]:
             different = [rank for rank, other in enumerate(prints) if other.get(name) != prints[0][name]]
             if different:
                 raise ReplicaError(
-                    f"the ranks' weights differ at frame {self._clock.frame}: {name} of rank "
-                    f"{different[0]} is not that of rank 0"
+                    f"the weights of the ranks differ at frame {self._clock.frame}: {name} of rank "
+                    f"{different[0]} is not equal to that of rank 0"
                 )
 
     def _writes(self) -> bool:
@@ -173,7 +174,7 @@ class RankTeam(Alone):
 
 
 def _fingerprints(modules: Mapping[str, torch.nn.Module]) -> dict[str, bytes]:
-    """Return a hash of each weight and buffer, by the name of its network and its own."""
+    """Return a hash of each weight and buffer, by name `<network>.<parameter>`."""
     return {
         f"{network}.{name}": hashlib.blake2b(
             tensor.detach().cpu().contiguous().numpy().tobytes(), digest_size=16
@@ -184,7 +185,7 @@ def _fingerprints(modules: Mapping[str, torch.nn.Module]) -> dict[str, bytes]:
 
 
 def _sharing(state: Any, own: Any) -> Any:
-    """Return `state` with those tensors of `own` that are equal: a checkpoint holds them once."""
+    """Return `state` with equal tensors replaced by those of `own`, so that a checkpoint stores them once."""
     if isinstance(state, Mapping) and isinstance(own, Mapping):
         return {name: _sharing(value, own.get(name)) for name, value in state.items()}
     if isinstance(state, torch.Tensor) and isinstance(own, torch.Tensor):

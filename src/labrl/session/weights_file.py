@@ -1,4 +1,4 @@
-"""Weights that one process publishes and another takes, through memory that both map."""
+"""Weights that one process publishes and another reads, through memory that both map."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ import torch
 from torch import Tensor, nn
 
 _HEADER = 64
-"""Bytes before the first tensor: how often was begun and ended to write, and the version."""
+"""Bytes before the first tensor. They hold the number of starts and ends of writes, and the version."""
 
 
 def _tensors(modules: Mapping[str, nn.Module]) -> Iterator[Tensor]:
-    """Weights and buffers, in an order that is the same for every copy of the agent."""
+    """Yield weights and buffers in an order that is the same for every copy of the agent."""
     for name in sorted(modules):
         yield from (tensor.detach() for tensor in modules[name].state_dict().values() if tensor.numel())
 
 
 class WeightsFile:
-    """The newest weights, in a file that may be unlinked once both have opened it.
+    """The newest weights, in a file that may be unlinked once both processes have opened it.
 
-    Nobody waits: a reader that meets the writer at work reads again. `version` is the writer's count of
-    optimizer updates.
+    The writer never waits; a reader that meets an unfinished write reads again. `version` is the writer's
+    count of optimizer updates.
     """
 
     def __init__(self, path: Path, modules: Mapping[str, nn.Module], create: bool = False) -> None:
-        """modules: what it holds, as the copies of both sides have them; create: by the writer, once."""
+        """modules: networks of the same shapes as those of the other process; create: whether to create the
+        file, which the writer does."""
         layout, end = [], _HEADER
         for tensor in _tensors(modules):
             layout.append((tensor.dtype, tensor.shape, end))
@@ -46,15 +47,15 @@ class WeightsFile:
         self._taken = 0
 
     def publish(self, modules: Mapping[str, nn.Module], version: int) -> None:
-        """Let the other side have the weights of `modules` from its next step on."""
-        self._header[0] += 1  # odd: not to be read
+        """Write the weights of `modules`, which the other process uses from its next step on."""
+        self._header[0] += 1  # an odd number tells the reader that a write is in progress
         for place, tensor in zip(self._places, _tensors(modules), strict=True):
             place.copy_(tensor)
         self._header[1] = version
         self._header[0] += 1
 
     def take(self, modules: Mapping[str, nn.Module]) -> int:
-        """Let `modules` have what was published last, if that is new. Return its version."""
+        """Copy the latest published weights into `modules` if they are new. Return their version."""
         while (written := int(self._header[0])) != self._taken or written % 2:
             if written % 2 == 0:
                 version = int(self._header[1])

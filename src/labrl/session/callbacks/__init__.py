@@ -1,4 +1,4 @@
-"""Callbacks of a session: logging, evaluation, checkpoints, progress, and a user's own."""
+"""Callbacks of a session: logging, evaluation, checkpoints, progress, and those written by users."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Callback", "build_callbacks", "check_callbacks"]
 def build_callbacks(
     config: TrialConfig, workspace: Workspace, num_ranks: int = 1
 ) -> tuple[list[Callback], Evaluate]:
-    """Return the callbacks of a session in the order in which they run, and that which knows the best score.
+    """Return the callbacks of a session in the order in which they run, and the `Evaluate` among them.
 
-    Listeners come first, including a user's own, so that they have started before the first row is written;
-    then those that write rows; the checkpoint last, so that it includes what all others did at its frame.
-    workspace: where the state of the first of `num_ranks` ranks lies. Raises InputError if a user's callback
-    is not a `Callback`.
+    Listeners, including users' callbacks, come first, so that they have started before the first row is
+    written. Callbacks that write rows follow. The checkpoint comes last, so that it includes the changes of
+    all others at its frame. workspace: the workspace of rank 0; num_ranks: number of ranks. Raises InputError
+    if a user's callback is not a `Callback`.
     """
     from labrl.session.callbacks.checkpoint import Checkpoint
     from labrl.session.callbacks.closer_look import CloserLook, Norms
@@ -59,7 +59,7 @@ def build_callbacks(
 
 
 def check_callbacks(config: TrialConfig) -> None:
-    """Raise InputError if a user's class is not a `Callback`, before anything is built."""
+    """Raise InputError if a configured class is not a `Callback`, before anything is built."""
     for name, component in config.callbacks.items():
         target = None if component is None else component.load()
         if component is not None and isinstance(target, type) and not issubclass(target, Callback):

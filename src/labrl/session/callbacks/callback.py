@@ -1,4 +1,4 @@
-"""The base class of callbacks, and their view of the session."""
+"""The base class of callbacks, and their read-only view of the session."""
 
 from __future__ import annotations
 
@@ -30,86 +30,90 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class SessionView:
-    """A session as callbacks read it. It has no method that changes the session."""
+    """Read-only view of a session for callbacks. It has no method that changes the session."""
 
     config: TrialConfig
     index: int
     """Number of the session in its trial, from 0."""
     seed: int
-    """The session's own seed, from which all its streams come."""
+    """The session's seed, from which all its random streams are derived."""
     clock: Clock
     env: VectorEnv | ActorProcess
     agent: Agent
     transforms: Transforms
     episodes: EpisodeWindow
     highlights: Highlights | None
-    """The best and the latest training episode; None where they are not recorded."""
+    """The best and the latest training episode; None if they are not recorded."""
     folder: SessionFolder
     streams: Streams
     timers: PhaseTimers
-    """Timers, whose `seconds` are those spent so far in `env`, `act`, `learn` and `callbacks`."""
+    """Seconds spent so far in `env`, `act`, `learn` and `callbacks`."""
     num_threads: int
-    """Threads that this session may keep busy."""
+    """Number of threads that this session may use."""
     stopping: Callable[[], bool]
-    """Whether the session was asked to stop; it does so between two steps."""
+    """Function that returns whether the session was asked to stop, which it does between two steps."""
     interrupted: Callable[[], bool]
-    """Whether a signal or a search left frames or an evaluation undone."""
+    """Function that returns whether a signal or a search stopped the session before its last frame or
+    evaluation."""
     stop: Callable[[], Stop | None]
-    """Why a callback has ended the session before its budget, None where none has."""
+    """Function that returns why a callback ended the session before its budget, or None."""
     observation: Callable[[], NDArray | None]
-    """A copy of the learner's view of the present observations, None before the first. [num_envs, *obs]"""
+    """Function that returns a copy of the current transformed observations, [num_envs, *obs], or None before
+    the first."""
     metrics: Callable[[], dict[str, float]]
-    """Columns of a training row about learning: the agent's metrics, or their means over the ranks."""
+    """Function that returns the columns of a training row about learning: the agent's metrics, or their means
+    over the ranks."""
     state_dict: Callable[[], dict[str, Any]]
-    """Everything that a checkpoint needs, callbacks' states included."""
+    """Function that returns the complete state for a checkpoint, including that of the callbacks."""
 
 
 class Callback:
-    """Base class of callbacks; every method is optional.
+    """Base class of callbacks. Every method is optional.
 
-    `frequencies` and `next_time` say when `step` is called; a callback may change both whenever one of its
-    methods runs. It may draw random numbers only from a stream of its own name.
+    `frequencies` and `next_time` determine when `step` is called; a callback may change both whenever one of
+    its methods runs. It may draw random numbers only from a stream with a name of its own.
 
-    A run that continues with a larger budget must have had the same past as one that had it from the
-    beginning. So a checkpoint at the end of the budget holds the state of a callback as it was before `step`
-    was called only because of the end.
+    A run that is continued with a larger budget must have the same past as a run that had this budget from
+    the start. If `step` is called only because the budget ends, a checkpoint at the end therefore contains
+    the callback's state from before that call.
     """
 
     frequencies: Sequence[int] = (1,)
-    """`step` is called after the first vector step across each multiple of one of these numbers of frames,
-    and at the end of the budget. (1,): after every vector step, so it has to be cheap. (): never."""
+    """Numbers of frames. `step` is called after the first vector step that crosses a multiple of one of them,
+    and at the end of the budget. With (1,) it is called after every vector step and must be cheap; with ()
+    never."""
     next_time: float = math.inf
-    """`step` is also called after the first vector step from this time on, by `time.perf_counter`."""
+    """Time, as of `time.perf_counter`, from which the next vector step is also followed by a call of
+    `step`."""
     gives_up: bool = False
-    """Set to True, it ends the session after the present step: a search has seen enough of it. The session
-    is recorded as pruned."""
+    """Set this to True to end the session after the current step and record it as pruned by a search."""
     stopped_by: Stop | None = None
-    """Set to a `Stop`, it ends the session after the present step, and the session is recorded as finished,
-    with this reason. This and `gives_up` are the only things that a callback can ask of a session."""
+    """Set this to a `Stop` to end the session after the current step and record it as finished, with this
+    reason. A callback can influence a session only by this attribute and `gives_up`."""
 
     def crossed(self, clock: Clock) -> bool:
         """Return whether the last tick crossed a multiple of one of `frequencies`."""
         return any(clock.crossed(frequency) for frequency in self.frequencies)
 
     def is_due(self, clock: Clock, now: float) -> bool:
-        """Return whether `step` is to be called after the last tick, at the time `now`."""
+        """Return whether `step` must be called after the last tick, at the time `now`."""
         at_the_end = clock.finished and bool(self.frequencies)
         return at_the_end or now >= self.next_time or self.crossed(clock)
 
     def start(self, session: SessionView) -> None:
-        """Prepare, before the first step; after `load_state_dict` where a run is resumed."""
+        """Prepare before the first step; in a resumed run, after `load_state_dict`."""
 
     def step(self, session: SessionView) -> None:
-        """Act when it is due, after a tick of the clock."""
+        """Do the callback's work when it is due, after a tick of the clock."""
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
-        """Receive a row of metrics that was written to `table`; `row` has the columns of that file."""
+        """Receive a row of metrics that was written to `table`, with the columns of that file."""
 
     def finish(self, session: SessionView) -> None:
         """Release resources at the end, also after an interruption or an exception."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the callback must remember over a resume; plain data, arrays and tensors."""
+        """Return the state that a resumed run needs, as plain data, arrays and tensors."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Saving the session, so that it can continue and its best model is not lost."""
+"""Save checkpoints, so that a session can be resumed and its best model is kept."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ from labrl.workspace import Workspace
 _log = logging.getLogger(__name__)
 
 LARGEST_COPY = 2**28
-"""Size in bytes up to which a state is copied and written beside training; two larger ones may not fit."""
+"""Largest state in bytes that is copied and written in the background; two larger ones may not fit in
+memory."""
 
 
 class DiskRefusesError(LabrlError):
-    """Raised when no checkpoint can be written at the end, or for so long that none would be left to continue
+    """Raised if no checkpoint can be written at the end, or for so long that none would be left to resume
     from."""
 
     codes = ("resources",)
 
 
 class Checkpoint(Callback):
-    """Every `meta.log_frequency` frames, at each new best evaluation, and at the end: the session's state.
+    """Save the session every `meta.log_frequency` frames, at each new best evaluation, and at the end.
 
-    Must be the last callback, because the checkpoint includes what the others did at this frame.
+    Must be the last callback, because the checkpoint includes the changes of the others at this frame.
 
-    Training continues while a checkpoint is written if the state is small enough to be copied and none of
-    it lies in files that training writes to. A checkpoint is complete on disk before the next one begins and
-    before the session ends. Where a replay buffer lies in files, checkpoints are more frequent if these files
-    have less room than `meta.log_frequency` takes, or if frames fill it sooner than usual.
+    Training continues while a checkpoint is written if the state is small enough to be copied and no part of
+    it is in files that training writes to. A checkpoint is complete on disk before the next one starts and
+    before the session ends. If a replay buffer is stored in files, checkpoints become more frequent if these
+    files have less room than `meta.log_frequency` frames take, or if frames fill them sooner than usual.
 
-    If the disk fails, this is reported and training continues; earlier checkpoints stay. If they depend on
-    files that training writes to, training ends before they would become useless. If the last checkpoint
-    fails, the session has failed, because what it learned since the one before is lost.
+    If the disk fails, a warning is logged and training continues; earlier checkpoints stay. If they depend on
+    files that training writes to, training ends before it would make them unusable. If the last checkpoint
+    cannot be written, the session fails, because everything learned since the previous one is lost.
 
-    Weights that are evaluated beside training are saved when that begins, and kept until it is known whether
-    they are the best. Where the budget alone has caused the last evaluation, the best model before it is kept
-    for a run that continues with a larger budget.
+    Weights that are evaluated asynchronously are saved when the evaluation starts, and kept until its result
+    is known. If the last evaluation was due only because the budget ended, the previous best model is kept
+    too, for a run that continues with a larger budget.
 
     With `save_crash`, a session that ends with an exception saves its state in a separate folder for
-    inspection. It may be in the middle of a step, so no run continues from it.
+    inspection. The state may be from the middle of a step, so no run resumes from it.
     """
 
     def __init__(
@@ -63,9 +64,9 @@ class Checkpoint(Callback):
         save_crash: bool = False,
         keep_every: int | None = None,
     ) -> None:
-        """frequency: frames between checkpoints; evaluate: knows which model is the best; workspace: the
-        files that the state may lie in, of one of `num_ranks` ranks; keep_every: frames between checkpoints
-        that are never removed."""
+        """frequency: frames between checkpoints; keep_last: number of latest checkpoints to keep; evaluate:
+        provides the frame of the best model; workspace: the files that may contain part of the state;
+        num_ranks: number of ranks; keep_every: frames between checkpoints that are never removed."""
         self._frequency, self._keep_last, self._keep_every = frequency, keep_last, keep_every
         self._evaluate = evaluate
         self.frequencies = self._all_frequencies()
@@ -79,30 +80,31 @@ class Checkpoint(Callback):
         evaluate.followers.append(self._declare_earlier)
 
     def start(self, session: SessionView) -> None:
-        """Open the folder; a resumed session does not save again where it was saved."""
+        """Open the folder. A resumed session does not save again at the frame of its checkpoint."""
         self._store = CheckpointStore(session.folder.checkpoints, self._keep_last)
-        self._handled = sys.exception()  # a caller may run a session while it handles an error of its own
+        self._handled = sys.exception()  # the caller may be handling an unrelated exception
         if self._most_unsaved(session) < self._frequency:
             self._frequency = self._most_unsaved(session)
             _log.warning(
-                "checkpoints every %d frames: the files in %s were made with room for no more",
+                "checkpoints are written every %d frames, because the files in %s were made with room for no "
+                "more",
                 *(self._frequency, session.folder.replay),
             )
-        # How much room in files a step takes is seen only after it.
+        # The room that a step takes in files is known only after the step.
         self.frequencies = (1,) if self._in_files else self._all_frequencies()
         frame, best_frame = session.clock.frame, self._evaluate.best_frame
         self._saved_frame = self._written_frame = frame
         self._workspace.mark()
         if best_frame != frame and frame in self._store.frames():
-            self._store.take_back_best(frame)  # the end of a smaller budget had caused its evaluation
+            self._store.take_back_best(frame)  # it was evaluated only because a smaller budget ended
         found = self._store.best_frame()
         if best_frame == frame > 0 and (found is None or found < frame):
-            self._save(session)  # an evaluation was made up for just now
+            self._save(session)  # an evaluation that was missing has just been made
         elif best_frame is not None and best_frame != found and best_frame in self._store.frames():
-            self._declare_best(best_frame)  # killed before it was
+            self._declare_best(best_frame)  # the run was killed before it was marked
 
     def step(self, session: SessionView) -> None:
-        """Save if it is due, if this may be the best model so far, or if files have no room for more."""
+        """Save if a checkpoint is due, if this may be the best model so far, or if files are nearly full."""
         frame = session.clock.frame
         if self._refused:
             self._check_files(session)
@@ -112,7 +114,7 @@ class Checkpoint(Callback):
             self._save(session)
 
     def finish(self, session: SessionView) -> None:
-        """Save where an interruption stopped the session; what an exception left half done, apart."""
+        """Save an interrupted session; with `save_crash`, save a failed one in a separate folder."""
         self._settle()
         crashed = sys.exception() is not self._handled
         if crashed and self._save_crash:
@@ -123,10 +125,10 @@ class Checkpoint(Callback):
         self._writer.shutdown()
         if not crashed and self._refused:
             found = self._written_frame
-            whence = f"the last one, of frame {found:,}" if found else "the beginning, for there is none"
+            start = f"the last checkpoint, at frame {found:,}" if found else "frame 0: there is no checkpoint"
             raise DiskRefusesError(
                 f"no checkpoint could be written at the end, frame {session.clock.frame:,}: make room in "
-                f"{session.folder.checkpoints}, then labrl +resume continues from {whence}",
+                f"{session.folder.checkpoints}, then continue with labrl +resume from {start}",
                 key=str(session.folder.checkpoints),
             )
 
@@ -135,29 +137,29 @@ class Checkpoint(Callback):
         return (self._frequency, self._evaluate.frequency, *kept)
 
     def _keeps(self, session: SessionView) -> bool:
-        """Return whether the checkpoint of this frame is one that is never removed."""
+        """Return whether the checkpoint at this frame must never be removed."""
         return self._keep_every is not None and session.clock.crossed(self._keep_every)
 
     @property
     def _in_files(self) -> bool:
-        """Whether some of the state lies in files that training continues to write."""
+        """Whether part of the state is in files that training continues to write to."""
         return bool(self._workspace.rooms)
 
     @property
     def _room_spent(self) -> float:
-        """Return the part of the room in files filled since the last checkpoint, including the next step.
+        """The fraction of the room in files that is filled since the last checkpoint, counting the next step.
 
-        Ranks save together, at frames that follow from the clock.
+        It is 0 for several ranks, which must save together and therefore at frames that the clock determines.
         """
         return self._workspace.spent if self._num_ranks == 1 else 0.0
 
     def _most_unsaved(self, session: SessionView) -> int:
-        """Return the largest number of frames between checkpoints at which all kept ones stay usable."""
+        """Return the largest number of frames between checkpoints that keeps all stored ones usable."""
         frames = self._workspace.frames_safe * self._num_ranks - session.config.env.config.num_envs
         return max(frames // self._keep_last, 1)
 
     def _save(self, session: SessionView) -> None:
-        """Begin to write, once the previous checkpoint is written."""
+        """Start to write a checkpoint, after waiting for the previous one."""
         self._settle()
         clock, evaluate = session.clock, self._evaluate
         provisional = clock.finished and not clock.crossed(evaluate.frequency)
@@ -170,12 +172,12 @@ class Checkpoint(Callback):
         }
         try:
             packed = pack(session.state_dict())
-        except OSError as error:  # of files that are part of the state
+        except OSError as error:  # from files that are part of the state
             self._refuse(clock.frame, error)
             return
         beside = not self._in_files and num_bytes(packed) <= LARGEST_COPY
         if beside:
-            packed = copy.deepcopy(packed)  # so that the session can go on
+            packed = copy.deepcopy(packed)  # so that training can continue meanwhile
         self._refused, self._saved_frame = False, clock.frame
         self._writing = self._writer.submit(self._write, session.folder, clock.frame, packed, how)
         if not beside:
@@ -184,9 +186,12 @@ class Checkpoint(Callback):
             self._workspace.mark()
 
     def _write(self, folder: SessionFolder, frame: int, packed: Any, how: Mapping[str, Any]) -> bool:
-        """Return whether the disk has it; how: what `CheckpointStore.write` gets besides."""
+        """Write a checkpoint. Return whether this succeeded.
+
+        how: further arguments of `CheckpointStore.write`.
+        """
         assert self._store is not None, "start() comes before step()"
-        # A loss of power may not take rows that the checkpoint counts as written.
+        # A power failure must not lose rows that the checkpoint counts as written.
         try:
             for table in (folder.train_csv, folder.eval_csv):
                 sync_file(table)
@@ -197,7 +202,7 @@ class Checkpoint(Callback):
         return True
 
     def _settle(self) -> None:
-        """Wait for what is being written."""
+        """Wait until the checkpoint in progress is written."""
         writing, self._writing = self._writing, None
         if writing is not None and writing.result():
             self._written_frame = self._saved_frame
@@ -213,8 +218,8 @@ class Checkpoint(Callback):
             files = session.folder.replay
             raise DiskRefusesError(
                 f"no checkpoint could be written since frame {self._written_frame:,}, and further training "
-                f"would overwrite what that one needs of {files}: make room there, then labrl +resume goes "
-                "on from it",
+                f"would overwrite the parts of {files} that the last one needs: make room there, then "
+                "continue from it with labrl +resume",
                 key=str(files),
             )
 
@@ -222,21 +227,21 @@ class Checkpoint(Callback):
         folder, frame = session.folder.crash, session.clock.frame
         try:
             path = CheckpointStore(folder, keep_last=1).save(frame, session.state_dict())
-        except Exception as error:  # what failed before may keep the state from being told
+        except Exception as error:  # the original error may also make the state unavailable
             _log.warning("the state at the crash cannot be saved to %s: %s", folder, error)
         else:
             _log.warning("the state at the crash is in %s", path)
 
     def _declare_earlier(self, session: SessionView, evaluated: Evaluated) -> None:
-        """Mark as best the checkpoint that an evaluation beside training has found to be the best."""
+        """Mark an earlier checkpoint as best, after an asynchronous evaluation."""
         if self._store is not None and evaluated.best and evaluated.frame != session.clock.frame:
             self._declare_best(evaluated.frame)
 
     def _declare_best(self, frame: int) -> None:
-        """Let the checkpoint of `frame`, written before, be the best one."""
+        """Mark the existing checkpoint of `frame` as the best one."""
         assert self._store is not None
         self._settle()
         try:
             self._store.declare_best(frame)
         except OSError as error:
-            _log.warning("the best model, of frame %d, is not kept: %s", frame, error)
+            _log.warning("the best model, at frame %d, could not be kept: %s", frame, error)

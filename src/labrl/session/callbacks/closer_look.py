@@ -1,4 +1,4 @@
-"""Norms and histograms of `meta.log`: weights, gradients, outputs of layers, actions."""
+"""Norms and histograms for `meta.log`: weights, gradients, outputs of layers, actions."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from labrl.seeding import derived_seed
 from labrl.session.callbacks.callback import SessionView
 
 NamedValues = tuple[str, NDArray, NDArray | None]
-"""A name, its numbers, and the edges of the bins of their histogram, None for equal ones."""
+"""A name, its values, and the bin edges of their histogram, None for bins of equal width."""
 
 
 def weights(agent: Agent) -> dict[str, NDArray]:
-    """Return each tensor of weights, by the name of its network and its own."""
+    """Return each weight tensor, by name `<network>/<parameter>`."""
     return {name: _array(parameter) for name, parameter in _parameters(agent)}
 
 
 def gradients(agent: Agent) -> dict[str, NDArray]:
-    """Return the gradients of the last update as the optimizer saw them: clipped to the largest norm."""
+    """Return the gradients of the last update, after clipping to the largest norm."""
     named = _parameters(agent)
     return {name: _array(parameter.grad) for name, parameter in named if parameter.grad is not None}
 
@@ -39,9 +39,10 @@ def _parameters(agent: Agent) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 class Norms:
-    """Euclidean norms of each tensor of weights and of its gradient in the last update.
+    """Euclidean norms of each weight tensor and of its gradient in the last update.
 
-    A checkpoint holds no gradients, so it holds their norms for a row before the next update.
+    Checkpoints do not contain gradients, so the state contains their norms, in case a row is due before the
+    next update.
     """
 
     def __init__(self) -> None:
@@ -49,12 +50,12 @@ class Norms:
         self._saved: Mapping[str, Any] = {"opt_step": -1, "norms": {}}
 
     def start(self, session: SessionView) -> None:
-        """Look at the networks of `session` from now on."""
+        """Use the networks of `session` from now on."""
         self._session = session
 
     def columns(self) -> dict[str, float]:
         """Return the columns `weight_norm/<network>/<name>` and `grad_norm/<network>/<name>`."""
-        assert self._session is not None, "start() comes first"
+        assert self._session is not None, "call start() first"
         agent, clock = self._session.agent, self._session.clock
         norms = {
             f"{kind}_norm/{name}": float(np.linalg.norm(values))
@@ -64,7 +65,7 @@ class Norms:
         return norms | (self._saved["norms"] if clock.opt_step == self._saved["opt_step"] else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the norms of the gradients, and the update that they are of."""
+        """Return the norms of the gradients, and the optimizer update that they belong to."""
         if self._session is None:
             return dict(self._saved)
         norms = {name: norm for name, norm in self.columns().items() if name.startswith("grad_norm/")}
@@ -76,18 +77,18 @@ class Norms:
 
 
 class CloserLook:
-    """Everything that becomes a histogram with a training row."""
+    """The values whose histograms are written with each training row."""
 
     def __init__(self) -> None:
         self._actions: list[NDArray] = []
 
     def step(self, session: SessionView) -> None:
-        """Remember the actions."""
+        """Collect the actions of the last step."""
         if session.env.actions is not None:
             self._actions.append(session.env.actions)
 
     def values(self, session: SessionView) -> Iterator[NamedValues]:
-        """Yield weights, gradients, the actions since the row before, and outputs of layers."""
+        """Yield weights, gradients, the actions since the previous row, and outputs of layers."""
         for kind, found in (("weights", weights(session.agent)), ("gradients", gradients(session.agent))):
             for name, values in found.items():
                 yield f"{kind}/{name}", values, None
@@ -99,7 +100,10 @@ class CloserLook:
 
 
 def action_values(space: gym.Space[Any], actions: NDArray) -> Iterator[NamedValues]:
-    """Yield each number of an action by itself; one that is a choice gets a bin for each. [n, *action]"""
+    """Yield each component of the actions separately; a discrete one has a bin for each choice.
+
+    actions: [n, *action].
+    """
     columns = actions.reshape(len(actions), -1).T
     edges: list[NDArray | None] = [np.arange(count + 1) + first - 0.5 for first, count in choices(space)]
     for number, (column, bins) in enumerate(zip(columns, edges or [None] * len(columns), strict=True)):
@@ -107,10 +111,10 @@ def action_values(space: gym.Space[Any], actions: NDArray) -> Iterator[NamedValu
 
 
 def outputs(session: SessionView) -> dict[str, NDArray]:
-    """Return what torsos and heads give for the present observations, `outputs/<network>/<part>`.
+    """Return the outputs of all layers for the current observations, as `outputs/<network>/<part>`.
 
-    `policy/...` is what actions are drawn by, of agents with the trait `policy_numbers`. The policy
-    is asked as in evaluation, with a stream that nobody else draws from.
+    For agents with the trait `policy_numbers`, also return the parameters of the action distribution as
+    `policy/...`. The policy is called as in evaluation, with a random stream of its own.
     """
     agent, present = session.agent, session.observation()
     if present is None:
@@ -119,7 +123,7 @@ def outputs(session: SessionView) -> dict[str, NDArray]:
     generator = np.random.default_rng(derived_seed(session.seed, "closer look", session.clock.frame))
     found: dict[str, NDArray] = {}
     with contextlib.ExitStack() as undo:
-        if session.config.meta.compile:  # compiled code has its layers' outputs nowhere
+        if session.config.meta.compile:  # compiled code does not call the hooks of layers
             undo.enter_context(torch.compiler.set_stance("force_eager"))
         for network, module in agent.modules().items():
             for name, layer in module.named_modules(prefix=network):
@@ -135,7 +139,7 @@ def outputs(session: SessionView) -> dict[str, NDArray]:
 def _record(
     found: dict[str, NDArray], name: str, layer: nn.Module, inputs: tuple[Any, ...], output: Any
 ) -> None:
-    """Keep the output of a layer, or the first of several: a forward hook."""
+    """Forward hook that keeps the output of a layer, or the first of several."""
     first = output[0] if isinstance(output, tuple) else output
     if isinstance(first, torch.Tensor):
         found[name] = _array(first)

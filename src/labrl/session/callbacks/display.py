@@ -1,4 +1,4 @@
-"""Progress of sessions in the terminal: a live panel, or plain lines without a terminal."""
+"""Progress of sessions: a live panel in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 REFRESH_SECONDS = 1.0
-"""Shortest time between two updates of the terminal, seconds."""
+"""Shortest time between two updates of the terminal, in seconds."""
 
 LINE_SECONDS = 10.0
-"""Longest time without a line about a running session, without a terminal, seconds."""
+"""Longest time between two lines about a running session if there is no terminal, in seconds."""
 
 _FREE = 3
-"""Columns on the right that stay free, so that the `^C` which a terminal shows does not wrap."""
+"""Number of columns on the right that stay free, so that the `^C` shown by a terminal does not wrap."""
 
 _LAYOUTS = (
     (24, 16, True, True),
@@ -37,8 +37,8 @@ _LAYOUTS = (
     (0, 0, False, True),
     (0, 0, False, False),
 )
-"""Layouts of a row of the panel, from the widest to the narrowest: columns of the bar, returns in the spark
-line, whether frames have all their digits, whether there is a speed."""
+"""Layouts of a row of the panel, from the widest to the narrowest: width of the progress bar, number of
+returns in the spark line, whether frames are shown with all digits, whether the speed is shown."""
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -52,30 +52,30 @@ class SessionProgress:
     max_frame: int
     episode: int
     return_mean: float | None
-    """Over the last `meta.episode_window` episodes; None before the first has ended."""
+    """Mean return of the last `meta.episode_window` episodes; None before the first has ended."""
     fps: float | None
-    """Frames per second of late; None before there is a measurement."""
+    """Recent frames per second; None before the first measurement."""
     wall: float
     """Seconds of training so far."""
     rows: int
     """Rows of training metrics written by this process."""
     status: str
-    """starting, running, finished, interrupted or failed; ended if its process has died silently."""
+    """starting, running, finished, interrupted or failed; ended if the process ended without saying how."""
     phases: dict[str, float] = field(default_factory=dict)
-    """Fraction of the time in `env`, `act`, `learn` and `callbacks`."""
+    """Fraction of the time spent in `env`, `act`, `learn` and `callbacks`."""
     returns: list[float] = field(default_factory=list)
     """`return_mean` of the latest rows, oldest first."""
     losses: dict[str, float] = field(default_factory=dict)
     """Losses and similar columns of the latest row."""
     max_wall: float | None = None
-    """Budget of seconds of training, None for no limit."""
+    """Budget in seconds of training; None for no limit."""
 
     @property
     def seconds_left(self) -> float | None:
-        """The time left at the present speed; None before there is enough to estimate it from.
+        """The time left at the current speed in seconds; None while it is too early for an estimate.
 
-        The first frames wait for environments to start and come before the first update, so an estimate needs
-        some seconds of training and, of a run that is not a slow one, a part of it or some rows.
+        The first frames include the start of the environments and precede the first update. An estimate
+        therefore needs 3 seconds of training, and 2 % of the frames, 3 rows or 30 seconds.
         """
         begun = self.wall >= 3 and (self.frame >= 0.02 * self.max_frame or self.rows >= 3 or self.wall >= 30)
         if not self.fps or not begun:
@@ -85,15 +85,15 @@ class SessionProgress:
 
 
 class Terminal(Console):
-    """Standard output; silent once its reader has gone (`labrl | head`), because training continues."""
+    """Console on standard output that falls silent when its reader exits (`labrl | head`)."""
 
     def __init__(self) -> None:
         super().__init__()
-        if not self.width:  # COLUMNS=0, by which some say that they do not know
+        if not self.width:  # COLUMNS=0 stands for an unknown width
             self.width = 80
 
     def on_broken_pipe(self) -> None:
-        """Print no more; rich would end the process."""
+        """Stop printing, so that training continues; rich would end the process."""
         self.quiet = True
         # The interpreter flushes standard output once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -105,15 +105,16 @@ class Display:
     def __init__(
         self, num_sessions: int, console: Console | None = None, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """num_sessions: of the trial; lines name their session where there are several."""
+        """num_sessions: sessions in the trial; each line names its session if there are several."""
         self._console, self._now, self._several = console or Terminal(), now, num_sessions > 1
         self._live: Live | None = None
         self._width = 0
         self._handlers: list[logging.StreamHandler] = []
-        self._told: dict[int, tuple[float, int, str]] = {}  # session: when, rows and status of its last line
+        # Time, number of rows and status of the last line printed for each session.
+        self._printed: dict[int, tuple[float, int, str]] = {}
 
     def show(self, sessions: Sequence[SessionProgress]) -> None:
-        """Show the sessions as they stand."""
+        """Show the current progress of the sessions."""
         if not self._console.is_terminal or self._console.is_dumb_terminal:
             for progress in sessions:
                 self._line(progress)
@@ -126,11 +127,11 @@ class Display:
         self._live.update(self._panel(sessions), refresh=True)
 
     def say(self, line: str) -> None:
-        """Print one line: above the panel, where there is one."""
+        """Print one line, above the panel if there is one."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the last panel on the terminal and release it."""
+        """Stop updating the panel, and leave its last state on the terminal."""
         if self._live is not None:
             self._live.stop()
         for handler in self._handlers:
@@ -141,8 +142,8 @@ class Display:
         before, to_terminal = sys.stderr, sys.stderr.isatty()
         live = Live(console=self._console, auto_refresh=False, redirect_stderr=to_terminal)
         live.start()
-        self._console.show_cursor(True)  # a second Ctrl-C leaves no time to bring it back
-        # Handlers that were set up with the terminal itself would write across the panel.
+        self._console.show_cursor(True)  # after a second Ctrl-C there is no time to show it again
+        # Log handlers that hold the original stderr would write across the panel.
         for handler in {*logging.getLogger().handlers, *logging.getLogger("labrl").handlers}:
             if to_terminal and isinstance(handler, logging.StreamHandler) and handler.stream is before:
                 handler.setStream(sys.stderr)
@@ -150,7 +151,7 @@ class Display:
         return live
 
     def _erase_wrapped(self, live: Live) -> None:
-        """Erase the lines that a terminal added by wrapping the panel when it became narrower."""
+        """Erase the lines that the terminal added by wrapping the panel when it became narrower."""
         before = self._console.options.update(width=self._width, height=None)
         lines = self._console.render_lines(live.renderable, before, pad=False)[: live.console.height]
         wrapped = sum(math.ceil(Segment.get_line_length(line) / self._console.width) - 1 for line in lines)
@@ -158,19 +159,19 @@ class Display:
         self._console.control(Control((ControlType.ERASE_IN_LINE, 2), *erase * wrapped))
 
     def _line(self, progress: SessionProgress) -> None:
-        """Print a line at the end, at a new row, or after a while; never two within a second."""
+        """Print a line at the end, after a new row, or after a while, but never two within a second."""
         if progress.frame == 0 and progress.status in ("starting", "running", "ended"):
             return
         now = self._now()
-        told, rows, status = self._told.get(progress.index, (-math.inf, 0, "running"))
+        printed, rows, status = self._printed.get(progress.index, (-math.inf, 0, "running"))
         pause = REFRESH_SECONDS if progress.rows > rows else LINE_SECONDS
-        if progress.status != status or (status == "running" and now - told >= pause):
-            self._told[progress.index] = (now, progress.rows, progress.status)
+        if progress.status != status or (status == "running" and now - printed >= pause):
+            self._printed[progress.index] = (now, progress.rows, progress.status)
             prefix = f"session {progress.index}: " if self._several else ""
             self.say(prefix + ", ".join(_facts(progress)))
 
     def _panel(self, sessions: Sequence[SessionProgress]) -> RenderableType:
-        """Return a row for each session and, where there is room, what it learns and spends time on."""
+        """Return a row for each session and, if there is room, its losses and the use of its time."""
         width = self._console.width - _FREE
         tables = (self._table(sessions, *layout) for layout in _LAYOUTS)
         for table in tables:
@@ -201,7 +202,7 @@ class Display:
                 "time left": _time_left(progress),
             }
             rows.append({name: cell for name, cell in cells.items() if cell is not None})
-        # a bar takes all the room that it is not denied; times are of many widths
+        # A bar without a width would take all the room; the width of the time left varies.
         widths, least = {"": bar}, {"time left": len("interrupted")}
         for name in rows[0]:
             table.add_column(
@@ -212,7 +213,7 @@ class Display:
         return table
 
     def _details(self, progress: SessionProgress, width: int) -> Text:
-        """Return where the session spends its time, and as many losses as `width` has room for."""
+        """Return the shares of time by phase, and as many losses as fit into `width`."""
         phases = [f" {'log' if n == 'callbacks' else n} {share:.0%}" for n, share in progress.phases.items()]
         losses = [f"  {name} {value:.3g}" for name, value in progress.losses.items()]
         if phases and losses:
@@ -226,7 +227,7 @@ class Display:
 
 
 def spark_line(values: Sequence[float], width: int) -> str:
-    """Return the last `width` values as a row of bars, from the lowest to the highest of them."""
+    """Return the last `width` values as a row of bars, scaled from their minimum to their maximum."""
     shown = [value for value in values if math.isfinite(value)][-width:]
     if len(shown) < 2:
         return ""
@@ -249,7 +250,7 @@ def compact(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time span in the two units that matter, such as `5 h 33 min`."""
+    """Return a time span in its two largest units, such as `5 h 33 min`."""
     whole = round(seconds)
     for unit, name, part, of_part in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= unit:

@@ -1,4 +1,4 @@
-"""Rows of evaluation scores, and which model was the best so far."""
+"""Write rows of evaluation scores, and keep track of the best model so far."""
 
 from __future__ import annotations
 
@@ -21,81 +21,82 @@ class Evaluated(NamedTuple):
     """An evaluation whose row has been written."""
 
     frame: int
-    """Frame of the weights that played."""
+    """Training frame of the evaluated weights."""
     score: float
-    """The mean return, nan without an episode."""
+    """Mean return; nan if no episode has ended."""
     played: list[Played]
-    """Nothing where the score is that of the training episodes."""
+    """Evaluation episodes; empty if the score is that of the training episodes."""
     best: bool
-    """Whether it has the highest score so far."""
+    """Whether this is the highest score so far."""
 
 
 Follower = Callable[[SessionView, Evaluated], None]
 
 
 class Evaluate(Callback):
-    """Every `meta.eval_frequency` frames, and at the end of the budget, one row in `eval.csv`.
+    """Write a row to `eval.csv` every `meta.eval_frequency` frames and at the end of the budget.
 
-    With a quota of no environments the score is that of the last `meta.episode_window` training episodes.
-    Otherwise separate environments in evaluation mode play whole episodes. Seeds of those episodes and of the
-    actions follow from the session's seed and the frame alone, so training is the same with evaluation on or
-    off, and a resumed session evaluates like an uninterrupted one.
+    If the quota has no environments, the score is that of the last `meta.episode_window` training episodes.
+    Otherwise separate environments in evaluation mode play whole episodes. The seeds of episodes and actions
+    depend only on the session's seed and the frame, so training is the same with evaluation on or off, and a
+    resumed session evaluates like an uninterrupted one.
 
-    With `beside`, they are played in a process beside training, one evaluation at a time: at the next one,
-    training waits for the previous one. Rows and their order are the same; each is written when it is known.
+    With `beside`, a separate process plays the episodes, one evaluation at a time: when the next one is due,
+    training waits for the previous one. Rows and their order are the same; each row is written when its
+    result is known.
 
-    Evaluations without a row are in a queue, which is part of the state: those that are played beside
-    training, and one that an interruption cut. So a resume neither loses nor doubles any.
+    Evaluations without a row are in a queue, which is part of the state: those that the separate process has
+    not finished, and one that an interruption cut short. A resume therefore neither loses nor repeats any.
     """
 
     def __init__(
         self, frequency: int, quota: Quota, listeners: Sequence[Callback] = (), beside: bool = False
     ) -> None:
-        """frequency: frames between rows; listeners: whose `row` is called with each; beside: whether what
-        `quota` asks for is played in a process beside training."""
+        """frequency: frames between rows; quota: episodes to play for each; listeners: callbacks whose `row`
+        is called with each row; beside: whether a separate process plays the episodes."""
         self.frequency, self.frequencies = frequency, (frequency,)
         self.quota = quota
         self.followers: list[Follower] = []
         """Functions that are called with each evaluation, after the listeners."""
         self.best_return: float | None = None
-        """The highest `return_mean` so far, None before there is one."""
+        """Highest `return_mean` so far; None before the first."""
         self.best_frame: int | None = None
-        """Frame of the best score."""
+        """Frame of the best score; None before the first."""
         self.best_source: Source | None = None
-        """Kind of episodes of the best score. The two kinds are not comparable: where a resume switched
-        `meta.rigorous_eval` on or off, the first score of the new kind is the best so far."""
+        """Kind of episodes of the best score. The two kinds are not comparable: if a resume switches
+        `meta.rigorous_eval` on or off, the first score of the new kind counts as the best so far."""
         self.last_frame = 0
         """Frame of the last row."""
         self._beside, self._listeners = beside and quota.num_envs > 0, listeners
         self._queue: deque[Snapshot] = deque()
-        self._begun = False  # whether the process beside training plays the first of the queue
+        self._begun = False  # whether the separate process is playing the first in the queue
         self._envs: EvaluationEnvs | None = None
         self._evaluator: Evaluator | None = None
         self._table: CsvTable | None = None
 
     @property
     def owed(self) -> int | None:
-        """The frame of the first evaluation that has no row yet, None if all have."""
+        """The frame of the first evaluation without a row; None if every evaluation has one."""
         return self._queue[0].frame if self._queue else None
 
     def owes(self, frame: int) -> bool:
-        """Return whether the evaluation of the weights at `frame` has no row yet."""
+        """Return whether the evaluation at `frame` has no row yet."""
         return any(snapshot.frame == frame for snapshot in self._queue)
 
     def start(self, session: SessionView) -> None:
-        """Cut the table back to where the session continues, and make up for evaluations without a row."""
+        """Cut the table back to the frame at which the session continues, and make missing evaluations."""
         clock = session.clock
         self._table = continued_table(session.folder.eval_csv, self.last_frame)
-        if not self.quota.num_envs:  # nobody plays what had been begun before
+        if not self.quota.num_envs:  # evaluation was switched off: drop what was queued before
             self._queue = deque(snapshot for snapshot in self._queue if snapshot.frame == clock.frame)
         if clock.finished and max(self.last_frame, *(one.frame for one in self._queue), 0) < clock.frame:
             self._queue.append(self._snapshot(session))
         self._advance(session, wait=clock.finished or not self._beside)
         if self._beside:
-            self.next_time = -math.inf  # the process is ready when it is needed; no first step waits for it
+            self.next_time = -math.inf  # start the process after the first step, so that no evaluation waits
 
     def step(self, session: SessionView) -> None:
-        """Evaluate if it is due, and take in what was evaluated beside training."""
+        """Evaluate if an evaluation is due, and write the rows of finished asynchronous evaluations."""
         if self._beside and self._evaluator is None:
             self._evaluator = Evaluator(session, self.quota)
         if session.clock.due(self.frequency):
@@ -103,14 +104,14 @@ class Evaluate(Callback):
         self._advance(session, wait=session.clock.finished)
 
     def finish(self, session: SessionView) -> None:
-        """Close the environments, and end the process beside training."""
+        """Close the environments, and end the separate process."""
         for part in (self._envs, self._evaluator):
             if part is not None:
                 part.close()
         self._envs = self._evaluator = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best so far, the frame of the last row, and what is still to be evaluated."""
+        """Return the best score so far, the frame of the last row, and the queue of evaluations."""
         return {
             "best_return": self.best_return,
             "best_frame": self.best_frame,
@@ -130,13 +131,13 @@ class Evaluate(Callback):
         return Snapshot(clock_columns(session), acting)
 
     def _advance(self, session: SessionView, wait: bool) -> None:
-        """Write the rows of the queue, in order, up to one that is still played beside training.
+        """Write the rows of the queue in order, up to an evaluation that has not finished.
 
-        wait: also for that one. If another evaluation is queued behind it, it is awaited in any case.
+        wait: whether to wait for that evaluation. If another one is queued behind it, it is always awaited.
         """
         while self._queue:
             played = self._played(session, self._queue[0], wait or len(self._queue) > 1)
-            if played is None:  # still under way, or broken off
+            if played is None:  # still running, or interrupted
                 break
             self._begun = False
             self._write(session, self._queue.popleft().columns, played)
@@ -157,7 +158,7 @@ class Evaluate(Callback):
         return self._evaluator.answer(session.stopping if wait else None)
 
     def _write(self, session: SessionView, columns: dict[str, Any], played: list[Played]) -> None:
-        """Write a row, of the training episodes where nothing was played."""
+        """Write a row, from the training episodes if there are no evaluation environments."""
         assert self._table is not None, "start() comes before step()"
         source: Source = "evaluation" if self.quota.num_envs else "training"
         episodes = [one.episode for one in played] if self.quota.num_envs else session.episodes.latest
@@ -165,7 +166,7 @@ class Evaluate(Callback):
         self._table.append(row)
         self.last_frame, score = int(columns["frame"]), row["return_mean"]
         best = self.best_return if self.best_source == source else None
-        better = bool(score > (-math.inf if best is None else best))  # nan is not
+        better = bool(score > (-math.inf if best is None else best))  # false for nan
         if better:
             self.best_return, self.best_frame, self.best_source = score, self.last_frame, source
         for listener in self._listeners:

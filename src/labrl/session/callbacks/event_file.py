@@ -1,4 +1,4 @@
-"""Files of TensorBoard's events: rows as scalars, histograms, and an experiment's hyperparameters."""
+"""TensorBoard event files: rows as scalars, histograms, and an experiment's hyperparameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-# The parts below cost half of what torch.utils.tensorboard does at each row, and write when they are told to.
+# Compared with torch.utils.tensorboard, these modules take half the time per row and allow explicit flushes.
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary, SummaryMetadata
 from tensorboard.plugins.hparams.api_pb2 import Status
@@ -30,17 +30,19 @@ _BINS = 64
 
 
 def event_files(folder: Path) -> list[Path]:
-    """Return the event files in a folder in the order in which TensorBoard reads them."""
+    """Return the event files in a folder, in the order in which TensorBoard reads them."""
     return sorted(folder.glob("events.out.tfevents.*"))
 
 
 class EventFile:
-    """A further file of events in a session's folder."""
+    """A new event file in a session's folder, beside any earlier ones."""
 
     def __init__(self, folder: Path, purge_from: int | None = None) -> None:
-        """purge_from: step from which on readers discard the content of earlier files."""
+        """purge_from: step from which readers discard the content of earlier files."""
         before = [int(path.name.split(".")[3]) for path in event_files(folder)]
-        number = max(int(time.time()), *(one + 1 for one in before), 0)  # read last, whatever the clock says
+        number = max(
+            int(time.time()), *(one + 1 for one in before), 0
+        )  # sorts after all others, even if the system clock was set back
         folder.mkdir(exist_ok=True)
         path = folder / f"events.out.tfevents.{number:010d}.{platform.node()}.{os.getpid()}"
         self._file = path.open("xb")
@@ -49,7 +51,10 @@ class EventFile:
             self._add(step=purge_from, session_log=SessionLog(status=SessionLog.START))
 
     def add_row(self, table: Table, row: Row, moment: float | None = None) -> None:
-        """Write the finite numbers of a row; moment: seconds since the epoch at which it was written."""
+        """Write the finite numbers of a row.
+
+        moment: time at which the row was written, in seconds since the epoch; None for now.
+        """
         values = [
             Summary.Value(tag=f"{table}/{column}", simple_value=float(value))
             for column, value in row.items()
@@ -84,7 +89,7 @@ class EventFile:
         self._file.close()
 
     def flush(self) -> None:
-        """Bring everything to the file."""
+        """Flush buffered events to the file."""
         self._file.flush()
 
     def _add_plugin_data(self, session: SessionView, name: str, **content: Any) -> None:
@@ -100,9 +105,9 @@ class EventFile:
 
 
 def record(data: bytes) -> bytes:
-    """Frame `data` as in a TFRecord file: its length and the content, each followed by a checksum.
+    """Return `data` as a TFRecord record: its length and content, each followed by a checksum.
 
-    TensorBoard's own writer of records would import a twentieth of a second of other things.
+    TensorBoard's own record writer takes a twentieth of a second to import.
     """
     length = struct.pack("<Q", len(data))
     return length + _checksum(length) + data + _checksum(data)
@@ -119,7 +124,7 @@ def _checksum(data: bytes) -> bytes:
 
 def _crc_of(byte: int) -> int:
     for _ in range(8):
-        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)  # Castagnoli's polynomial, its bits reversed
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)  # Castagnoli's polynomial, bit-reversed
     return byte
 
 
@@ -127,7 +132,10 @@ _CRC = [_crc_of(byte) for byte in range(256)]
 
 
 def histogram(values: np.ndarray, edges: np.ndarray | None = None) -> HistogramProto:
-    """Count the finite values between `edges`; without, in `_BINS` equal parts from lowest to highest."""
+    """Return a histogram of the finite values.
+
+    edges: bin edges; None for `_BINS` equal bins from the lowest to the highest value.
+    """
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
         return HistogramProto()
@@ -144,10 +152,13 @@ def histogram(values: np.ndarray, edges: np.ndarray | None = None) -> HistogramP
 
 
 def typed(run: RunFolder) -> dict[str, Any]:
-    """Return the overrides of a trial by key, with resolved values, and its seed."""
+    """Return the overrides of a trial by key, with resolved values, and its seed.
+
+    Returns {} if the run folder is damaged, because this must not stop training.
+    """
     try:
         config, overrides = recorded_config(run), read_command(run).overrides
-    except LabrlError:  # a folder that is damaged is no reason not to train
+    except LabrlError:
         return {}
     found: dict[str, Any] = {"seed": config.get("seed")}
     for override in overrides:

@@ -1,4 +1,4 @@
-"""Rows of training metrics."""
+"""Write rows of training metrics."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from labrl.storage.tables import CsvTable
 _log = logging.getLogger(__name__)
 
 LONG = 5_000
-"""Steps without any finished episode after which a warning is due, or half of the budget if that is less."""
+"""Number of steps without a finished episode after which a warning is logged, or half of the budget if that
+is less."""
 SHORT = 500
-"""Steps after which it is never due, however small the budget."""
+"""Number of steps before which the warning is never logged, however small the budget."""
 
 FIRST_ROW = 16
-"""Frames to the first of the early rows, and between those that follow it."""
+"""Frame of the first early row, and frames between the rows that follow it."""
 
 
 def clock_columns(session: SessionView) -> dict[str, Any]:
-    """Return the columns that every row of every table begins with."""
+    """Return the first columns of every row in every table."""
     clock = session.clock
     pauses = session.agent.pauses
     played = clock.frame if pauses is None else pauses.frames_played
@@ -39,34 +40,34 @@ def clock_columns(session: SessionView) -> dict[str, Any]:
 
 
 def continued_table(path: Path, last_frame: int) -> CsvTable:
-    """Return a table cut back to its row of `last_frame`, and warn where it has lost that row."""
+    """Return a table cut back to its row of `last_frame`, and warn if that row is missing."""
     table = CsvTable(path)
     found = table.truncate_after(last_frame)
     if found < last_frame:
         _log.warning(
-            "%s ends at frame %d, and had rows up to frame %d: what is missing there stays missing",
+            "%s ends at frame %d, but had rows up to frame %d: the missing rows cannot be restored",
             *(path, found, last_frame),
         )
     return table
 
 
 def early_spacing(frame: int) -> int:
-    """Return the frames between early rows at `frame`: from a sixteenth to an eighth of it, a power of two.
+    """Return the frames between early rows at `frame`, a power of two from a sixteenth to an eighth of it.
 
-    It follows from the frame alone, whatever the budget, and grows only at multiples of itself: rows of a
-    run that was resumed, or extended, come where they do in an unbroken one.
+    The spacing depends only on the frame, not on the budget, and grows only at multiples of itself. A resumed
+    or extended run therefore writes rows at the same frames as an uninterrupted one.
     """
     return max(FIRST_ROW, 1 << max(frame.bit_length() - 4, 0))
 
 
 class LogTraining(Callback):
-    """Every `meta.log_frequency` frames, and at the end of the budget, one row in `train.csv`.
+    """Write a row to `train.csv` every `meta.log_frequency` frames and at the end of the budget.
 
-    With `early`, rows also come at the beginning: `early_spacing` apart, while that is at most half of
-    `meta.log_frequency`.
+    With `early`, there are further rows at the start: they are `early_spacing` frames apart, as long as that
+    is at most half of `meta.log_frequency`.
 
-    frame, env_frames, episode, opt_step, wall; fps since the row before; returns and length over the
-    last `meta.episode_window` episodes; then whatever the agent's `metrics()` say.
+    Columns: frame, env_frames, episode, opt_step, wall; fps since the previous row; returns and length over
+    the last `meta.episode_window` episodes; and the metrics of agent and environments.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class LogTraining(Callback):
         norms: Norms | None = None,
         early: bool = False,
     ) -> None:
-        """frequency: frames between rows; listeners: whose `row` is called with each; norms: further columns,
-        those of weights and gradients; early: whether the first rows come sooner."""
+        """frequency: frames between rows; listeners: callbacks whose `row` is called with each row; norms:
+        further columns with the norms of weights and gradients; early: whether to write early rows."""
         self.frequencies = (frequency,)
         self._frequency, self._early = frequency, early
         self._listeners, self._norms = listeners, norms
@@ -86,7 +87,7 @@ class LogTraining(Callback):
         self._warned = False
 
     def start(self, session: SessionView) -> None:
-        """Cut the table back to where the session continues; write the last row where that is missing."""
+        """Cut the table back to the frame at which the session continues; write a missing last row."""
         self._table = continued_table(session.folder.train_csv, self._last_frame)
         if self._norms is not None:
             self._norms.start(session)
@@ -112,7 +113,7 @@ class LogTraining(Callback):
             listener.row(session, "train", row)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the last row was, which the next row's fps is counted from."""
+        """Return frame and time of the last row, from which the next row's fps is computed."""
         norms = {} if self._norms is None else {"gradients": self._norms.state_dict()}
         return {"last_frame": self._last_frame, "last_wall": self._last_wall, **norms}
 
@@ -123,24 +124,24 @@ class LogTraining(Callback):
             self._norms.load_state_dict(state["gradients"])
 
     def look_ahead(self, frame: int) -> None:
-        """Let the next row be due where it is after `frame`."""
+        """Set when the next row after `frame` is due."""
         spacing = early_spacing(frame)
         soon = self._early and 2 * spacing <= self._frequency
         self.frequencies = (spacing, self._frequency) if soon else (self._frequency,)
 
     def _warn_of_endless_episodes(self, session: SessionView) -> None:
-        """Warn once where the first episode, or any later one, takes so long that it may never end."""
+        """Warn once if an episode takes so long that it may never end."""
         steps, first = session.env.longest_episode, session.clock.episode == 0
         half = session.clock.max_frame // (2 * session.env.num_envs)
         if self._warned or steps < (min(LONG, max(SHORT, half)) if first else ENDLESS):
             return
         self._warned = True
         _log.warning(
-            "%s has not ended after %s steps%s. Checkpoints store all its actions, and a resume plays them "
-            "again. If episodes of this environment may never end, set env.max_episode_steps=<steps>",
+            "%s has not ended after %s steps%s. Checkpoints store all its actions, and a resume replays "
+            "them. If episodes of this environment may never end, set env.max_episode_steps=<steps>",
             "the first episode" if first else "an episode",
             f"{steps:,}",
-            ", and there is no return before one has" if first else "",
+            ", and there are no returns before it ends" if first else "",
         )
 
     def _fps(self, frame: int, wall: float) -> float:

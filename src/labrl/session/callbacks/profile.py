@@ -1,4 +1,4 @@
-"""Profile of some frames, call by call."""
+"""Profile a window of training with torch's profiler."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 ROWS = 50
-"""Rows of the table: the calls that took most time by themselves."""
+"""Number of rows in the table, which lists the calls with the most time of their own."""
 
 
 class Profile(Callback):
-    """Profiles a window of training with torch's profiler and writes two files to the session's `profile`.
+    """Profile a window of training with torch's profiler, and write two files to the folder `profile`.
 
-    `trace.json` opens in a browser's tracing page or in Perfetto; `table.txt` has the costliest calls.
-    The window is slower than the rest of the run, but what is learned is the same.
+    `trace.json` opens in Perfetto or in a browser's tracing page; `table.txt` lists the most expensive calls.
+    Profiling slows training down in the window, but does not change the result.
     """
 
     def __init__(self, config: ProfileConfig) -> None:
@@ -28,11 +28,11 @@ class Profile(Callback):
         self._profiler: Any = None
 
     def start(self, session: SessionView) -> None:
-        """Begin, if the window does so at this frame."""
+        """Start profiling if the window starts at this frame."""
         self.step(session)
 
     def step(self, session: SessionView) -> None:
-        """Begin or end the window, and wait for the other of the two."""
+        """Start or end profiling if it is time, and set when this is called next."""
         frame = session.clock.frame
         if self._profiler is None and self._start <= frame < self._end:
             from torch.profiler import ProfilerActivity, profile, supported_activities
@@ -46,7 +46,7 @@ class Profile(Callback):
         self.frequencies = (awaited,) if frame < awaited else ()
 
     def finish(self, session: SessionView) -> None:
-        """Write what was seen of the window, also where the session ends within it."""
+        """Write the profile, also if the session ends within the window."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return

@@ -1,4 +1,4 @@
-"""Progress of a trial: a small file for each session, and the display of all."""
+"""Progress of a trial: a small file for each session, and the display of all sessions."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ _NUM_LOSSES = 4
 
 
 class Progress(Callback):
-    """Writes the session's `progress.json` at most once a second; shows it where the session runs alone."""
+    """Write the session's `progress.json` at most once a second, and show it if the session runs alone."""
 
     frequencies = ()
 
     def __init__(self, show: bool) -> None:
-        """show: whether this process has the terminal; sessions side by side leave it to `TrialPanel`."""
+        """show: whether this process writes to the terminal; several sessions leave this to `TrialPanel`."""
         self._display = Display(1) if show else None
         self._rows = 0
-        self._points: deque[tuple[float, int]] = deque(maxlen=11)  # when which frame was reached
+        self._points: deque[tuple[float, int]] = deque(maxlen=11)  # times and frames of the latest steps
         self._returns: deque[float] = deque(maxlen=32)
         self._losses: dict[str, float] = {}
 
     def start(self, session: SessionView) -> None:
-        """Show where the session begins."""
+        """Show the frame at which the session starts."""
         self.step(session)
 
     def step(self, session: SessionView) -> None:
-        """Show how far the session is."""
+        """Show the current progress."""
         self._points.append((time.perf_counter(), session.clock.frame))
         self._show(session, "running")
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
-        """Keep what the panel shows of a row, and count: a line without a terminal follows each."""
+        """Keep the values of a row that the panel shows, and count the row."""
         if table != "train":
             return
         self._rows += 1
@@ -59,14 +59,14 @@ class Progress(Callback):
         self._losses = {name: float(finite[name]) for name in losses[:_NUM_LOSSES]}
 
     def finish(self, session: SessionView) -> None:
-        """Show how it ended."""
+        """Show how the session ended."""
         ended = "finished" if session.clock.finished or session.stop() else "failed"
         self._show(session, "interrupted" if session.interrupted() else ended)
         if self._display is not None:
             self._display.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the spark line is drawn from."""
+        """Return the returns shown in the spark line."""
         return {"returns": list(self._returns)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Progress(Callback):
             losses=self._losses,
             max_wall=clock.max_wall,
         )
-        with contextlib.suppress(OSError):  # a full disk must not end the training that this is about
+        with contextlib.suppress(OSError):  # a full disk must not end training
             write_json(session.folder.progress, asdict(progress), durable=False)
         if self._display is not None:
             self._display.show([progress])
@@ -100,9 +100,9 @@ class Progress(Callback):
 
 
 class TrialPanel:
-    """Shows the sessions of a trial that run in processes of their own, from their `progress.json`.
+    """Show the sessions of a trial that run in separate processes, from their `progress.json`.
 
-    Warnings in their `session.log` are printed here, above the panel. Use it as a context manager and call
+    Warnings in their `session.log` are printed above the panel. Use this as a context manager and call
     `update` as often as convenient.
     """
 
@@ -114,7 +114,7 @@ class TrialPanel:
         enabled: bool = True,
         console: Console | None = None,
     ) -> None:
-        """max_frame: budget of each session; enabled: False shows nothing."""
+        """max_frame: budget of each session; enabled: whether to show anything."""
         paths = [folder.path / f"session_{index}" for index in range(num_sessions if enabled else 0)]
         self._sessions = [(session, _Warnings(session.log)) for session in map(SessionFolder, paths)]
         self._max_frame = max_frame
@@ -134,9 +134,9 @@ class TrialPanel:
             self._display.close()
 
     def update(self, ended: Collection[int] = ()) -> None:
-        """Show the sessions as they stand; shows nothing new when called again within a second.
+        """Show the current progress of the sessions. Calls within a second of the last one have no effect.
 
-        ended: indices of those whose process has ended; a killed one's file still says that it runs.
+        ended: indices of sessions whose process has ended; the file of a killed one still says `running`.
         """
         self._ended = ended
         if self._display is not None and time.monotonic() >= self._next:
@@ -160,16 +160,16 @@ class TrialPanel:
 
 
 class _Warnings:
-    """New warnings in a session's log, without time and logger; tracebacks, which have neither, left out."""
+    """New warnings in a session's log, without time and logger name. Tracebacks are left out."""
 
     _WARNING = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ [\w.]+: (.*)")
 
     def __init__(self, log: Path) -> None:
         self._log = log
-        self._read = log.stat().st_size if log.exists() else 0  # what was said before a resume is old
+        self._read = log.stat().st_size if log.exists() else 0  # skips warnings from before a resume
 
     def new(self) -> Iterator[str]:
-        """Yield each whole line since the last time."""
+        """Yield the warnings in complete lines since the last call."""
         try:
             with open(self._log, "rb") as file:
                 file.seek(self._read)

@@ -1,4 +1,4 @@
-"""Recorded episodes, each as a seed and actions."""
+"""Record episodes, each as a seed and its actions."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from labrl.session.episodes import Highlights, Played
 from labrl.storage.episodes import RecordedEpisode, read_episode, write_episode
 
 SECONDS_BETWEEN_WRITES = 10.0
-"""Files are renewed no more often while a session runs, so that short ones do not pay for them."""
+"""Shortest time in seconds between two writes of the files while a session runs."""
 
 _log = logging.getLogger(__name__)
 
 
 class RecordEpisodes(Callback):
-    """Keeps the episode of the highest return (of equals the first), and the latest one.
+    """Keep the episode with the highest return (the first in a tie), and the latest one.
 
-    Both are of those that evaluation is made of: played in environments of its own, or else the training
-    episodes. Of an evaluation of several, the latest is that of the first environment. Stands behind
-    `Evaluate`, and before the checkpoint, which remembers them. Nothing is copied or written in a step.
+    Both are evaluation episodes if evaluation has environments of its own, and training episodes otherwise.
+    If an evaluation plays several episodes, that of the first environment counts as the latest. This callback
+    must come after `Evaluate` and before `Checkpoint`, which saves its state. Nothing is copied or written
+    in a step.
     """
 
     def __init__(self, evaluate: Evaluate, each: bool) -> None:
-        """evaluate: whose episodes are kept; each: also the latest at every evaluation, by its frame."""
+        """evaluate: the callback whose episodes are kept; each: whether to also keep the latest episode of
+        every evaluation, under the number of its frame."""
         self.frequencies = evaluate.frequencies
         self._evaluate, self._each = evaluate, each
         self._highlights: Highlights | None = None
@@ -41,7 +43,7 @@ class RecordEpisodes(Callback):
         evaluate.followers.append(self._take_evaluation)
 
     def start(self, session: SessionView) -> None:
-        """Bring the files to where the session continues."""
+        """Make the files agree with the state from which the session continues."""
         self._env, self._highlights = session.config.env.plain(), session.highlights
         kept = self._settled()
         for path in session.folder.episodes.glob("*.npz"):
@@ -52,16 +54,16 @@ class RecordEpisodes(Callback):
         self._write(session)
 
     def step(self, session: SessionView) -> None:
-        """Write the files if it is time."""
+        """Write the files if enough time has passed since the last write."""
         if time.monotonic() >= self._next_write:
             self._write(session)
 
     def finish(self, session: SessionView) -> None:
-        """Write what there is, whatever ended the session."""
+        """Write the files, however the session ended."""
         self._write(session)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return both episodes."""
+        """Return the best and the latest episode."""
         return {name: episode.plain() for name, episode in self._settled().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -69,7 +71,9 @@ class RecordEpisodes(Callback):
         self._kept = {name: RecordedEpisode(**plain) for name, plain in state.items()}
 
     def _take_evaluation(self, session: SessionView, evaluated: Evaluated) -> None:
-        for played in reversed(evaluated.played):  # so that the one of the first environment is the latest
+        for played in reversed(
+            evaluated.played
+        ):  # so that the episode of the first environment is the latest
             self._take(played)
         if self._each:
             self._env, self._highlights = session.config.env.plain(), session.highlights
@@ -82,7 +86,7 @@ class RecordEpisodes(Callback):
             self._kept["best"] = played
 
     def _settled(self) -> dict[str, RecordedEpisode]:
-        """Take in what has ended in training, and return the episodes as they are written."""
+        """Add the latest training episodes, and return all kept episodes as they are stored."""
         if self._highlights is not None:
             for played in (self._highlights.best, self._highlights.last):
                 if played is not None:
@@ -95,7 +99,10 @@ class RecordEpisodes(Callback):
         return settled
 
     def _write(self, session: SessionView, files: Mapping[str, str] | None = None) -> None:
-        """files: by their name which episode each gets; None: best and last, by these names."""
+        """Write episodes.
+
+        files: key of the episode (`best` or `last`) by file name; None writes both under these names.
+        """
         kept = self._settled()
         try:
             for name, which in ({name: name for name in kept} if files is None else files).items():
@@ -111,7 +118,7 @@ def _return_of(episode: Played | RecordedEpisode) -> float:
 
 
 def _holds(path: Path, episode: RecordedEpisode | None) -> bool:
-    """Return whether the file holds `episode`."""
+    """Return whether the file contains `episode`."""
     if episode is None:
         return False
     try:

@@ -9,38 +9,38 @@ from multiprocessing.connection import Client, Connection
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
 
 CHANNEL = "LABRL_SEARCH_CHANNEL"
-"""Environment variable with the address at which a search listens to its trials."""
+"""Name of the environment variable with the result of `channel`."""
 
 PATIENCE = 0.5
-"""Seconds between two checks whether the session must stop while its search does not answer."""
+"""Seconds between two checks of whether the session must stop, while the search has not answered."""
 
 _log = logging.getLogger(__name__)
 
 
 def channel(address: str, key: bytes, trial: int) -> str:
-    """The content of CHANNEL for the sessions of trial number `trial`.
+    """Return the value of the variable CHANNEL for the sessions of trial number `trial`.
 
-    address: the path of a socket, or `<host>:<port>`.
+    address: path of a socket, or `<host>:<port>`, at which the search listens.
     """
     return f"{trial} {key.hex()} {address}"
 
 
 class ReportToSearch(Callback):
-    """Reports each row of evaluation to the search, and ends the session if the search says so.
+    """Report each evaluation row to the search, and end the session if the search prunes it.
 
-    Training waits for the answer, so that a search has the same result however busy the machine is.
-    Nothing of this belongs to the session's state: a trial that is resumed by hand runs without it.
+    Training waits for the answer, so that the result of a search does not depend on how busy the machine is.
+    This callback has no state: a trial that is resumed by hand runs without it.
     """
 
     frequencies = ()
 
     def __init__(self, where: str) -> None:
-        """where: what `channel` made."""
+        """where: result of `channel`."""
         self._where = where
         self._search: Connection | None = None
 
     def start(self, session: SessionView) -> None:
-        """Connect; without an answer the session continues alone."""
+        """Connect to the search. If it does not answer, the session continues without it."""
         trial, key, address = self._where.split(" ", 2)
         host, _, port = address.rpartition(":")
         place = (host, int(port)) if host and not os.path.isabs(address) else address
@@ -51,7 +51,7 @@ class ReportToSearch(Callback):
             self._lose(error)
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
-        """Ask whether to continue, after an evaluation."""
+        """Ask the search whether to continue, after an evaluation."""
         if table != "eval" or self._search is None:
             return
         try:
@@ -74,6 +74,6 @@ class ReportToSearch(Callback):
 
 
 def search_callbacks() -> list[Callback]:
-    """Return the callback, if this process belongs to a trial of a search."""
+    """Return a `ReportToSearch` if this process belongs to a trial of a search, else nothing."""
     where = os.environ.get(CHANNEL)
     return [ReportToSearch(where)] if where else []

@@ -1,4 +1,4 @@
-"""End a session before its budget, once its evaluations meet a condition."""
+"""End a session before its budget is spent, when its evaluations meet a condition."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stop:
-    """A limit that has ended a session before its budget."""
+    """A limit that ended a session before its budget was spent."""
 
     key: str
-    """The key that set the limit."""
+    """Configuration key of the limit."""
     limit: float
     value: float
     """Value that reached the limit."""
@@ -27,13 +27,13 @@ class Stop:
     """Reason for the stop, in a sentence."""
 
     def holds(self, meta: MetaConfig) -> bool:
-        """Return whether the session would also end by the limits in `meta`."""
+        """Return whether the limits in `meta` would also end the session."""
         limit = {"meta.stop_at_return": meta.stop_at_return, "meta.patience": meta.patience}.get(self.key)
         return limit is not None and self.value >= limit
 
     @classmethod
     def recorded(cls, result: Mapping[str, Any]) -> Stop | None:
-        """Return what a session's `result.json` says; None where no limit has ended it."""
+        """Return the stop recorded in a session's `result.json`; None if no limit ended the session."""
         said = result.get("stop")
         return cls(**said) if said else None
 
@@ -41,13 +41,13 @@ class Stop:
 class StopEarly(Callback):
     """Stop at `meta.stop_at_return`, or after `meta.patience` evaluations without a new best return.
 
-    Evaluations are counted whatever the limits are, so a session that continues with other limits has the
-    same past. Evaluations in which no episode has ended do not count.
+    Evaluations are counted even if there are no limits, so that limits can be changed at a resume.
+    Evaluations without a finished episode do not count.
     """
 
     def __init__(self, meta: MetaConfig, evaluate: Evaluate) -> None:
-        """evaluate: whose evaluations count."""
-        # At the end of a budget it keeps the state from before if `evaluate` does.
+        """evaluate: the callback whose evaluations count."""
+        # With these frequencies, a checkpoint at the end of a budget treats both callbacks alike.
         self.frequencies = evaluate.frequencies
         self._limit, self._patience = meta.stop_at_return, meta.patience
         self._score: float | None = None
@@ -55,11 +55,11 @@ class StopEarly(Callback):
         evaluate.followers.append(self._take)
 
     def start(self, session: SessionView) -> None:
-        """Stop at once where a resumed session has reached a limit already."""
+        """Stop at once if a resumed session has already reached a limit."""
         self._look()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last return, and the evaluations since the best one."""
+        """Return the last evaluation's return, and the number of evaluations since the best one."""
         return {"score": self._score, "since_best": self._since_best}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The tables for TensorBoard, histograms, and an experiment's hyperparameters."""
+"""Write metrics, histograms, and an experiment's hyperparameters for TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ TABLES: tuple[Table, ...] = ("train", "eval")
 
 
 class TensorBoard(Callback):
-    """Every number of every row, as `train/<column>` or `eval/<column>` over frames.
+    """Write every number of every row as `train/<column>` or `eval/<column>` over frames.
 
-    A session that continues begins a further file, which lets readers forget what the files before hold from
-    its first frame on, and writes again from the tables what is lost by that. So nothing is doubled or
-    missing, and nothing that was undone is shown. A full disk is treated in the same way, once it takes a row
-    again.
+    A resumed session starts a new file. It tells readers to discard the content of earlier files from its
+    first frame on, and repeats rows from the tables that are lost in this way. No row is shown twice, is
+    missing, or was undone by the resume. After a write error, for instance on a full disk, the next row that
+    can be written starts a new file in the same way.
     """
 
     def __init__(self, look: CloserLook | None = None) -> None:
-        """look: the histograms that come with each training row."""
+        """look: provides the histograms for each training row; None for no histograms."""
         self._look = look
         self.frequencies = () if look is None else (1,)
         self._file: EventFile | None = None
-        self._refused: int | None = None  # the first frame that the disk did not take
+        self._refused: int | None = None  # first frame that could not be written
 
     def step(self, session: SessionView) -> None:
-        """Remember what a closer look needs."""
-        assert self._look is not None, "without one no step is called"
+        """Collect the actions for the histograms."""
+        assert self._look is not None, "step() is called only with histograms"
         self._look.step(session)
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
-        """Write the finite numbers of a row. A disk that refuses them does not end training."""
+        """Write the finite numbers of a row. A write error does not end training."""
         frame = int(row["frame"])
         try:
             if self._file is None:
@@ -49,7 +49,7 @@ class TensorBoard(Callback):
             self._file.add_row(table, row)
             if self._look is not None and table == "train":
                 self._file.add_histograms(frame, self._look.values(session))
-            self._file.flush()  # a killed session has its curves up to here
+            self._file.flush()  # so that the curves of a killed session reach up to here
             self._refused = None
         except OSError as error:
             self._give_up(frame, error)
@@ -64,18 +64,18 @@ class TensorBoard(Callback):
         self._file = None
 
     def _open(self, session: SessionView, table: Table, frame: int) -> EventFile:
-        """Begin a file with the row of `frame` in `table`, before which all is written that has been lost."""
-        # Imported with the first row: the first step of training does not wait for it.
+        """Start a file for the row of `frame` in `table`, and repeat earlier rows that are lost."""
+        # Imported with the first row, so that the first training step does not wait for it.
         from labrl.session.callbacks.event_file import EventFile, event_files
 
         folder = session.folder
         rows = {"train": _by_frame(folder.train_csv), "eval": _by_frame(folder.eval_csv)}
-        late = table == "eval"  # its frame may lie before that of training rows
+        late = table == "eval"  # an asynchronous evaluation may be older than training rows
         rows["train"] = {at: row for at, row in rows["train"].items() if late or at < frame}
         rows["eval"] = {at: row for at, row in rows["eval"].items() if at < frame}
         purge_from = self._refused
         if purge_from is None and event_files(folder.tensorboard):
-            # Histograms, which come with training rows, are in no table and have to stay.
+            # Histograms are written with training rows and are in no table, so they must not be discarded.
             whole = rows.values() if self._look is None else [rows["train"]]
             purge_from = 1 + min(max(of_table, default=-1) for of_table in whole)
         file = EventFile(folder.tensorboard, purge_from)
@@ -89,7 +89,7 @@ class TensorBoard(Callback):
         return file
 
     def _give_up(self, frame: int, error: OSError) -> None:
-        """Leave the file as it is; the next row begins another."""
+        """Abandon the file after an error; the next row starts another one."""
         self._file = None
         if self._refused is None:
             self._refused = frame
