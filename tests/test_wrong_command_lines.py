@@ -109,6 +109,7 @@ WRONG = {
     # back to a run
     "resume": [("syntax", "resume")],
     "+resume=": [("missing", "+resume")],
+    "start_from=": [("missing", "start_from.run")],
     "+resume=nowhere": [("not-found", "nowhere")],
     "+resum=latest": [("unknown-key", "resum")],
     "+force=true": [("usage", "+force")],
