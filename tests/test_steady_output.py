@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from labrl.errors import FAILED, WRONG_INPUT
+from labrl.steady_output import doing, steady_output
 
 TRAIN = ["-m", "labrl", "agent=random", "env.max_frame=512", "meta.tensorboard=false", "seed=1"]
 PRINT = ["-c", "import labrl.cli, sys; sys.exit(labrl.cli.list_envs([]))"]
@@ -36,6 +38,18 @@ def python(
 def status(folder: Path) -> str:
     (run,) = folder.glob("runs/*/run.json")
     return str(json.loads(run.read_text())["status"])
+
+
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_a_terminal_without_control_sequences_gets_none(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "__stderr__", terminal)
+    monkeypatch.setenv("TERM", kind)
+    with steady_output():
+        doing("loading")
+        print("done")
+    assert ("\x1b" in terminal.getvalue()) == (kind == "xterm")
 
 
 @needs_full

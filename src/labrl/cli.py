@@ -150,6 +150,9 @@ def _run(arguments: list[str], typed: Typed) -> int:
             arguments = ["--config-dir", again.config_dir, *arguments]
         args = get_args(arguments)
     prepare(args.config_dir, args.overrides)
+    if args.cfg and args.package and not args.multirun and _shows_null(args):
+        print("null")
+        return DONE
     own = [override for override in args.overrides if not is_hydras(override)]
     job = Job(args.config_dir, _full_error(), typed, own, again)
     before_leaving.append(remove_unused_folder)
@@ -174,6 +177,25 @@ def _run(arguments: list[str], typed: Typed) -> int:
                 key="hydra.sweep.dir" if args.multirun else "hydra.run.dir",
             ) from error
     return job.exit_code
+
+
+def _shows_null(args: Namespace) -> bool:
+    """Return whether `--package` names a key without a value, of which Hydra says that it is not there.
+
+    Raises InputError where there is no such key.
+    """
+    from omegaconf import OmegaConf
+
+    from labrl.config.compose import compose
+    from labrl.mistakes.names import all_keys, unknown_key
+
+    cfg = compose(args.overrides, args.config_dir, with_hydra=True)
+    if args.package == "_global_" or OmegaConf.select(cfg, args.package) is not None:
+        return False
+    known = all_keys(cfg)
+    if args.package not in known:
+        raise InputError.of([unknown_key(args.package, "", known)])
+    return True
 
 
 def _without_presets_asked(arguments: Sequence[str]) -> list[str] | None:

@@ -156,11 +156,12 @@ class WorkersLauncher(TrialLauncher):
         """Raise InputError where the number of trials at once is no such number."""
         from labrl.errors import InputError
 
-        if self.n_jobs == 0 or self.n_jobs < -1:
+        whole = isinstance(self.n_jobs, int) and not isinstance(self.n_jobs, bool)
+        if not whole or self.n_jobs == 0 or self.n_jobs < -1:
             raise InputError(
                 "hydra.launcher.n_jobs must be at least 1, or -1 for as many as the machine has room for, "
                 f"got {self.n_jobs}",
-                code="range",
+                code="range" if whole else "type",
                 key="hydra.launcher.n_jobs",
             )
 

@@ -81,7 +81,7 @@ def sweep_grid(
         if done := len(grid.outcomes):
             say(f"Resuming {path}: {done} trials have finished, {len(tasks)} remain")
         else:
-            say(f"{len(tasks)} trials in {path}")
+            say(f"{len(tasks)} trial{'' if len(tasks) == 1 else 's'} in {path}")
         job.exit_code = grid.run(engine())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -80,7 +81,11 @@ def _bad_syntax(override: str, parser: OverridesParser) -> Mistake:
         "write key=value; lists are [1,2], groups of keys {a: 1, b: 2}, and a value with blanks or signs "
         "needs quotes, as in 'key=\"a value\"'"
     )
-    if re.fullmatch(r"choice\(.*\bnull\b.*\)", value):
+    odd = [letter for letter in override if unicodedata.category(letter) in ("Cf", "Pi", "Pf")]
+    if odd:
+        name = f"{unicodedata.name(odd[0], '')} (U+{ord(odd[0]):04X})".strip()
+        advice = f"it contains {name}, perhaps from a copied text; type it anew"
+    elif re.fullmatch(r"choice\(.*\bnull\b.*\)", value):
         advice = f"choice(...) cannot hold null; write '{key}={value[7:-1]}'"
     elif not equals:
         advice = f"write {key}=<value>"

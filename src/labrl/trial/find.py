@@ -46,6 +46,13 @@ def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
     experiment, the best of those that agree is meant, and one line says so; to go on, an experiment has a
     command of its own. Raises InputError if there is none.
     """
+    if not which.strip():
+        named = _TYPED[verb][0]
+        raise InputError(
+            f"{named} is empty (perhaps a shell variable is not set): name a run folder, or latest",
+            code="missing",
+            key=named,
+        )
     if which != "latest":
         return _named_run(Path(os.path.expanduser(which)), verb)
     wanted = choices(edits)
