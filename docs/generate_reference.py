@@ -25,10 +25,11 @@ from omegaconf import OmegaConf
 
 from labrl.config import config_folder
 from labrl.config import types as scalars
-from labrl.config.component import Component, load_target
+from labrl.config.component import Component
 from labrl.config.compose import compose
 from labrl.config.keys import Traits, dataclasses_in, traits, traits_in
 from labrl.config.schema import TrialConfig
+from labrl.targets import load_target
 
 UNIONS = (Union, types.UnionType)
 

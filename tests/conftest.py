@@ -29,8 +29,9 @@ os.environ["WANDB_MODE"] = "disabled"
 from labrl.processes import let_threads_sleep
 
 let_threads_sleep()
-from labrl.storage import provenance
-from labrl.trial import reporting  # torch reads the number of threads when it is imported
+# torch reads the number of threads when it is imported
+from labrl.storage import provenance  # noqa: E402
+from labrl.trial import reporting  # noqa: E402
 
 # A busy machine may take a second over an example, and no promise is about that. The same code is tested
 # with the same examples each time; `make exact` draws others (--hypothesis-profile=random).

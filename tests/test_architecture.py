@@ -29,7 +29,7 @@ VOCABULARY = (
 
 def table() -> dict[str, set[str]]:
     """Part to the parts that it may import, as the page says."""
-    section = PAGE.split("## What each part is")[1].split("\n## ")[0]
+    section = PAGE.split("## Parts and their imports")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \|.*?\|(.*?)\|$", section, re.MULTILINE)
     return {part: set(re.findall(r"`(\w+)`", imports)) for part, imports in rows}
 

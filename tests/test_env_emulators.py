@@ -11,7 +11,7 @@ from env_cases import assert_same_steps, atari, play, sampled
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from labrl.envs.emulators import FEW_THREADS, Separately, better_apart
+from labrl.envs.emulators import FEW_THREADS, Separately, separate_is_faster
 from labrl.envs.make import make_env
 from labrl.envs.vector import SHORT
 from labrl.seeding import episode_seed
@@ -56,7 +56,7 @@ def test_games_are_played_apart_where_a_core_is_left_for_their_next_episodes(
     num_threads: int, all_cores: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("labrl.envs.emulators.have_all_cores", lambda _: all_cores)
-    assert better_apart(num_threads) is apart
+    assert separate_is_faster(num_threads) is apart
 
 
 class FakeEmulator:

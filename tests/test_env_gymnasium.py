@@ -116,11 +116,11 @@ def test_a_worker_that_does_not_come_back_is_ended(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Acrobot-v1"])
 def test_an_environment_that_repeats_is_left_alone(id: str) -> None:
-    assert not gymnasium_env(id).config.sample().remembers
+    assert not gymnasium_env(id).config.sample().depends_on_history
 
 
 def test_an_environment_whose_reset_keeps_history_is_found_and_made_anew() -> None:
-    assert own_env(Remembers).config.sample().remembers
+    assert own_env(Remembers).config.sample().depends_on_history
     env = make_env(own_env(Remembers, max_episode_steps=4), seed=0, num_threads=1, num_envs=2)
     env.reset()
     steps = play(env, constant(1, 0), 8)
@@ -134,7 +134,7 @@ def test_an_environment_whose_reset_keeps_history_is_found_and_made_anew() -> No
 
 def test_bipedal_walker_is_found_and_made_anew() -> None:
     pytest.importorskip("Box2D")
-    assert gymnasium_env("BipedalWalker-v3").config.sample().remembers
+    assert gymnasium_env("BipedalWalker-v3").config.sample().depends_on_history
     # Made anew, its second episode is that of an environment which has played nothing before.
     short = gymnasium_env("BipedalWalker-v3", max_episode_steps=20)
     env = make_env(short, seed=5, num_threads=1, num_envs=2)

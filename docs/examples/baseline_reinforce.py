@@ -1,4 +1,4 @@
-"""REINFORCE with a learned baseline (Sutton & Barto, 2018, section 13.4): an agent of one's own."""
+"""An example agent: REINFORCE with a learned baseline (Sutton & Barto, 2018, section 13.4)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from labrl.schedules import value_at
 
 @dataclass(kw_only=True)
 class BaselineReinforceConfig(PolicyConfig):
-    """Options: those of every agent with a policy (network, gamma, lr, ...), and its own."""
+    """Options of the agent, in addition to those of every agent with a policy (network, gamma, lr, ...)."""
 
     episodes: PositiveInt
-    """Whole episodes in one update, >= 1."""
+    """Number of whole episodes per update, >= 1."""
 
 
 class BaselineReinforce(PolicyAgent):
-    """Follows the mean of (G - V(s)) grad log pi(a|s) over whole episodes, and fits V to their returns G."""
+    """Follow the gradient (G - V(s)) grad log pi(a|s) over whole episodes, and fit V to their returns G."""
 
     Config = BaselineReinforceConfig
     STATISTICS = ("policy", "value")

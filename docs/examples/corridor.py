@@ -1,4 +1,4 @@
-"""An environment of one's own: any gymnasium.Env."""
+"""An example environment, a gymnasium.Env."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Corridor(gym.Env):
-    """Walk right from a random cell to the end of a corridor; every step costs 1 / length."""
+    """Walk from a random cell to the right end of a corridor. Every step costs 1 / length."""
 
     def __init__(self, length: int = 8) -> None:
         self.length = length
@@ -18,13 +18,13 @@ class Corridor(gym.Env):
         self.cell = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Start anywhere but at the end."""
+        """Start in a random cell, except the last one."""
         super().reset(seed=seed)
         self.cell = int(self.np_random.integers(self.length - 1))
         return self._observation(), {}
 
     def step(self, action: int) -> Any:
-        """Move one cell; the end of the corridor is worth 1."""
+        """Move one cell to the left (0) or right (1). Reaching the last cell gives a reward of 1."""
         self.cell = max(0, self.cell + (1 if action == 1 else -1))
         arrived = self.cell >= self.length - 1
         return self._observation(), float(arrived) - 1 / self.length, arrived, False, {}

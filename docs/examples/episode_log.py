@@ -1,4 +1,4 @@
-"""A callback of one's own: it hangs on the session's clock and reads the session."""
+"""An example callback, which is called at regular frames and reads the session."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from labrl.session.callbacks.callback import Callback, SessionView
 
 
 class EpisodeLog(Callback):
-    """Writes how many episodes were played to a file in the session's folder."""
+    """Write the number of finished episodes to a file in the session's folder."""
 
     def __init__(self, frequency: int, file: str = "episodes.txt") -> None:
         self.frequencies, self._file = (frequency,), file
 
     def step(self, session: SessionView) -> None:
-        """Called after the first vector step across each multiple of the frequency, and at the end."""
+        """Write a line, after the first vector step across each multiple of the frequency and at the end."""
         with open(Path(session.folder.path) / self._file, "a") as file:
             file.write(f"{session.clock.frame} {session.clock.episode}\n")

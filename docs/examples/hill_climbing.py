@@ -1,4 +1,4 @@
-"""An agent of one's own: hill climbing over linear policies (after Mania et al., 2018, arXiv:1803.07055)."""
+"""An example agent: hill climbing over linear policies (after Mania et al., 2018, arXiv:1803.07055)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from labrl.step import Step
 
 @dataclass(kw_only=True)
 class HillClimbingConfig:
-    """Options; labrl checks every key of the YAML against them."""
+    """Options of the agent. labrl checks every key of the YAML file against them."""
 
     noise: PositiveFloat = 0.5
-    """Standard deviation of the change from the best policy to the next one tried, > 0."""
+    """Standard deviation of the changes to the best policy, > 0."""
 
 
 class HillClimbing(Agent):
-    """Every environment plays whole episodes with its own variation of the best linear policy so far."""
+    """Play whole episodes in each environment with a variation of the best linear policy so far."""
 
     Config = HillClimbingConfig
 
@@ -44,22 +44,22 @@ class HillClimbing(Agent):
 
     @classmethod
     def check(cls, config: HillClimbingConfig, spaces: Spaces) -> None:
-        """Called before a run. Raises InputError for environments that the agent cannot play."""
+        """Check an environment before a run. Raises InputError if the agent does not support it."""
         if not isinstance(spaces.action, gym.spaces.Discrete):
             raise InputError(
-                f"agent=hill_climbing needs discrete actions, this environment has {spaces.action}."
+                f"agent=hill_climbing needs discrete actions, but this environment has {spaces.action}."
             )
 
     def act(self, observation: Observation) -> NDArray:
-        """[num_envs]"""
+        """Return the actions of the policies that are being tried. [num_envs]"""
         return np.einsum("no,noa->na", _flat(observation), self._tried).argmax(1)
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        """[num_envs]"""
+        """Return the actions of the best policy. [num_envs]"""
         return (_flat(observation) @ self._best).argmax(1)
 
     def observe(self, step: Step) -> None:
-        """Keep what did better, and try something new in each environment whose episode ended."""
+        """Keep better policies, and try a new one in each environment whose episode has ended."""
         for episode in step.episodes:
             if episode.episode_return > self._best_return:
                 self._best, self._best_return = self._tried[episode.env].copy(), episode.episode_return
@@ -68,20 +68,20 @@ class HillClimbing(Agent):
             self._tried[episode.env] = self._best + change
 
     def learn(self) -> int:
-        """All is done in `observe`; the improvements count as updates."""
+        """Return the number of improvements in `observe` as the number of updates."""
         updates, self._improved = self._improved, 0
         return updates
 
     def metrics(self) -> dict[str, float]:
-        """A column of train.csv."""
+        """Return a column for train.csv."""
         return {"best_episode": self._best_return if np.isfinite(self._best_return) else np.nan}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides what comes next."""
+        """Return everything that affects the future."""
         return {"tried": self._tried.copy(), "best": self._best.copy(), "best_return": self._best_return}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a saved state."""
+        """Continue from a saved state."""
         self._tried, self._best = np.array(state["tried"]), np.array(state["best"])
         self._best_return = float(state["best_return"])
 

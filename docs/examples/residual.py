@@ -1,4 +1,4 @@
-"""A network of one's own: any nn.Module that takes the observation space and gives [batch, features]."""
+"""An example network: an nn.Module made from the observation space that returns [batch, features]."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """Residual blocks over a vector observation; its options are the keyword arguments."""
+    """Residual blocks for vector observations. The keyword arguments are its options."""
 
     def __init__(self, observation_space: gym.Space[Any], width: int = 64, blocks: int = 2) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Residual(nn.Module):
         )
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation: [batch, *obs]. Returns [batch, width]."""
+        """Compute features. observation: [batch, *obs]. Returns [batch, width]."""
         features = self.first(observation.flatten(1).float())
         for block in self.blocks:
             features = features + block(features)

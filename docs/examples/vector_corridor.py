@@ -1,4 +1,4 @@
-"""A vector environment of one's own: any `gymnasium.vector.VectorEnv` that resets each member by a seed."""
+"""An example vector environment, a `gymnasium.vector.VectorEnv` with a seeded reset of each member."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 
 
 class VectorCorridor(VectorEnv):
-    """Many corridors, walked at once; with the seeds of `corridor.Corridor` it plays the same."""
+    """Several corridors that are stepped at once. Equal to `corridor.Corridor` for the same seeds."""
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED}
 
@@ -24,14 +24,14 @@ class VectorCorridor(VectorEnv):
         self.cell = np.zeros(num_envs, np.int64)
 
     def reset(self, *, seed: list[int], options: dict[str, Any]) -> Any:
-        """Start where `reset_mask` is set; each member has a generator of its own, made from its seed."""
+        """Reset the members in `reset_mask`, each with a generator made from its seed."""
         for env in np.flatnonzero(options["reset_mask"]):
-            generator, _ = gym.utils.seeding.np_random(seed[env])  # keep it, if steps draw numbers too
+            generator, _ = gym.utils.seeding.np_random(seed[env])  # keep it if steps also draw random numbers
             self.cell[env] = generator.integers(self.length - 1)
         return self._observation(), {}
 
     def step(self, actions: np.ndarray) -> Any:
-        """Move each by one cell; the end of a corridor is worth 1."""
+        """Move in every corridor by one cell. Reaching the last cell gives a reward of 1."""
         self.cell = np.maximum(0, self.cell + np.where(actions == 1, 1, -1))
         arrived = self.cell >= self.length - 1
         return self._observation(), arrived - 1 / self.length, arrived, np.zeros_like(arrived), {}

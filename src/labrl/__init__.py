@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # the commands load this before they handle Ctrl-C, and typing takes long to import
+TYPE_CHECKING = False  # typing is slow to import, and the commands import this before they handle Ctrl-C
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ _HOMES = {
     "TrialError": "labrl.trial.result",
     "TrialResult": "labrl.trial.result",
 }
-"""The module of each class."""
+"""Module of each lazily imported class."""
 
 
 def __getattr__(name: str) -> object:
@@ -47,16 +47,15 @@ def train(
     *,
     raise_on_failure: bool = False,
 ) -> TrialResult:
-    """Run one trial, as `labrl <overrides>` does, and return its result.
+    """Run one trial, like the command `labrl <overrides>`, and return its result.
 
         result = labrl.train(["env=cartpole", "agent=ppo", "seed=7"])
         result.folder, result.exit_code
 
-    `+resume=...`, `+rerun=...` and `+fork=...` go back to a run as they do there. config_dir: a folder with
-    configuration groups of your own, as --config-dir. raise_on_failure: raise a `labrl.TrialError`, which has
-    the result as `result`, where a session fails or is interrupted; otherwise what failed is printed, and
-    stands in `result.error`. Raises `labrl.errors.InputError` for wrong input, before anything is
-    written.
+    The overrides may contain `+resume=...`, `+rerun=...` and `+fork=...`. config_dir: folder with your
+    configuration groups, as for --config-dir; raise_on_failure: whether to raise `labrl.TrialError`, which
+    has the attribute `result`, if a session fails or is interrupted. Otherwise failures are printed and
+    described in `result.error`. Raises `labrl.errors.InputError` for wrong input, before anything is written.
     """
     import json
 
@@ -94,7 +93,7 @@ def train(
     request = request_of(overrides)
     if request is not None and request.kind == "enjoy":
         raise InputError(
-            "+enjoy trains nothing: call labrl.cli.main([...]) with the same overrides",
+            "+enjoy does not train: call labrl.cli.main([...]) with the same overrides",
             code="usage",
             key="+enjoy",
         )
@@ -105,7 +104,7 @@ def train(
     typed = f"labrl.train({json.dumps(list(overrides))})"
     command = Command.of(overrides, choices_of(cfg.hydra), config_dir, typed)
     result = Composed.of(cfg, cfg.hydra.run.dir, command).run(again)
-    # Imported late: help and completion must not wait for torch.
+    # Imported late, so that help and completion do not wait for torch.
     from labrl.trial.result import TrialError
     from labrl.trial.summary import print_failures
 
@@ -118,7 +117,7 @@ def train(
 def load(
     run: str | os.PathLike[str], session: int | None = 0, checkpoint: str | int = "best"
 ) -> LoadedPolicy:
-    """Load the policy of a run, to act with, to evaluate and to inspect.
+    """Load the policy of a run, to act, evaluate and inspect.
 
         policy = labrl.load("runs/mine")
         env = policy.env()
@@ -126,10 +125,10 @@ def load(
         action = policy.act(observation, greedy=True)
         policy.evaluate(episodes=10).return_mean
 
-    run: a run folder, wherever it lies now, or `latest`; session: number of the session, None for the one
-    with the highest evaluation score; checkpoint: best, latest or a frame. A network or environment of your
-    own must be importable, or defined in the script or notebook. Raises `labrl.errors.InputError` where there
-    is no such run, session or checkpoint, or the checkpoint does not fit the configuration.
+    run: a run folder, which may have been moved, or `latest`; session: number of the session, None for the
+    one with the highest evaluation score; checkpoint: best, latest or a frame. Your own networks and
+    environments must be importable, or defined in the script or notebook. Raises `labrl.errors.InputError` if
+    there is no such run, session or checkpoint, or if the checkpoint does not fit the configuration.
     """
     from labrl.processes import let_threads_sleep, name_user_and_home
 
@@ -143,13 +142,13 @@ def load(
 def runs(
     places: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = "runs", *filters: str
 ) -> list[Run]:
-    """Return the runs in some folders, the oldest first, with their records.
+    """Return the runs in one or several folders, the oldest first, with their records.
 
         for run in labrl.runs("runs", "env=pong", "status=finished"):
             print(run.name, run.config["agent"]["lr"], run.table("eval"))
 
-    places: a run folder, a folder with runs below it, a glob, or several of these; filters: as `labrl-runs`
-    takes them. Raises `labrl.errors.InputError` where there is no run, or a filter can agree with none.
+    places: a run folder, a folder that contains runs, a glob, or several of these; filters: as for
+    `labrl-runs`. Raises `labrl.errors.InputError` if there is no run, or if a filter cannot match any.
     """
     import os
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""`python -m labrl` is `labrl`."""
+"""Run the command `labrl` as `python -m labrl`."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""The commands: `labrl`, `labrl-envs`, `labrl-runs`, `labrl-report`, `labrl-replay` and `labrl-wandb`.
+"""The commands `labrl` and `labrl-*`.
 
-Nothing else reads the command line.
+No other module reads the command line.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`labrl`: run a trial, or an experiment of several (-m).
+    """Run the command `labrl`: a trial, or an experiment of several trials (-m).
 
-    argv: the arguments after `labrl`; None: those that the process was started with. Returns the exit code,
-    of several trials the largest.
+    argv: the arguments after `labrl`; None for those of the process. Returns the exit code, which is the
+    largest one of several trials.
     """
     arguments = sys.argv[1:] if argv is None else argv
     if "--version" in arguments:
         return _ended("labrl", _print_version)
     if not {"--help", "-h"}.isdisjoint(arguments):
         return _ended("labrl", _print_help)
-    # Imported late: help must not wait for it.
+    # Imported late, so that help does not wait for it.
     from labrl.trial.torchrun import Launch, follow, lead
 
     launch = Launch.here()
@@ -52,9 +52,9 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> int:
-    """Run what a command does. Returns its exit code, whatever ended it.
+    """Run a command, and return its exit code however it ends.
 
-    trains: whether the command does more than print, so that it has not failed if its output is lost.
+    trains: whether the command does more than print, so that losing its output is not a failure.
     """
     with steady_output() as output:
         try:
@@ -63,11 +63,11 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
         except LabrlError as error:
             code = refused(error, _full_error())
         except KeyboardInterrupt as stop:
-            # notes: how to resume what was begun
+            # The notes of the exception say how to resume.
             print("; ".join([f"{name}: interrupted", *vars(stop).get("__notes__", [])]), file=sys.stderr)
             code = stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED
         except SystemExit as end:
-            # How argparse ends --help and a wrong flag, and an interrupted trial an experiment.
+            # Raised by argparse for --help and wrong flags, and when a trial of an experiment is interrupted.
             code = end.code if isinstance(end.code, int) else DONE if end.code is None else WRONG_INPUT
         output.flush()
         if output.refusal is not None:
@@ -80,22 +80,22 @@ def _ended(name: str, command: Callable[[], int], *, trains: bool = False) -> in
 
 
 def _check_here() -> None:
-    """Raise InputError where the working folder has been deleted."""
+    """Raise InputError if the working directory has been deleted."""
     try:
         os.getcwd()
     except FileNotFoundError:
         raise InputError(
-            "the working folder has been deleted. Change to one that exists", code="usage"
+            "the working directory has been deleted. Change to an existing one", code="usage"
         ) from None
 
 
 def _full_error() -> bool:
-    """Return whether tracebacks are asked for."""
+    """Return whether tracebacks are requested."""
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
 def _run(arguments: list[str], typed: Typed) -> int:
-    """Let Hydra compose and call a `Job` for each trial. Raises InputError for what it cannot compose."""
+    """Let Hydra compose and call a `Job` for each trial. Raises InputError if composing fails."""
     import hydra
     from hydra._internal.utils import get_args
     from hydra.errors import HydraException
@@ -117,8 +117,8 @@ def _run(arguments: list[str], typed: Typed) -> int:
     begin("labrl.cli.main")
     if "${" in os.getcwd():
         raise InputError(
-            f"the working folder is {os.getcwd()}, and ${{ begins an interpolation in a configuration. "
-            "Change to a folder whose path does not contain it",
+            f"the path of the working directory, {os.getcwd()}, contains ${{, which starts an interpolation "
+            "in configurations. Change to another directory",
             code="usage",
             key=os.getcwd(),
         )
@@ -172,7 +172,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
             where = f" {os.path.abspath(error.filename)}" if error.filename else ""
             raise InputError(
                 f"the run folder cannot be made ({error.strerror or error}:{where}): "
-                "give another with hydra.run.dir=<folder>, or hydra.sweep.dir=<folder> with -m",
+                "set hydra.run.dir=<folder>, or with -m hydra.sweep.dir=<folder>",
                 code="usage",
                 key="hydra.sweep.dir" if args.multirun else "hydra.run.dir",
             ) from error
@@ -199,7 +199,10 @@ def _shows_null(args: Namespace) -> bool:
 
 
 def _without_presets_asked(arguments: Sequence[str]) -> list[str] | None:
-    """The arguments beside `--info presets`, which Hydra does not know; None where they do not contain it."""
+    """Return the arguments without `--info presets`, which Hydra does not know.
+
+    Returns None if they do not contain it.
+    """
     for at, argument in enumerate(arguments):
         count = 1 if argument in ("--info=presets", "-i=presets") else 2
         if count == 1 or (argument in ("--info", "-i") and arguments[at + 1 : at + 2] == ["presets"]):
@@ -208,14 +211,14 @@ def _without_presets_asked(arguments: Sequence[str]) -> list[str] | None:
 
 
 def _print_presets(args: Namespace) -> int:
-    """`labrl --info presets`: print which preset files apply, and the keys that each sets."""
+    """Run `labrl --info presets`: print which preset files apply, and the keys that each one sets."""
     from labrl.config.compose import applied_presets
     from labrl.trial.find import TAKE_A_RUN
 
     past = [one.partition("=")[0] for one in args.overrides if one.startswith(TAKE_A_RUN)]
     for given in [*(["-m"] if args.multirun else []), *past]:
         raise InputError(
-            f"{given} does not go with --info presets, which shows the presets of one new run: leave it out",
+            f"{given} cannot be combined with --info presets, which shows the presets of a new run: omit it",
             code="usage",
             key=given,
         )
@@ -224,7 +227,7 @@ def _print_presets(args: Namespace) -> int:
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
-    """Raise InputError, which says all that is wrong, where an argument is neither a flag nor an override."""
+    """Raise InputError with all mistakes if an argument is neither a flag nor an override."""
     from labrl.config.compose import explain, prepare
     from labrl.mistakes.arguments import stray_arguments
 
@@ -235,17 +238,17 @@ def _check_arguments(arguments: Sequence[str]) -> None:
 
 
 def list_envs(argv: Sequence[str] | None = None) -> int:
-    """`labrl-envs [part of a name]`: one environment a line, its name, kind and id. Returns the exit code."""
+    """Run `labrl-envs [part of a name]`: list environments with name, kind and id. Return the exit code."""
     import argparse
 
     from labrl.envs.games import environments
 
     parser = argparse.ArgumentParser(
         prog="labrl-envs",
-        description="List the environments that labrl env=<name> can choose, with their kind and id.",
+        description="List the environments for labrl env=<name>, with their kind and id.",
     )
     parser.add_argument(
-        "part", nargs="?", default="", help="list only names that contain this, such as pinball"
+        "part", nargs="?", default="", help="list only names that contain this text, such as pinball"
     )
 
     def command() -> int:
@@ -253,9 +256,9 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
         known = environments()
         rows = [row for row in known if part in row[0]]
         if not rows:
-            guess = did_you_mean(part, (row[0] for row in known)) or " labrl-envs alone lists all."
+            guess = did_you_mean(part, (row[0] for row in known)) or " labrl-envs without a name lists all."
             raise InputError(
-                f"{part}: no environment has this in its name.{guess}", code="unknown-option", key=part
+                f"{part}: no environment has a name with this text.{guess}", code="unknown-option", key=part
             )
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
         for name, kind, identity in rows:
@@ -266,9 +269,9 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
 
 
 def send_to_wandb(argv: Sequence[str] | None = None) -> int:
-    """`labrl-wandb <run folders>`: send what Weights & Biases lacks of them.
+    """Run `labrl-wandb <run folders>`: upload data that is missing on Weights & Biases.
 
-    Returns the exit code, 1 where not all of it has arrived.
+    Returns the exit code, 1 if an upload is incomplete.
     """
     import argparse
 
@@ -277,8 +280,8 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(
         prog="labrl-wandb",
-        description="Upload finished runs to Weights & Biases, for instance after the network was lost. Only "
-        "what is missing there is sent.",
+        description="Upload finished runs to Weights & Biases, for example after a network failure. Only "
+        "missing data is uploaded.",
     )
     parser.add_argument("folders", nargs="+", help="run folders, or latest")
     parser.add_argument("--project", help="project to upload to; by default the one of the run")
@@ -302,9 +305,9 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
 
 
 def list_runs(argv: Sequence[str] | None = None) -> int:
-    """`labrl-runs [filters]`: the run folders as a table, the newest first.
+    """Run `labrl-runs [filters]`: print the run folders as a table, the newest first.
 
-    Returns the exit code, 1 where no run matches all filters.
+    Returns the exit code, 1 if no run matches all filters.
     """
     import argparse
     import json
@@ -312,21 +315,19 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(
         prog="labrl-runs",
-        description="List run folders, the newest first. An experiment takes one line, and "
-        "another for each group if its trials differ in more than the seed. A search shows the return of "
-        "its best configuration on fresh seeds.",
+        description="List run folders, the newest first. An experiment takes one line, and one more for each "
+        "group if its trials differ in more than the seed. For a search, the return is that of its best "
+        "configuration on fresh seeds.",
     )
     parser.add_argument(
         "filters",
         nargs="*",
         metavar="filter",
-        help="list only runs with status=finished, env=pong, agent='*dqn' or agent.lr=1e-4, or with this "
-        "text in the name of their folder; several filters must all match",
+        help="condition such as status=finished, env=pong, agent='*dqn' or agent.lr=1e-4, or text in the "
+        "name of the folder; several filters must all match",
     )
     parser.add_argument("--root", type=Path, default=Path("runs"), help="folder to look in (default: runs)")
-    parser.add_argument(
-        "--json", action="store_true", help="print everything that is known about the runs, as JSON"
-    )
+    parser.add_argument("--json", action="store_true", help="print all records of the runs as JSON")
 
     def command() -> int:
         args = parser.parse_args(argv)
@@ -335,7 +336,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
         _check_statuses(args.filters)
         if not args.root.expanduser().is_dir():
             raise InputError(
-                f"{args.root}: there is no such folder. Name another with labrl-runs --root <folder>",
+                f"{args.root}: no such folder. Set another one with labrl-runs --root <folder>",
                 code="not-found",
                 key=str(args.root),
             )
@@ -353,37 +354,39 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
 
 def _check_statuses(filters: Sequence[str]) -> None:
-    """Raise InputError for a filter by a status that no run can have."""
+    """Raise InputError if a filter contains a status that does not exist."""
     from fnmatch import fnmatch
     from typing import get_args
 
     from labrl.storage.run_folder import RunStatus
 
-    # the last is what the listing calls a run that is gone and did not end in any way
+    # "killed" is the listing's name for a run whose process has died without recording an end.
     known = (*get_args(RunStatus), "killed")
     for condition in filters:
         key, _, value = condition.partition("=")
         if key == "status" and not any(fnmatch(status, value) for status in known):
             guess = did_you_mean(value, known, prefix="status=")
             raise InputError(
-                f"{condition}: there is no such status.{guess} The status of a run is one of "
-                f"{', '.join(known)}.",
+                f"{condition}: no such status.{guess} The status of a run is one of {', '.join(known)}.",
                 code="unknown-option",
                 key=key,
             )
 
 
 def replay(argv: Sequence[str] | None = None) -> int:
-    """`labrl-replay <run folder> [episode=...] [session=...]`: an episode again. Returns the exit code."""
+    """Run `labrl-replay <run folder> [episode=...] [session=...]`: play a recorded episode again.
+
+    Returns the exit code.
+    """
     import argparse
 
     from labrl.trial.showing import replay_request
 
     parser = argparse.ArgumentParser(
         prog="labrl-replay",
-        description="Play a recorded episode again, check that it is the same, and write a video of it.",
+        description="Play a recorded episode again, check that it is identical, and write a video of it.",
         epilog="A run records its best and its last evaluation episode. With meta.record_episodes=each it "
-        "also records one episode of every evaluation, which episode=<frame> chooses.",
+        "also records one episode of every evaluation, which episode=<frame> selects.",
     )
     parser.add_argument("run", help="run folder, or latest")
     parser.add_argument(
@@ -406,13 +409,17 @@ def replay(argv: Sequence[str] | None = None) -> int:
 
 
 def export_policy(argv: Sequence[str] | None = None) -> int:
-    """`labrl-export <run folder>`: the policy as a file that plays without labrl. Returns the exit code."""
+    """Run `labrl-export <run folder>`: export a policy to a file that does not need labrl.
+
+    Returns the exit code.
+    """
     import argparse
 
     parser = argparse.ArgumentParser(
         prog="labrl-export",
-        description="Write the policy of a run as a file that plays without labrl, with all that is done to "
-        "observations inside, and a JSON file that describes it. The file is checked against the policy.",
+        description="Export the policy of a run to a file that can be used without labrl, including all "
+        "transforms of observations, and write a JSON file that describes it. The file is checked against "
+        "the policy.",
     )
     parser.add_argument("run", help="run folder, or latest")
     parser.add_argument(
@@ -423,8 +430,8 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--checkpoint", default="best", metavar="best|latest|FRAME", help="(default: best)")
     head = parser.add_mutually_exclusive_group()
-    head.add_argument("--greedy", action="store_true", help="the best actions (default)")
-    head.add_argument("--sampled", action="store_true", help="actions drawn by the policy")
+    head.add_argument("--greedy", action="store_true", help="export greedy actions (default)")
+    head.add_argument("--sampled", action="store_true", help="export actions sampled from the policy")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="file to write; by default one in exports/ of the run folder"
     )
@@ -447,7 +454,7 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
 
 
 def report(argv: Sequence[str] | None = None) -> int:
-    """`labrl-report <folders or globs...>`: rebuild a report, or compare runs. Returns the exit code."""
+    """Run `labrl-report <folders or globs...>`: rebuild a report, or compare runs. Return the exit code."""
     import argparse
 
     parser = argparse.ArgumentParser(
@@ -460,7 +467,7 @@ def report(argv: Sequence[str] | None = None) -> int:
     )
     out = "folder to write to; by default the folder itself, or ./comparison for several folders"
     by = "key to group by, such as agent.lr; by default a group is all runs that differ only in the seed"
-    form = "print nothing but the table, in this format"
+    form = "print only the table, in this format"
     parser.add_argument("--out", metavar="DIR", help=out)
     parser.add_argument("--by", metavar="agent|env|KEY", help=by)
     parser.add_argument("--format", choices=("md", "csv", "latex"), help=form)
@@ -490,7 +497,7 @@ def _print_version() -> int:
 
 @contextmanager
 def _arguments(argv: Sequence[str] | None) -> Iterator[list[str]]:
-    """Yield the arguments of the command line; Hydra reads them from `sys.argv`, so others are put there."""
+    """Yield the command-line arguments, and put `argv` into `sys.argv`, where Hydra reads it."""
     before = sys.argv
     if argv is not None:
         sys.argv = ["labrl", *argv]
@@ -502,7 +509,7 @@ def _arguments(argv: Sequence[str] | None) -> Iterator[list[str]]:
 
 @contextmanager
 def _raising_hydra() -> Iterator[None]:
-    """Let Hydra raise its errors instead of printing them and ending the process."""
+    """Within this context, make Hydra raise its errors instead of printing them and ending the process."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:

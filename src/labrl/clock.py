@@ -11,46 +11,46 @@ class Clock:
     """Counts frames, episodes, optimizer updates and seconds of training.
 
     A frame is one agent step of one environment: a vector step of `num_envs` environments adds
-    `num_envs` frames. `wall` is seconds spent in training; it continues after a resume.
+    `num_envs` frames. `wall` is the number of seconds spent in training; it continues after a resume.
     """
 
     def __init__(
         self, max_frame: int, max_opt_step: int | None = None, max_wall: float | None = None
     ) -> None:
-        """The budgets of the session, None for no limit; whichever is spent first ends it."""
+        """Set the budgets of the session, None for no limit. The session ends when the first one is spent."""
         self.max_frame, self.max_opt_step, self.max_wall = max_frame, max_opt_step, max_wall
         self.frame = 0
         self.episode = 0
-        """Finished whole episodes."""
+        """Number of finished whole episodes."""
         self.opt_step = 0
-        """Optimizer updates."""
+        """Number of optimizer updates."""
         self._previous_frame = 0
         self._wall_before = 0.0
         self._started: float | None = None
         self.finished = False
-        """Whether a budget was spent at the last tick; the same until the next one, though time passes."""
+        """Whether a budget was spent at the last tick. It does not change between ticks."""
         self._last_tick_is_next = False
 
     @property
     def wall(self) -> float:
-        """Seconds of training so far, those before a resume included."""
+        """Seconds of training so far, including those before a resume."""
         running = 0.0 if self._started is None else time.perf_counter() - self._started
         return self._wall_before + running
 
     def start(self) -> None:
-        """Let the wall time run; calling it again changes nothing."""
+        """Start the wall time. Calling it again has no effect."""
         if self._started is None:
             self._started = time.perf_counter()
 
     def stop(self) -> None:
-        """Hold the wall time, for instance while another program owns the processor."""
+        """Stop the wall time."""
         self._wall_before = self.wall
         self._started = None
 
     def tick(self, frames: int, episodes: int = 0) -> None:
-        """Count one vector step: `frames` agent steps, of which `episodes` ended a whole episode.
+        """Count a vector step of `frames` agent steps, in which `episodes` whole episodes ended.
 
-        The optimizer updates of that step have been counted in `opt_step` before.
+        Optimizer updates of this step must already be counted in `opt_step`.
         """
         self._previous_frame = self.frame
         self.frame += frames
@@ -63,31 +63,31 @@ class Clock:
         )
 
     def end_with_the_next_tick(self) -> None:
-        """Let the next tick spend the budget: the ranks of a session have agreed on its end."""
+        """Make the next tick spend the budget, after the ranks of a session have agreed on its end."""
         self._last_tick_is_next = True
 
     def due(self, frequency: int) -> bool:
-        """Return whether the last tick crossed a multiple of `frequency` frames, or ended the budget.
+        """Return whether the last tick crossed a multiple of `frequency` frames or ended the budget.
 
-        True exactly once for each multiple, whatever the number of frames in a tick, except that
-        one tick across several multiples is due once. After the last tick everything is due.
+        This is true exactly once for each multiple, for any number of frames per tick; a tick that crosses
+        several multiples counts once. After the last tick it is true for every frequency.
         """
         return self.crossed(frequency) or self.finished
 
     def crossed(self, frequency: int) -> bool:
-        """Return whether the last tick crossed a multiple of `frequency` frames, wherever the budget ends.
+        """Return whether the last tick crossed a multiple of `frequency` frames, regardless of the budget.
 
-        What changes what is learned asks this and not `due`: a run that is extended to a larger budget
-        must have had the same past as one that had it from the beginning.
+        Use this rather than `due` for anything that affects learning: a run that is extended to a larger
+        budget must have the same past as a run that had this budget from the start.
         """
         return self.frame // frequency > self._previous_frame // frequency
 
     def next_due(self, frequency: int) -> int:
-        """The frame from which on `due(frequency)` is true the next time, unless the budget ends before."""
+        """Return the frame at which `due(frequency)` is next true, unless the budget ends before."""
         return (self.frame // frequency + 1) * frequency
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts and seconds as plain numbers."""
+        """Return counts and seconds as plain numbers."""
         return {
             "frame": self.frame,
             "previous_frame": self._previous_frame,
@@ -97,7 +97,7 @@ class Clock:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; the budgets stay those of the present configuration."""
+        """Continue from a saved state. The budgets are not part of it."""
         self.frame = int(state["previous_frame"])
         self.episode = int(state["episode"])
         self.opt_step = int(state["opt_step"])
@@ -108,16 +108,16 @@ class Clock:
 
 
 class PhaseTimers:
-    """Seconds spent in each phase of the loop."""
+    """Timers of the phases of the loop."""
 
     def __init__(self) -> None:
         self.seconds = {"act": 0.0, "env": 0.0, "learn": 0.0, "callbacks": 0.0}
-        """Seconds by phase since the session began, those before a resume included."""
+        """Seconds by phase since the start of the session, including those before a resume."""
         self.now = time.perf_counter()
-        """The time at which the last phase ended, `time.perf_counter`."""
+        """Time at which the last phase ended, as of `time.perf_counter`."""
 
     def restart(self) -> None:
-        """Time from now on; what passed since the last lap belongs to no phase."""
+        """Start timing from now. The time since the last lap is not counted."""
         self.now = time.perf_counter()
 
     def lap(self, phase: str) -> None:

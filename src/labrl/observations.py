@@ -1,9 +1,9 @@
-"""Observations of several inputs as one array.
+"""Observations with several inputs, represented as one structured array.
 
-Environments may give a dict or a tuple of arrays, nested too. Where it enters labrl it becomes one array with
-a named field for each of them ([num_envs], of a structured dtype): `observation["camera"]` is the camera's,
-[num_envs, *image], in its own type, and whoever only stores, cuts, copies or compares observations need not
-know. Networks take the fields apart again.
+Environments may return possibly nested dicts or tuples of arrays. labrl converts these to a single array
+[num_envs] of a structured dtype with a field for each input: `observation["camera"]` has shape
+[num_envs, *image] and the camera's own type. Code that only stores, slices, copies or compares observations
+need not distinguish the two cases. Networks use the separate fields.
 """
 
 from __future__ import annotations
@@ -18,32 +18,35 @@ from numpy.typing import NDArray
 from labrl.errors import InputError
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
-"""Inputs of a goal environment: what has been reached, and what is wanted."""
+"""Names of the inputs of a goal environment for the goal that was achieved and the goal to pursue."""
 
 
 class Goals(Protocol):
-    """Rewards that an environment would have given for other goals."""
+    """Computes the rewards of an environment for arbitrary goals."""
 
     def check(self) -> None:
-        """Raise InputError where it cannot say."""
+        """Raise InputError if the environment cannot compute rewards."""
 
     def reward(self, achieved: NDArray, desired: NDArray) -> NDArray[np.float32]:
-        """Return the reward of reaching `achieved` where `desired` is the goal. [n, *goal] each -> [n]"""
+        """Return the reward of achieving `achieved` when the goal is `desired`. [n, *goal] each -> [n]"""
 
     def terminated(self, achieved: NDArray, desired: NDArray) -> NDArray[np.bool_] | None:
-        """Return whether it ends the episode, [n]; None where the environment has no word on that."""
+        """Return whether achieving `achieved` when the goal is `desired` ends the episode. [n]
+
+        Returns None if the environment does not define this.
+        """
 
 
 def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
-    """A Dict or Tuple space as a Dict of what is in it, named `outer/inner`; others as they are.
+    """Flatten a nested Dict or Tuple space to a Dict with names `outer/inner`. Return other spaces unchanged.
 
-    Real numbers become float32, as networks and memories have them. Raises InputError for one name twice,
-    for none, and for an array without elements.
+    Float64 inputs become float32, as in networks and memories. Raises InputError for duplicate or empty names
+    and for arrays without elements.
     """
     if not isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
         if space.shape is not None and 0 in space.shape:
             raise _unsupported(
-                f"the observations are {space}, which hold no number: give at least one, such as 0"
+                f"the observation space {space} is empty: observations need at least one number, such as 0"
             )
         return space
     inputs = [(name, inner) for name, _, inner in _inputs(space, "", ())]
@@ -59,22 +62,22 @@ def _unsupported(what: str) -> InputError:
 
 
 def array_dtype(space: gym.Space[Any]) -> np.dtype:
-    """Return the dtype of an element of a flat space; of a Dict, with a field for each input in order."""
+    """Return the dtype of observations in a flat space; for a Dict, one with a field for each input."""
     if not isinstance(space, gym.spaces.Dict):
         return np.dtype(space.dtype)
     return np.dtype([(name, inner.dtype, inner.shape or ()) for name, inner in space.spaces.items()])
 
 
 def places(space: gym.Space[Any]) -> list[tuple[str, tuple[Any, ...]]]:
-    """Name each input of a space as `flat_space` does, with the keys that lead to it in an observation.
+    """Return the name of each input of a space, as in `flat_space`, and its path of keys in an observation.
 
-    A space that is no Dict or Tuple is one input, named ''.
+    A space that is neither a Dict nor a Tuple has a single input, named ''.
     """
     return [(name, path) for name, path, _ in _inputs(space, "", ())]
 
 
 def packed(observation: Any, dtype: np.dtype, count: int) -> NDArray:
-    """A batch of `count` observations as Gymnasium nests them, as an array with fields. [count]"""
+    """Convert a nested batch of `count` observations to a structured array, [count]."""
     array = np.empty(count, dtype)
     for name, part in parts(observation):
         array[name] = part
@@ -82,9 +85,9 @@ def packed(observation: Any, dtype: np.dtype, count: int) -> NDArray:
 
 
 def parts(observation: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each input of an observation, or of a batch, as Gymnasium nests them, with its name.
+    """Yield name and value of each input of a nested observation or batch.
 
-    name: of the observation itself, '' outside all others.
+    name: name of the observation itself, '' at the top level.
     """
     if isinstance(observation, Mapping):
         for key, inner in observation.items():
@@ -97,7 +100,7 @@ def parts(observation: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def copied(observation: Any) -> Any:
-    """A copy of what an environment gave, all arrays in it included: it may write into them later."""
+    """Return a deep copy of an environment's observation, which the environment may modify later."""
     if isinstance(observation, Mapping):
         return {key: copied(value) for key, value in observation.items()}
     if isinstance(observation, tuple | list):
@@ -106,9 +109,9 @@ def copied(observation: Any) -> Any:
 
 
 def not_finite(batch: NDArray) -> tuple[int, float] | None:
-    """The first observation of a batch with a number in it that is not finite, and that; None: there is none.
+    """Return the index of the first observation with a number that is not finite, and this number.
 
-    batch: [count, *obs], or [count] with a field for each input.
+    batch: [count, *obs], or [count] with a field for each input. Returns None if all numbers are finite.
     """
     if batch.dtype.names is not None:
         return next((found for name in batch.dtype.names if (found := not_finite(batch[name]))), None)
@@ -119,7 +122,7 @@ def not_finite(batch: NDArray) -> tuple[int, float] | None:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Return whether two observations, or nests of them, are equal bit for bit (NaN equals NaN)."""
+    """Return whether two observations, or nested containers of them, are equal (NaN equals NaN)."""
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, tuple | list):
@@ -131,7 +134,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def example(space: gym.Space[Any]) -> NDArray:
-    """A batch with one observation of a space without nests. [1, *obs]"""
+    """Return a batch with one observation of a flat space. [1, *obs]"""
     if isinstance(space, gym.spaces.Dict):
         batch = {name: np.asarray(_element(inner))[None] for name, inner in space.spaces.items()}
         return packed(batch, array_dtype(space), 1)
@@ -139,7 +142,10 @@ def example(space: gym.Space[Any]) -> NDArray:
 
 
 def _element(space: gym.Space[Any]) -> Any:
-    """One of a space. Of a box it is not drawn: between the largest numbers of a type that fails."""
+    """Return an element of a space.
+
+    For a Box it is not sampled, because that fails if the bounds are the largest numbers of the type.
+    """
     if isinstance(space, gym.spaces.Box):
         return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
     return space.sample()
@@ -159,14 +165,14 @@ def _inputs(
 
 
 def _below(name: str, key: Any) -> str:
-    # A dot would part the name of a network's weights.
+    # A dot would split the names of weights.
     own = str(key).replace(".", "/")
     return f"{name}/{own}" if name else own
 
 
 def _single(space: gym.Space[Any]) -> gym.Space[Any]:
     if isinstance(space, gym.spaces.Box) and space.dtype == np.float64:
-        # Bounds that float32 does not reach are none.
+        # Bounds beyond the range of float32 become infinite.
         with np.errstate(over="ignore"):
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
         return gym.spaces.Box(low, high, dtype=np.float32)

@@ -1,6 +1,6 @@
-"""The sweepers and launchers that Hydra finds through the entry points in pyproject.toml.
+"""Sweepers and launchers that Hydra finds through the entry points in pyproject.toml.
 
-Hydra imports this module at every start, so the work itself is in `labrl.experiment`, imported when it is
+Hydra imports this module at every start. The implementation is in `labrl.experiment`, which is imported when
 needed.
 """
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class TrialSweeper(Sweeper):
-    """Base of labrl's sweepers, which hand trials to an engine as there is room for them."""
+    """Base class of labrl's sweepers, which pass trials to an engine when there is room for them."""
 
     hydra_context: Any
     config: Any
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Build the launcher. Raises InputError where it cannot work here."""
+        """Build the launcher. Raises InputError if it cannot work on this machine."""
         self.hydra_context, self.config = hydra_context, config
         self.job: Any = task_function
         self.launcher: Any = Plugins.instance().instantiate_launcher(
@@ -40,10 +40,10 @@ class TrialSweeper(Sweeper):
         )
 
     def engine(self, search: bool, limit: int | None = None, cores: int | None = None) -> Engine:
-        """Make what runs the trials.
+        """Make the engine that runs the trials.
 
-        search: whether trials follow from those before, so that none is to wait in a queue; limit: most
-        trials at once; cores: those of this machine that may be given away; None: all that there are.
+        search: whether trials depend on earlier results, so that none should wait in a queue; limit: largest
+        number of trials at the same time; cores: number of cores of this machine to use, None for all.
         """
         from labrl.experiment.hydra_trial import HydraTrial, launched
         from labrl.experiment.scheduler import Calls
@@ -57,22 +57,19 @@ class TrialSweeper(Sweeper):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether trials may run on other machines, about whose cores and GPUs this one knows nothing."""
+        """Whether trials may run on other machines, whose cores and GPUs are unknown here."""
         return isinstance(self.launcher, TrialLauncher) and self.launcher.elsewhere
 
 
 class GridSweeper(TrialSweeper):
-    """`hydra/sweeper=grid`: every combination of the values, in an experiment that can be resumed."""
+    """`hydra/sweeper=grid`: run every combination of values, in an experiment that can be resumed."""
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:
-        """Keep the settings.
-
-        params: values to sweep over, by key, that need not be typed each time.
-        """
+        """params: values to sweep over by key, in addition to those of the command line."""
         self.params = {str(key): str(value) for key, value in (params or {}).items()}
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run every combination of `params` and of the job's overrides, which are `arguments` and more."""
+        """Run every combination of `params` and of the job's overrides, which include `arguments`."""
         from labrl.experiment.sweep import sweep_grid
 
         params = [f"{key}={value}" for key, value in self.params.items()]
@@ -82,10 +79,10 @@ class GridSweeper(TrialSweeper):
 
 
 class OptunaSweeper(TrialSweeper):
-    """`hydra/sweeper=optuna`: a search, with the keys of hydra-optuna-sweeper."""
+    """`hydra/sweeper=optuna`: run a search, with the keys of hydra-optuna-sweeper."""
 
     def __init__(self, **settings: Any) -> None:
-        """Keep the settings: `labrl.experiment.search.settings.Settings`."""
+        """settings: see `labrl.experiment.search.settings.Settings`."""
         self._settings = {
             key: OmegaConf.to_container(value, resolve=key == "sampler")
             if OmegaConf.is_config(value)
@@ -94,7 +91,7 @@ class OptunaSweeper(TrialSweeper):
         }
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run the search; the exit code is left in the job."""
+        """Run the search, and set the exit code of the job."""
         from labrl.config.compose import check_values, to_plain
         from labrl.errors import InputError
         from labrl.experiment.search.settings import Settings, check_ready_keys
@@ -104,11 +101,11 @@ class OptunaSweeper(TrialSweeper):
             check_values(self.config)
             check_ready_keys(plain, self.config.hydra.runtime.choices, arguments)
         except InputError as error:
-            # The space may add what is missing, as in ~agent.lr '+agent.lr=interval(1e-4, 1e-3)'.
+            # The search space may add a missing key, as in ~agent.lr '+agent.lr=interval(1e-4, 1e-3)'.
             if wrong := [mistake for mistake in error.mistakes if mistake.code != "missing"]:
                 raise InputError.of(wrong) from None
         settings = Settings.of(self._settings)
-        # Imported late: a wrong value must not wait for Optuna and torch.
+        # Imported late, so that wrong input is reported without waiting for Optuna and torch.
         from labrl.experiment.search.begin import search
 
         self.job.exit_code = search(
@@ -117,25 +114,25 @@ class OptunaSweeper(TrialSweeper):
 
 
 class TrialLauncher(Launcher):
-    """Base of labrl's launchers, each of which makes an engine."""
+    """Base class of labrl's launchers, each of which makes an engine."""
 
     elsewhere = False
-    """Whether trials run on other machines, about whose cores and GPUs this one knows nothing."""
+    """Whether trials run on other machines, whose cores and GPUs are unknown here."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what Hydra knows. Raises InputError where the launcher cannot work here."""
+        """Store Hydra's objects. Raises InputError if the launcher cannot work on this machine."""
         self.hydra_context, self.config, self.task_function = hydra_context, config, task_function
         self.check()
 
     def check(self) -> None:
-        """Raise InputError where the launcher cannot work here."""
+        """Raise InputError if the launcher cannot work on this machine."""
 
     @abstractmethod
     def engine(self, run: RunTask, search: bool, limit: int | None, cores: int | None) -> Engine:
-        """Make what runs the trials; see `TrialSweeper.engine`."""
+        """Make the engine that runs the trials; see `TrialSweeper.engine`."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run one trial for each list of overrides: Hydra's interface, for its own sweepers."""
+        """Run one trial for each list of overrides, for Hydra's own sweepers."""
         from labrl.experiment.hydra_trial import HydraTrial, LaunchedTasks
 
         run = HydraTrial.of(self.hydra_context, self.config, self.task_function)
@@ -143,30 +140,27 @@ class TrialLauncher(Launcher):
 
 
 class WorkersLauncher(TrialLauncher):
-    """`hydra/launcher=local`: as many trials at once as this machine carries, each in its own process."""
+    """`hydra/launcher=local`: run as many trials at once as this machine can, each in its own process."""
 
     def __init__(self, n_jobs: int = -1) -> None:
-        """Keep the settings.
-
-        n_jobs: most trials at once, >= 1; -1: as many as the machine carries.
-        """
+        """n_jobs: largest number of trials at once, >= 1; -1 for as many as the machine can run."""
         self.n_jobs = n_jobs
 
     def check(self) -> None:
-        """Raise InputError where the number of trials at once is no such number."""
+        """Raise InputError if the number of trials at once is out of range."""
         from labrl.errors import InputError
 
         whole = isinstance(self.n_jobs, int) and not isinstance(self.n_jobs, bool)
         if not whole or self.n_jobs == 0 or self.n_jobs < -1:
             raise InputError(
-                "hydra.launcher.n_jobs must be at least 1, or -1 for as many as the machine has room for, "
+                "hydra.launcher.n_jobs must be at least 1, or -1 for as many as the machine can run, "
                 f"got {self.n_jobs}",
                 code="range" if whole else "type",
                 key="hydra.launcher.n_jobs",
             )
 
     def engine(self, run: RunTask, search: bool, limit: int | None, cores: int | None) -> Engine:
-        """Make processes of this machine; see `labrl.experiment.local`."""
+        """Make an engine of processes on this machine; see `labrl.experiment.local`."""
         from labrl.experiment.local import LocalProcesses
         from labrl.experiment.machine import Machine
 
@@ -175,7 +169,7 @@ class WorkersLauncher(TrialLauncher):
 
 
 class SubmititLocal(TrialLauncher):
-    """`hydra/launcher=submitit_local`: each trial a job on this machine, all at once."""
+    """`hydra/launcher=submitit_local`: run each trial as a submitit job on this machine, all at once."""
 
     cluster: Literal["local", "slurm"] = "local"
 
@@ -186,65 +180,64 @@ class SubmititLocal(TrialLauncher):
         }
 
     def check(self) -> None:
-        """Raise InputError where submitit is not installed."""
+        """Raise InputError if submitit is not installed."""
         _require("submitit", f"submitit_{self.cluster}")
 
     def engine(self, run: RunTask, search: bool, limit: int | None, cores: int | None) -> Engine:
-        """Make jobs of submitit; see `labrl.experiment.clusters`."""
+        """Make an engine of submitit jobs; see `labrl.experiment.clusters`."""
         from labrl.experiment.clusters import SubmititJobs
 
         return SubmititJobs(run, self.cluster, self.params, limit)
 
 
 class SubmititSlurm(SubmititLocal):
-    """`hydra/launcher=submitit_slurm`: each trial a job of a SLURM array, requeued when it is preempted."""
+    """`hydra/launcher=submitit_slurm`: run each trial as a SLURM job, which is requeued when preempted."""
 
     cluster = "slurm"
     elsewhere = True
 
     def check(self) -> None:
-        """Raise InputError where submitit or SLURM is missing."""
+        """Raise InputError if submitit or SLURM is missing."""
         from labrl.errors import InputError
 
         super().check()
         if shutil.which("srun") is None:
             raise InputError(
-                "hydra/launcher=submitit_slurm needs SLURM, and there is no command `srun` on this machine. "
-                "Start the command on a login node of the cluster, or use this machine: "
-                "hydra/launcher=local",
+                "hydra/launcher=submitit_slurm needs SLURM, but this machine has no command `srun`. Run this "
+                "on a login node of the cluster, or set hydra/launcher=local to use this machine",
                 code="not-installed",
                 key="hydra/launcher",
             )
 
 
 class RayTrials(TrialLauncher):
-    """`hydra/launcher=ray`: each trial a task of a Ray cluster."""
+    """`hydra/launcher=ray`: run each trial as a task of a Ray cluster."""
 
     def __init__(self, ray: DictConfig) -> None:
         settings: Any = OmegaConf.to_container(ray, resolve=True)
         self.settings = settings
-        # A cluster that was there before may have other machines.
+        # An existing cluster may have other machines.
         self.elsewhere = settings["init"].get("address") not in (None, "local")
 
     def check(self) -> None:
-        """Raise InputError where Ray is not installed."""
+        """Raise InputError if Ray is not installed."""
         _require("ray", "ray")
 
     def engine(self, run: RunTask, search: bool, limit: int | None, cores: int | None) -> Engine:
-        """Make tasks of Ray; see `labrl.experiment.clusters`."""
+        """Make an engine of Ray tasks; see `labrl.experiment.clusters`."""
         from labrl.experiment.clusters import RayTasks
 
         return RayTasks(run, self.settings, limit, queued=not search)
 
 
 def _require(package: str, launcher: str) -> None:
-    """Raise InputError where the extra `package`, which `launcher` needs, is not installed."""
+    """Raise InputError if the extra `package`, which `launcher` needs, is not installed."""
     from labrl.errors import InputError
 
     if importlib.util.find_spec(package) is None:
         raise InputError(
             f"hydra/launcher={launcher} needs the package {package}, which is not installed. "
-            f"Type pip install 'labrl[{package}]'",
+            f"Run pip install 'labrl[{package}]'",
             code="not-installed",
             key="hydra/launcher",
         )

@@ -1,4 +1,4 @@
-"""Signals, waiting threads and exit codes of the processes of a run."""
+"""Handling of signals, waiting threads and exit codes in the processes of a run."""
 
 from __future__ import annotations
 
@@ -20,70 +20,70 @@ from typing import Any, NoReturn
 from labrl.errors import INTERRUPTED, TERMINATED
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Ctrl-C, a polite kill, what SLURM sends before a time limit, and a terminal that was closed."""
+"""Signals that stop a run: Ctrl-C, `kill`, SLURM's warning before a time limit, and a closed terminal."""
 
 
 SOCKET_FOLDER_BYTES = 70
-"""Longest path of a folder in which multiprocessing can make its sockets: the system takes 104 bytes for the
-path of a socket, of which multiprocessing needs 33."""
+"""Longest path, in bytes, of a folder in which multiprocessing can create sockets. The system allows 104
+bytes for the path of a socket, of which multiprocessing needs 33."""
 
 
 def exit_code_of(number: int | None) -> int:
-    """INTERRUPTED for Ctrl-C, TERMINATED for every other signal that asks for a stop."""
+    """Return INTERRUPTED for Ctrl-C and TERMINATED for every other signal."""
     return INTERRUPTED if number == signal.SIGINT else TERMINATED
 
 
 def let_threads_sleep() -> None:
-    """Let the threads of a matrix product sleep soon while they wait; called before torch is loaded.
+    """Make OpenMP threads sleep sooner while they wait. Must be called before torch is imported.
 
-    They would count to 300,000 first: beside other busy processes, on a core that the thread they wait for
-    could have had. With 10,000 SAC makes 2.6 times the frames there, and as many as before alone. Nothing
-    is changed where the user has said how threads wait.
+    By default they spin 300,000 times first, which beside other busy processes occupies a core that the
+    thread they wait for could use. With 10,000, SAC runs 2.6 times as fast there, and as fast as before
+    alone. A user's setting of OMP_WAIT_POLICY or GOMP_SPINCOUNT takes precedence.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 SELDOM = 500_000
-"""New objects after which a process that starts looks for unreachable ones."""
+"""Number of new objects after which the garbage collector runs while a process starts."""
 
 _usual = gc.get_threshold()
 
 
 def collect_seldom() -> None:
-    """Look for unreachable objects seldom, in a process that starts.
+    """Run the garbage collector rarely while a process starts.
 
-    PyTorch and what else is imported make 400,000 objects, and all of them last: to go through them again and
-    again takes 0.3 of 3 seconds.
+    Imports create 400,000 objects, none of which can be freed. Visiting them repeatedly takes 0.3 of 3
+    seconds.
     """
     gc.set_threshold(SELDOM)
 
 
 def collect_as_usual() -> None:
-    """Look for unreachable objects as often as before `collect_seldom`, in a process that has started."""
+    """Run the garbage collector as often as before `collect_seldom`, after a process has started."""
     if gc.get_threshold()[0] == SELDOM:
         gc.set_threshold(*_usual)
 
 
 def name_user_and_home() -> None:
-    """Set USER and HOME where the system knows neither.
+    """Set USER and HOME if the system has no entry for the user.
 
-    That is so for a user of a container without an entry in /etc/passwd. Matplotlib, wandb and torch ask for
-    them, and fail without an answer.
+    In containers, a user may have no entry in /etc/passwd. Matplotlib, wandb and torch fail without these
+    variables.
     """
     try:
         getpass.getuser()
     except (KeyError, OSError):
         os.environ["USER"] = str(os.getuid())
     if os.path.expanduser("~") == "~":
-        with contextlib.suppress(OSError):  # there is no folder for temporary files either
+        with contextlib.suppress(OSError):  # there may be no folder for temporary files either
             home = os.path.join(tempfile.gettempdir(), f"labrl-{os.getuid()}")
             os.makedirs(home, mode=0o700, exist_ok=True)
             os.environ["HOME"] = home
 
 
 class Stopped(KeyboardInterrupt):
-    """Raised for the other SIGNALS, like KeyboardInterrupt for Ctrl-C."""
+    """Raised for SIGNALS other than Ctrl-C, for which KeyboardInterrupt is raised."""
 
     exit_code = exit_code_of(None)
 
@@ -92,20 +92,20 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 @contextlib.contextmanager
-def signals_leave(told: str = "") -> Iterator[None]:
-    """Let each of SIGNALS end the process at once, where nobody else has set a handler.
+def signals_leave(message: str = "") -> Iterator[None]:
+    """Within this context, let each of SIGNALS end the process at once unless it has another handler.
 
-    For the time before there is anything to save. An exception would not do: modules are being imported, and
-    C extensions swallow it (PyTorch would go on without NumPy, pydantic reports a schema error).
+    Use this before there is anything to save. Raising an exception would not work during imports, because C
+    extensions swallow it (PyTorch would continue without NumPy, pydantic would report a schema error).
 
-    told: line for standard error.
+    message: line for standard error.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
         for clean_up in before_leaving:
             clean_up()
         with contextlib.suppress(OSError):
-            os.write(2, told.encode())
+            os.write(2, message.encode())
         leave_at_once(number)
 
     with _handling(leave):
@@ -113,14 +113,14 @@ def signals_leave(told: str = "") -> Iterator[None]:
 
 
 before_leaving: list[Callable[[], None]] = []
-"""Functions that are called before `signals_leave` ends the process."""
+"""Functions to call before `signals_leave` ends the process."""
 
 
 @contextlib.contextmanager
 def signals_raise() -> Iterator[None]:
-    """Let each of SIGNALS raise KeyboardInterrupt or Stopped, where nobody else has set a handler.
+    """Within this context, let SIGNALS raise KeyboardInterrupt or Stopped unless they have another handler.
 
-    An exception waits until the import that is under way is done. A second Ctrl-C ends the process at once.
+    During an import, the exception is raised after the import. A second Ctrl-C ends the process at once.
     """
     came = False
 
@@ -141,7 +141,7 @@ def signals_raise() -> Iterator[None]:
         nonlocal came
         came = False
         signal.signal(signal.SIGALRM, before)
-        signal.raise_signal(number)  # for its present handler
+        signal.raise_signal(number)  # for its current handler
 
     with _handling(handle):
         yield
@@ -149,7 +149,7 @@ def signals_raise() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handling(handler: Handler) -> Iterator[None]:
-    """Handle SIGNALS by `handler` where nobody has set another one than those that are set here."""
+    """Handle SIGNALS with `handler` unless they have a handler that was not set here."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -177,18 +177,18 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def leave_at_once(number: int) -> NoReturn:
-    """End this process, which signal `number` has come to, and those that work for it."""
-    for child in multiprocessing.active_children():  # an environment's, which may hang
+    """End this process and its children at once, because of signal `number`."""
+    for child in multiprocessing.active_children():  # environments, which may hang
         child.kill()
     os._exit(exit_code_of(number))
 
 
 @contextlib.contextmanager
 def children_ignore_ctrl_c() -> Iterator[None]:
-    """Processes that are started meanwhile ignore Ctrl-C until they say otherwise.
+    """Within this context, start processes that ignore Ctrl-C until they change this.
 
-    A terminal sends it to every process. One that is still importing would die of it with a traceback;
-    the process that started it tells it by SIGTERM instead.
+    A terminal sends Ctrl-C to every process. A process that is still importing would die with a traceback;
+    its parent sends it SIGTERM instead.
     """
     with _without_main():
         if threading.current_thread() is not threading.main_thread():
@@ -203,14 +203,14 @@ def children_ignore_ctrl_c() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_wait_in_children() -> Iterator[None]:
-    """Processes that are started meanwhile, and their helpers, get none of SIGNALS until `ignore_signals`.
+    """Within this context, start processes in which SIGNALS are blocked until they call `ignore_signals`.
 
-    A closed terminal, or a cluster that ends a job, may send one to every process: those that only work for
-    another one have to last until it has saved. Blocked and not ignored, so that one which comes meanwhile
-    to this process is not lost.
+    A closed terminal, or a cluster that ends a job, may send a signal to every process, but helper processes
+    must last until the session has saved. Signals are blocked rather than ignored, so that one sent to this
+    process meanwhile is not lost.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    resource_tracker.ensure_running()  # which unblocks some where it begins
+    resource_tracker.ensure_running()  # it unblocks some signals when it starts
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         with _without_main():
@@ -220,10 +220,10 @@ def signals_wait_in_children() -> Iterator[None]:
 
 
 def start_fork_server(modules: Sequence[str]) -> bool:
-    """Start the process that the processes of multiprocessing's context `forkserver` are forked from.
+    """Start the server process of multiprocessing's context `forkserver`. Return whether it runs.
 
-    It imports `modules`, once for all of them, while this process continues. It does nothing else, so that
-    there are no threads that a forked process would lack, and no state of a run. Returns whether it runs.
+    The server imports `modules` once for all its children, while this process continues. It does nothing
+    else, so it has no threads that a forked process would lack, and no state of a run.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods() or not find_place_for_sockets():
         return False
@@ -234,25 +234,25 @@ def start_fork_server(modules: Sequence[str]) -> bool:
 
 
 def take_signals() -> None:
-    """Let SIGNALS come to this process, which was started while they waited.
+    """Unblock SIGNALS in this process, which was started within `signals_wait_in_children`.
 
-    Ctrl-C is ignored until somebody handles it, and the others end the process.
+    Ctrl-C is ignored until a handler is set, and the other signals end the process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def find_place_for_sockets() -> bool:
-    """Let multiprocessing make its sockets in another folder than TMPDIR where that path is too long.
+    """Make multiprocessing create its sockets in another folder if the path of TMPDIR is too long.
 
-    Clusters set such paths. Returns whether there is a folder that does.
+    Clusters set such paths. Returns whether there is a suitable folder.
     """
     before = tempfile.tempdir
     try:
         for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
             if len(os.fsencode(folder)) <= SOCKET_FOLDER_BYTES and os.access(folder, os.W_OK | os.X_OK):
                 tempfile.tempdir = folder
-                # It keeps the folder that it makes at the first call, and removes it at the end.
+                # multiprocessing keeps the folder created by the first call, and removes it at exit.
                 return os.path.dirname(util.get_temp_dir()) == folder
     except OSError:  # no folder for temporary files at all
         pass
@@ -263,10 +263,10 @@ def find_place_for_sockets() -> bool:
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Processes that are started meanwhile do not import `__main__`: it may train when it is imported.
+    """Within this context, start processes that do not import `__main__`, which may train when imported.
 
-    multiprocessing finds the file or module to import in these two attributes. A copy lacks them, so that
-    code of the module itself still sees them.
+    multiprocessing finds the file or module to import in two attributes of the module. They are removed from
+    a copy, so that code of the module itself still sees them.
     """
     main = sys.modules["__main__"]
     copy = ModuleType("__main__")
@@ -281,7 +281,7 @@ def _without_main() -> Iterator[None]:
 
 
 def ignore_signals() -> None:
-    """Ignore SIGNALS in this process; programs that it starts react to them as usual."""
+    """Ignore SIGNALS in this process. Programs that it starts react to them as usual."""
     for number in SIGNALS:
         signal.signal(number, _do_nothing)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -292,12 +292,12 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 
 
 def stop_with_the_parent() -> None:
-    """Send SIGTERM to this process when its parent has ended, so that it saves its state and ends."""
+    """Send SIGTERM to this process when its parent ends, so that it saves its state and ends."""
     when_the_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def stop_when_orphaned() -> None:
-    """Do the same as `stop_with_the_parent` for a process that a program other than labrl has started."""
+    """Do the same as `stop_with_the_parent` in a process that was not started by multiprocessing."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -309,7 +309,7 @@ def stop_when_orphaned() -> None:
 
 
 def when_the_parent_ends(act: Callable[[], None]) -> None:
-    """Have a thread call `act` as soon as the process that started this one is gone, if there is one."""
+    """Call `act` in a thread when the parent process ends, if multiprocessing started this process."""
     parent = multiprocessing.parent_process()
 
     def watch() -> None:

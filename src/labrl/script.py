@@ -1,7 +1,7 @@
-"""The script or notebook that calls labrl, and what processes need of it that do not run it.
+"""The script or notebook that calls labrl, and the parts of it that labrl's processes need.
 
 labrl's processes never import the user's `__main__`: a script without a main guard would train again in each
-of them, and one from standard input or a notebook has no file to import.
+process, and a notebook or a script from standard input has no file to import.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from collections.abc import Callable, Mapping
 from types import FrameType, FunctionType
 from typing import Any
 
-from labrl.config.component import MAIN, being_imported, used_of_main
 from labrl.errors import InputError
+from labrl.targets import MAIN, being_imported, used_of_main
 
 Dumps = Callable[[Any], bytes]
 
 
 def begin(caller: str) -> None:
-    """Forget what earlier runs used of the script. Raises InputError where `caller` would run by accident.
+    """Start a run: forget the names that earlier runs used. Raises InputError if `caller` runs by accident.
 
-    That is while a module is imported, by labrl or by a child process of the user's own.
+    That is the case while a module is imported, by labrl or by a child process of the user's program.
     """
     if being_imported:
         raise InputError(
-            f"the module {being_imported[-1]} calls {caller} when it is imported, and the configuration "
-            f'names this module. Put the call below `if __name__ == "{MAIN}":`.',
+            f"the module {being_imported[-1]}, which the configuration names, calls {caller} when it is "
+            f'imported. Put the call below `if __name__ == "{MAIN}":`.',
             code="usage",
             key=caller,
         )
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        # what multiprocessing calls the script that it imports in a child
+        # multiprocessing imports the script under this name in a child process.
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
             raise InputError(
-                f"a child process has imported this script, which calls {caller} at its top level. Put the "
-                f'call below `if __name__ == "{MAIN}":`.',
+                f"a child process imported this script, which calls {caller} at its top level. Put the call "
+                f'below `if __name__ == "{MAIN}":`.',
                 code="usage",
                 key=caller,
             )
@@ -49,23 +49,28 @@ def begin(caller: str) -> None:
 
 
 class Carried:
-    """The parts of the script that a new process needs. Pass it before anything that refers to the script.
+    """The parts of the script that a new process needs.
 
-    Unpickling it sets the environment variables: a process that is forked from a server has those of its
-    start. It defines the classes and functions of `__main__` that the configuration names, which go by value,
-    and registers the environments that the script has registered with Gymnasium.
+    Pass it to the process before other arguments that refer to the script. Unpickling it sets the environment
+    variables, because a process forked from a server has those of the server's start. It also defines the
+    classes and functions of `__main__` that the configuration names, which are pickled by value, and
+    registers the environments that the script has registered in Gymnasium.
     """
 
     def __init__(self) -> None:
-        """Collect it. Raises InputError where this process may start none, or something cannot be sent."""
+        """Collect the parts.
+
+        Raises InputError if this process cannot start others, or if something cannot be pickled.
+        """
         if multiprocessing.current_process().daemon:
             raise InputError(
-                "this run needs processes, and a daemonic process, such as one of multiprocessing.Pool, may "
-                "start none. Call labrl from a concurrent.futures.ProcessPoolExecutor instead, or set "
-                "meta.max_session=1 and env.vectorization=sync.",
+                "this run needs further processes, which a daemonic process, such as one of "
+                "multiprocessing.Pool, cannot start. Call labrl from a "
+                "concurrent.futures.ProcessPoolExecutor instead, or set meta.max_session=1 and "
+                "env.vectorization=sync.",
                 code="usage",
             )
-        # Imported late: a misspelt key must not wait for it.
+        # Imported late, so that wrong input is reported without waiting for it.
         from cloudpickle import dumps
 
         self._definitions = _definitions(dumps)
@@ -80,25 +85,26 @@ def _definitions(dumps: Dumps) -> bytes:
     found = {name: main[name] for name in sorted(used_of_main) if name in main}
     try:
         return dumps(found)
-    except Exception as error:  # whatever objects of somebody's raise
+    except Exception as error:  # pickling a user's objects can raise anything
         names = ", ".join(f"{MAIN}.{name}" for name in found)
         raise InputError(
-            f"_target_: {names}: this run needs processes, and what the script or notebook defines cannot be "
-            f"sent to them: {error}. Put the definition into a module, and set _target_=my_module.MyClass",
+            f"_target_: {names}: this run needs further processes, and these definitions of the script or "
+            f"notebook cannot be sent to them: {error}. Put the definition into a module, and set "
+            "_target_=my_module.MyClass",
             code="target",
             key="_target_",
         ) from error
 
 
 def _registered(dumps: Dumps) -> bytes:
-    """The environments that are registered with Gymnasium and are not its own."""
+    """Return the environments that are registered in Gymnasium and are not part of it."""
     gymnasium = sys.modules.get("gymnasium")
     specs = {}
     for name, spec in {} if gymnasium is None else gymnasium.registry.items():
-        module = inspect.getmodule(spec.entry_point)  # None of the name of one
+        module = inspect.getmodule(spec.entry_point)  # None if it is a name
         home = str(spec.entry_point) if module is None else module.__name__
         if not home.startswith("gymnasium."):
-            with contextlib.suppress(Exception):  # then that environment is unknown there
+            with contextlib.suppress(Exception):  # the new process will not know this environment
                 specs[name] = dumps(spec)
     return pickle.dumps(specs)
 
@@ -113,7 +119,7 @@ def _take(environment: Mapping[str, str], definitions: bytes, registered: bytes)
     for name, value in found.items():
         main[name] = value
         for function in (value, *vars(value).values()) if isinstance(value, type) else (value,):
-            # what it refers to, by its own name, so that instances can be sent back
+            # Globals that it refers to get their own names, so that instances can be sent back.
             for other, used in function.__globals__.items() if isinstance(function, FunctionType) else ():
                 if not other.startswith("__"):
                     main.setdefault(other, used)

@@ -1,4 +1,4 @@
-"""The entry points of the commands, which handle Ctrl-C before they load anything else."""
+"""Entry points of the commands, which handle Ctrl-C before they import anything else."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import gc
 import signal
 import sys
 
-TYPE_CHECKING = False  # typing takes longer to import than all of this
+TYPE_CHECKING = False  # typing takes longer to import than everything else here
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def _command(name: str, function: str) -> Callable[[], int]:
-    """name: as it is typed; function: of `labrl.cli`. What it gives returns the exit code."""
+    """Return an entry point, a function that returns the exit code.
+
+    name: name of the command; function: name of a function in `labrl.cli`.
+    """
 
     def run() -> int:
         try:
@@ -29,7 +32,7 @@ def _command(name: str, function: str) -> Callable[[], int]:
 
                 if name == "labrl":
                     doing("starting", early=True)
-                import labrl.cli  # here: it takes a quarter of a second
+                import labrl.cli  # imported here, because it takes a quarter of a second
 
                 name_user_and_home()
                 let_threads_sleep()
@@ -40,8 +43,8 @@ def _command(name: str, function: str) -> Callable[[], int]:
 
             return stop.exit_code if isinstance(stop, Stopped) else 130  # labrl.errors.INTERRUPTED
         finally:
-            gc.freeze()  # the interpreter's end would go through all of PyTorch's objects, for 0.3 s
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # all is done: no traceback of Python's own end
+            gc.freeze()  # otherwise the interpreter visits all of PyTorch's objects at exit, for 0.3 s
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # avoids a traceback from the interpreter's exit
 
     return run
 

@@ -1,5 +1,4 @@
-"""Standard output and error that survive a lost reader and a full disk; the lines on what takes long, and on
-what was wrong."""
+"""Standard streams that survive a closed pipe and a full disk, and messages about progress and errors."""
 
 from __future__ import annotations
 
@@ -15,13 +14,14 @@ from typing import Any, TextIO, cast
 from labrl.errors import LabrlError
 
 _doing = False
-"""Whether the last line of the terminal says what takes a while."""
+"""Whether the last line of the terminal is one of `doing`."""
 
 
 def doing(what: str, early: bool = False) -> None:
-    """Show on a terminal what takes a while, in a line that the next output replaces.
+    """Show what the program is doing on the terminal, in a line that the next output replaces.
 
-    Nothing is shown outside of `steady_output`, which replaces the line; early: just before it is entered.
+    Has an effect only within `steady_output`, which replaces the line. early: whether this is called just
+    before entering `steady_output`.
     """
     global _doing
     _clear()
@@ -46,12 +46,12 @@ def _clear() -> None:
 
 
 class SteadyStream:
-    """A stream that writes nothing more after its first error, and remembers the error."""
+    """A stream that stops writing after its first error, and keeps the error."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.refusal: OSError | None = None
-        """The error; None as long as there is none, and where the reader has closed its end."""
+        """The error; None before an error, and if the reader has closed the pipe."""
 
     def write(self, text: str) -> int:
         """Write `text`, or do nothing after an error. Returns the number of characters."""
@@ -76,7 +76,7 @@ class SteadyStream:
     def _fall_silent(self, error: OSError) -> None:
         if error.errno != errno.EPIPE:
             self.refusal = error
-        # The interpreter flushes once more at its end what the stream still keeps.
+        # At exit, the interpreter flushes the stream's buffer once more.
         with contextlib.suppress(OSError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())
@@ -85,13 +85,13 @@ class SteadyStream:
 
 @contextlib.contextmanager
 def steady_output() -> Iterator[SteadyStream]:
-    """Replace the standard streams by `SteadyStream`s; yields standard output.
+    """Replace the standard streams by `SteadyStream`s, and yield standard output.
 
     In a locale without UTF-8, characters that cannot be printed become question marks.
     """
     before = sys.stdout, sys.stderr
     with contextlib.ExitStack() as opened:
-        # None where the process was started with the descriptor closed.
+        # A stream is None if the process was started with a closed descriptor.
         streams = [
             stream or opened.enter_context(open(os.devnull, "w", encoding="utf-8")) for stream in before
         ]
@@ -110,7 +110,7 @@ def steady_output() -> Iterator[SteadyStream]:
 
 
 def refused(error: LabrlError, full_error: bool) -> int:
-    """Print what is wrong. Return the exit code."""
+    """Print the message of an error, with a traceback if `full_error`. Return the exit code."""
     if full_error:
         traceback.print_exception(error)
     print("\n".join(f"labrl: {line}" for line in str(error).splitlines()), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The result of one vector step, which environments pass to agents and statistics."""
+"""The result of a vector step, which environments pass to agents and statistics."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Masks = NDArray[np.bool_] | None
-"""Valid actions in each of several observations, [n, flags]; None where all always are."""
+"""Masks of the valid actions for n observations, [n, flags]; None without masks."""
 States = NDArray[np.float32] | None
-"""The recurrent state before each of several observations, [n, state_size]; None where there is none."""
+"""Recurrent states before n observations, [n, state_size]; None without recurrent state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,48 +18,49 @@ class Episode:
     """A finished whole episode (all lives of a game)."""
 
     env: int
-    """Index of the environment that played it."""
+    """Index of the environment."""
     index: int
-    """Number of episodes that this environment played before."""
+    """Number of earlier episodes in this environment."""
     seed: int
     """Seed with which the environment was reset."""
     episode_return: float
     """Undiscounted sum of the raw rewards."""
     length: int
-    """Agent steps."""
+    """Number of agent steps."""
     truncated: bool
-    """Whether a time limit, not the task, ended it."""
+    """Whether a time limit ended the episode."""
 
 
 @dataclass
 class Step:
-    """The outcome of one vector step. Arrays have `num_envs` rows and are not written to later."""
+    """The result of a vector step. Arrays have `num_envs` rows and are not modified later."""
 
     observation: NDArray
-    """Observations to act on next: the first of the new episode where one has ended. [num_envs, *obs]"""
+    """Observations to act on next; after an episode has ended, the first of the next. [num_envs, *obs]"""
     next_observation: NDArray
-    """Observations after the action: the true final one where an episode has ended. The same
-    array as `observation` if none has. [num_envs, *obs]"""
+    """Observations after the action; at the end of an episode, the true final one. If no episode has ended,
+    this is the same array as `observation`. [num_envs, *obs]"""
     reward: NDArray[np.float32]
-    """Raw reward of the environment, until a transform makes the learner's view. [num_envs]"""
+    """Raw reward of the environment; after the transforms, the learner's reward. [num_envs]"""
     terminated: NDArray[np.bool_]
-    """Whether there is no value beyond this step: the task ended, or (in training) a life was lost.
+    """Whether the value of the next state is 0, because the task ended or (in training) a life was lost.
     [num_envs]"""
     truncated: NDArray[np.bool_]
-    """Whether a time limit cut the episode: its last state keeps its value. [num_envs]"""
+    """Whether a time limit cut the episode, so that its last state is bootstrapped. [num_envs]"""
     episode_over: NDArray[np.bool_]
     """Whether the environment was reset; False at a lost life. [num_envs]"""
     episodes: list[Episode] = field(default_factory=list)
-    """The whole episodes that ended in this step."""
+    """Whole episodes that ended in this step."""
     mask: NDArray[np.bool_] | None = None
-    """Valid actions in `observation`; None where all always are. [num_envs, actions]"""
+    """Masks of the valid actions in `observation`; None without masks. [num_envs, actions]"""
     next_mask: NDArray[np.bool_] | None = None
-    """Valid actions in `next_observation`; meaningless where the task has ended. [num_envs, actions]"""
+    """Masks of the valid actions in `next_observation`, without meaning if the task has ended.
+    [num_envs, actions]"""
     void: bool = False
-    """Whether nothing was played: a resume cuts all episodes short at `next_observation`. A replay buffer
-    ends them with what it holds; a rollout treats it as a step without reward."""
+    """Whether no action was taken, because a resume cuts all episodes at `next_observation`. A replay buffer
+    ends the episodes with their last stored transitions; a rollout treats this as a step without reward."""
 
     def copied(self) -> Step:
-        """Return a copy with arrays of its own; fields that shared an array share its copy."""
+        """Return a deep copy, in which fields that share an array share its copy."""
         copies = {id(array): array.copy() for array in vars(self).values() if isinstance(array, np.ndarray)}
         return Step(**{name: copies.get(id(array), array) for name, array in vars(self).items()})

@@ -1,4 +1,4 @@
-"""Configuration: composed by Hydra, validated into the dataclasses that stand beside each component."""
+"""Configuration: composed by Hydra and validated into the dataclasses of the components."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 def config_folder() -> Path:
     """Return the folder with labrl's YAML groups.
 
-    In a checkout, also one that is installed with `pip install -e`, this is `configs/` at the top of the
-    repository, so that an edited file takes effect. An installed wheel carries the groups as `labrl/configs`.
+    In a checkout, including one installed with `pip install -e`, this is `configs/` at the top of the
+    repository, so that edits take effect. An installed wheel contains the groups as `labrl/configs`.
     """
     package = Path(__file__).resolve().parents[1]
     checkout = package.parents[1]

@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
 from labrl.config.keys import walk, written
-from labrl.config.outlined import outlined
 from labrl.errors import InputError, LabrlError, Mistake
+from labrl.targets import with_stand_ins
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -26,9 +26,9 @@ def compose(
 ) -> DictConfig:
     """Return the configuration that `labrl <overrides>` would run with.
 
-    overrides: as on the command line, e.g. `["env=pong", "agent.lr=1e-4"]`. config_dir: a folder with
-    configuration groups of your own. with_hydra: keep Hydra's own node, which names the run folder.
-    Raises InputError for unknown keys, groups and options, and for bad syntax.
+    overrides: as on the command line, for example `["env=pong", "agent.lr=1e-4"]`; config_dir: a folder with
+    your configuration groups; with_hydra: whether to keep the node `hydra`, which names the run folder.
+    Raises InputError for unknown keys, groups and options, and for syntax errors.
     """
     import hydra
 
@@ -48,9 +48,9 @@ def explain(
     config_dir: str | os.PathLike[str] | None = None,
     multirun: bool = False,
 ) -> LabrlError:
-    """Return everything that is wrong with `overrides`, which Hydra has refused with `error`.
+    """Return an error with all mistakes in `overrides`, which Hydra refused with `error`.
 
-    multirun: whether an override may give several values.
+    multirun: whether overrides may have several values.
     """
     from hydra.core.global_hydra import GlobalHydra
 
@@ -64,17 +64,17 @@ def explain(
         try:
             if typed or not found:
                 resolve(cfg)
-        except LabrlError as wrong:  # a contradiction may come from the overrides that are left out
+        except LabrlError as wrong:  # a contradiction may result from the overrides that are left out
             among = [one for one in wrong.mistakes if one.key in typed and one.code != "contradiction"]
             found += among if found else wrong.mistakes
-        except Exception:  # the error that is explained is this one
+        except Exception:  # the same error as the one being explained
             pass
     return InputError.of(found) if found else InputError(first_line(error), code="usage")
 
 
 @contextmanager
 def hydra_initialized(config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Start Hydra with labrl's groups, then the user's; on leaving, put back what was there before."""
+    """Initialize Hydra with labrl's groups and then the user's, and restore its previous state on exit."""
     import hydra
     from hydra.core.global_hydra import GlobalHydra
 
@@ -83,7 +83,7 @@ def hydra_initialized(config_dir: str | os.PathLike[str] | None) -> Iterator[Non
     sources = [f"file://{config_folder()}"]
     if config_dir is not None:
         sources.append(f"file://{os.path.abspath(config_dir)}")
-    # Hydra refuses to begin inside a Hydra application, such as a search that composes its trials.
+    # Hydra cannot be initialized inside a Hydra application, such as a search that composes its trials.
     before = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
@@ -94,20 +94,20 @@ def hydra_initialized(config_dir: str | os.PathLike[str] | None) -> Iterator[Non
 
 
 def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> None:
-    """Register what labrl adds to Hydra and OmegaConf, and let a user's own modules be found.
+    """Register labrl's extensions of Hydra and OmegaConf, and make the user's modules importable.
 
-    Raises InputError for what Hydra would pass over: a `config_dir` that is no folder, `~preset`, which
-    some agents can do without, and a list of options, of which the last would win.
+    Raises InputError if `config_dir` is not a folder, for `~preset`, and for a list of options of a group.
+    Hydra would ignore the first, accept the second for some agents, and use only the last option of a list.
     """
     from labrl.config.extensions import register
 
     if config_dir is not None and not os.path.isdir(config_dir):
-        raise InputError(
-            f"--config-dir {config_dir}: there is no such folder", code="not-found", key="--config-dir"
-        )
+        raise InputError(f"--config-dir {config_dir}: no such folder", code="not-found", key="--config-dir")
     if any(override.partition("=")[0] == "~preset" for override in overrides):
         raise InputError(
-            "~preset: it is needed; preset=none leaves all presets out", code="missing", key="preset"
+            "~preset: the group preset cannot be removed. Set preset=none to apply no presets.",
+            code="missing",
+            key="preset",
         )
     for override in overrides:
         group, _, option = override.lstrip("+").partition("=")
@@ -125,17 +125,17 @@ def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequenc
 
 
 def find_modules(config_dir: str | os.PathLike[str] | None) -> None:
-    """Let a `_target_` be found in the working folder or beside the user's YAML."""
+    """Make a `_target_` importable from the working directory and from the user's configuration folder."""
     for folder in (os.getcwd(), config_dir and os.path.abspath(config_dir)):
         if folder and str(folder) not in sys.path:
-            sys.path.append(str(folder))  # last, so that it hides no package
+            sys.path.append(str(folder))  # last, so that it shadows no package
 
 
 def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | None = None) -> str:
     """Return a text with the preset files that `labrl <overrides>` composes and the keys that each sets.
 
-    Hydra itself says which files these are. The weakest comes first; a value that something stronger replaces
-    is followed by the one that the run has. Raises InputError as `compose` does.
+    Hydra provides the list of files, in increasing priority. A value that is replaced later is followed by
+    the final value. Raises InputError as `compose` does.
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.global_hydra import GlobalHydra
@@ -162,7 +162,7 @@ def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | N
 
 
 def _values(node: Any) -> dict[str, Any]:
-    """Value by full key; a component or a schedule is one value."""
+    """Return values by full key. A component or a schedule counts as one value."""
     found: dict[str, Any] = {}
     for key, value in walk(node):
         is_group = isinstance(value, Mapping) and not {"_target_", "kind"} & set(value)
@@ -172,20 +172,20 @@ def _values(node: Any) -> dict[str, Any]:
 
 
 def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """Return `cfg` as config.yaml records it: dicts, lists and scalars with nothing left to resolve.
+    """Return `cfg` in the form of config.yaml: dicts, lists and scalars, with interpolations resolved.
 
-    Raises InputError for a value that is still missing or an interpolation that leads nowhere.
+    Raises InputError for missing values and for interpolations that cannot be resolved.
     """
     if not isinstance(cfg, DictConfig):
         return dict(cfg)
-    # Hydra's own node is resolved by Hydra alone: parts of it have a value in a job only.
+    # The node `hydra` is left out, because some of its values exist only in a Hydra job.
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     composed = dict(walk(OmegaConf.to_container(own, resolve=False)))
     own_class = ", or for a class env.id=null env.name=<name> 'env.make={_target_: <module>.<class>}'"
     missing = {key: own_class * (key == "env.id") for key, value in composed.items() if value == "???"}
-    for key in ("env", "agent"):  # a file of the user's own
+    for key in ("env", "agent"):  # from a user's file
         if isinstance(composed.get(key), dict) and f"{key}._target_" not in composed:
-            missing[f"{key}._target_"] = ", or build on one of labrl's files (defaults: [gymnasium, _self_])"
+            missing[f"{key}._target_"] = ", or extend one of labrl's files (defaults: [gymnasium, _self_])"
     if missing:
         raise InputError.of(
             Mistake("missing", key, f"{key} must be given: set {key}=<value>{other}")
@@ -200,47 +200,46 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unresolved(error: OmegaConfBaseException) -> InputError:
-    """Return the mistake for an interpolation that leads nowhere."""
+    """Return the error for an interpolation that cannot be resolved."""
     from labrl.mistakes.names import owners_of
 
     lost = re.search(r"Interpolation key '([^']*)' not found(?: \(resolved to '([^']*)')?", str(error))
     source = (lost[2] or lost[1]) if lost else ""
-    key = source if owners_of(source) else error.full_key  # which was taken away, or never was
+    key = source if owners_of(source) else error.full_key  # a known key that was removed, or a typing error
     message = f"{error.full_key}: {str(error).splitlines()[0]}. Set {key}=<value>"
     return InputError(message, code="missing" if lost else "type", key=key)
 
 
 def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None = None) -> TrialConfig:
-    """Return `cfg` as typed dataclasses, everything checked that needs no environment.
+    """Return `cfg` as typed dataclasses, after all checks that need no environment.
 
-    plain: what `to_plain` returns for it, where that is known. Raises InputError with a mistake for every
-    wrong key.
+    plain: result of `to_plain(cfg)`, if known. Raises InputError with a mistake for every wrong key.
     """
     plain = to_plain(cfg) if plain is None else plain
-    checks_outlined(cfg, plain)  # before PyTorch is loaded
+    check_with_stand_ins(cfg, plain)  # before PyTorch is loaded
     return typed(cfg, plain)
 
 
 def check_values(cfg: DictConfig | Mapping[str, Any]) -> None:
-    """Raise InputError as `resolve` does, without loading PyTorch unless a component of the user's does."""
+    """Raise InputError as `resolve` does, without importing PyTorch unless a user's component does."""
     plain = to_plain(cfg)
-    if not checks_outlined(cfg, plain):
+    if not check_with_stand_ins(cfg, plain):
         typed(cfg, plain)
 
 
-def checks_outlined(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
-    """Check `cfg` as `typed` does without loading PyTorch. Return False where that cannot be done."""
+def check_with_stand_ins(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
+    """Check `cfg` as `typed` does, without importing PyTorch. Return False if that is not possible."""
     from labrl.config import schema, validate  # noqa: F401  (not from inside the outline)
 
     targets = [str(value) for key, value in walk(plain) if key.endswith("_target_")]
     if "torch" in sys.modules or not all(target.startswith("labrl.") for target in targets):
         return False
     try:
-        with outlined():
+        with with_stand_ins():
             typed(cfg, plain)
     except LabrlError:
         raise
-    except Exception:  # it computes with a stand-in
+    except Exception:  # the code needs the real PyTorch
         return False
     return True
 
@@ -253,14 +252,14 @@ def typed(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> Tria
     try:
         config = dataclass_of(TrialConfig, plain)
     except InputError as error:
-        # a value that only refers to a wrong one is not reported beside it
+        # Values that only interpolate a wrong value are not reported.
         composed = dict(walk(OmegaConf.to_container(cfg, resolve=False) if OmegaConf.is_config(cfg) else cfg))
         echoes = {f"${{{mistake.key}}}" for mistake in error.mistakes}
         found = [one for one in error.mistakes if str(composed.get(one.key or "")) not in echoes]
         raise InputError.of(found) from None
     if isinstance(config.env.config, dict):
         raise InputError(
-            f"env._target_: {config.env.target} is no vector environment. For one of Gymnasium's kind write "
+            f"env._target_: {config.env.target} is not a labrl environment. For a Gymnasium environment, set "
             f"env=gymnasium env.id=null env.name=<name> 'env.make={{_target_: {config.env.target}}}'",
             code="target",
             key="env._target_",

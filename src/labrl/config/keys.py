@@ -1,5 +1,4 @@
-"""The keys of a configuration: how to walk over them, what depends on the value of each, which differ between
-two configurations, and how an override is written."""
+"""Configuration keys: iteration, traits, differences between configurations, and the syntax of overrides."""
 
 from __future__ import annotations
 
@@ -12,13 +11,13 @@ from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from labrl.config.component import Component
-from labrl.schedules import written_out
+from labrl.schedules import expanded
 
 T = TypeVar("T")
 
 
 def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the full key and the value of `node`, which stands at `key`, and of everything below it."""
+    """Yield the full key and value of `node`, whose key is `key`, and of everything below it."""
     yield key, node
     if isinstance(node, Mapping):
         for name, inner in node.items():
@@ -30,29 +29,28 @@ def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """Traits of a key: what depends on its value. Without an annotation, everything does."""
+    """Traits of a key, which describe the effects of its value. The defaults allow for every effect."""
 
     resume: bool = False
-    """Whether a resumed run may have another value, because nothing that was learned depends on it."""
+    """Whether a resume may change the value, because it does not affect what was learned before."""
     same_group: bool = False
-    """Whether runs that differ only in it are one group in statistics."""
+    """Whether runs that differ only in this key form one group in statistics."""
     score: bool = True
-    """Whether the worth of a trial in a search depends on it."""
+    """Whether the score of a trial in a search depends on the value."""
 
 
 Watches = Annotated[T, Traits(resume=True, same_group=True, score=False)]
-"""A key that changes no number of a run: it only says what is watched, shown or kept."""
+"""A key that controls only what is recorded, shown or kept, and does not change the numbers of a run."""
 Continues = Annotated[T, Traits(resume=True, score=False)]
-"""A key that a resume may change, such as the device. Runs that differ in it can differ in their rows."""
+"""A key that a resume may change, such as the device, although it can change rows of metrics."""
 Scores = Annotated[T, Traits(resume=True)]
-"""A key that changes how long a run goes on or how it is evaluated, and no update before that."""
+"""A key that controls the length of a run or its evaluation, but does not change earlier updates."""
 
 
 @cache
 def traits(key: str) -> Traits:
-    """Return the traits of the full `key` of a trial's configuration: its own, or those of the nearest key
-    above that has any."""
-    # Imported late: the command line shows help without pydantic.
+    """Return the traits of a full key of a trial's configuration, which it may inherit from a key above."""
+    # Imported late, because the command line shows help without importing pydantic.
     from labrl.config.schema import TrialConfig
 
     found = Traits()
@@ -65,15 +63,15 @@ def traits(key: str) -> Traits:
 
 
 def traits_in(hint: Any) -> Traits | None:
-    """The traits with which a type is annotated, if it is."""
+    """Return the traits in the annotation of a type, if there are any."""
     annotations = hint.__metadata__ if get_origin(hint) is Annotated else ()
     return next((one for one in annotations if isinstance(one, Traits)), None)
 
 
 def dataclasses_in(hint: Any) -> Iterator[type]:
-    """The dataclasses whose fields are keys below a field of type `hint`.
+    """Yield the dataclasses whose fields are the keys below a field of type `hint`.
 
-    For a component, whose class only its `_target_` names, they are those in the annotation of its type.
+    For a component, whose class depends on its `_target_`, these are the ones in its annotation.
     """
     if isinstance(hint, type):
         yield from [hint] if dataclasses.is_dataclass(hint) and hint is not Component else []
@@ -84,30 +82,31 @@ def dataclasses_in(hint: Any) -> Iterator[type]:
 
 @cache
 def hints(cls: type) -> dict[str, Any]:
-    """The types of the fields of a dataclass, with their annotations."""
+    """Return the types of the fields of a dataclass, with their annotations."""
     return get_type_hints(cls, include_extras=True)
 
 
 ABSENT = object()
-"""Stands for the value of a key that is not there."""
+"""Placeholder for the value of a missing key."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One key whose value differs."""
+    """A key whose value differs between two configurations."""
 
     key: str
     old: Any
     """Old value as plain data, or ABSENT."""
     new: Any
+    """New value as plain data, or ABSENT."""
 
     @property
     def pinnable(self) -> bool:
-        """Whether the old value can be typed: the key is on both sides."""
+        """Whether an override can restore the old value, because both configurations have the key."""
         return self.old is not ABSENT and self.new is not ABSENT
 
     def as_json(self) -> dict[str, Any]:
-        """Return the key, and its values `then` and `now` where it has them."""
+        """Return the key, and its values as `then` and `now` if they are not ABSENT."""
         values = {"then": self.old, "now": self.new}
         return {"key": self.key, **{name: value for name, value in values.items() if value is not ABSENT}}
 
@@ -115,7 +114,7 @@ class Change:
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], parent: str = "") -> list[Change]:
     """Return every key that differs between two resolved configurations, in order.
 
-    1e5 and 100000 are the same number, true and 1 are not the same value. Lists are compared as a whole.
+    1e5 and 100000 count as equal, true and 1 as different. Lists are compared as a whole.
     """
     found: list[Change] = []
     for name in {**old, **new}:
@@ -129,7 +128,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], parent: str = "") ->
 
 
 def contradictions(found: Iterable[Change]) -> list[Change]:
-    """Return those of `found` that would have made another past."""
+    """Return the changes that a resume must refuse, because they would have affected earlier training."""
     return [change for change in found if not traits(change.key).resume]
 
 
@@ -147,41 +146,41 @@ def override_of(key: str, value: Any) -> str:
 
 
 def typed_override(key: str, value: Any) -> str:
-    """Return the same override as one types it into a shell."""
+    """Return the override that sets `key` to `value`, quoted for a shell."""
     return shlex.quote(override_of(key, value))
 
 
 def is_hydras(override: str) -> bool:
-    """Return whether an override of the command line is for Hydra, not for a trial."""
+    """Return whether an override configures Hydra rather than a trial."""
     return override.lstrip("+~").startswith(("hydra.", "hydra/"))
 
 
 def split_override(override: str) -> tuple[str, str]:
-    """Return key and value of an override, without the signs that add or remove a key."""
+    """Return key and value of an override, without a leading `+` or `~`."""
     key, _, value = override.lstrip("+~").partition("=")
     return key, value
 
 
 def key_of(override: str) -> str:
-    """Return the key or group of an override, without signs and package."""
+    """Return the key or group of an override, without a leading `+` or `~` and without a package."""
     return split_override(override)[0].partition("@")[0]
 
 
 def quoted(text: str) -> str:
-    """Return `text` in quotes: for Hydra a backslash means itself unless a quote follows."""
+    """Return `text` in quotes for Hydra, in which backslashes need escaping only before a quote."""
     inner = re.sub(r"(\\*)'", r"\1\1\\'", text)
     return "'" + re.sub(r"(\\+)$", r"\1\1", inner) + "'"
 
 
 def unescaped(override: str) -> str:
-    """Return `override` without the backslashes that Hydra puts before colons (`agent.lr=linear:3e-4:0`)."""
+    """Return `override` without Hydra's backslashes before colons in a schedule: `agent.lr=linear:3e-4:0`."""
     key, _, value = override.partition("=")
     plain = value.replace("\\:", ":")
-    return override if written_out(plain) is plain else f"{key}={plain}"
+    return override if expanded(plain) is plain else f"{key}={plain}"
 
 
 def written(value: Any) -> str:
-    """Return a value as an override has it; `-` for one that is not there."""
+    """Return a value in the syntax of overrides; `-` for ABSENT."""
     if value is ABSENT:
         return "-"
     if value is None or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The presets of an agent in an environment, and their composition by Hydra."""
+"""Presets of hyperparameters for agents and environments, and their composition by Hydra."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def rule() -> dict[str, Any]:
 
 
 def preset_names(agent: str, env: str, options: Sequence[str] = ()) -> list[str]:
-    """Return the presets of `agent` in `env`, the strongest last, whether there are such files or not.
+    """Return the possible names of presets for `agent` in `env`, in increasing priority.
 
-    options: what is chosen for the parts that have presets. docs/reference/configuration.md states the rule.
+    Not all of these files exist. options: options chosen for the parts that have presets.
+    docs/reference/configuration.md states the rule.
     """
     agents = _agents(agent)
     envs = rule()["environments"].get(GAME if env in games() else env, [env])
@@ -39,33 +40,33 @@ def preset_names(agent: str, env: str, options: Sequence[str] = ()) -> list[str]
 
 
 def _agents(agent: str) -> list[str]:
-    """The agents whose presets `agent` takes, itself last."""
+    """Return the agents whose presets `agent` uses, ending with itself."""
     return list(rule()["agents"].get(agent, [agent]))
 
 
 def choices_of(hydra: Any) -> dict[str, str]:
-    """Return the option of each group, from Hydra's own node, without the groups of Hydra itself."""
+    """Return the chosen option of each group from the node `hydra`, without Hydra's groups."""
     options = hydra.runtime.choices.items()
-    # preset@_global_: a preset that another builds on
+    # preset@_global_ is a preset that another one extends.
     others = ("hydra/", "preset@")
     return {str(group): str(option) for group, option in options if not group.startswith(others)}
 
 
 PRESET = "preset/auto:"
-"""Beginning of the paths of what config.yaml chooses by itself, not a user by name."""
+"""Prefix of the preset that config.yaml selects automatically."""
 
 
 class GeneratedSource(ConfigSource):
-    """`env/<game>` and `preset/auto:<agent>:<env>`.
+    """Hydra source that generates the configurations `env/<game>` and `preset/auto:<agent>:<env>`.
 
-    They are asked for by name, so that starting labrl does not pay for a hundred games. The second composes
-    the presets of the pair; for an agent with parts by way of `preset/auto:<agent>:<env>:<option>:...`, with
-    what is chosen for each part.
+    Generating them on demand avoids listing a hundred games at each start. The second one composes the
+    presets for agent and environment. For an agent with parts, it goes through
+    `preset/auto:<agent>:<env>:<option>:...`, with the option chosen for each part.
     """
 
     @staticmethod
     def scheme() -> str:
-        """Return what stands in hydra.searchpath."""
+        """Return the scheme used in hydra.searchpath."""
         return "generated"
 
     def available(self) -> bool:
@@ -73,7 +74,7 @@ class GeneratedSource(ConfigSource):
         return True
 
     def is_group(self, config_path: str) -> bool:
-        """Return whether files can lie there; the groups themselves come from the YAML folders."""
+        """Return whether `config_path` is a group to which this source adds configurations."""
         return config_path.strip("/") in ("env", "preset")
 
     def is_config(self, config_path: str) -> bool:
@@ -93,19 +94,19 @@ class GeneratedSource(ConfigSource):
         )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
-        """Return the games under `env`; the rest is not for users to type."""
+        """Return the games in `env`. Generated presets are not listed, because users do not select them."""
         listed = config_path.strip("/") == "env" and results_filter is not ObjectType.GROUP
         return games() if listed else []
 
 
 def _defaults(path: str) -> list[Any] | None:
-    """The defaults list of what stands at a path; None where nothing does."""
+    """Return the defaults list of the generated configuration at a path; None if there is none."""
     if path.startswith("env/") and path.removeprefix("env/") in games():
         return ["atari", "_self_"]
     if path.startswith(PRESET):
         agent, env, *options = path.removeprefix(PRESET).split(":")
         parts = [] if options else rule()["parts"].get(_agents(agent)[0], ())
-        if parts:  # once more, with what is chosen for them
+        if parts:  # resolved in a second step, with the chosen options
             return [":".join([f"/{path}", *(f"${{agent/{part}}}" for part in parts)])]
         return [{"optional /preset@_global_": preset_names(agent, env, options)}]
     return None

@@ -1,6 +1,6 @@
-"""The configuration of a trial. Each component's own options lie beside the component.
+"""The configuration of a trial. The options of each component are defined next to the component.
 
-The values are in `configs/`: no field here has a default.
+All values are in `configs/`; no field here has a default.
 """
 
 from __future__ import annotations
@@ -28,110 +28,112 @@ from labrl.session.options import AsyncUnrollConfig, ProfileConfig, StartFromCon
 
 @dataclass(kw_only=True)
 class MetaConfig:
-    """Options of how a trial is run, as opposed to what is learned.
+    """Options that control how a trial is run, as opposed to what is learned.
 
     Exceptions: `precision`, `compile` and `kernels` change last digits, `distributed` and `async_unroll`
     change which weights act, and `episode_window` changes the meaning of some columns.
     """
 
     distributed: Literal[False, "shared", "synced"]
-    """Whether sessions train the same weights without a lock (Hogwild): shared, in the same memory; synced,
-    each in its own and exchanged after each update; false: each session learns by itself."""
+    """Whether all sessions train the same weights without a lock (Hogwild). shared: all update the same
+    memory; synced: each updates a copy and exchanges its changes after each update; false: each session has
+    its own weights."""
     async_unroll: AsyncUnrollConfig | None
-    """Acting in a process beside the learner, for agents with a replay buffer; null: the session acts itself.
-    With it, no two runs are equal."""
+    """Acting in a separate process ahead of the learner, for agents with a replay buffer; runs are then not
+    reproducible. null: the session acts itself."""
     rigorous_eval: Scores[NonNegativeInt | None]
-    """Separate environments that are played at each evaluation, >= 0; null or 0: scores come from the
-    training episodes."""
+    """Number of separate evaluation environments, >= 0; null or 0: scores come from the training episodes."""
     eval_episodes: Scores[PositiveInt]
-    """Episodes of each evaluation environment, >= 1: the same number, however long they are."""
+    """Episodes that each evaluation environment plays per evaluation, >= 1."""
     eval_greedy: Scores[bool]
-    """Whether evaluation episodes are played with the best actions; false: as the policy chooses in
-    evaluation."""
+    """Whether evaluation uses greedy actions; false: the agent's evaluation policy."""
     eval_epsilon: Scores[Probability]
-    """Probability of a random action in each step of an evaluation, in [0, 1], for any agent."""
+    """Probability of a random action in each evaluation step, in [0, 1], for any agent."""
     async_eval: Annotated[bool, Traits(resume=True, same_group=True)]
-    """Whether evaluation runs in a process beside training, with the weights of its frame: training waits
-    only if the previous evaluation is still running, and at the end."""
+    """Whether evaluation runs in a separate process, with a copy of the weights. Training waits only if the
+    previous evaluation is still running, and at the end."""
     eval_frequency: Scores[Frequency]
-    """Frames between evaluation checkpoints, >= 1; or their share of `env.max_frame`: "1/20"."""
+    """Frames between evaluation checkpoints, >= 1; or a fraction of `env.max_frame`: "1/20"."""
     log_frequency: Continues[RowFrequency]
-    """Frames between training checkpoints, >= 1; or their share of `env.max_frame`.
+    """Frames between training checkpoints, >= 1; or a fraction of `env.max_frame`.
 
-    `early:10000`: rows also come at the beginning, each after an eighth of the frames so far, so that every
-    run has at least ten; ranks, which write rows together, leave these out. Checkpoints come every 10,000.
+    `early:10000`: a checkpoint every 10,000 frames, and further rows at the start, each after at most an
+    eighth of the frames so far, so that every run has at least ten. With several ranks there are no early
+    rows.
     """
     max_opt_step: Scores[PositiveInt | None]
-    """Optimizer updates after which a session ends before `env.max_frame`, >= 1; null: any number.
+    """Optimizer updates after which a session ends before `env.max_frame`, >= 1; null: no limit.
 
-    Updates that belong to one rollout or one step are all made, so that the run can go on exactly: with 32
-    of each rollout, 100 ends at 128.
+    The updates of a rollout or step are always completed, so that the run can be continued exactly: with 32
+    updates per rollout, a limit of 100 ends the session at 128.
     """
     max_wall: Scores[PositiveFloat | None]
-    """Seconds of training after which a session ends before `env.max_frame`, > 0; null: any number."""
+    """Seconds of training after which a session ends before `env.max_frame`, > 0; null: no limit."""
     stop_at_return: Scores[float | None]
-    """Mean return of an evaluation that ends a session as finished before `env.max_frame`; null: none."""
+    """Mean evaluation return at which a session ends as finished before `env.max_frame`; null: no limit."""
     patience: Scores[PositiveInt | None]
-    """Evaluations in a row without a new best mean return that end a session as finished, >= 1; null: any
-    number. Those before the first finished episode do not count."""
+    """Consecutive evaluations without a new best mean return after which a session ends as finished, >= 1;
+    null: no limit. Evaluations before the first finished episode do not count."""
     max_session: Annotated[PositiveInt, Traits(resume=True, same_group=True)]
-    """Sessions of the trial, which differ only in the seed, >= 1."""
+    """Number of sessions in the trial, which differ only in the seed, >= 1."""
     max_trial: Annotated[PositiveInt | None, Traits(resume=True, same_group=True)]
-    """Trials of a search in total, >= 1; null: 20."""
+    """Total number of trials in a search, >= 1; null: 20."""
     episode_window: PositiveInt
-    """Finished episodes over which returns and lengths are averaged, >= 1."""
+    """Number of finished episodes over which returns and lengths are averaged, >= 1."""
     keep_last: Watches[PositiveInt]
-    """Latest checkpoints kept besides the best, >= 1."""
+    """Number of latest checkpoints to keep in addition to the best, >= 1."""
     keep_every: Watches[Frequency | None]
-    """Frames between checkpoints that are kept for ever, to fork from or to play, >= 1; or their share of
-    `env.max_frame`: "1/4"; null: none. Each has a copy of a replay buffer that lies in files."""
+    """Frames between checkpoints that are never removed, to fork from or to play, >= 1; or a fraction of
+    `env.max_frame`: "1/4"; null: none. Each includes a copy of a replay buffer that is stored in files."""
     num_cpus: Continues[PositiveFloat | None]
-    """Cores for the whole trial, > 0; null: all that the process may use."""
+    """Number of cores for the whole trial, > 0; null: all that the process may use."""
     num_gpus: Continues[NonNegativeFloat | None]
-    """GPUs for the whole trial, >= 0, of which trials side by side may share one: 0.5; null: all, or in an
-    experiment one that is shared with whoever is there."""
+    """Number of GPUs for the whole trial, >= 0. With a fraction such as 0.5, trials share a GPU. null: all
+    GPUs; in an experiment, one GPU shared by the trials that run at the same time."""
     device: Continues[Literal["auto", "cpu", "cuda"]]
     """Device of the networks; auto: a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"]
-    """Precision of networks that see images; auto: bf16 where the processor is fast at it."""
+    """Precision of networks for image observations; auto: bf16 if the processor is fast at it."""
     compile: bool
-    """Whether torch.compile makes the code of the networks: faster on GPUs, after up to minutes of compiling.
-    It changes the last bits of what they compute."""
+    """Whether to compile the networks with torch.compile, which makes them faster on GPUs after compiling for
+    up to several minutes. It changes the last bits of results."""
     kernels: Literal["auto", "torch"]
-    """Gradients of fully connected networks on the CPU: auto, by kernels without autograd where network and
-    loss have one, several times as fast; torch, by autograd. The two differ in the last bits."""
+    """Computation of gradients of fully connected networks on the CPU. auto: with kernels, which are several
+    times as fast, if there is one for network and loss; torch: with autograd. The two differ in the last
+    bits."""
     on_crash: Watches[Literal["skip", "save"]]
-    """Whether a session that fails also saves the state in which it did, in its folder `crash`."""
+    """Whether a session that fails saves its state in the folder `crash`."""
     profile: Watches[ProfileConfig | None]
-    """Frames that are profiled, such as {start: 10000, frames: 2048}; null: none."""
+    """Frames to profile, such as {start: 10000, frames: 2048}; null: none."""
     record_episodes: Watches[Literal["none", "best_last", "each"]]
-    """Episodes that are recorded as seed and actions: best_last, the best and the latest of those that scores
-    are of, a few KB; each: also the latest at every evaluation."""
+    """Episodes to record as seed and actions, a few KB each. best_last: the best and the latest episode among
+    those that determine scores; each: also the latest episode of every evaluation."""
     videos: Watches[bool]
-    """Whether the recorded best and latest episode of the best session become videos at the end."""
+    """Whether to make videos of the best and the latest recorded episode of the best session at the end."""
     log: Watches[Literal["scalars", "norms", "histograms"]]
-    """Metrics besides scalars: norms, those of each weight and its gradient, as columns; histograms, also
-    TensorBoard's of weights, gradients, outputs of layers, actions and their policy."""
+    """Metrics to record in addition to scalars. norms: columns with the norm of each weight and its gradient;
+    histograms: norms, and TensorBoard histograms of weights, gradients, layer outputs, actions and policy."""
     gradient_noise: Watches[bool]
-    """Whether the noise scale of gradients is measured, a column `noise_scale`; it costs some percent."""
+    """Whether to measure the noise scale of gradients, as column `noise_scale`, which takes a few percent of
+    the time."""
     tensorboard: Watches[bool]
-    """Whether metrics are also written for TensorBoard."""
+    """Whether to also write metrics for TensorBoard."""
     progress: Watches[bool]
-    """Whether a running trial shows a live panel, or lines where there is no terminal."""
+    """Whether a running trial shows a live panel, or lines if there is no terminal."""
     report: Watches[bool]
-    """Whether statistics, plots and a report are made when the trial has ended. The trials of a search make
-    none unless this is typed as true; the search has its own."""
+    """Whether to compute statistics, plots and a report when the trial ends. In a search, its trials make
+    none unless this is set to true on the command line; the search has its own report."""
 
     def __post_init__(self) -> None:
         if self.async_unroll is not None and self.distributed:
             raise ValueError(
-                "async_unroll gives each session an actor with weights of its own, and meta.distributed="
-                f"{self.distributed} lets sessions train the same weights: set meta/async_unroll=none or "
+                "async_unroll needs separate weights for each session, but with meta.distributed="
+                f"{self.distributed} all sessions train the same weights: set meta/async_unroll=none or "
                 "meta.distributed=false"
             )
         if self.log == "histograms" and not self.tensorboard:
             raise ValueError(
-                "log=histograms needs TensorBoard, which meta.tensorboard=false switches off: set "
+                "log=histograms needs TensorBoard, but meta.tensorboard=false: set "
                 "meta.tensorboard=true or meta.log=norms"
             )
         separate = {
@@ -143,44 +145,44 @@ class MetaConfig:
         if any(separate.values()) and not self.rigorous_eval:
             name = next(name for name, is_set in separate.items() if is_set)
             raise ValueError(
-                f"{name} is for separate environments, and meta.rigorous_eval=null or 0 evaluates on the "
-                f"training episodes: set meta.rigorous_eval=<number>, or leave meta.{name} out"
+                f"{name} needs separate evaluation environments, but scores come from the training episodes "
+                f"(meta.rigorous_eval is null or 0): set meta.rigorous_eval=<number>, or omit meta.{name}"
             )
 
 
 @dataclass(kw_only=True)
 class EnvironmentConfig:
-    """The keys that every environment has."""
+    """Keys that every environment has."""
 
     name: str
     """Name of the environment in folder names and tables."""
     num_envs: PositiveInt
-    """Environments that are stepped together, >= 1."""
+    """Number of environments that are stepped together, >= 1."""
     max_frame: Scores[PositiveInt]
-    """Budget of a session, frames (agent steps summed over the environments), >= 1. Schedules end at a
-    horizon of their own, so that a resume may change it."""
+    """Budget of a session in frames (agent steps summed over the environments), >= 1. Schedules have their
+    own horizon, so a resume may change the budget."""
 
 
 @dataclass(kw_only=True)
 class TrialConfig:
-    """One trial: an agent in an environment, and how it is run."""
+    """A trial: an agent in an environment, and how it is run."""
 
     agent: Component
     """The agent."""
     env: Annotated[Component, EnvironmentConfig]
     """The environment."""
     meta: MetaConfig
-    """Options of how the trial is run."""
+    """How the trial is run."""
     wandb: Watches[WandbConfig]
-    """Whether and how it is shown on Weights & Biases."""
+    """Logging to Weights & Biases."""
     search: Watches[SearchConfig]
-    """Options of a search; a single trial ignores them."""
+    """Options of a search, which a single trial ignores."""
     transforms: dict[str, Component | None]
-    """The learner's view of observations and rewards, applied in order; null: off."""
+    """Transforms of observations and rewards before the learner, applied in order; null: off."""
     start_from: StartFromConfig
-    """The run whose weights the agent begins with."""
+    """The run whose weights the agent starts from."""
     callbacks: Watches[dict[str, Component | None]]
-    """A user's own callbacks by name; null: off."""
+    """Callbacks written by the user, by name; null: off."""
     seed: Annotated[NonNegativeInt | None, Traits(same_group=True)]
     """Seed of the trial, >= 0; null: drawn and recorded."""
 
@@ -191,7 +193,7 @@ class TrialConfig:
 
     @property
     def keep_frames(self) -> int | None:
-        """Frames between checkpoints that are kept for ever, None where none is."""
+        """Frames between checkpoints that are never removed; None if there are none."""
         frequency = self.meta.keep_every
         return None if frequency is None else frames_between(frequency, self.env.config.max_frame)
 
@@ -202,5 +204,5 @@ class TrialConfig:
 
     @property
     def early_rows(self) -> bool:
-        """Whether training rows come sooner at the beginning."""
+        """Whether there are further training rows at the start."""
         return isinstance(self.meta.log_frequency, Early)

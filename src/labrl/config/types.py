@@ -1,7 +1,7 @@
-"""Scalar types of config dataclasses. Ranges are part of the type.
+"""Scalar types for config dataclasses. Ranges are part of the type.
 
-`labrl.config.validate` reads every int by `whole_number` and every float by `real_number`: `true` and `"3"`
-are not numbers, and `1e7` is a whole number.
+`labrl.config.validate` reads every int with `whole_number` and every float with `real_number`: `true` and
+`"3"` are not numbers, and `1e7` is a whole number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labrl.schedules import LARGEST, SMALLEST
 
 
 def whole_number(value: Any) -> int:
-    """`value` as an int of 64 bits; a float such as 1e7 counts, a bool or text does not."""
+    """Return `value` as a 64-bit int. Floats such as 1e7 are accepted; bools and text are not."""
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     if not whole or isinstance(value, bool):
         raise PydanticCustomError("type", "must be a whole number")
@@ -30,25 +30,25 @@ def whole_number(value: Any) -> int:
 
 
 def real_number(value: Any) -> float:
-    """`value` as a float that single precision holds; a bool or text does not count."""
+    """Return `value` as a float in the range of single precision. Bools and text are not accepted."""
     if not _is_finite_number(value):
         raise PydanticCustomError("type", "must be a finite number")
-    # Networks compute in single precision: a larger number would fail in the middle of a run, and a smaller
-    # one would count as 0, although it may have to be greater.
+    # Networks use single precision, in which a larger number would fail during the run, and a smaller one
+    # would become 0, even if the key requires a positive number.
     if value and not SMALLEST <= abs(value) <= LARGEST:
-        raise PydanticCustomError("range", f"must be 0 or of a size from {SMALLEST:.2g} to {LARGEST:.2g}")
+        raise PydanticCustomError("range", f"must be 0 or of magnitude {SMALLEST:.2g} to {LARGEST:.2g}")
     return float(value)
 
 
 def _is_finite_number(value: Any) -> bool:
     """Return whether `value` is a number, and neither infinite nor a bool."""
-    # math.isfinite fails for integers beyond the largest float
+    # math.isfinite fails for integers above the largest float.
     return isinstance(value, int | float) and not isinstance(value, bool) and value - value == 0
 
 
 def _schedule(value: Any) -> Any:
-    """Refuse what is neither a number nor a group of keys, and write the short form out."""
-    schedule = schedules.written_out(value) if isinstance(value, str) else value
+    """Expand the short form of a schedule. Raises unless the value is a number or a group of keys."""
+    schedule = schedules.expanded(value) if isinstance(value, str) else value
     readable = _is_finite_number(schedule) or isinstance(schedule, Mapping | Shape)
     if not readable or (isinstance(value, str) and "${" in str(schedule)):  # only Hydra knows the budget
         text = f"{'|'.join(schedules.SHORT)}:<start>:<end>[:<horizon>], or a group of keys with a kind"
@@ -62,7 +62,7 @@ Schedule = Annotated[float | Annotated[Shape, Field(discriminator="kind")], Befo
 
 
 def _in_range(lowest: float, highest: float, allowed: str) -> AfterValidator:
-    """Refuse a number or a schedule that leaves the range at any frame."""
+    """Return a validator that refuses a number or schedule outside the range at any frame."""
 
     def check(value: Any) -> Any:
         if schedules.smallest(value) < lowest or schedules.largest(value) > highest:
@@ -73,7 +73,7 @@ def _in_range(lowest: float, highest: float, allowed: str) -> AfterValidator:
 
 
 def _exact_ratio(value: Any, example: str = "1/3") -> fractions.Fraction:
-    """`value` exactly as it is written: 0.1 is one tenth, not the nearest float."""
+    """Return `value` exactly as written: 0.1 is one tenth, not the nearest float."""
     if isinstance(value, fractions.Fraction) and value > 0:
         return value
     quotient = isinstance(value, str) and re.fullmatch(r"\s*\d+\s*/\s*0*[1-9]\d*\s*", value)
@@ -85,22 +85,23 @@ def _exact_ratio(value: Any, example: str = "1/3") -> fractions.Fraction:
 
 
 def _frequency(value: Any) -> int | fractions.Fraction:
-    """A number of frames, or a part of the budget as a quotient."""
+    """Return a number of frames, or a fraction of the budget."""
     amount = _exact_ratio(value, "1/20")
     is_part = isinstance(value, str | fractions.Fraction)
     if amount > 1 if is_part else amount.denominator > 1:
-        raise PydanticCustomError("range", 'must be whole frames, or a part of env.max_frame such as "1/20"')
+        allowed = 'must be a whole number of frames, or a fraction of env.max_frame such as "1/20"'
+        raise PydanticCustomError("range", allowed)
     return amount if is_part else int(amount)
 
 
 class Early(NamedTuple):
-    """A frequency that is reached by degrees: the first times come sooner."""
+    """A frequency with further rows at the start."""
 
     frequency: int | fractions.Fraction
 
 
 def _row_frequency(value: Any) -> int | fractions.Fraction | Early:
-    """A `Frequency`, or one behind `early:`."""
+    """Return a `Frequency`, or `Early` for text that starts with `early:`."""
     try:
         if isinstance(value, str) and value.startswith("early:"):
             rest = value.removeprefix("early:")
@@ -112,7 +113,7 @@ def _row_frequency(value: Any) -> int | fractions.Fraction | Early:
 
 
 def frames_between(frequency: int | fractions.Fraction | Early, max_frame: int) -> int:
-    """Return the frames that a frequency, early or not, means in a budget of `max_frame` frames."""
+    """Return a frequency as a number of frames, for a budget of `max_frame` frames."""
     if isinstance(frequency, Early):
         frequency = frequency.frequency
     return frequency if isinstance(frequency, int) else max(math.ceil(frequency * max_frame), 1)
@@ -130,7 +131,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 """number in [0, 1]"""
 Fraction = Annotated[float, Field(gt=0, le=1)]
 """number in (0, 1]"""
-# Deviations from 2e-9 to 2e4: far outside of these the first losses are not finite.
+# Standard deviations from 2e-9 to 2e4; far outside this range the first losses are not finite.
 LogDeviation = Annotated[float, Field(ge=-20, le=10)]
 """number in [-20, 10]"""
 NonNegativeSchedule = Annotated[Schedule, _in_range(0, math.inf, "be at least 0")]
@@ -138,8 +139,8 @@ NonNegativeSchedule = Annotated[Schedule, _in_range(0, math.inf, "be at least 0"
 ProbabilitySchedule = Annotated[Schedule, _in_range(0, 1, "lie between 0 and 1")]
 """number or schedule in [0, 1]"""
 PositiveRatio = Annotated[fractions.Fraction, PlainValidator(_exact_ratio)]
-"""number or quotient such as "1/3", > 0, kept exactly"""
+"""number or quotient such as "1/3", > 0, stored exactly"""
 Frequency = Annotated[int | fractions.Fraction, PlainValidator(_frequency)]
-"""frames >= 1, or a share of the budget as a quotient such as "1/20" """
+"""frames >= 1, or a fraction of the budget such as "1/20" """
 RowFrequency = Annotated[int | fractions.Fraction | Early, PlainValidator(_row_frequency)]
-"""frames >= 1 or a share of the budget such as "1/20"; behind "early:" with more rows at the beginning"""
+"""frames >= 1 or a fraction of the budget such as "1/20"; after "early:" with more rows at the start"""

@@ -1,7 +1,7 @@
-"""Plain nested dicts into typed config dataclasses, with every mistake by its full key.
+"""Convert nested dicts to typed config dataclasses, and report every mistake with its full key.
 
-Pydantic walks over the dataclasses and checks the values. `_strict` adapts its schemas to YAML, and
-`_mistakes` turns its errors into those of labrl.
+Pydantic traverses the dataclasses and checks the values. `_strict` adapts its schemas to YAML, and
+`_mistakes` converts its errors to labrl's.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
 from labrl.config import config_folder
-from labrl.config.component import Component, TargetError, accepted_settings, load_target
+from labrl.config.component import Component
 from labrl.config.keys import hints, walk, written
 from labrl.config.types import real_number, whole_number
 from labrl.errors import Code, InputError, LabrlError, Mistake
 from labrl.mistakes.names import unknown_key
 from labrl.mistakes.spelling import did_you_mean
+from labrl.targets import TargetError, accepted_settings, load_target
 
 T = TypeVar("T")
 
 
 @dataclass
 class _Groups:
-    """The groups of keys in what is validated, by their `id`."""
+    """The groups of keys in the validated configuration, by Python's `id`."""
 
     keys: dict[int, str]
-    """The full key of each."""
+    """Full key of each group."""
     known: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """The names that can be given in it, with their types."""
+    """Allowed names in each group, with their types."""
 
 
 _Info = core_schema.ValidationInfo[_Groups]
 
 
 def dataclass_of(cls: type[T], node: Any, key: str = "") -> T:
-    """Return `node`, which stands at the full key `key`, as an instance of the dataclass `cls`.
+    """Return `node`, whose full key is `key`, as an instance of the dataclass `cls`.
 
     Raises InputError with a mistake for each wrong, unknown or missing key below `key`.
     """
@@ -58,12 +59,12 @@ def dataclass_of(cls: type[T], node: Any, key: str = "") -> T:
 
 @cache
 def _validator(cls: type) -> SchemaValidator:
-    """Raise PydanticUserError or NameError where pydantic cannot read a type of a user's own."""
+    """Return a strict validator. Raises PydanticUserError or NameError if pydantic cannot read a type."""
     return SchemaValidator(_strict(TypeAdapter(cls).core_schema))
 
 
 def _strict(schema: Any) -> Any:
-    """Change a schema of pydantic so that no scalar converts and every dataclass refuses unknown keys."""
+    """Return a pydantic schema that converts no scalars and forbids unknown keys in dataclasses."""
     if isinstance(schema, list):
         return [_strict(inner) for inner in schema]
     if not isinstance(schema, dict):
@@ -87,13 +88,13 @@ def _strict(schema: Any) -> Any:
 
 
 def _note(cls: type, node: Any, info: _Info) -> Any:
-    """Remember the names of the fields that `node`, which becomes a `cls`, can have."""
+    """Record the allowed names in `node`, which will become a `cls`."""
     info.context.known.setdefault(id(node), {}).update(hints(cls))
     return node
 
 
 def _component_of(node: Any, info: _Info) -> Component:
-    """Make the component that `node` describes. A ValidationError becomes part of the one of the whole."""
+    """Make the component described by `node`. Pydantic merges a ValidationError into the outer one."""
     if isinstance(node, Component):
         return node
     if not isinstance(node, Mapping) or "_target_" not in node:
@@ -132,24 +133,25 @@ def _component_of(node: Any, info: _Info) -> Component:
 
 
 def _mistakes(error: ValidationError, node: Any, key: str, groups: _Groups) -> list[Mistake]:
-    """Return one mistake for each wrong place in `node`."""
+    """Return one mistake for each wrong key in `node`."""
     places = dict(walk(node, key))
     found: dict[str, list[Mistake]] = {}
     for one in error.errors(include_url=False):
         full = key
-        for part in one["loc"]:  # one that leads nowhere is no key, but a member of a union
+        for part in one["loc"]:  # a part that is not a key names a member of a union
             below = _below(full, part)
             full = below if below in places or (one["type"] == "missing" and part == one["loc"][-1]) else full
         mistake = _mistake(one, full, places, groups)
         found.setdefault(mistake.key or "", []).append(mistake)
-    # Of a union, pydantic gives the errors of every member. The member that was meant got further, or had the
-    # right type.
+    # For a union, pydantic reports the errors of every member. The intended member is the one in which
+    # validation got furthest, or whose type was right.
     mistakes = [
         next((one for one in those if one.code != "type"), those[0])
         for full, those in found.items()
         if not any(other.startswith((f"{full}.", f"{full}[")) for other in found)
     ]
-    return sorted(mistakes, key=lambda mistake: mistake.code == "missing")  # it may be one that is misspelt
+    # Missing keys come last, because an unknown key may be a misspelling of a missing one.
+    return sorted(mistakes, key=lambda mistake: mistake.code == "missing")
 
 
 _TYPES = {
@@ -158,11 +160,11 @@ _TYPES = {
     **dict.fromkeys(("dict_type", "dataclass_type"), "must be a group of keys"),
     "model_attributes_type": "must be a group of keys with a kind",
 }
-"""Allowed values in plain words, by pydantic's types of errors."""
+"""Descriptions of allowed values, by pydantic's error type."""
 
 
 def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> Mistake:
-    """Return the mistake for an error of pydantic at `key`: what to blame, what is allowed, what to type."""
+    """Return the mistake for a pydantic error at `key`."""
     kind, context, given = one["type"], one.get("ctx", {}), one["input"]
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         key = _below(key, context["discriminator"].strip("'"))
@@ -179,7 +181,7 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
             mistake = unknown_key(key, shown.strip("'"), dict.fromkeys([*others, *here]))
             if (target := str(places[parent].get("_target_", "labrl."))).startswith("labrl."):
                 return mistake
-            advice = f"To replace the part that was there, write ~{parent} '+{parent}={{_target_: {target}}}'"
+            advice = f"To replace the whole part, write ~{parent} '+{parent}={{_target_: {target}}}'"
             return replace(mistake, message=f"{mistake.message.removesuffix('.')}. {advice}")
         case "missing" | "union_tag_not_found":
             null = f" or {key}=null" if type(None) in get_args(known.get(name)) else ""
@@ -194,9 +196,9 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
                 f"must be one of {text}",
                 meant or f" Write {key}={names[0]}.",
             )
-        case "value_error" if isinstance(given, Mapping):  # begins with the key to blame, if there is one
+        case "value_error" if isinstance(given, Mapping):  # the message starts with the wrong key, if any
             message = str(context["error"])
-            word = re.match(r"\w*(?:\.\w+)*", message)[0]  # type: ignore[index]  # it matches nothing too
+            word = re.match(r"\w*(?:\.\w+)*", message)[0]  # type: ignore[index]  # matches '' too
             if word.partition(".")[0] not in given:
                 return Mistake("contradiction", key or None, f"{key}: {message}".lstrip(": "))
             return Mistake("contradiction", _below(key, word), _below(key, message))
@@ -211,12 +213,12 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
 
 
 def _below(key: str, part: str | int) -> str:
-    """The full key of `part` below `key`, a name or the place in a list."""
+    """Return the full key of `part`, a name or a list index, below `key`."""
     return f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}" if key else part
 
 
 def _choice(key: str) -> str:
-    """Return what to type to set `key`: an option where it, or its part, is a group."""
+    """Return what to type to set `key`, with an option if the key or its parent is a group."""
     group, part = key.replace(".", "/"), key.rpartition(".")[0].replace(".", "/")
     if (config_folder() / group).is_dir():
         return f"{group}=<option>"
@@ -225,7 +227,7 @@ def _choice(key: str) -> str:
 
 
 def _option(key: str, value: Any) -> str:
-    """` Did you mean <group>=<value>?` where `key`, or one above it, is a group of labrl with that option."""
+    """Return ` Did you mean <group>=<value>?` if `key` or a key above it is a group with this option."""
     parts = key.split(".") if isinstance(value, str) and value.isidentifier() else []
     for count in range(len(parts), 0, -1):
         group = "/".join(parts[:count])

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from labrl.config.schema import EnvironmentConfig
 from labrl.config.types import NonNegativeInt, PositiveInt, Probability
-from labrl.envs.emulators import Separately, Together, better_apart
+from labrl.envs.emulators import Separately, Together, separate_is_faster
 from labrl.envs.games import check_game
 from labrl.envs.protocol import Backend, Transition
 from labrl.envs.threads import patient_threads
@@ -85,7 +85,7 @@ class AtariEnv(Backend):
         self.frame_skip = config.frame_skip
         size = (config.image_size, config.image_size)
         self._open: Together | Separately | None
-        apart = better_apart(num_threads)
+        apart = separate_is_faster(num_threads)
         self.prepares = apart and not evaluation  # an evaluation rarely plays a second game
         if apart:
             self._open = Separately(lambda: vector_env(config, 1, 1, size), num_envs, num_threads)

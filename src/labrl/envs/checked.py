@@ -55,7 +55,7 @@ class AnswerCheck:
 
     def reset(self, observation: Any, info: Any) -> tuple[Any, Mapping[str, Any]]:
         """Check and return the result of a reset. Raises MisfitError."""
-        return observation, self._looked_at(observation, info, 0)
+        return observation, self._checked(observation, info, 0)
 
     def step(
         self, number: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
@@ -70,7 +70,7 @@ class AnswerCheck:
             terminated = self._flag(terminated, "terminated", number)
         if type(truncated) is not bool:
             truncated = self._flag(truncated, "truncated", number)
-        return observation, reward, terminated, truncated, self._looked_at(observation, info, number)
+        return observation, reward, terminated, truncated, self._checked(observation, info, number)
 
     def _one_number(self, reward: Any, step: int) -> float:
         try:
@@ -91,7 +91,7 @@ class AnswerCheck:
         when = f"after step {step} of its episode" if step else "after its reset"
         raise MisfitError(f"{self._name}: environment {self._index} {when}: {what}", key="env") from None
 
-    def _looked_at(self, observation: Any, info: Any, step: int) -> Mapping[str, Any]:
+    def _checked(self, observation: Any, info: Any, step: int) -> Mapping[str, Any]:
         """Check an observation and an info. Return the part of the info for the caller."""
         if type(info) is not dict and not isinstance(info, Mapping):
             self._refuse(f"its info is {_shown(info)}, but must be a dict", step)
@@ -121,7 +121,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Pass on the environment's answer."""
+        """Reset the environment. Raises MisfitError."""
         self._steps = 0
         return self._check.reset(*self.env.reset(seed=seed, options=options))
 

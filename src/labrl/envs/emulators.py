@@ -17,7 +17,7 @@ FEW_THREADS = 2
 """Largest number of threads for which stepping games together is faster, on a machine with more cores."""
 
 
-def better_apart(num_threads: int) -> bool:
+def separate_is_faster(num_threads: int) -> bool:
     """Return whether it is faster to step games separately and prepare their next episodes in the background.
 
     On two cores this gives PPO on Breakout, whose first games are short, 22 % more frames per second, A2C on

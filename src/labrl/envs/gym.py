@@ -19,7 +19,7 @@ from labrl.config.types import PositiveInt
 from labrl.envs.checked import AnswerCheck, Checked
 from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.goals import GoalEnv, has_goals
-from labrl.envs.masks import KEY, OBSERVATION, carries_mask, choices, seen_in, without_mask
+from labrl.envs.masks import KEY, OBSERVATION, carries_mask, choices, observation_of, without_mask
 from labrl.envs.protocol import Backend, Transition
 from labrl.envs.sample import Sample, done_with, known_sample, sample_of
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-TRIED = 3
+CHECKED_MEMBERS = 3
 """Largest number of members in a vector environment that is made to check it before a run."""
 
 _members: dict[Hashable, tuple[Space[Any], Space[Any], bool]] = {}
@@ -78,7 +78,7 @@ class GymnasiumConfig(EnvironmentConfig):
 
         longest: steps after which an episode is truncated if nothing else limits it; None for no limit.
         """
-        return EnvFactory(**self._made_of(), longest=longest)
+        return EnvFactory(**self._factory_settings(), longest=longest)
 
     def sample(self) -> Sample:
         """Return the properties of these environments, by making one if needed.
@@ -106,17 +106,17 @@ class GymnasiumConfig(EnvironmentConfig):
         """Return the spaces of a vector environment's members, and whether it provides action masks."""
         key = self.vector_factory(0).identity, self.name, self.action_mask
         if key not in _members:
-            vector = self.vector(min(self.num_envs, TRIED))
+            vector = self.vector(min(self.num_envs, CHECKED_MEMBERS))
             vector.close()
             _members[key] = vector.single_observation_space, vector.single_action_space, vector.masked
         return _members[key]
 
     def vector_factory(self, num_envs: int) -> VectorFactory:
         """Return an object that makes the user's vector environment."""
-        return VectorFactory(num_envs, **self._made_of())
+        return VectorFactory(num_envs, **self._factory_settings())
 
     @property
-    def natively(self) -> bool:
+    def is_vector_env(self) -> bool:
         """Whether the environments are a vector environment by Gymnasium or the user."""
         return self.vectorization == "vector_entry_point"
 
@@ -132,7 +132,7 @@ class GymnasiumConfig(EnvironmentConfig):
         task, limit = task_of(spec.entry_point), self.max_episode_steps or spec.max_episode_steps
         return None if task is None or limit is None else ClassicControl(task, num_envs, limit, self.name)
 
-    def _made_of(self) -> dict[str, Any]:
+    def _factory_settings(self) -> dict[str, Any]:
         return {
             "env_id": self.id,
             "import_module": self.import_module,
@@ -182,14 +182,14 @@ class GymnasiumEnv(Backend):
         """Object that steps all environments at once; None if they are stepped one after the other."""
         self.envs: list[gymnasium.Env[Any, Any]] = []
         """Environments that are stepped one after the other."""
-        if config.natively:
+        if config.is_vector_env:
             self.vector = config.vector(num_envs, longest)
             self.masked = self.vector.masked
         else:
             factory, sample = config.factory(longest), known or config.sample()
             make: MakeEnv = factory
             wanted, self.masked = config.action_mask, sample.masked
-            if config.fresh_env_per_episode or sample.remembers:
+            if config.fresh_env_per_episode or sample.depends_on_history:
                 make = FreshFactory(make)
             if config.vectorization == "async":
                 makes = [
@@ -240,7 +240,7 @@ class GymnasiumEnv(Backend):
     @classmethod
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
         """Return observation and action space of one environment. Raises InputError if it cannot be made."""
-        if config.natively:
+        if config.is_vector_env:
             observation, action, _ = config.members()
             return flat_space(without_mask(observation, action)), action
         if (classic := config.classic(1)) is not None:
@@ -252,7 +252,7 @@ class GymnasiumEnv(Backend):
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
         """Return whether the environment provides action masks and `env.action_mask` allows their use."""
-        if config.natively:
+        if config.is_vector_env:
             return config.members()[2]
         if not config.action_mask or config.classic(1) is not None:
             return False
@@ -266,7 +266,7 @@ class GymnasiumEnv(Backend):
         """Return an object that computes rewards of other goals; None if observations have no goals."""
         if not has_goals(space):
             return None
-        if config.natively:
+        if config.is_vector_env:
             return GoalEnv(config.vector_factory(1).vector, space, config.name)
         known = config.known_sample()
         return GoalEnv(config.factory(), space, config.name, None if known is None else known.spare)
@@ -389,7 +389,7 @@ class GymnasiumEnv(Backend):
                 given = fresh & info[f"_{KEY}"]
                 valid[given] = info[KEY][given]
             self.action_mask = valid
-        seen = seen_in(observation) if self._in_dict else observation
+        seen = observation_of(observation) if self._in_dict else observation
         if self._several:
             return packed(seen, self._dtype, self.num_envs)
         # Copied here, because Gymnasium's deepcopy takes several times as long.

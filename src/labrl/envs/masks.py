@@ -58,7 +58,7 @@ def without_mask(space: Space[Any], actions: Space[Any]) -> Space[Any]:
     return space[OBSERVATION] if seen.keys() == {OBSERVATION} else Dict(seen)
 
 
-def seen_in(observation: Mapping[str, Any]) -> Any:
+def observation_of(observation: Mapping[str, Any]) -> Any:
     """Return the observation, or batch of observations, without its mask."""
     seen = {name: part for name, part in observation.items() if name != KEY}
     return seen[OBSERVATION] if seen.keys() == {OBSERVATION} else seen
@@ -77,7 +77,7 @@ def first_valid(mask: NDArray[np.bool_], space: Space[Any]) -> NDArray:
     return values.astype(space.dtype, copy=False)
 
 
-def made_valid(action: Any, space: Space[Any], observation: Any, info: Mapping[str, Any]) -> Any:
+def replace_invalid(action: Any, space: Space[Any], observation: Any, info: Mapping[str, Any]) -> Any:
     """Return `action`, or the first valid action if the environment's mask excludes `action`."""
     given = observation.get(KEY) if isinstance(observation, Mapping) else None
     given = info.get(KEY) if given is None else given

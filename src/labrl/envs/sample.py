@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 
 from labrl.envs.checked import Checked, MisfitError
-from labrl.envs.masks import KEY, carries_mask, choices, flags_of, made_valid
+from labrl.envs.masks import KEY, carries_mask, choices, flags_of, replace_invalid
 from labrl.envs.single import AnswerError, EnvFactory
 from labrl.errors import Code, InputError
 from labrl.observations import copied, example, same
@@ -62,7 +62,7 @@ class Sample:
         return self._found()[0]
 
     @property
-    def remembers(self) -> bool:
+    def depends_on_history(self) -> bool:
         """Whether episodes can be repeated only by making a new environment for each. Raises like `masked`.
 
         If episodes cannot be repeated even then, a warning says that runs cannot be exact.
@@ -77,7 +77,7 @@ class Sample:
     def take(self) -> gymnasium.Env[Any, Any] | None:
         """Take the environment; None if there is none that behaves like a new one."""
         spare = self._spare
-        if spare is None or (self._played and (self.remembers or not self._asks_history)):
+        if spare is None or (self._played and (self.depends_on_history or not self._asks_history)):
             self.close()
             return None
         self._spare = None
@@ -96,8 +96,8 @@ class Sample:
                 self._spare = Checked(self._make, self._make.named)
             self._played = True
             # History first, because only an unused environment can show a dependence on earlier episodes.
-            remembers = self._asks_history and self._depends_on_history(self._spare)
-            self._answers = self._asks_masks and self._gives_masks(self._spare), remembers
+            depends_on_history = self._asks_history and self._depends_on_history(self._spare)
+            self._answers = self._asks_masks and self._gives_masks(self._spare), depends_on_history
         return self._answers
 
     def _depends_on_history(self, env: Checked) -> bool:
@@ -127,7 +127,7 @@ class Sample:
             self._mask(observation, info)  # report a mask that does not fit before its consequences
         trace: list[Any] = [copied(observation)]
         for action in actions:
-            valid = made_valid(action, env.action_space, observation, info)
+            valid = replace_invalid(action, env.action_space, observation, info)
             # Copied because some environments modify their action, and some their earlier observations.
             observation, reward, terminated, truncated, info = self._step(env, np.array(valid)[()])
             trace.append((copied(observation), reward, terminated, truncated))
@@ -142,7 +142,7 @@ class Sample:
         given = self._mask(observation, info)
         space.seed(0)
         with self._failing("step"):  # the space may have no example
-            action = made_valid(example(space)[0], space, observation, info)
+            action = replace_invalid(example(space)[0], space, observation, info)
         after = self._step(env, action)
         if given is None and self._mask(after[0], after[-1]) is not None:
             raise self._unusable(

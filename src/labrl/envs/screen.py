@@ -13,12 +13,12 @@ import numpy as np
 from ale_py import roms
 from numpy.typing import NDArray
 
-from labrl.config.component import accepted_settings
 from labrl.envs.atari import AtariConfig, AtariEnv, vector_env
 from labrl.envs.gym import GymnasiumConfig, GymnasiumEnv
 from labrl.envs.protocol import Transition
 from labrl.envs.watch import Watched
 from labrl.errors import InputError
+from labrl.targets import accepted_settings
 
 # pygame, which Gymnasium renders with, prints a greeting on import, and warnings without screen or sound.
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
@@ -70,7 +70,7 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
     def __init__(self, config: GymnasiumConfig) -> None:
         drawing = _drawing(config)
         # Known properties of the environments of the run also hold for this one.
-        known = None if config.natively else config.known_sample()
+        known = None if config.is_vector_env else config.known_sample()
         known = known if known is not None and known.answered else None
         super().__init__(drawing, num_envs=1, num_threads=1, evaluation=True, known=known)
         self._factory = config.factory()
@@ -148,7 +148,7 @@ def _drawing(config: GymnasiumConfig) -> GymnasiumConfig:
         lists_only = isinstance(modes, list | tuple | set) and MODES[0] not in modes and MODES[1] in modes
         kwargs["render_mode"] = MODES[1] if lists_only else MODES[0]
     shown = dataclasses.replace(config, make=make, kwargs=kwargs)
-    if config.natively:
+    if config.is_vector_env:
         return shown
     fresh = None if config.fresh_env_per_episode is None else True
     return dataclasses.replace(shown, vectorization="sync", fresh_env_per_episode=fresh)

@@ -187,7 +187,7 @@ class Together:
         answer = self._env.reset(seed=seeds, options={"reset_mask": which.copy()})
         given, info = answered(self._env, "reset", answer)
         self._steps[which] = 0
-        fresh = self._looked_at(given, "after a reset")
+        fresh = self._checked(given, "after a reset")
         before = self._present
         self._present = fresh if before is None or which.all() else _merged(before, fresh, which)
         masks = self._masks(fresh, info, which)
@@ -205,7 +205,7 @@ class Together:
         answer = self._env.step(actions.copy())
         given, reward, terminated, truncated, info = answered(self._env, "step", answer)
         self._steps += 1
-        self._present = self._looked_at(given, "after a step")
+        self._present = self._checked(given, "after a step")
         rewards = self._row(reward, "rewards", "biuf").astype(np.float64)
         over = self._row(terminated, "terminated", "biu").astype(np.bool_)
         cut = self._row(truncated, "truncated", "biu").astype(np.bool_)
@@ -231,7 +231,7 @@ class Together:
             self.closed = True
             self._env.close()
 
-    def _looked_at(self, given: Any, when: str) -> Any:
+    def _checked(self, given: Any, when: str) -> Any:
         """Check observations against their space, and return a copy."""
         try:
             self._expected.check(given)

@@ -96,7 +96,7 @@ class VectorEnv:
         self._begin(self.seed if seed is None else seed)
         observation = self._observation = self.backend.reset(self._all, self._episode_seed)
         if self._may_break:
-            self._look_at(observation)
+            self._warn_if_not_finite(observation)
         self.action_mask = self._mask(self._all)
         return observation
 
@@ -117,7 +117,7 @@ class VectorEnv:
             self._check_rewards(reward)
         # A sum of squares is not finite if any observation is not.
         if self._may_break and (self._several or not isfinite(np.vdot(observation, observation))):
-            self._look_at(observation)
+            self._warn_if_not_finite(observation)
         over = ended | truncated
         step = Step(observation, observation, reward.astype(np.float32), terminated, truncated, over)
         self._steps += 1
@@ -144,7 +144,7 @@ class VectorEnv:
                 key="env",
             )
 
-    def _look_at(self, observation: NDArray) -> None:
+    def _warn_if_not_finite(self, observation: NDArray) -> None:
         """Warn of the first observation that is not finite, because the learner would fail much later.
 
         This is not an error, because a user's transform may handle such values.
@@ -330,7 +330,7 @@ class VectorEnv:
             self._unprepared[env] = None
         observation = self.backend.reset(over, self._episode_seed)
         if self._may_break:
-            self._look_at(observation)
+            self._warn_if_not_finite(observation)
         return finished, observation
 
     def _make_ready(self) -> None:

@@ -1,1 +1,1 @@
-"""Explanations of wrong command lines, with what was probably meant."""
+"""Explanations of wrong command lines, with the probably intended ones."""

@@ -1,4 +1,4 @@
-"""Arguments after `labrl` that are neither flags nor overrides, and what to type instead."""
+"""Explanations of arguments of `labrl` that are neither flags nor overrides."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ FLAGS = {
         ("--info", "-i"), "all, aliases, config, defaults, defaults-tree, plugins, presets, searchpath"
     ),
 }
-"""The flags of `labrl`, which Hydra reads, and the values that they take."""
+"""Flags of `labrl`, which Hydra parses, and their allowed values."""
 
 
 def stray_arguments(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]:
-    """Return what is wrong with arguments that are neither flags, key=value nor ~key, and the overrides.
+    """Return the mistakes for arguments that are neither flags, key=value nor ~key, and the overrides.
 
-    They are commands of other programs (train, --env pong, -s 3), options without their group (pong), or
-    overrides that the shell has divided (env = pong, key=[1, 2]). One mistake says of all of them how the
-    command line is written here. Without this Hydra would print its usage, or take -s for its flag -sc.
+    Such arguments are commands of other programs (train, --env pong, -s 3), options without their group
+    (pong), or overrides that the shell has split (env = pong, key=[1, 2]). A single mistake shows the correct
+    command line for all of them. Otherwise Hydra would print its usage, or take -s for its flag -sc.
     """
     mistakes: list[Mistake] = []
     overrides: list[str] = []
@@ -65,7 +65,7 @@ def stray_arguments(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]
         else:
             wrong.append(typed)
             line.append(
-                shlex.quote(argument) if "=" in parts[0] and argument[0] != "-" else _meant(name, value)
+                shlex.quote(argument) if "=" in parts[0] and argument[0] != "-" else _suggestion(name, value)
             )
     if wrong:
         command = next((part for part in line if part.startswith("labrl-")), " ".join(filter(None, line)))
@@ -76,18 +76,18 @@ def stray_arguments(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]
 
 
 def _taken(left: list[str]) -> tuple[list[str], str]:
-    """Take the arguments from the front of `left` that belong together: as they were typed, and as one."""
+    """Remove the first arguments of `left` that belong together. Return them separately and joined."""
     argument = left.pop(0)
     parts = [argument]
-    while left and _goes_on(argument, left[0]):
+    while left and _continues(argument, left[0]):
         part = left.pop(0)
         parts.append(part)
         argument += f" {part}" if _is_open(argument) else part if "=" in argument + part else f"={part}"
     return parts, argument
 
 
-def _goes_on(argument: str, following: str) -> bool:
-    """Return whether `following` is the rest of `argument`: a value, or what the shell has cut off."""
+def _continues(argument: str, following: str) -> bool:
+    """Return whether `following` belongs to `argument`, as its value or as a part split off by the shell."""
     if following.startswith("="):
         return "=" not in argument
     if _is_open(argument):
@@ -103,20 +103,20 @@ def _goes_on(argument: str, following: str) -> bool:
 
 
 def _is_open(argument: str) -> bool:
-    """Return whether a bracket is not closed."""
+    """Return whether `argument` has an unclosed bracket."""
     return sum(map(argument.count, "[{(")) > sum(map(argument.count, "]})"))
 
 
 def _takes(flag: str, equals: str, value: str) -> bool:
-    """Return whether a flag can have this value."""
+    """Return whether a flag accepts this value."""
     allowed = FLAGS[flag]
     if not value:
         return not equals and (not allowed or flag in ("--info", "-i"))
     return bool(allowed) and (allowed.startswith("<") or value in allowed.split(", "))
 
 
-def _meant(name: str, value: str) -> str:
-    """Return what to type in place of an unknown flag or bare name. value: what follows it, or ''."""
+def _suggestion(name: str, value: str) -> str:
+    """Return what to type instead of an unknown flag or bare name. value: its value, or ''."""
     plain = name.lstrip("-+").replace("-", "_") if name.startswith(("-", "+")) else name
     if not plain:
         return ""

@@ -1,4 +1,4 @@
-"""Names of keys and options, in labrl's files and in other libraries."""
+"""Names of keys and options in labrl's files, and the corresponding names in other libraries."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from labrl.errors import Mistake
 from labrl.mistakes.spelling import nearest, suggested
 
 VERBS = ("resume", "rerun", "fork", "enjoy", "force", "pin")
-"""Arguments that are typed with a plus and are no keys."""
+"""Arguments that are typed with a plus and are not keys."""
 
 SOME = 8
-"""Options or owners of a key that a message lists at most."""
+"""Largest number of options or owners of a key that a message lists."""
 
 
 # --- the groups of labrl ---
@@ -30,7 +30,7 @@ SOME = 8
 
 @cache
 def options_of(group: str) -> tuple[str, ...]:
-    """Return the options of a group of labrl's; of `env` those that need no further key."""
+    """Return the options of a group; for `env`, those that need no further key."""
     if group == "env":
         return tuple(name for name, _, _ in environments())
     return tuple(sorted(file.stem for file in (config_folder() / group).glob("*.yaml")))
@@ -38,7 +38,7 @@ def options_of(group: str) -> tuple[str, ...]:
 
 @cache
 def _keys_in(group: str, option: str) -> frozenset[str]:
-    """The keys of the file of an option of labrl's, and of those that it builds on."""
+    """Return the keys in the file of an option, including the files that it extends."""
     file = config_folder() / group / f"{option}.yaml"
     content: Any = (yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None) or {}
     found: set[str] = set()
@@ -53,9 +53,9 @@ def _keys_in(group: str, option: str) -> frozenset[str]:
 
 
 def owners_of(key: str, known: Sequence[str] = ()) -> list[str]:
-    """Return what to choose, such as agent=ppo or agent/target=polyak, for there to be such a key.
+    """Return the options with which `key` exists, such as agent=ppo or agent/target=polyak.
 
-    known: the keys of the chosen configuration, whose parts can have other options.
+    known: keys of the composed configuration, whose parts may have other options.
     """
     parts = key.split(".")
     for length in range(len(parts) - 1, 0, -1):
@@ -74,7 +74,7 @@ def all_keys(cfg: DictConfig | Mapping[str, Any]) -> list[str]:
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the names, or the first of them, in a line."""
+    """Return names separated by commas, shortened if there are many."""
     return ", ".join(names[:SOME]) + (" and others" if len(names) > SOME else "")
 
 
@@ -83,13 +83,13 @@ def some(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class OtherName:
-    """A key of labrl's that has another name in other libraries."""
+    """A key of labrl that has another name in other libraries."""
 
     key: str
     meaning: str
-    """The beginning of a sentence that the key ends."""
+    """Short description of the key, a noun phrase."""
     type: str
-    """Override to type; empty where it is the key with the given value."""
+    """Override to type; empty to use the key with the given value."""
 
     def typed(self, value: str) -> str:
         """Return what to type instead of the other name with `value`."""
@@ -107,7 +107,7 @@ def _content() -> dict[str, Any]:
 
 @cache
 def other_names() -> dict[str, list[OtherName]]:
-    """Return what is meant by each name that users bring from other libraries, the likeliest first."""
+    """Return labrl's keys for each name in other libraries, the most likely one first."""
     found: dict[str, list[OtherName]] = {}
     for entry in _content()["keys"]:
         meant = OtherName(entry["key"], entry["meaning"], entry.get("type", ""))
@@ -117,31 +117,31 @@ def other_names() -> dict[str, list[OtherName]]:
 
 
 def other_commands() -> dict[str, str]:
-    """Return what to type for the commands of other libraries, such as train."""
+    """Return what to type instead of the commands of other libraries, such as train."""
     commands = _content()["commands"]
     assert isinstance(commands, dict)
     return commands
 
 
 def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
-    """Return the mistake `key=value`, where `known` are all keys of the chosen configuration."""
+    """Return the mistake for an unknown `key=value`. known: all keys of the composed configuration."""
     keys = sorted(known, key=lambda name: name.count("."))
     parent, _, leaf = key.rpartition(".")
     elsewhere = [name for name in keys if name.rpartition(".")[2] == leaf]
-    said: dict[str, str] = {}
+    suggestions: dict[str, str] = {}
     for one in other_names().get(leaf.lower(), []):
+        described = f"{one.key} ({one.meaning})"
         if one.key in keys:
-            said[one.meaning] = f"{one.key} ({one.typed(value)})"
+            suggestions[one.meaning] = f"{described}: {one.typed(value)}"
             break
         if owners := owners_of(one.key, keys):
-            said[one.meaning] = f"{one.key}, which is there with {some(owners)}"
-    if not said and (parent or not elsewhere):
+            suggestions[one.meaning] = f"{described}, which exists with {some(owners)}"
+    if suggestions:
+        return Mistake("unknown-key", key, f"{key}: no such key. Use {'; or '.join(suggestions.values())}")
+    if parent or not elsewhere:
         places = [key] if parent else [f"{node}.{leaf}" for node in ("agent", "env")]
         if owners := [owner for place in places for owner in owners_of(place, keys)]:
-            said["to have it, choose"] = some(owners)
-    if said:
-        answer = "; ".join(" ".join(pair) for pair in said.items())
-        return Mistake("unknown-key", key, f"{key}: no such key; {answer}")
+            return Mistake("unknown-key", key, f"{key}: no such key here. It exists with {some(owners)}")
     beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
     if not parent:
         beside |= {verb: f"+{verb}={value or 'latest'}" for verb in VERBS}
@@ -149,15 +149,15 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
     if near or parent not in keys:
         hint = suggested((near or nearest(key, keys, 3))[:3])
     elif beside:
-        hint = f" Known there: {some(list(beside.values()))}."
+        hint = f" Known keys there: {some(list(beside.values()))}."
     else:
-        hint = f" To add it there write +{key}={value or '<value>'}."
+        hint = f" To add it, write +{key}={value or '<value>'}."
     node = "hydra" if key.startswith("hydra.") else "job"
     return Mistake("unknown-key", key, f"{key}: no such key.{hint} labrl --cfg {node} prints every key.")
 
 
 def option_named(name: str) -> str:
-    """Return group=option for the name of an option, or '' where there is none."""
+    """Return group=option for the name of an option, or '' if there is none."""
     groups = ["agent", "env", "meta", "wandb", "experiment", "agent/network", "agent/memory"]
     if group := next((one for one in groups if name.lower() in options_of(one)), ""):
         return f"{group}={name.lower()}"
@@ -166,7 +166,7 @@ def option_named(name: str) -> str:
 
 
 def choice_of(group: str, value: str) -> str:
-    """Return group=option for an option as other libraries spell it."""
+    """Return group=option for an option as spelled in other libraries."""
     if group == "env" and (found := env_of(value)):
         return found
     name, known = value.lower().replace("-", "_"), options_of(group)
@@ -174,7 +174,10 @@ def choice_of(group: str, value: str) -> str:
 
 
 def env_of(env_id: str) -> str:
-    """Return env=ms_pacman for ALE/MsPacman-v5 or MsPacmanNoFrameskip-v4; '' for no id of Gymnasium's."""
+    """Return the env= override for a Gymnasium id, or '' if `env_id` does not look like one.
+
+    For example, ALE/MsPacman-v5 and MsPacmanNoFrameskip-v4 give env=ms_pacman.
+    """
     if not re.search(r"-v\d+$", env_id) and not env_id.startswith("ALE/"):
         return ""
     stem = re.sub(r"(NoFrameskip|Deterministic|-ram)*(-v\d+)?$", "", env_id.rpartition("/")[2])

@@ -1,4 +1,4 @@
-"""Explanations of overrides that Hydra has refused to compose, with what to type instead."""
+"""Explanations of overrides that Hydra refused to compose, with what to type instead."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from labrl.mistakes.spelling import nearest, suggested
 def wrong_overrides(
     overrides: Sequence[str], loader: ConfigLoader, multirun: bool = False
 ) -> tuple[list[Mistake], list[Override], DictConfig]:
-    """Return what is wrong with each of `overrides`, those in which nothing is wrong, and what these compose.
+    """Return the mistakes in `overrides`, the correct overrides, and the configuration that these compose.
 
-    multirun: whether an override may give several values. Of a key the second list then has the first, and of
-    a group an option with which something is wrong.
+    multirun: whether overrides may have several values. The correct overrides then contain the first value of
+    each key, and for groups the options of the first trial with a mistake.
     """
     mistakes, trials = _trials(overrides, loader, multirun)
     for trial in trials:
@@ -42,9 +42,9 @@ def wrong_overrides(
 def _trials(
     overrides: Sequence[str], loader: ConfigLoader, multirun: bool
 ) -> tuple[list[Mistake], Iterator[tuple[Override, ...]]]:
-    """Return what is wrong with single overrides, and the others as those of each trial.
+    """Return the mistakes in single overrides, and the other overrides for each trial.
 
-    Of several values of a key the trials have the first, and of a group every option.
+    Trials have the first of several values of a key, and every option of a group.
     """
     mistakes: list[Mistake] = []
     parsed: list[list[Override]] = []
@@ -68,8 +68,8 @@ def _trials(
             parsed.append(each if _is_choice(one, loader) else each[:1])
         else:
             key, typed = one.key_or_group, override.partition("=")[2]
-            as_list = "" if _is_choice(one, loader) else f" or a list ({key}=[{typed}])"
-            message = f"several values are an experiment (labrl -m '{override}'){as_list}"
+            as_list = "" if _is_choice(one, loader) else f", or {key}=[{typed}] for a list"
+            message = f"write labrl -m '{override}' for an experiment with several values{as_list}"
             mistakes.append(Mistake("usage", key, f"{override}: {message}"))
     return mistakes, itertools.product(*parsed)
 
@@ -78,23 +78,23 @@ def _bad_syntax(override: str, parser: OverridesParser) -> Mistake:
     key, equals, value = override.partition("=")
     cleaned = f"{key}={value.strip('=,')}"
     advice = (
-        "write key=value; lists are [1,2], groups of keys {a: 1, b: 2}, and a value with blanks or signs "
-        "needs quotes, as in 'key=\"a value\"'"
+        "write key=value; lists as [1,2], groups of keys as {a: 1, b: 2}, and values with spaces or special "
+        "characters in quotes, as in 'key=\"a value\"'"
     )
     odd = [letter for letter in override if unicodedata.category(letter) in ("Cf", "Pi", "Pf")]
     if odd:
         name = f"{unicodedata.name(odd[0], '')} (U+{ord(odd[0]):04X})".strip()
-        advice = f"it contains {name}, perhaps from a copied text; type it anew"
+        advice = f"it contains {name}, perhaps from copied text; type it again"
     elif re.fullmatch(r"choice\(.*\bnull\b.*\)", value):
-        advice = f"choice(...) cannot hold null; write '{key}={value[7:-1]}'"
+        advice = f"choice(...) cannot contain null; write '{key}={value[7:-1]}'"
     elif not equals:
         advice = f"write {key}=<value>"
     elif value.startswith("~/"):
         advice = f"write {key}=$HOME{value[1:]}, because shells expand ~ only at the beginning of a word"
     elif re.search(r"[\s;][\w./]+=", value):
-        advice = "write several overrides without quotes around all, and with a space between them"
+        advice = "separate overrides by spaces, without quotes around all of them"
     elif key:
-        # quotes help a text with letters beyond ASCII, and no list or call that is only half written
+        # Quotes help text with letters beyond ASCII, but not an incomplete list or call.
         plain = not re.search(r"[\[\]{}()'\",;=]", value)
         for meant, typed in [(cleaned, cleaned), (f'{key}="{value}"', f"'{key}=\"{value}\"'")]:
             if meant != override and (plain or meant == cleaned) and _is_readable(meant, parser):
@@ -112,14 +112,14 @@ def _is_readable(override: str, parser: OverridesParser) -> bool:
 
 
 def _is_choice(one: Override, loader: ConfigLoader) -> bool:
-    """Return whether an override chooses an option of a group."""
+    """Return whether an override selects an option of a group."""
     return "/" in one.key_or_group or bool(_options(one.key_or_group, loader))
 
 
 def _options(group: str, loader: ConfigLoader) -> list[str]:
-    """The options of a group; those in folders, such as slm_lab/cartpole, after the others."""
+    """Return the options of a group, with those in folders, such as slm_lab/cartpole, at the end."""
     options = loader.get_group_options(group)
-    if group not in ("agent", "search", "hydra"):  # whose folders are the groups of their parts
+    if group not in ("agent", "search", "hydra"):  # folders in these are the groups of their parts
         for folder in loader.get_group_options(group, ObjectType.GROUP):
             options += [f"{folder}/{name}" for name in loader.get_group_options(f"{group}/{folder}")]
     return options
@@ -128,14 +128,14 @@ def _options(group: str, loader: ConfigLoader) -> list[str]:
 def _wrong_in_trial(
     overrides: Sequence[Override], loader: ConfigLoader
 ) -> tuple[list[Mistake], list[Override], DictConfig]:
-    """Return what is wrong with the overrides of one trial, the others, and what these compose."""
+    """Return the mistakes in the overrides of one trial, the correct ones, and what these compose."""
 
     def load(choices: Sequence[Override]) -> DictConfig:
         typed = [str(one.input_line) for one in choices]
         return loader.load_configuration("config", typed, run_mode=RunMode.RUN)
 
     mistakes: list[Mistake] = []
-    # the whole before its parts, and all choices before the keys that come with them
+    # Groups before their parts, and all selections of options before the keys that these contain.
     keys = [one for one in overrides if not _is_choice(one, loader)]
     choices = [one for one in overrides if _is_choice(one, loader)]
     choices.sort(key=lambda one: (one.is_delete(), one.key_or_group.count("/")))
@@ -151,7 +151,7 @@ def _wrong_in_trial(
             except Exception as error:
                 mistakes.append(_wrong_choice(one, error, cfg, loader))
     for one in keys:
-        changed = copy.deepcopy(cfg)  # an override that fails leaves traces
+        changed = copy.deepcopy(cfg)  # a failing override may have changed its configuration
         try:
             ConfigLoaderImpl._apply_overrides_to_config([one], changed)
             fine.append(one)
@@ -162,7 +162,7 @@ def _wrong_in_trial(
 
 
 def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader) -> Mistake:
-    """Explain a wrong choice of an option beside those that make `cfg`."""
+    """Explain a wrong selection of an option, in addition to those that compose `cfg`."""
     group, override = one.key_or_group, str(one.input_line)
     if isinstance(error, LabrlError):
         return error.mistakes[0]
@@ -172,7 +172,7 @@ def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: Conf
         return Mistake("unknown-key", group, f"{group}: no such group.{near} labrl --help lists the groups.")
     if one.is_delete():
         none = f", {group}=none to leave it out" if "none" in options else ""
-        return Mistake("missing", group, f"{override}: it is needed; choose another, {group}=<option>{none}")
+        return Mistake("missing", group, f"{override}: cannot be removed; set {group}=<option>{none}")
     if isinstance(error, MissingConfigException) and str(error.missing_cfg_file).startswith(f"{group}/"):
         option = str(error.missing_cfg_file).removeprefix(f"{group}/")
         return _unknown_option(group, option, list(dict.fromkeys([*(error.options or []), *options])))
@@ -182,19 +182,19 @@ def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: Conf
     key = group.replace("/", ".")
     if one.package is not None:
         part = f"'{one.package}={{_target_: <class>}}', with its keys beside _target_"
-        message = f"nothing is chosen from {group} at {one.package}. A part is put there whole: {part}"
+        message = f"no option of {group} is selected at {one.package}. Set the whole part there: {part}"
     elif group in cfg.hydra.runtime.choices:
         if not one.is_add():
             is_loop = isinstance(error, RecursionError)
-            why = "the defaults of its file lead back to itself" if is_loop else first_line(error)
+            why = "the defaults list of its file contains a cycle" if is_loop else first_line(error)
             return Mistake("syntax", group, f"{override}: {why}")
-        message = f"there is such a group; write {override.lstrip('+')}, without the plus"
+        message = f"the group exists; write {override.lstrip('+')}, without the plus"
     elif owners := owners_of(key, all_keys(cfg)):
         whole = key.partition(".")[0]
         has = f"{whole}={cfg.hydra.runtime.choices[whole]}"
-        message = f"{has} has no such part; choose {some(owners)} to have one"
+        message = f"{has} has no such part; it exists with {some(owners)}"
     else:
-        message = f"nothing is chosen from this group so far; write +{override.lstrip('+')}"
+        message = f"no option of this group is selected yet; write +{override.lstrip('+')}"
     return Mistake("unknown-key", group, f"{override}: {message}")
 
 
@@ -203,12 +203,12 @@ def _unknown_option(group: str, option: str, options: Sequence[str]) -> Mistake:
     lists = f"Known: {', '.join(options)}." if len(options) <= SOME else "labrl --help lists the options."
     if group == "env":
         near = [meant] if (meant := env_of(option)) else near
-        lists = "labrl-envs lists all; env=gymnasium env.id=<id> takes any id of Gymnasium."
+        lists = "labrl-envs lists all; for any other Gymnasium id, write env=gymnasium env.id=<id>."
     elif group == "experiment":
-        lists += f" Your own, <folder>/{group}/{option}.yaml, are found with --config-dir <folder>."
+        lists += f" For your own, <folder>/{group}/{option}.yaml, add --config-dir <folder>."
     elif (group, option) == ("hydra/launcher", "joblib"):
         near = ["hydra/launcher=local"]
-        lists = "It runs trials side by side on this machine and takes hydra.launcher.n_jobs too."
+        lists = "It runs trials in parallel on this machine, and also has hydra.launcher.n_jobs."
     near = near or [meant] if (meant := option_named(option)) else near
     return Mistake("unknown-option", group, f"{group}={option}: no such option.{suggested(near)} {lists}")
 
@@ -229,7 +229,7 @@ def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigL
     if key in known and full.startswith(f"{key}."):
         inner = OmegaConf.select(OmegaConf.create({key: one.value()}), full.replace(key, f"[{key}]", 1))
         mistake = unknown_key(full, "" if OmegaConf.is_config(inner) else str(inner), known)
-        advice = f" Groups of keys are merged; this puts another in its place: ~{key} '+{override}'."
+        advice = f" Groups of keys are merged; to replace the whole group, write ~{key} '+{override}'."
         return Mistake(mistake.code, full, mistake.message + advice)
     if re.sub(r"\[\d+\]", "", key) not in known:
         parents = (key.rsplit(".", count)[0] for count in range(1, key.count(".") + 1))
@@ -239,22 +239,22 @@ def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigL
             if not OmegaConf.is_config(node):
                 value, group = "null" if node is None else node, above.replace(".", "/")
                 others = [f"{group}={name}" for name in _options(group, loader)]
-                message = f"there are no keys below {above}={value}"
-                advice = f"choose {some(others)}" if others else f"write {above}=<value>"
+                message = f"{above}={value} has no keys below it"
+                advice = f"write {some(others)}" if others else f"write {above}=<value>"
                 return Mistake("unknown-key", key, f"{override}: {message}; {advice}")
         return unknown_key(key, value, known)
     if one.is_add():
-        message = f"there is such a key; write {override.lstrip('+')}, without the plus"
+        message = f"the key exists; write {override.lstrip('+')}, without the plus"
         return Mistake("unknown-key", key, f"{override}: {message}")
     if one.is_delete():
-        return Mistake("contradiction", key, f"{override}: it has another value; {key}=<value> changes it")
+        return Mistake("contradiction", key, f"{override}: the key has another value; write {key}=<value>")
     if value == "null":
-        return Mistake("type", key, f"{override}: it cannot be null; give it a value, or leave it out")
-    advice = f"~{key} '+{override}' puts something of another kind there"
+        return Mistake("type", key, f"{override}: cannot be null; set a value, or leave it out")
+    advice = f"to replace it by a value of another type, write ~{key} '+{override}'"
     return Mistake("type", key, f"{override}: {first_line(cause or error)}; {advice}")
 
 
 def first_line(text: object) -> str:
-    """The first line that says something: one that ends with a colon says it in the next."""
+    """Return the first line of a text, joined with the next one if it ends with a colon."""
     first, _, rest = str(text).strip().partition("\n")
     return f"{first} {first_line(rest)}" if first.endswith(":") and rest.strip() else first

@@ -1,4 +1,4 @@
-"""The known names that are spelt nearly as what was typed."""
+"""Suggestions of known names that are spelled similarly to the given one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 
 def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
-    """Return at most `count` known spellings close to `word`, the closest first.
+    """Return at most `count` known names close to `word`, the closest first.
 
-    A name is close that shares most letters with `word`, or begins with it.
+    A name is close if it shares most letters with `word` or starts with it.
     """
     given = word.lower()
     ranks: dict[str, tuple[float, int, int]] = {}
@@ -25,11 +25,11 @@ def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return ` Did you mean <prefix><nearest>?`, or nothing when no known spelling is close."""
+    """Return ` Did you mean <prefix><nearest>?`, or '' if no known name is close."""
     return suggested([f"{prefix}{match}" for match in nearest(word, known)])
 
 
 def suggested(names: Sequence[str]) -> str:
-    """Return ` Did you mean a, b or c?`, or nothing where there is no name."""
+    """Return ` Did you mean a, b or c?`, or '' if there are no names."""
     *others, last = names or [""]
     return f" Did you mean {', '.join(others)}{' or ' if others else ''}{last}?" if last else ""

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.component import Component, accepted_settings
+from labrl.config.component import Component
 from labrl.config.types import PositiveInt
 from labrl.errors import Code, InputError, LabrlError
 from labrl.networks.layers import (
@@ -46,6 +46,7 @@ from labrl.networks.spaces import (
     vector_space,
 )
 from labrl.observations import example
+from labrl.targets import accepted_settings
 
 TORSO = "agent.network.torso"
 UNSEEDED = "which draws from PyTorch's global generator, so that the run would not be reproducible"

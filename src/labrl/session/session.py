@@ -137,7 +137,7 @@ class Session:
             for callback in self.callbacks:
                 callback.start(self.view)
                 finishing.callback(callback.finish, self.view)
-            self._look_at_callbacks()
+            self._schedule_callbacks()
             self._loop()
 
     def _loop(self) -> None:
@@ -175,9 +175,9 @@ class Session:
                     named = self._named_callbacks().items()
                     self._before_the_end = {n: c.state_dict() for n, c in named if not c.crossed(clock)}
                 callback.step(self.view)
-        self._look_at_callbacks()
+        self._schedule_callbacks()
 
-    def _look_at_callbacks(self) -> None:
+    def _schedule_callbacks(self) -> None:
         """Stop if a callback ends the session, and determine when the next callback is due."""
         callbacks = self.callbacks
         pruned = any(callback.gives_up for callback in callbacks)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
-from labrl.config.compose import checks_outlined, to_plain, typed
+from labrl.config.compose import check_with_stand_ins, to_plain, typed
 from labrl.config.keys import walk
 from labrl.processes import start_fork_server
 from labrl.session import callbacks
@@ -44,7 +44,7 @@ class Composed:
     def of(cls, cfg: DictConfig, folder: str, command: Command) -> Composed:
         """Resolve and check a configuration. Raises InputError."""
         plain = to_plain(cfg)
-        checks_outlined(cfg, plain)
+        check_with_stand_ins(cfg, plain)
         if "torch" not in sys.modules:
             doing("loading PyTorch")
         return cls(cfg, plain, typed(cfg, plain), folder, command)
