@@ -24,6 +24,7 @@ VOCABULARY = (
     "session.options",
     "mistakes.spelling",
     "script",
+    "targets",
 )
 
 
