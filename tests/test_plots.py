@@ -24,10 +24,11 @@ from labrl.analysis.figures import (
     save_sheets,
     shorten,
 )
+from labrl.analysis.formats import time_unit
 from labrl.analysis.report.build import build, build_comparison
 from labrl.analysis.report.trial import trial_report
 from labrl.analysis.runs import find_runs, load_run
-from labrl.analysis.series import TimeAxes, middle, time_unit
+from labrl.analysis.series import TimeAxes, middle
 from labrl.analysis.statistics import trial_statistics
 from labrl.config import config_folder
 from labrl.storage.run_folder import RunFolder

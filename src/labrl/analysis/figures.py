@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from labrl.analysis.charts import Chart, Line, View
 from labrl.analysis.colours import mixed
-from labrl.analysis.formats import short_number, shortened
+from labrl.analysis.formats import short_number, shortened, told_apart
 
 COLUMN, TEXT = 3.25, 6.75
 """Widths of a column and of the text of a conference's page, inches."""
@@ -110,13 +110,7 @@ class ShortNumbers(Formatter):
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
         """The labels of all ticks."""
-        shown = [10.0**value for value in values] if self._log else list(values)
-        labels: list[str] = []
-        for digits in range(4, 17):
-            labels = [short_number(value, digits) for value in shown]
-            if len(set(labels)) == len(labels):
-                break
-        return labels
+        return told_apart([10.0**value if self._log else value for value in values], short_number)
 
 
 def moving_average(values: NDArray[np.float64], rows: int) -> NDArray[np.float64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -35,6 +35,24 @@ def short_number(value: float, digits: int = 4) -> str:
         if abs(value) >= size * 0.9999999:
             return f"{value / size:.{digits}g}{letter}"
     return f"{value:.{digits}g}"
+
+
+def told_apart(values: Sequence[Any], say: Callable[[Any, int], str]) -> list[str]:
+    """`say` each value with as few digits as tell all of them apart, but at least four."""
+    different = len({say(value, 17) for value in values})
+    for digits in range(4, 17):
+        texts = [say(value, digits) for value in values]
+        if len(set(texts)) == different:
+            return texts
+    return [say(value, 17) for value in values]
+
+
+def time_unit(longest: float) -> tuple[str, float]:
+    """Choose the largest unit of which so many seconds are two; returns its name and the seconds in it."""
+    for name, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
+        if longest >= 2 * seconds:
+            return name, seconds
+    return "seconds", 1.0
 
 
 def score(value: float | None, thousands: int = 0) -> str:

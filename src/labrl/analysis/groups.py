@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from labrl.analysis.formats import told_apart
 from labrl.analysis.runs import Run, SessionRun, group_config
+from labrl.config.keys import key_of, walk, written
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
 
@@ -82,22 +84,14 @@ def value_at(run: Run, key: str) -> Any:
     return node
 
 
-def leaves(config: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key of a nested configuration with its value, `agent.lr.start` and the like."""
-    for name, value in config.items():
-        key = f"{parent}.{name}" if parent else str(name)
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, key)
-        else:
-            yield key, value
-
-
 def varied(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """The keys in which runs differ, the seed and what changes no row aside: a value for each run.
 
     None stands where a run has no such key. Keys that were typed hide those that follow from them.
     """
-    flat = [dict(leaves(group_config(run.config))) for run in runs]
+    flat = [
+        {key: value for key, value in walk(group_config(run.config)) if _is_leaf(key, value)} for run in runs
+    ]
     keys = dict.fromkeys(key for config in flat for key in config)
     columns = {key: [config.get(key) for config in flat] for key in keys}
     typed = {key: [value_at(run, key) for run in runs] for key in _typed(runs)}
@@ -112,16 +106,17 @@ def varied(runs: Sequence[Run]) -> dict[str, list[Any]]:
 
 
 def told(value: Any) -> str:
-    """A value of the configuration, as a command line has it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        return str(int(value))
-    if isinstance(value, list):
-        return "[" + ", ".join(map(told, value)) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {told(inner)}" for name, inner in value.items()) + "}"
-    return str(value)
+    """A value of the configuration, as a command line has it; text as it is."""
+    return value if isinstance(value, str) else written(value)
+
+
+def _is_leaf(key: str, value: Any) -> bool:
+    """Return whether a value is compared as a whole: one that is no group of keys, nor part of a list."""
+    return key != "" and "[" not in key and not (isinstance(value, Mapping) and value)
+
+
+def _told_briefly(value: Any, digits: int) -> str:
+    return told(float(f"{value:.{digits}g}") if isinstance(value, float) else value)
 
 
 def _together(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -141,7 +136,9 @@ def _names(firsts: Sequence[Run]) -> list[str]:
     named = {}
     for rivals in _together(firsts, lambda run: (run.agent, run.env)).values():
         different = varied(rivals) if len(rivals) > 1 else {}
-        told_of = [(_short(key), _brief(values)) for key, values in list(different.items())[:3]]
+        told_of = [
+            (_short(key), told_apart(values, _told_briefly)) for key, values in [*different.items()][:3]
+        ]
         for place, run in enumerate(rivals):
             parts = [run.agent, *(f"{key}={values[place]}" for key, values in told_of)]
             if len(different) > 3:
@@ -156,25 +153,11 @@ def _names(firsts: Sequence[Run]) -> list[str]:
     ]
 
 
-def _brief(values: Sequence[Any]) -> list[str]:
-    """Each value as `told`, numbers with as few digits as tell all of them apart, but at least four."""
-    whole = list(map(told, values))
-    for digits in range(4, 17):
-        brief = [told(float(f"{one:.{digits}g}")) if isinstance(one, float) else told(one) for one in values]
-        if len(set(brief)) == len(set(whole)):
-            return brief
-    return whole
-
-
 def _typed(runs: Sequence[Run]) -> list[str]:
     """The keys of all command lines, in order, without the seed, Hydra's and how runs are run."""
-    found: dict[str, None] = {}
-    for run in runs:
-        for override in run.provenance.get("overrides") or []:
-            match = re.match(r"[+~]*([\w./]+)(?:@[\w.]+)?=", str(override))
-            if match and match[1].split(".")[0] not in ("seed", "hydra", "meta", "wandb"):
-                found[match[1]] = None
-    return list(found)
+    overrides = [str(one) for run in runs for one in run.provenance.get("overrides") or []]
+    keys = dict.fromkeys(key_of(one) for one in overrides if "=" in one)
+    return [key for key in keys if key.split(".")[0] not in ("seed", "hydra", "meta", "wandb")]
 
 
 def _short(key: str) -> str:

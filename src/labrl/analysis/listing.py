@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labrl.analysis.formats import score, short_number, shortened, widths_that_fit
+from labrl.analysis.formats import score, short_number, shortened, time_unit, widths_that_fit
 from labrl.analysis.groups import agreeing, grouped, varied
 from labrl.analysis.returns import group_return
 from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment
@@ -209,15 +209,14 @@ def _rows(entry: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _age(created: str) -> str:
-    """Since then, in the largest unit of which there are two."""
+    """Say how long ago that was."""
     try:
         seconds = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()
     except (ValueError, TypeError):
         return "-"
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
+    unit, size = time_unit(seconds)
+    short = {"days": "d", "hours": "h", "minutes": "min", "seconds": "s"}[unit]
+    return f"{max(seconds, 0) / size:.0f} {short}"
 
 
 class Standing(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from labrl.analysis.charts import Axis, View
+from labrl.analysis.formats import time_unit
 from labrl.analysis.intervals import MAX_POINTS, curve, on_grid, statistic_of
 from labrl.analysis.rows import Column, known
 from labrl.analysis.runs import Run, SessionRun
@@ -91,11 +92,3 @@ def middle(curves: Sequence[View]) -> View | None:
     grid = np.linspace(start, end, points) if end > start else np.array([end])
     band = curve([on_grid(grid, one.x, one.y) for one in usable], statistic_of(len(usable)))
     return View(grid, band.value, *((band.low, band.high) if np.isfinite(band.low).any() else ()))
-
-
-def time_unit(longest: float) -> tuple[str, float]:
-    """Choose the unit for a wall time of so many seconds; returns its name and the seconds in it."""
-    for name, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
-        if longest >= 2 * seconds:
-            return name, seconds
-    return "seconds", 1.0

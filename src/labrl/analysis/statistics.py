@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from labrl.analysis import measures
 from labrl.analysis.baselines import Baseline, Threshold, human_range, random_baseline, threshold_of
@@ -186,13 +187,9 @@ def group_statistics(
         "threshold": None if wanted is None else vars(wanted),
         "scores_of": scores_of(runs),
         "measures": {
-            measure: {
-                "mean": float(values.mean()) if len(values) else None,
-                "std": float(values.std(ddof=1)) if len(values) > 1 else None,
-                "n": len(values),
-            }
+            measure: {"mean": values.mean(), "std": values.std(), "n": len(values)}
             for measure, every in measured.items()
-            for values in [every[np.isfinite(every)]]
+            for values in [pl.Series(every).drop_nans()]
         },
         "consistency": None if strengths is None else measures.consistency(strengths),
         "estimates": {

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -25,6 +24,7 @@ from labrl.analysis.colours import Style
 from labrl.analysis.formats import INTERVAL, UNKNOWN, duration, interval, interval_by, moment, number, typed
 from labrl.analysis.groups import told
 from labrl.analysis.returns import MEANING
+from labrl.storage.provenance import as_yaml
 
 MOST_POINTS = 80_000
 """Most points of all curves of a report together, about 2 MB."""
@@ -95,7 +95,7 @@ def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
         environment.filters[show.__name__] = show
     environment.filters["thousands"] = lambda value: UNKNOWN if value is None else f"{value:,}"
     environment.filters["order"] = _order
-    environment.filters["yaml"] = lambda plain: yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+    environment.filters["yaml"] = as_yaml
     return environment.get_template(f"{template}.html.j2").render(
         page=Page(folder),
         css=Markup(loader.get_source(environment, "report.css")[0]),
