@@ -24,11 +24,9 @@ from hypothesis import settings
 
 # Two threads of torch collapse to a fifth of their speed where the other test process wants a core too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as `labrl` does; see labrl.processes.let_threads_sleep
 os.environ["WANDB_MODE"] = "disabled"
 
-from labrl.processes import let_threads_sleep
-
-let_threads_sleep()
 from labrl.storage import provenance
 from labrl.trial import reporting  # torch reads the number of threads when it is imported
 

@@ -167,9 +167,33 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(cfg, DictConfig):
         return dict(cfg)
-    # Hydra's own node is resolved by Hydra alone: parts of it have a value in a job only.
-    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    composed = dict(walk(OmegaConf.to_container(own, resolve=False)))
+    with _hydra_hidden(cfg):
+        composed = dict(walk(OmegaConf.to_container(cfg, resolve=False)))
+        _refuse_missing(composed)
+        try:
+            plain = OmegaConf.to_container(cfg, resolve=True)
+        except OmegaConfBaseException as error:
+            raise _unresolved(error) from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+@contextmanager
+def _hydra_hidden(cfg: DictConfig) -> Iterator[None]:
+    """Hide Hydra's own node, which Hydra alone resolves: parts of it have a value in a job only.
+
+    A copy without it would take half the time of validation.
+    """
+    content = vars(cfg)["_content"]
+    vars(cfg)["_content"] = {key: node for key, node in content.items() if key != "hydra"}
+    try:
+        yield
+    finally:
+        vars(cfg)["_content"] = content
+
+
+def _refuse_missing(composed: Mapping[str, Any]) -> None:
+    """Raise InputError for values that must be given. composed: values by full key, unresolved."""
     own_class = ", or for a class env.id=null env.name=<name> 'env.make={_target_: <module>.<class>}'"
     missing = {key: own_class * (key == "env.id") for key, value in composed.items() if value == "???"}
     for key in ("env", "agent"):  # a file of the user's own
@@ -180,12 +204,6 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
             Mistake("missing", key, f"{key} must be given: set {key}=<value>{other}")
             for key, other in missing.items()
         )
-    try:
-        plain = OmegaConf.to_container(own, resolve=True)
-    except OmegaConfBaseException as error:
-        raise _unresolved(error) from error
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
 
 
 def _unresolved(error: OmegaConfBaseException) -> InputError:
