@@ -9,6 +9,7 @@ run share what was merged by a folder (`share_compositions`), which ends with th
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -75,6 +76,16 @@ class _Memory(dict[Hashable, bytes]):
             begun.write_bytes(result)
             begun.replace(self._file(key))
         return result
+
+    @contextmanager
+    def alone(self, key: Hashable) -> Iterator[None]:
+        """Wait while another process looks for this result, which both would find in turns."""
+        if self._folder is None or not self._folder.exists():
+            yield
+            return
+        with self._file(key).with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _file(self, key: Hashable) -> Path:
         assert self._folder is not None
@@ -180,7 +191,8 @@ def _remembering(
             return function(*arguments, **named)
         result = known.recall(key)
         if result is None:
-            result = known.learn(key, pickle.dumps(function(*arguments, **named)))
+            with known.alone(key):
+                result = known.recall(key) or known.learn(key, pickle.dumps(function(*arguments, **named)))
         return pickle.loads(result)
 
     return remembered
@@ -199,9 +211,12 @@ def _remembering_choices(find: Callable[..., Any]) -> Callable[..., Any]:
         key = (sources, config_name, tuple(options.items()), pickle.dumps(before))
         result = known.recall(key)
         if result is None:
-            files = find(repo, config_name, overrides, **options)
-            choices = {name: vars(overrides)[name] for name in before}
-            result = known.learn(key, pickle.dumps((files, choices)))
+            with known.alone(key):
+                result = known.recall(key)
+                if result is None:
+                    files = find(repo, config_name, overrides, **options)
+                    choices = {name: vars(overrides)[name] for name in before}
+                    result = known.learn(key, pickle.dumps((files, choices)))
         files, choices = pickle.loads(result)
         vars(overrides).update(choices)
         return files

@@ -24,14 +24,11 @@ from hypothesis import settings
 
 # Two threads of torch collapse to a fifth of their speed where the other test process wants a core too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as `labrl` does; see labrl.processes.let_threads_sleep
 os.environ["WANDB_MODE"] = "disabled"
 
-from labrl.processes import let_threads_sleep
-
-let_threads_sleep()
-# torch reads the number of threads when it is imported
-from labrl.storage import provenance  # noqa: E402
-from labrl.trial import reporting  # noqa: E402
+from labrl.storage import provenance
+from labrl.trial import reporting  # torch reads the number of threads when it is imported
 
 # A busy machine may take a second over an example, and no promise is about that. The same code is tested
 # with the same examples each time; `make exact` draws others (--hypothesis-profile=random).
