@@ -60,6 +60,19 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe\n1,2\n", b"frame,return_mean\nthree,4.0\n"])
+def test_a_run_whose_tables_and_results_are_damaged_is_listed_beside_the_others(
+    content: bytes, runs: Path
+) -> None:
+    session = runs / "new_dqn" / "session_0"
+    for table in ("train.csv", "eval.csv"):
+        (session / table).write_bytes(content)
+    (session / "result.json").write_text("{")
+    marker = runs / "new_dqn" / "run.json"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "sessions": []}))
+    assert [Path(entry.folder).name for entry in entries(runs)] == ["new_dqn", "grid", "old_ppo"]
+
+
 def test_the_table_has_the_newest_first_and_below_an_experiment_its_groups(runs: Path) -> None:
     head, *lines = (line.split() for line in as_table(entries(runs)).splitlines())
     assert head == ["status", "agent", "env", "frames", "final", "return", "seeds", "age", "folder"]

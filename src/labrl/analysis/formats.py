@@ -30,7 +30,9 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def short_number(value: float, digits: int = 4) -> str:
-    """`digits` significant digits and a letter for what follows: 2M, 1.5k, 0.05."""
+    """`digits` significant digits and a letter for what follows: 2M, 1.5k, 0.05; an exponent from 1e13 on."""
+    if abs(value) >= 1e13:
+        return f"{value:.{digits}g}"
     for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size * 0.9999999:
             return f"{value / size:.{digits}g}{letter}"

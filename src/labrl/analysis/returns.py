@@ -63,7 +63,8 @@ def recorded_return(*tables: Path) -> float | None:
     For a session that has just ended, without the library that analysis reads tables with.
     """
     for path in tables:
-        rows = [row for row in read_rows(path) if _is_finite(row.get("return_mean"))]
+        whole = (row for row in read_rows(path) if _is_finite(row.get("frame")))
+        rows = [row for row in whole if _is_finite(row.get("return_mean"))]
         rows = [row for row in rows if row.get("source") == rows[-1].get("source")]
         if rows:
             frames, returns = ([float(str(row[name])) for row in rows] for name in ("frame", "return_mean"))
