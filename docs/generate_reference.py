@@ -1,9 +1,9 @@
-"""Write docs/reference/keys/, every configuration key, and docs/reference/python.md, the Python API.
+"""Write docs/reference/keys/ (all configuration keys) and docs/reference/python.md (the Python API).
 
     python docs/generate_reference.py
 
-Types and meanings come from the config dataclasses and the docstrings below their fields, defaults from
-the YAML files in configs/, functions and methods from their signatures and docstrings.
+Types and meanings come from the config dataclasses and the docstrings of their fields, defaults from the YAML
+files in configs/, functions and methods from their signatures and docstrings.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ PAGES = {
     "search": ("Searches", ["search", "search/pruner"]),
     "wandb": ("Weights & Biases", ["wandb"]),
 }
-"""File name to the page's title and the groups on it."""
+"""Title and groups of each page, by file name."""
 
 
 GROUPS = {"agent.network.torso": "agent/network"}
-"""Key to the group that fills it, where the group's name does not say so."""
+"""Groups of keys whose name differs from that of the group."""
 HOSTS = {"agent/self_imitation": "ppo", "agent/noise": "td3"}
-"""An agent with parts of the group, where dqn has none."""
+"""Agents that have parts of a group, for groups of which dqn has none."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One key."""
+    """Row of the table for one key."""
 
     key: str
     type: str
@@ -67,13 +67,13 @@ class Row:
 
 
 def options_of(group: str) -> list[str]:
-    """The option files of `group`, by name."""
+    """Return the names of the options of `group`."""
     return sorted(file.stem for file in (config_folder() / group).glob("*.yaml"))
 
 
 @cache
 def node_of(group: str, option: str) -> Any:
-    """What the choice of an option puts at its group's key, references to other keys unresolved."""
+    """Return the node that an option composes at the key of its group, with unresolved interpolations."""
     host = [] if group == "agent" else [f"agent={HOSTS.get(group, 'dqn')}"]
     node: Any = OmegaConf.to_container(compose(["preset=none", *host, f"{group}={option}"]), resolve=False)
     for name in key_of(group).split("."):
@@ -82,14 +82,14 @@ def node_of(group: str, option: str) -> Any:
 
 
 def key_of(group: str) -> str:
-    """The key at which the options of `group` stand."""
+    """Return the key at which the options of `group` are composed."""
     by_group = {filled: key for key, filled in GROUPS.items()}
     return by_group.get(group, group.replace("/", "."))
 
 
 @cache
 def field_docstrings(cls: type) -> dict[str, str]:
-    """The docstring below each field of a dataclass, in one line, those of its bases included."""
+    """Return the docstring of each field of a dataclass and its base classes, in one line."""
     found: dict[str, str] = {}
     for kind in filter(dataclasses.is_dataclass, reversed(cls.__mro__)):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
@@ -104,7 +104,7 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 @cache
 def named_types() -> list[tuple[Any, str]]:
-    """The scalar types of labrl.config.types with the docstrings below them."""
+    """Return the scalar types of labrl.config.types with their docstrings."""
     body = ast.parse(inspect.getsource(scalars)).body
     found = []
     for assigned, text in itertools.pairwise(body):
@@ -117,7 +117,7 @@ def named_types() -> list[tuple[Any, str]]:
 
 
 def type_of(hint: Any) -> str:
-    """`hint` in words."""
+    """Describe a type hint in words."""
     if get_origin(hint) is Annotated and traits_in(hint):
         kept = [one for one in hint.__metadata__ if not isinstance(one, Traits)]
         return type_of(Annotated[(hint.__origin__, *kept)] if kept else hint.__origin__)
@@ -147,7 +147,7 @@ def type_of(hint: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """`value` as YAML has it, in one line."""
+    """Return `value` in YAML syntax, in one line."""
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
     if isinstance(value, dict):
@@ -160,7 +160,7 @@ def shown(value: Any) -> str:
 
 
 def rows(cls: type, nodes: Mapping[str, Mapping[str, Any]], key: str) -> Iterator[Row]:
-    """The keys below `key` of the dataclass `cls`. nodes: option to what its file says there."""
+    """Yield the keys of the dataclass `cls` below `key`. nodes: composed node of each option."""
     hints = get_type_hints(cls, include_extras=True)
     meanings = field_docstrings(cls)
     for field in dataclasses.fields(cls):
@@ -183,7 +183,7 @@ def rows(cls: type, nodes: Mapping[str, Mapping[str, Any]], key: str) -> Iterato
 
 
 def component_rows(nodes: Mapping[str, Any], key: str, meaning: str) -> Iterator[Row]:
-    """A part that is no group's option, and the keys of the one that stands there."""
+    """Yield a part that is not an option of a group, and the keys of the default part."""
     targets = {option: node["_target_"] for option, node in nodes.items() if isinstance(node, dict)}
     yield Row(key, "a part with a `_target_`", default_of({**dict.fromkeys(nodes), **targets}), meaning)
     for target in dict.fromkeys(targets.values()):
@@ -194,16 +194,16 @@ def component_rows(nodes: Mapping[str, Any], key: str, meaning: str) -> Iterator
 
 
 def is_group(key: str) -> bool:
-    """Return whether the value of `key` is chosen as the option of a group."""
+    """Return whether the value of `key` is selected as the option of a group."""
     return (config_folder() / key.replace(".", "/")).is_dir()
 
 
 MOST_DEFAULTS = 4
-"""Different defaults of the options of one section that a cell can show."""
+"""Largest number of different defaults that a cell shows."""
 
 
 def default_of(values: Mapping[str, Any]) -> str:
-    """The default, and that of each option which has another one."""
+    """Return the default, or the default of each option if they differ."""
     texts = {option: f"`{shown(value)}`" for option, value in values.items()}
     by_text: dict[str, list[str]] = {}
     for option, text in texts.items():
@@ -217,7 +217,7 @@ def default_of(values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A dataclass of options with its keys."""
+    """Section of a page, for one dataclass of options."""
 
     title: str
     text: str
@@ -225,7 +225,7 @@ class Section:
 
 
 def sections_of(group: str) -> Iterator[Section]:
-    """A section for each class that options of `group` configure."""
+    """Yield a section for each class that options of `group` configure."""
     by_class: dict[type, dict[str, Any]] = {}
     for option in options_of(group):
         node = node_of(group, option)
@@ -239,7 +239,7 @@ def sections_of(group: str) -> Iterator[Section]:
 
 
 def class_of(key: str, node: Mapping[str, Any]) -> type | None:
-    """The dataclass of the options that a file gives for `key`; None where it gives none."""
+    """Return the dataclass of the options that a file sets for `key`; None if there is none."""
     if "_target_" in node:
         return getattr(load_target(node["_target_"]), "Config", None)
     hint: Any = TrialConfig
@@ -254,7 +254,7 @@ def class_of(key: str, node: Mapping[str, Any]) -> type | None:
 
 
 def page(title: str, sections: Iterable[Section]) -> str:
-    """A page of the reference in Markdown."""
+    """Return a page of the reference in Markdown."""
     lines = [f"# {title}", "", NOTE]
     for section in sections:
         lines += ["", f"## {section.title}", "", section.text, ""]
@@ -279,13 +279,13 @@ Every key of labrl's configuration, generated from the config dataclasses and th
 
 {links}
 
-- **type and range**: `[0, 1)` contains 0 and not 1. For schedules see
-  [schedules](../configuration.md#schedules).
-- **default**: the value in the YAML file of the option. Where the options of a section differ, each value is
+- **type and range**: `[0, 1)` includes 0 but not 1. Schedules are described in
+  [configuration](../configuration.md#schedules).
+- **default**: the value in the YAML file of the option. If the options of a section differ, each value is
   followed by its options in parentheses. Presets change some values for a pair of agent and environment:
-  `labrl --cfg job agent=<agent> env=<environment>` prints what a run gets. `???` must be given.
-- **resume**: *may change* marks the keys that `labrl +resume=<run> <key>=<value>` accepts, because nothing
-  that was learned depends on them. Any other change is refused.
+  `labrl --cfg job agent=<agent> env=<environment>` prints the values of a run. `???` marks required keys.
+- **resume**: *may change* marks the keys that `labrl +resume=<run> <key>=<value>` accepts, because they do
+  not affect what was learned before. Any other change is refused.
 - Frames are agent steps, summed over the environments of a session.
 """
 
@@ -319,11 +319,11 @@ API = {
     "Transforms": ["labrl.agents.transforms.Identity"],
     "Callbacks": ["labrl.session.callbacks.callback.Callback"],
 }
-"""Section of python.md to what it shows."""
+"""Functions and classes in each section of python.md."""
 
 
 def api_page() -> str:
-    """The Python API in Markdown."""
+    """Return the page on the Python API in Markdown."""
     lines = [
         "# Python",
         "",
@@ -337,7 +337,7 @@ def api_page() -> str:
 
 
 def api_of(name: str) -> Iterator[str]:
-    """What there is to know of a function or class, `name` with its module."""
+    """Yield the lines about a function or class. name: its full name, with the module."""
     module, _, short = name.rpartition(".")
     found = getattr(importlib.import_module(module), short)
     yield from [f"### `{name}`", ""]
@@ -361,7 +361,7 @@ def api_of(name: str) -> Iterator[str]:
 
 
 def signature(function: Any) -> str:
-    """The signature without `self`, with the types as they are written."""
+    """Return the signature without `self`, with types as written in the code."""
     found = inspect.signature(function)
     kept = [one for one in found.parameters.values() if one.name not in ("self", "cls")]
     kept = [one.replace(default=...) if "factory" in repr(one.default) else one for one in kept]
@@ -369,7 +369,7 @@ def signature(function: Any) -> str:
 
 
 def pages() -> dict[str, str]:
-    """File below docs/reference/ to content of every page."""
+    """Return the content of every page, by its path below docs/reference/."""
     found = {
         f"keys/{name}.md": page(title, itertools.chain.from_iterable(map(sections_of, groups)))
         for name, (title, groups) in PAGES.items()
@@ -380,7 +380,7 @@ def pages() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the pages that differ."""
+    """Write the pages that have changed."""
     folder = Path(__file__).parent / "reference"
     for name, text in pages().items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -261,7 +261,7 @@ def test_names_from_other_libraries_are_answered_with_labrls_key(
     assert [one.key for one in mistakes] == [f"{place.lstrip('+')}{name}" for name in names]
     for mistake, key in zip(mistakes, names.values(), strict=True):
         assert mistake.code == "unknown-key"
-        assert f" {key} (" in mistake.message or f" {key}, which is there with " in mistake.message
+        assert f" {key} (" in mistake.message
 
 
 def test_every_answer_is_a_key_of_some_configuration() -> None:
@@ -286,7 +286,7 @@ def test_a_name_that_the_chosen_agent_has_no_key_for_is_answered_with_those_that
     told: Callable[[str], tuple[Mistake, ...]],
 ) -> None:
     (mistake,) = told("agent=dqn n_steps=5")
-    assert {"agent.horizon,", "agent=ppo,", "agent.n_step"} <= set(mistake.message.split())
+    assert {"agent.horizon", "agent=ppo,", "agent.n_step"} <= set(mistake.message.split())
 
 
 def test_a_key_without_a_value_is_shown(
