@@ -27,7 +27,7 @@ from typing import IO, NoReturn
 
 MODULES = (
     "labrl.cli",
-    "labrl.experiment.hydra_trial",
+    "labrl.experiment.job",
     "labrl.plugins",
     "labrl.trial.find",
     "labrl.trial.worker",

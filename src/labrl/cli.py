@@ -105,8 +105,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from labrl.config.extensions import kinds_replace
     from labrl.config.keys import is_hydras
     from labrl.experiment.again import ExperimentAgain, for_trials_alone
-    from labrl.experiment.hydra_trial import folders_remembered, remove_unused_folder
-    from labrl.experiment.job import Job
+    from labrl.experiment.job import Job, folders_remembered, remove_unused_folder
     from labrl.script import begin
     from labrl.trial.composed import Again
     from labrl.trial.find import completions

@@ -184,38 +184,31 @@ def leave_at_once(number: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def children_ignore_ctrl_c() -> Iterator[None]:
-    """Processes that are started meanwhile ignore Ctrl-C until they say otherwise.
-
-    A terminal sends it to every process. One that is still importing would die of it with a traceback;
-    the process that started it tells it by SIGTERM instead.
-    """
-    with _without_main():
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
 def signals_wait_in_children() -> Iterator[None]:
-    """Processes that are started meanwhile, and their helpers, get none of SIGNALS until `heed_no_signals`.
+    """Processes that are started meanwhile, and their helpers, get none of SIGNALS until `take_signals` or
+    `heed_no_signals`.
 
-    A closed terminal, or a cluster that ends a job, may send one to every process: those that only work for
-    another one have to last until it has saved. Blocked and not ignored, so that one which comes meanwhile
-    to this process is not lost.
+    A terminal sends Ctrl-C to every process, and so may a closed terminal, or a cluster that ends a job: one
+    that is still importing would die of it with a traceback, and those that only work for another one have to
+    last until it has saved. Blocked and not ignored, so that one which comes meanwhile to this process is not
+    lost.
+
+    Nor do they import `__main__`, which may train when it is imported. multiprocessing finds the file or
+    module to import in two attributes. A copy lacks them, so that code of the module itself still sees them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     resource_tracker.ensure_running()  # which unblocks some where it begins
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    main = sys.modules["__main__"]
+    copy = ModuleType("__main__")
+    vars(copy).update(
+        {name: value for name, value in vars(main).items() if name not in ("__file__", "__spec__")}
+    )
+    sys.modules["__main__"] = copy
     try:
-        with _without_main():
-            yield
+        yield
     finally:
+        sys.modules["__main__"] = main
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -259,25 +252,6 @@ def find_place_for_sockets() -> bool:
     finally:
         tempfile.tempdir = before
     return False
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Processes that are started meanwhile do not import `__main__`: it may train when it is imported.
-
-    multiprocessing finds the file or module to import in these two attributes. A copy lacks them, so that
-    code of the module itself still sees them.
-    """
-    main = sys.modules["__main__"]
-    copy = ModuleType("__main__")
-    vars(copy).update(
-        {name: value for name, value in vars(main).items() if name not in ("__file__", "__spec__")}
-    )
-    sys.modules["__main__"] = copy
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def heed_no_signals() -> None:
