@@ -410,11 +410,11 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
         from labrl.trial.export import export
 
         with signals_raise():
-            done = export(args.run, args.format, args.session, args.checkpoint, args.sampled, args.out)
-        checked = done.facts["checked"]
+            path, facts = export(args.run, args.format, args.session, args.checkpoint, args.sampled, args.out)
+        checked = facts["checked"]
         print(
-            f"{os.path.relpath(done.path)}: {done.facts['head']} actions of session {done.facts['session']} "
-            f"at frame {done.facts['frame']:,}; largest difference from the policy on "
+            f"{os.path.relpath(path)}: {facts['head']} actions of session {facts['session']} "
+            f"at frame {facts['frame']:,}; largest difference from the policy on "
             f"{checked['observations']} observations: {checked['largest_difference']:.1g} ({checked['by']})"
         )
         return DONE
