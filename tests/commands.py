@@ -31,7 +31,7 @@ from forked import keep_server, take_server, wait_to_serve
 
 MODULES = (
     "labrl.cli",
-    "labrl.experiment.hydra_trial",
+    "labrl.experiment.job",
     "labrl.plugins",
     "labrl.trial.find",
     "labrl.trial.worker",

@@ -105,8 +105,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from labrl.config.extensions import kinds_replace
     from labrl.config.keys import is_hydras
     from labrl.experiment.again import ExperimentAgain, for_trials_alone
-    from labrl.experiment.hydra_trial import folders_remembered, remove_unused_folder
-    from labrl.experiment.job import Job
+    from labrl.experiment.job import Job, folders_remembered, remove_unused_folder
     from labrl.script import begin
     from labrl.trial.composed import Again
     from labrl.trial.find import completions
@@ -441,11 +440,11 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
         from labrl.trial.export import export
 
         with signals_raise():
-            done = export(args.run, args.format, args.session, args.checkpoint, args.sampled, args.out)
-        checked = done.facts["checked"]
+            path, facts = export(args.run, args.format, args.session, args.checkpoint, args.sampled, args.out)
+        checked = facts["checked"]
         print(
-            f"{os.path.relpath(done.path)}: {done.facts['head']} actions of session {done.facts['session']} "
-            f"at frame {done.facts['frame']:,}; largest difference from the policy on "
+            f"{os.path.relpath(path)}: {facts['head']} actions of session {facts['session']} "
+            f"at frame {facts['frame']:,}; largest difference from the policy on "
             f"{checked['observations']} observations: {checked['largest_difference']:.1g} ({checked['by']})"
         )
         return DONE

@@ -13,7 +13,7 @@ from rich.table import Table
 from labrl.analysis.formats import brackets, number
 from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_name
 from labrl.config.keys import split_override
-from labrl.experiment.task import Outcome
+from labrl.experiment.scheduler import Outcome
 from labrl.session.callbacks.display import Terminal
 from labrl.storage.experiment_folder import ExperimentStatus, TrialRecord
 from labrl.trial.summary import say
