@@ -82,7 +82,7 @@ class Stub:
 
     def __call__(self, task):  # type: ignore[no-untyped-def]
         """Run the trial."""
-        from labrl.experiment.task import Outcome
+        from labrl.experiment.scheduler import Outcome
         from labrl.storage.run_folder import SessionFolder
         from labrl.storage.tables import CsvTable
 
@@ -100,8 +100,8 @@ class Stub:
 
 def machine(url: str, trials: int, seed: int, home: Path) -> int:
     """Take part in the search from the folder `home`. Returns its exit code."""
-    from labrl.experiment.local import LocalProcesses
-    from labrl.experiment.machine import Machine, Need
+    from labrl.experiment.local import WorkersLauncher
+    from labrl.experiment.machine import Need
     from labrl.experiment.search.options import NoPruner
     from labrl.experiment.search.recipe import Recipe
     from labrl.experiment.search.search import Search
@@ -133,8 +133,9 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
         study = Study(StudyStorage(url, home), plan, sampler, home)
         recipe = Recipe(plan.space, {"agent": "ppo", "env": "cartpole"}, [])
         one = Search(study, recipe, experiment, "{number}", Need(1, None), max_failure_rate=0)
-        engine = LocalProcesses(Stub(home / "ran"), Machine(cores=1, gpus=[]))
-        return one.run(engine, None, elsewhere=False)[0]
+        launcher = WorkersLauncher()
+        launcher.run, launcher.cores = Stub(home / "ran"), 1
+        return one.run(launcher, None)[0]
 
 
 @contextlib.contextmanager

@@ -40,6 +40,8 @@ class Broken(gym.Env):
         reward: Any = 1.0
         if self._steps == 20 and self._how == "exit":
             sys.exit(4)
+        if self._how == "asserts":
+            assert self._steps < 20
         if self._steps == 20 and self._how == "gives_up":
             raise ArithmeticError("the simulator gave up")
         if self._steps == 20:

@@ -3,7 +3,8 @@
 Each test process has a nursery: a process that has imported what training needs, has composed the usual
 configurations (see `compositions`), and nothing else. It forks one process for each command. A fresh Python
 takes two seconds of a core before the first frame; tests about the start itself, its imports and its signals
-start one (`[sys.executable, "-m", "labrl"]`).
+start one (`[sys.executable, "-m", "labrl"]`). What a command or a test process starts by multiprocessing is
+forked from a copy of the nursery too (see `forked`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO, NoReturn
 
+from forked import keep_server, take_server, wait_to_serve
+
 MODULES = (
     "labrl.cli",
-    "labrl.experiment.hydra_trial",
+    "labrl.experiment.job",
     "labrl.plugins",
     "labrl.trial.find",
     "labrl.trial.worker",
@@ -131,7 +135,7 @@ def start_module(
     env = dict(env or os.environ)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), os.path.dirname(__file__)]))
     request = {"module": module, "arguments": arguments, "cwd": os.fspath(cwd or Path.cwd()), "env": env}
-    door = _nursery()
+    door, _ = _nursery()
     data = json.dumps(request).encode()
     socket.send_fds(door, [len(data).to_bytes(8, "big")], [target, tell])
     door.sendall(data)
@@ -143,8 +147,8 @@ def start_module(
     return Command(pid, status, os.fdopen(read, "r") if output else None)
 
 
-def run_ranks(*overrides: str) -> list[tuple[int, str]]:
-    """Run `labrl <overrides>` as two ranks that are told what torchrun would tell them.
+def run_ranks(*arguments: str, module: str = "labrl") -> list[tuple[int, str]]:
+    """Run `python -m <module> <arguments>` as two ranks that are told what torchrun would tell them.
 
     Returns exit code and output of each.
     """
@@ -152,24 +156,38 @@ def run_ranks(*overrides: str) -> list[tuple[int, str]]:
         free.bind(("127.0.0.1", 0))
         told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     told |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    ranks = [start_labrl(*overrides, env={**os.environ, **told, "RANK": n, "LOCAL_RANK": n}) for n in "01"]
+    known = [{**os.environ, **told, "RANK": n, "LOCAL_RANK": n} for n in "01"]
+    ranks = [start_module(module, *arguments, env=env) for env in known]
     outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
     return [(rank.wait(), output) for rank, output in zip(ranks, outputs, strict=True)]
 
 
+def share_nursery() -> None:
+    """Let what this process starts by multiprocessing be forked from the nursery, once it is there."""
+
+    def waiting() -> tuple[socket.socket, int]:
+        _, server = _nursery()
+        return server
+
+    take_server(waiting)
+
+
 @functools.cache
-def _nursery() -> socket.socket:
-    """The door of the process that commands are forked from."""
-    ours, theirs = socket.socketpair()
-    program = [sys.executable, __file__, str(theirs.fileno())]
-    process = subprocess.Popen(program, pass_fds=[theirs.fileno()], start_new_session=True, cwd="/")
+def _nursery() -> tuple[socket.socket, tuple[socket.socket, int]]:
+    """The doors of the process that commands are forked from, and of the one that waits to be a server."""
+    (door, theirs), (server, its) = socket.socketpair(), socket.socketpair()
+    files = [theirs.fileno(), its.fileno()]
+    program = [sys.executable, __file__, *map(str, files)]
+    process = subprocess.Popen(program, pass_fds=files, start_new_session=True, cwd="/")
     theirs.close()
+    its.close()
     atexit.register(process.wait)
-    atexit.register(ours.close)  # it ends when the door is closed; called before the wait
-    return ours
+    for end in (door.close, server.close, forkserver._forkserver._stop):  # called before the wait
+        atexit.register(end)
+    return door, (server, process.pid)
 
 
-def _serve(door: socket.socket) -> None:
+def _serve(door: socket.socket, server: socket.socket) -> None:
     """Import what commands need, then fork one for each request."""
     from labrl.processes import let_threads_sleep
 
@@ -185,6 +203,10 @@ def _serve(door: socket.socket) -> None:
         compose(list(overrides), with_hydra=True)
     gc.collect()
     gc.freeze()
+    if os.fork():
+        door.close()
+        wait_to_serve(server)
+    server.close()
     children = 0
     while True:
         size, files, *_ = socket.recv_fds(door, 8, 2)
@@ -229,6 +251,7 @@ def _become(request: dict, output: int) -> NoReturn:
     os.environ.update(request["env"])
     sys.path[0] = request["cwd"]
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    keep_server()
     module, arguments = request["module"], request["arguments"]
     sys.argv = [module, *arguments]
     sys.orig_argv = [sys.executable, "-m", module, *arguments]
@@ -237,4 +260,4 @@ def _become(request: dict, output: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    _serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:]))

@@ -9,6 +9,7 @@ run share what was merged by a folder (`share_compositions`), which ends with th
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import os
@@ -21,16 +22,21 @@ from pathlib import Path
 from typing import Any
 
 import hydra._internal.defaults_list as defaults_list
+import omegaconf
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, grammar_parser
+from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
 
 FIXED = {f"file://{config_folder()}", "pkg://hydra.conf", "generated://labrl", "structured://"}
 """Sources that are the same throughout a test run, once what they register is."""
+
+DEFAULTS = "HYDRA_REMOVE_TOP_LEVEL_DEFAULTS"
+"""Flag by which Hydra marks a node of a file with a list of defaults."""
 
 FOLDER = "LABRL_TEST_COMPOSITIONS"
 """Environment variable: the folder by which the processes of this test run share compositions."""
@@ -71,6 +77,16 @@ class _Memory(dict[Hashable, bytes]):
             begun.replace(self._file(key))
         return result
 
+    @contextmanager
+    def alone(self, key: Hashable) -> Iterator[None]:
+        """Wait while another process looks for this result, which both would find in turns."""
+        if self._folder is None or not self._folder.exists():
+            yield
+            return
+        with self._file(key).with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     def _file(self, key: Hashable) -> Path:
         assert self._folder is not None
         return self._folder / hashlib.sha256(repr((self._name, key)).encode()).hexdigest()
@@ -106,7 +122,7 @@ def remember() -> None:
         ConfigRepository.load_config, lambda repo, config_path: (_sources(repo), config_path)
     )
     ConfigLoaderImpl._compose_config_from_defaults_list = _remembering(  # type: ignore[method-assign]
-        ConfigLoaderImpl._compose_config_from_defaults_list,
+        _merging_on(ConfigLoaderImpl._compose_config_from_defaults_list),
         lambda _, defaults, repo: (
             _sources(repo),
             *((d.config_path, d.package, d.primary) for d in defaults),
@@ -114,10 +130,48 @@ def remember() -> None:
         shared=True,
     )
     defaults_list._create_defaults_list = _remembering_choices(defaults_list._create_defaults_list)
+    for module in (omegaconf.base, omegaconf._utils):  # the same hundred interpolations, each time
+        module.parse = functools.cache(grammar_parser.parse)
     OverridesParser.parse_rule = _remembering(  # type: ignore[method-assign]
         OverridesParser.parse_rule,
         lambda _, text, rule: (None if "shuffle(" in text else text, rule),  # drawn anew each time
     )
+
+
+def _merging_on(merge: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `merge` that merges the files of Hydra itself and config.yaml, which come first, only once."""
+    known: dict[Hashable, bytes] = {}
+
+    @functools.wraps(merge)
+    def merged(loader: Any, defaults: list[Any], repo: Any) -> Any:
+        names = [(d.config_path, d.package, d.primary) for d in defaults]
+        first = next((n for n, (path, *_) in enumerate(names, 1) if path == "config"), 0)
+        key = (_sources(repo), *names[:first])
+        if key not in known:
+            known[key] = pickle.dumps(merge(loader, defaults[:first], repo))
+        cfg = pickle.loads(known[key])
+        try:
+            with omegaconf.flag_override(cfg, "no_deepcopy_set_nodes", True):
+                for default in defaults[first:]:
+                    cfg.merge_with(loader._load_single_config(default=default, repo=repo).config)
+        except OmegaConfBaseException:
+            return merge(loader, defaults, repo)  # which names the file
+        _strip_defaults(cfg)
+        return cfg
+
+    return merged
+
+
+def _strip_defaults(node: Any) -> None:
+    """Take the lists of defaults out of what was merged, as Hydra does at the end."""
+    if not isinstance(node, omegaconf.DictConfig) or node._is_missing() or node._is_none():
+        return
+    if node._get_flag(DEFAULTS):
+        with omegaconf.flag_override(node, ["readonly", "struct"], False):
+            node._set_flag(DEFAULTS, None)
+            node.pop("defaults", None)
+    for _, value in node.items_ex(resolve=False):
+        _strip_defaults(value)
 
 
 def _remembering(
@@ -137,7 +191,8 @@ def _remembering(
             return function(*arguments, **named)
         result = known.recall(key)
         if result is None:
-            result = known.learn(key, pickle.dumps(function(*arguments, **named)))
+            with known.alone(key):
+                result = known.recall(key) or known.learn(key, pickle.dumps(function(*arguments, **named)))
         return pickle.loads(result)
 
     return remembered
@@ -156,9 +211,12 @@ def _remembering_choices(find: Callable[..., Any]) -> Callable[..., Any]:
         key = (sources, config_name, tuple(options.items()), pickle.dumps(before))
         result = known.recall(key)
         if result is None:
-            files = find(repo, config_name, overrides, **options)
-            choices = {name: vars(overrides)[name] for name in before}
-            result = known.learn(key, pickle.dumps((files, choices)))
+            with known.alone(key):
+                result = known.recall(key)
+                if result is None:
+                    files = find(repo, config_name, overrides, **options)
+                    choices = {name: vars(overrides)[name] for name in before}
+                    result = known.learn(key, pickle.dumps((files, choices)))
         files, choices = pickle.loads(result)
         vars(overrides).update(choices)
         return files

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import share_nursery
 from compositions import remember, share_compositions
 from hypothesis import settings
 
 # Two threads of torch collapse to a fifth of their speed where the other test process wants a core too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as `labrl` does; see labrl.processes.let_threads_sleep
 os.environ["WANDB_MODE"] = "disabled"
 
 from labrl.storage import provenance
@@ -39,6 +41,7 @@ gc.disable()
 _shared = ExitStack()
 _shared.enter_context(share_compositions())
 remember()
+share_nursery()
 
 
 def pytest_unconfigure() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,16 @@ def test_every_agent_is_in_the_list() -> None:
     assert sorted(ACTS_IN) == AGENTS
 
 
+@cache
+def config_of(agent: str) -> Any:
+    overrides = ["agent.value.v_min=-1", "agent.value.v_max=1"] if agent in ("c51", "rainbow") else []
+    return resolve(compose([f"agent={agent}", "env=acrobot", "preset=none", *overrides])).agent
+
+
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("agent", AGENTS)
 def test_an_agent_accepts_the_spaces_that_the_list_says_and_no_others(agent: str, kind: str) -> None:
-    overrides = ["agent.value.v_min=-1", "agent.value.v_max=1"] if agent in ("c51", "rainbow") else []
-    config = resolve(compose([f"agent={agent}", "env=acrobot", "preset=none", *overrides])).agent
+    config = config_of(agent)
     spaces = Spaces(OBSERVATION, SPACES[kind], 1)
     if kind in ACTS_IN[agent]:
         config.load().check(config.config, spaces)

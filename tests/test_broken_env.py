@@ -39,6 +39,7 @@ def test_what_shows_before_a_run_is_wrong_input(
     ("how", "named"),
     [
         ("exit", ["SystemExit: 4"]),
+        ("asserts", ["AssertionError", "broken_env.py", "assert self._steps < 20"]),
         ("no_number", ["broken", "environment 0", "nan", "step 10"]),
         ("no_end", ["inf"]),
         ("too_large", ["-1e+39", "step 10"]),

@@ -101,6 +101,12 @@ def test_other_frequencies_are_refused(value: str) -> None:
         resolve(compose([f"meta.log_frequency={value}"]))
 
 
+@pytest.mark.parametrize("value", ["early", "early:", "early:0", "early:often", "0"])
+def test_a_refused_row_frequency_is_answered_with_both_forms(value: str) -> None:
+    with refused(None, "meta.log_frequency", "early:10000"):
+        resolve(compose([f"meta.log_frequency={value}"]))
+
+
 @pytest.mark.parametrize("override", ["meta.max_opt_step=0", "meta.max_wall=0", "meta.max_wall=soon"])
 def test_other_budgets_are_refused(override: str) -> None:
     with refused("type" if override.endswith("soon") else "range", override.split("=")[0]):

@@ -119,6 +119,18 @@ def test_a_last_step_beyond_the_budget_is_no_more_than_all_of_it() -> None:
     assert "10,000 / 10,000" in panel.text.getvalue()
 
 
+@pytest.mark.parametrize("interactive", [False, True])
+@pytest.mark.parametrize(("value", "text"), [(0.0123, "0.0123"), (0.0, "0.0"), (-3.4e30, "-3.4e+30")])
+def test_small_and_huge_returns_keep_their_digits(interactive: bool, value: float, text: str) -> None:
+    terminal = Terminal(interactive)
+    progress = at(1_000)
+    progress.return_mean = value
+    display = terminal.display()
+    display.show([progress])
+    display.close()
+    assert text in terminal.text.getvalue().replace(",", " ").split()
+
+
 def learning(index: int = 0) -> SessionProgress:
     progress = at(1_250_000, index=index, fps=12_345.6)
     progress.max_frame, progress.return_mean = 10_000_000, 1234.5

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from callback_cases import ToySession, evaluation
+from commands import start_labrl
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from labrl.cli import main
@@ -161,20 +160,8 @@ def test_the_trials_of_an_experiment_show_what_was_typed_for_each(tmp_path: Path
 def test_scalars_are_those_of_the_tables_after_kill_9_and_resume(tmp_path: Path) -> None:
     overrides = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "labrl",
-            *overrides,
-            "seed=5",
-            "meta.progress=false",
-            "meta.report=false",
-            f"hydra.run.dir={run}",
-        ],
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    overrides += ["seed=5", "meta.progress=false", "meta.report=false", f"hydra.run.dir={run}"]
+    process = start_labrl(*overrides, output=False)
     checkpoints = run / "session_0" / "checkpoints"
     while not list(checkpoints.glob("frame_*")) or newest(checkpoints) < 3000:
         assert process.poll() is None

@@ -21,7 +21,7 @@ from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.envs.make import make_env
 from labrl.learning.compute import Compute
-from labrl.learning.initialization import build_networks
+from labrl.learning.learner import build_networks
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 

@@ -127,6 +127,13 @@ def test_wrong_values_name_what_is_allowed(override: str, code: Code, allowed: s
         resolve(compose([override]))
 
 
+def test_a_module_that_a_file_imports_is_not_suggested_as_a_class() -> None:
+    with pytest.raises(InputError) as told:
+        resolve(compose(["+callbacks.mine._target_=labrl.session.callbacks.log.Log"]))
+    assert [one.key for one in told.value.mistakes] == ["callbacks.mine._target_"]
+    assert "logging" not in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("override", "key", "named"),
     [

@@ -252,6 +252,18 @@ def test_the_agent_of_the_tutorial_is_its_file() -> None:
     assert (DOCS / "examples" / "agent" / "baseline_reinforce.yaml").read_text() in shown
 
 
+def test_the_loss_in_the_readme_is_that_of_the_tutorial() -> None:
+    """Types are left out there."""
+    bodies = [
+        [line.strip() for line in text.split("    def loss(")[1].splitlines()[1:6]]
+        for text in (
+            (ROOT / "README.md").read_text(),
+            (DOCS / "examples" / "baseline_reinforce.py").read_text(),
+        )
+    ]
+    assert bodies[0] == bodies[1]
+
+
 def test_the_agent_of_the_tutorial_resumes_exactly() -> None:
     agent = [
         "--config-dir",

@@ -118,8 +118,10 @@ def test_the_file_chooses_as_the_policy_does(
 
 @pytest.mark.parametrize("name", ["ppo", "gauss", "sac", "discrete"])
 def test_sampled_actions_follow_the_policy(name: str, folder: Path) -> None:
-    done = export(str(run_of(name, folder)), "torch", 0, "latest", sampled=True, out=folder / f"{name}.pt2")
-    module = torch.export.load(done.path).module()
+    path, _ = export(
+        str(run_of(name, folder)), "torch", 0, "latest", sampled=True, out=folder / f"{name}.pt2"
+    )
+    module = torch.export.load(path).module()
     policy = labrl.load(run_of(name, folder), checkpoint="latest")
     policy.observation_space.seed(3)
     observation = np.stack([policy.observation_space.sample()] * 4000).clip(-5, 5)
@@ -149,8 +151,8 @@ def test_pictures_are_stacked_the_oldest_first(folder: Path) -> None:
         after, *_ = env.step(2)
         assert np.array_equal(after[:-1], before[1:])
         before = after
-    done = export(str(policy.folder), "torch", 0, "latest", out=folder / "pong.pt2")
-    assert "oldest first" in done.facts["pictures"]
+    _, facts = export(str(policy.folder), "torch", 0, "latest", out=folder / "pong.pt2")
+    assert "oldest first" in facts["pictures"]
 
 
 def test_six_lines_of_the_page_play_it_without_labrl(folder: Path, tmp_path: Path) -> None:

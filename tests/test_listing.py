@@ -15,7 +15,7 @@ import pytest
 from run_cases import config_with, rising, write_run
 
 from labrl.analysis.groups import grouped
-from labrl.analysis.listing import Entry, as_table, entries
+from labrl.analysis.listing import as_table, entries
 from labrl.analysis.runs import find_runs
 from labrl.analysis.statistics import group_statistics
 from labrl.cli import list_runs
@@ -60,6 +60,19 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe\n1,2\n", b"frame,return_mean\nthree,4.0\n"])
+def test_a_run_whose_tables_and_results_are_damaged_is_listed_beside_the_others(
+    content: bytes, runs: Path
+) -> None:
+    session = runs / "new_dqn" / "session_0"
+    for table in ("train.csv", "eval.csv"):
+        (session / table).write_bytes(content)
+    (session / "result.json").write_text("{")
+    marker = runs / "new_dqn" / "run.json"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), "sessions": []}))
+    assert [Path(entry.folder).name for entry in entries(runs)] == ["new_dqn", "grid", "old_ppo"]
+
+
 def test_the_table_has_the_newest_first_and_below_an_experiment_its_groups(runs: Path) -> None:
     head, *lines = (line.split() for line in as_table(entries(runs)).splitlines())
     assert head == ["status", "agent", "env", "frames", "final", "return", "seeds", "age", "folder"]
@@ -80,10 +93,10 @@ def test_a_return_that_is_not_finite_is_passed_over(tmp_path: Path) -> None:
     result = tmp_path / "runs" / "one" / "session_0" / "result.json"
     result.write_text(json.dumps({**json.loads(result.read_text()), "final_return": None}))
     (entry,) = entries(tmp_path / "runs")
-    assert entry.final_return == 9.0
+    assert entry["final_return"] == 9.0
 
 
-def write_experiment(home: Path, runs: dict[str, Run], **facts: Any) -> Entry:
+def write_experiment(home: Path, runs: dict[str, Run], **facts: Any) -> dict[str, Any]:
     """runs: by folder the final return, and what differs in the configuration. Returns its line."""
     for folder, (score, changes) in runs.items():
         frames = changes.pop("frames", 1000)
@@ -101,8 +114,8 @@ def test_the_return_of_an_experiment_is_the_mean_of_its_seeds_and_not_the_best(t
         tmp_path / "runs" / "seeds",
         {str(seed): (score, {"seed": seed}) for seed, score in enumerate((34.5, 42.8, 40.1))},
     )
-    assert entry.final_return == pytest.approx(39.1333, abs=1e-3)
-    assert (entry.seeds, len(entry.groups)) == (3, 1)
+    assert entry["final_return"] == pytest.approx(39.1333, abs=1e-3)
+    assert (entry["seeds"], len(entry["groups"])) == (3, 1)
 
 
 def test_environments_and_settings_are_never_mixed_in_one_return(tmp_path: Path) -> None:
@@ -115,11 +128,11 @@ def test_environments_and_settings_are_never_mixed_in_one_return(tmp_path: Path)
             for seed in range(2)
         },
     )
-    assert (entry.final_return, entry.seeds) == (None, 0)
-    told = {(group.env, group.final_return, group.seeds) for group in entry.groups}
+    assert (entry["final_return"], entry["seeds"]) == (None, 0)
+    told = {(group["env"], group["final_return"], group["seeds"]) for group in entry["groups"]}
     assert told == {("cartpole", 20.5, 2), ("acrobot", -79.5, 2)}
     (only,) = entries(tmp_path / "runs", ["env=acrobot"])
-    assert (only.env, only.final_return, only.seeds) == ("acrobot", -79.5, 2)
+    assert (only["env"], only["final_return"], only["seeds"]) == ("acrobot", -79.5, 2)
 
 
 def test_a_seed_that_is_far_behind_or_failed_is_not_in_the_mean(tmp_path: Path) -> None:
@@ -127,11 +140,11 @@ def test_a_seed_that_is_far_behind_or_failed_is_not_in_the_mean(tmp_path: Path) 
     entry = write_experiment(
         home, {"0": (10.0, {"seed": 0}), "1": (20.0, {"seed": 1}), "2": (90.0, {"seed": 2, "frames": 500})}
     )
-    assert (entry.final_return, entry.seeds, entry.trials) == (15.0, 2, 3)
+    assert (entry["final_return"], entry["seeds"], entry["trials"]) == (15.0, 2, 3)
     result = home / "1" / "session_0" / "result.json"
     result.write_text(json.dumps({**json.loads(result.read_text()), "status": "failed"}))
     (entry,) = entries(tmp_path / "runs")
-    assert (entry.final_return, entry.seeds) == (10.0, 1)
+    assert (entry["final_return"], entry["seeds"]) == (10.0, 1)
 
 
 def test_the_list_and_the_report_count_the_same_sessions(tmp_path: Path) -> None:
@@ -151,7 +164,7 @@ def test_the_list_and_the_report_count_the_same_sessions(tmp_path: Path) -> None
     (entry,) = entries(tmp_path / "runs")
     (group,) = grouped(find_runs([home]))
     told = group_statistics(group.runs)
-    assert (entry.final_return, entry.seeds) == (15.0, 2)
+    assert (entry["final_return"], entry["seeds"]) == (15.0, 2)
     assert ([one["run"] for one in told["left_out"]], told["counted"]) == (["2", "3"], 2)
 
 
@@ -178,18 +191,18 @@ def test_a_search_shows_its_winner_on_fresh_seeds(tmp_path: Path, objective: str
     ]
     runs = {str(n): (value, {"agent__lr": 0.1 + n}) for n, value in enumerate((90.0, 109.4))}
     entry = write_experiment(home, runs, kind="search", search=facts, trials=trials)
-    assert (entry.final_return, entry.seeds, entry.trials) == (101.0, 2, 2)
-    assert entry.groups[1].name == "the default"
-    assert entry.best_in_the_search == {"trial": 1, "objective": objective, "value": 109.4, "of": 2}
+    assert (entry["final_return"], entry["seeds"], entry["trials"]) == (101.0, 2, 2)
+    assert entry["groups"][1]["name"] == "the default"
+    assert entry["best_in_the_search"] == {"trial": 1, "objective": objective, "value": 109.4, "of": 2}
     (other,) = entries(tmp_path / "runs", ["agent.lr=0.1"])
-    assert (other.final_return, other.trials) == (None, 1), "the winner is not among the chosen trials"
-    assert other.best_in_the_search is not None
-    assert (other.best_in_the_search["value"], other.best_in_the_search["of"]) == (90.0, 1)
+    assert (other["final_return"], other["trials"]) == (None, 1), "the winner is not among the chosen trials"
+    assert other["best_in_the_search"] is not None
+    assert (other["best_in_the_search"]["value"], other["best_in_the_search"]["of"]) == (90.0, 1)
     assert ("best of 1: 90.0" in as_table([other])) == (objective == "final_return")
 
 
 def test_an_experiment_that_is_named_shows_its_trials(runs: Path) -> None:
-    assert [entry.folder for entry in entries(runs / "grid")] == ["2", "1", "0"]
+    assert [entry["folder"] for entry in entries(runs / "grid")] == ["2", "1", "0"]
 
 
 @pytest.mark.parametrize(
@@ -209,12 +222,12 @@ def test_an_experiment_that_is_named_shows_its_trials(runs: Path) -> None:
     ],
 )
 def test_filters_pick_by_what_a_run_is(runs: Path, filters: list[str], folders: list[str]) -> None:
-    assert [entry.folder for entry in entries(runs, filters)] == folders
+    assert [entry["folder"] for entry in entries(runs, filters)] == folders
 
 
 def test_an_experiment_counts_only_its_trials_that_agree(runs: Path) -> None:
     (entry,) = entries(runs, ["grid/1"])
-    assert (entry.trials, entry.sessions, entry.final_return) == (1, 1, 10.0)
+    assert (entry["trials"], entry["sessions"], entry["final_return"]) == (1, 1, 10.0)
 
 
 def test_a_run_going_on_and_a_killed_one_say_how_far_they_are(runs: Path) -> None:
@@ -222,9 +235,13 @@ def test_a_run_going_on_and_a_killed_one_say_how_far_they_are(runs: Path) -> Non
         write_run(runs / name, [rising(5)], status="running", session_status=None)
         (runs / name / "session_0" / "progress.json").write_text('{"frame": 700}')
     with FolderLock(runs / "alive"):
-        told = {entry.folder: entry for entry in entries(runs)}
-    assert (told["alive"].status, told["alive"].frames, told["alive"].final_return) == ("running", 700, 5.0)
-    assert (told["dead"].status, told["dead"].frames) == ("killed", 700)
+        told = {entry["folder"]: entry for entry in entries(runs)}
+    assert (told["alive"]["status"], told["alive"]["frames"], told["alive"]["final_return"]) == (
+        "running",
+        700,
+        5.0,
+    )
+    assert (told["dead"]["status"], told["dead"]["frames"]) == ("killed", 700)
 
 
 def test_a_narrow_table_leaves_out_columns_and_then_the_middle_of_names(runs: Path) -> None:

@@ -47,7 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the runs."""
     path = tmp_path_factory.mktemp("runs") / "runs"
     for name, overrides in RUNS.items():
-        assert labrl.train([*overrides, f"hydra.run.dir={path / name}"]).exit_code == 0
+        short = [] if name == "ppo" else ["env.max_frame=600"]
+        assert labrl.train([*overrides, *short, f"hydra.run.dir={path / name}"]).exit_code == 0
     return path
 
 
@@ -245,6 +246,16 @@ def test_observations_and_masks_of_another_space_are_refused(folder: Path) -> No
     with pytest.raises(InputError) as error:
         policy.evaluate(episodes=0)
     assert error.value.key == "episodes"
+    with pytest.raises(InputError) as error:
+        policy.evaluate(episodes=1, seed=-1)
+    assert error.value.key == "seed"
+    for epsilon in (-0.1, 1.5):
+        with pytest.raises(InputError) as error:
+            policy.evaluate(episodes=1, epsilon=epsilon)
+        assert error.value.key == "epsilon"
+    with pytest.raises(InputError) as error:
+        policy.act(np.zeros((0, 4), np.float32))
+    assert error.value.key == "observation"
 
 
 def test_pictures_are_rendered(folder: Path) -> None:

@@ -29,7 +29,6 @@ from labrl.envs.make import describe, gives_masks, make_env
 from labrl.envs.masks import NoValidActionError
 from labrl.errors import Code, EnvironmentFailedError
 from labrl.learning.compute import Compute
-from labrl.learning.kernels.value_losses import ExpectedReturns
 from labrl.step import Step
 
 AGENTS = ("ppo", "a2c", "reinforce", "sil_ppo", "sarsa", "pqn", "dqn", "rainbow_lite", "random")
@@ -297,14 +296,14 @@ def test_targets_of_q_learning_never_look_at_an_invalid_action(
         q = agent.modules()["q_network"](torch.from_numpy(observation)).outputs[0, :, 0]
     following = np.arange(3)[None] == int(q.argmin())  # the worst one is the only valid one
     targets: list[Any] = []
-    find, differentiate = ExpectedValue.target, ExpectedReturns.differentiated
+    find, differentiate = ExpectedValue.target, ExpectedValue.differentiated
 
     def spied(self: Any, outputs: NDArray, later: NDArray, reward: NDArray, discount: NDArray) -> Any:
         targets.append(reward + discount * later[:, 0])
         return differentiate(self, outputs, later, reward, discount)
 
     monkeypatch.setattr(ExpectedValue, "target", lambda *given: targets.append(find(*given)) or targets[-1])
-    monkeypatch.setattr(ExpectedReturns, "differentiated", spied)
+    monkeypatch.setattr(ExpectedValue, "differentiated", spied)
     for mask, next_mask, terminated in (
         (valid, following, False),
         (following, np.zeros((1, 3), np.bool_), True),

@@ -19,7 +19,7 @@ from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.errors import Code
 from labrl.learning.compute import Compute
-from labrl.learning.initialization import build_networks
+from labrl.learning.learner import build_networks
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import build_torso
 from labrl.seeding import Streams

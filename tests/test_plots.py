@@ -24,10 +24,11 @@ from labrl.analysis.figures import (
     save_sheets,
     shorten,
 )
+from labrl.analysis.formats import short_number, time_unit
 from labrl.analysis.report.build import build, build_comparison
 from labrl.analysis.report.trial import trial_report
 from labrl.analysis.runs import find_runs, load_run
-from labrl.analysis.series import TimeAxes, middle, time_unit
+from labrl.analysis.series import TimeAxes, middle
 from labrl.analysis.statistics import trial_statistics
 from labrl.config import config_folder
 from labrl.storage.run_folder import RunFolder
@@ -176,6 +177,11 @@ def test_steps_points_and_names_are_drawn_as_the_report_draws_them(tmp_path: Pat
     names = ["a long name that ends in 1", "a long name that ends in 2", "short"]
     text = drawn(tmp_path / "points", points, axis=Axis("", names))
     assert all(f">{name}<" in text for name in shorten(names, 12))
+
+
+def test_numbers_are_short_whatever_their_size() -> None:
+    shown = {0.05: "0.05", 1500: "1.5k", 2e6: "2M", 4.2e12: "4200G", -3.4e30: "-3.4e+30"}
+    assert {value: short_number(value) for value in shown} == shown
 
 
 def test_names_that_are_cut_stay_different() -> None:

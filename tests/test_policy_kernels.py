@@ -30,16 +30,10 @@ from torch import Tensor, nn
 
 import labrl
 from labrl.agents.a2c import policy_objective
-from labrl.agents.parts.self_imitation import imitation_losses
-from labrl.agents.ppo import clipped_surrogate, value_loss
+from labrl.agents.parts.policy import OutputGradients, policy_gradient
+from labrl.agents.parts.self_imitation import imitation_gradient, imitation_losses
+from labrl.agents.ppo import clipped_policy_gradient, clipped_surrogate, value_loss
 from labrl.learning.compute import Compute
-from labrl.learning.kernels.policy_losses import (
-    OutputGradients,
-    clipped_policy_gradient,
-    distributions,
-    imitation_gradient,
-    policy_gradient,
-)
 from labrl.learning.learner import Learner
 from labrl.networks.distributions import distribution_for, masked
 from labrl.step import Step
@@ -105,8 +99,8 @@ class Case:
         )
 
     def evaluated(self) -> Any:
-        mask = None if self.mask is None else torch.from_numpy(self.mask)
-        return distributions(self.distribution, self.parameters, torch.from_numpy(self.action), mask)
+        parameters = self.parameters if self.mask is None else masked(self.parameters, self.mask)
+        return self.distribution.derived(parameters, self.action)
 
     def assert_gradients(
         self, loss: Tensor, parameters: Tensor, value: Tensor, found: OutputGradients

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from labrl.config.component import Component
 from labrl.learning.flat import FlatParameters
-from labrl.networks.recurrent import Pieces, Recurrent, RecurrentConfig
+from labrl.memory.rollout import Pieces
+from labrl.networks.recurrent import Recurrent, RecurrentConfig
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)

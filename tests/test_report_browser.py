@@ -98,6 +98,17 @@ def test_a_run_of_one_row_shows_it_and_its_ticks_differ(browser: Browser, tmp_pa
     assert window.errors == []
 
 
+def test_ticks_of_huge_values_have_an_exponent_and_no_unit(browser: Browser, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [rows_of([1000, 2000, 3000], [1e30, 3e30, 2e30])])
+    with opened(browser, build(path).path) as window:
+        figure = window.page.locator("figure").first
+        levels = figure.locator("svg text[text-anchor=end]").all_text_contents()
+        assert len(levels) == len(set(levels)) > 1
+        assert {level for level in levels if "e+30" in level}
+        assert all(float(level) >= 0 for level in levels)
+    assert window.errors == []
+
+
 def test_a_seed_can_be_hidden_and_comes_back(window: Opened) -> None:
     page = window.page
     button = page.get_by_role("button", name="session 1")

@@ -42,7 +42,7 @@ def test_a_trial_ends_with_its_report_and_what_differs_from_the_defaults() -> No
     (session,) = json.loads((result.folder / "statistics.json").read_text())["sessions"]
     assert result.returns == [session["final_return"]], "one return, whoever shows it"
     (entry,) = entries(result.folder.parent)
-    assert entry.final_return == session["final_return"]
+    assert entry["final_return"] == session["final_return"]
 
 
 def test_a_trial_makes_a_report_only_if_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:

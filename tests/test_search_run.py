@@ -21,8 +21,7 @@ from labrl.analysis.listing import best_trial, standings
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT
 from labrl.experiment.search.channel import Hub
-from labrl.experiment.search.confirm import Candidate, Confirmation
-from labrl.experiment.search.results import break_off
+from labrl.experiment.search.search import break_off, confirmed
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import Study
 from labrl.session.callbacks.search import ReportToSearch
@@ -173,11 +172,11 @@ def test_a_confirming_run_counts_only_if_it_reached_its_end(tmp_path: Path) -> N
     folders = [tmp_path / "whole", tmp_path / "killed"]
     for folder, status in zip(folders, ("finished", "interrupted"), strict=True):
         write_run(folder, [rising(100)], status=status)
-    candidate = Candidate(0, {}, [1.0], [*folders, tmp_path / "never"])
-    Confirmation([1, 2, 3], [candidate]).read(PLAN)
-    assert candidate.values[0] is not None
-    assert candidate.values[1:] == [None, None]
-    assert candidate.mean is None
+    one = {"trial": 0, "params": {}, "searched": [1.0], "folders": ["whole", "killed", "never"]}
+    (found,) = confirmed({"seeds": [1, 2, 3], "candidates": [one]}, tmp_path, PLAN)["candidates"]
+    assert found["values"][0] is not None
+    assert found["values"][1:] == [None, None]
+    assert found["mean"] is None
 
 
 def test_a_session_that_is_killed_while_it_calls_keeps_no_other_from_being_heard() -> None:

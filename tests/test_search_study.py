@@ -14,11 +14,10 @@ from search_cases import PLAN, TPE, history, next_of, play, pruner, study, write
 
 from labrl.errors import InputError
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import RetryingQueue
+from labrl.experiment.scheduler import Outcome, RetryingQueue, Task
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import FACTS, HEARTBEAT, MISSED_BEATS
-from labrl.experiment.task import Outcome, Task
 from labrl.session.interruption import Interruption
 from labrl.storage.lock import FolderLock
 

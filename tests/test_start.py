@@ -62,15 +62,16 @@ def test_ctrl_c_while_a_command_is_loaded_is_one_line(command: str, module: str,
     assert line.startswith(f"{command}: ")
 
 
-LOADED = ("torch", "numpy.matrixlib", "gymnasium.spaces", "labrl.trial.trial")
+LOADED = ("torch", "numpy.matrixlib", "labrl.trial.trial", "gymnasium.spaces")
 RUN = ("env=cartpole", "wandb=disabled", "env.max_frame=2000", "meta.report=false", "hydra.run.dir=run")
 
 
 @pytest.mark.parametrize(
     ("number", "code", "module"),
     [
-        *((signal.SIGINT, 130, module) for module in LOADED),
+        *((signal.SIGINT, 130, module) for module in LOADED[:3]),
         (signal.SIGTERM, 143, "torch"),
+        pytest.param(signal.SIGINT, 130, LOADED[3], marks=pytest.mark.matrix),
         *(pytest.param(signal.SIGTERM, 143, one, marks=pytest.mark.matrix) for one in LOADED[1:]),
     ],
     ids=str,
@@ -137,7 +138,9 @@ labrl.train(["env=cartpole", "agent=random", "env.max_frame=10", "meta.report=fa
     [
         pytest.param(AS_A_COMMAND, {}, "10000", id="command"),
         pytest.param(AS_A_FUNCTION, {}, "10000", id="function"),
-        pytest.param(AS_A_COMMAND, {"GOMP_SPINCOUNT": "123"}, "123", id="command counts"),
+        pytest.param(
+            AS_A_COMMAND, {"GOMP_SPINCOUNT": "123"}, "123", id="command counts", marks=pytest.mark.matrix
+        ),
         pytest.param(AS_A_COMMAND, {"OMP_WAIT_POLICY": "ACTIVE"}, None, id="command active"),
         pytest.param(
             AS_A_FUNCTION, {"GOMP_SPINCOUNT": "123"}, "123", id="function counts", marks=pytest.mark.matrix
@@ -166,7 +169,10 @@ HEAVY = ("torch", "gymnasium", "ale_py", "optuna", "wandb", "matplotlib", "av")
 
 REFUSED = """
 import contextlib, io, json, sys
+sys.path.insert(0, {tests!r})
+from compositions import remember
 import labrl, labrl.cli
+remember()
 from labrl.errors import InputError
 told = []
 for command in json.loads(sys.argv[1]):
@@ -206,7 +212,7 @@ WRONG = {
 
 
 def test_wrong_input_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
-    program = REFUSED.format(heavy=HEAVY)
+    program = REFUSED.format(heavy=HEAVY, tests=str(Path(__file__).parent))
     commands = json.dumps([command.split() for command in WRONG])
     done = subprocess.run(
         [sys.executable, "-c", program, commands], capture_output=True, text=True, cwd=tmp_path

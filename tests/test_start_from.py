@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of runs to start from."""
     path = tmp_path_factory.mktemp("sources")
     for name, overrides in SOURCES.items():
-        assert labrl.train([*overrides, f"hydra.run.dir={path / name}"]).exit_code == 0
+        assert labrl.train([*overrides, "env.max_frame=800", f"hydra.run.dir={path / name}"]).exit_code == 0
     return path
 
 

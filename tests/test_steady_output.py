@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from labrl.errors import FAILED, WRONG_INPUT
+from labrl.steady_output import doing, steady_output
 
 TRAIN = ["-m", "labrl", "agent=random", "env.max_frame=512", "meta.tensorboard=false", "seed=1"]
 PRINT = ["-c", "import labrl.cli, sys; sys.exit(labrl.cli.list_envs([]))"]
@@ -38,6 +40,18 @@ def status(folder: Path) -> str:
     return str(json.loads(run.read_text())["status"])
 
 
+@pytest.mark.parametrize("kind", ["xterm", "dumb"])
+def test_a_terminal_without_control_sequences_gets_none(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "__stderr__", terminal)
+    monkeypatch.setenv("TERM", kind)
+    with steady_output():
+        doing("loading")
+        print("done")
+    assert ("\x1b" in terminal.getvalue()) == (kind == "xterm")
+
+
 @needs_full
 def test_training_goes_on_where_its_log_has_no_room(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
@@ -53,7 +67,7 @@ def test_training_goes_on_where_its_terminal_is_gone(tmp_path: Path) -> None:
 
     terminal, inside = pty.openpty()
     os.close(terminal)
-    ended = python(TRAIN, tmp_path, stdout=inside, stderr=inside)
+    ended = python([*TRAIN, "meta.report=false"], tmp_path, stdout=inside, stderr=inside)
     os.close(inside)
     assert (ended.returncode, status(tmp_path)) == (0, "finished")
 
@@ -61,7 +75,7 @@ def test_training_goes_on_where_its_terminal_is_gone(tmp_path: Path) -> None:
 def test_training_goes_on_where_its_reader_has_read_enough(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    ended = python(TRAIN, tmp_path, stdout=writing)
+    ended = python([*TRAIN, "meta.report=false"], tmp_path, stdout=writing)
     os.close(writing)
     assert (ended.returncode, ended.stderr, status(tmp_path)) == (0, "", "finished")
 

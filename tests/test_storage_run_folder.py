@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,21 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     with refused("range", "hydra.run.dir") as error:
         RunFolder.create(tmp_path / "run")
     assert str(tmp_path / "run") in str(error.value)
+
+
+def test_the_command_that_resumes_a_folder_with_a_blank_can_be_typed(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "my run")
+    with refused("range", "hydra.run.dir") as error:
+        RunFolder.create(tmp_path / "my run")
+    told = str(error.value)
+    typed = told[told.index("labrl +resume") if "labrl +resume" in told else told.index("labrl '") :]
+    assert shlex.split(typed[: typed.index(")")]) == ["labrl", f"+resume={tmp_path / 'my run'}"]
+
+
+def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    with refused("usage", "hydra.run.dir"):
+        RunFolder.create(os.fsdecode(os.fsencode(tmp_path) + b"/l\xe4uf"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_with_other_things_in_it_can_become_a_run(tmp_path: Path) -> None:

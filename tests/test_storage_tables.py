@@ -98,13 +98,25 @@ def test_cutting_a_table_that_is_not_there_changes_nothing(tmp_path: Path) -> No
     assert not (tmp_path / "t.csv").exists()
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\n1,2\n", b"a,b\n1,2\n", b"frame\nthree\n", b"a,b\n"])
+LONG = b"x" * 200_000 + b"\n"  # more than the csv module reads as one cell
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe\n1,2\n", b"a,b\n1,2\n", b"frame\nthree\n", b"a,b\n", b"frame\n" + LONG, LONG]
+)
 def test_a_file_that_is_no_table_is_named_and_left_alone(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_bytes(content)
     with damaged(path):
         CsvTable(path).truncate_after(100)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\n1,2\n", b"frame\n" + LONG, LONG])
+def test_a_damaged_table_has_no_rows_for_a_reader(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_bytes(content)
+    assert read_rows(path) == []
 
 
 def test_half_a_row_left_by_a_kill_is_mended(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,27 +24,7 @@ from labrl.storage.checkpoint import CheckpointStore
 from labrl.trial.torchrun import Launch, refuse_torchrun
 from labrl.trial.trial import check
 
-HERE = Path(__file__).parent
 RANK_0 = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-
-
-def pair(*program: str) -> list[tuple[int, str]]:
-    """Exit code and output of two processes that are told what torchrun would tell them."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    started = []
-    for rank in ("0", "1"):
-        told = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-        env = {**os.environ, **RANK_0, **told, "RANK": rank, "LOCAL_RANK": rank}
-        out = subprocess.PIPE
-        started.append(
-            subprocess.Popen(
-                [sys.executable, *program], env=env, stdout=out, stderr=subprocess.STDOUT, text=True
-            )
-        )
-    outputs = [process.communicate(timeout=300)[0] for process in started]
-    return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
 
 
 def torchrun(*overrides: str) -> subprocess.Popen[str]:
@@ -78,7 +57,7 @@ def remembered(folder: Path) -> list[Any]:
 
 
 def test_ranks_average_gradients_and_statistics_and_find_a_weight_that_differs() -> None:
-    for code, output in pair(str(HERE / "ranks_program.py")):
+    for code, output in run_ranks(module="ranks_program"):
         assert code == 0, output
         assert "as promised" in output
 

@@ -56,7 +56,9 @@ def children(process: Command) -> list[int]:
     def of(pid: int) -> list[int]:
         return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
-    servers = [pid for pid in of(process.pid) if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    servers = [
+        pid for pid in of(process.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == "forkserver"
+    ]
     return [pid for server in servers for pid in of(server)]
 
 

@@ -34,6 +34,17 @@ def test_a_row_of_a_long_run_fits_80_columns_with_all_its_headers() -> None:
     assert row.split() == ["0", "finished", "10,000,000", "5,432", "-1,234", "-", "12,346", "810"]
 
 
+@pytest.mark.parametrize(
+    ("value", "cell"), [(0.0123, "0.0123"), (0.74, "0.74"), (0.0, "0.0"), (-3.4e30, "-3.4e+30")]
+)
+def test_small_and_huge_returns_keep_their_digits_and_the_other_columns(value: float, cell: str) -> None:
+    played = session(0, frame=10_000, wall=12.0, episodes=40, final_return=value, best_return=value)
+    header, row = summary(played).splitlines()[1:3]
+    assert header.split() == " ".join(COLUMNS).split()
+    assert row.split()[4:6] == [cell, cell]
+    assert f"final return {cell}" in repr(TrialResult(folder=Path("/runs/one"), seed=7, sessions=[played]))
+
+
 @pytest.mark.parametrize("width", [24, 30, 40, 60])
 def test_a_narrow_terminal_goes_without_columns_and_breaks_no_number(width: int) -> None:
     text = summary(session(0, frame=10_000, wall=12.6, episodes=432, final_return=1022.7), width=width)

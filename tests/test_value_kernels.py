@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from replay_actor_critic_cases import BOX, CHOICE, disturb, made_up
 from torch import Tensor
 
-from labrl.agents.dqn import td_loss
+from labrl.agents.dqn import best, td_gradient, td_loss
 from labrl.agents.parts.action_values import (
     CategoricalValue,
     CategoricalValueConfig,
@@ -30,17 +30,13 @@ from labrl.agents.parts.action_values import (
     chosen,
     derived_values,
 )
+from labrl.agents.parts.actor_critic import critics_gradient
+from labrl.agents.parts.rollout_values import returns_gradient
 from labrl.agents.sac import soft_policy, soft_value
 from labrl.agents.sac import squared_errors as half_squared_errors
-from labrl.agents.td3 import squared_errors
-from labrl.agents.tqc import quantile_losses
+from labrl.agents.td3 import squared_errors, tanh_gradient
+from labrl.agents.tqc import quantile_critics_gradient, quantile_losses
 from labrl.learning.compute import Compute
-from labrl.learning.kernels.actor_critics import (
-    critics_gradient,
-    quantile_critics_gradient,
-    tanh_gradient,
-)
-from labrl.learning.kernels.value_losses import best, returns_gradient, td_gradient
 
 ROWS, ACTIONS, SEEDS = st.integers(1, 40), st.integers(1, 5), st.integers(0, 2**16)
 CPU = torch.device("cpu")
@@ -97,15 +93,14 @@ VALUES: list[tuple[Any, Any]] = [
 @given(rows=ROWS, actions=ACTIONS, seed=SEEDS, masked=st.booleans())
 def test_the_loss_of_dqn(kind: Any, config: Any, rows: int, actions: int, seed: int, masked: bool) -> None:
     value = kind(config, CPU)
-    derived = derived_values(value)
-    assert derived is not None
+    assert derived_values(value) is not None
     batch = made_up_values(rows, actions, value.num_outputs, seed)
     if not masked:
         batch["next_mask"] = None
-    next_action = best(derived, batch["judged"], batch["next_mask"])
+    next_action = best(value, batch["judged"], batch["next_mask"])
     columns = (batch[name] for name in ("outputs", "later"))
     statistics, gradient = td_gradient(
-        derived, *columns, next_action, *(batch[n] for n in ("action", "reward", "discount", "weight"))
+        value, *columns, next_action, *(batch[n] for n in ("action", "reward", "discount", "weight"))
     )
     outputs, action = double(batch["outputs"]), torch.from_numpy(batch["action"])
     if kind is CategoricalValue:

@@ -19,6 +19,7 @@ from wandb_cases import API_KEY, Server, logs, shown, tables, told
 from labrl.cli import main, send_to_wandb
 from labrl.dashboards.mirror import send
 from labrl.errors import WRONG_INPUT
+from labrl.storage.run_folder import RunFolder
 
 ENDLESS = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.report=false", "seed=5", "wandb.wait=600"]
@@ -106,7 +107,7 @@ def test_a_run_without_wandb_is_sent_later_whole_and_once(
     overrides = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=disabled", f"hydra.run.dir={run}"]
     assert main(overrides) == 0
     with refused("range", "--wait"):
-        send(run, {"wait": -1.0}, print)
+        send(RunFolder.open(run), {"wait": -1.0}, print)
     assert send_to_wandb([str(run)]) == WRONG_INPUT
     assert "wandb login" in capfd.readouterr().err
     with monkeypatch.context() as offline:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import labrl
 import labrl.cli
 import labrl.experiment.job
 from labrl.config.compose import compose
-from labrl.errors import LabrlError, Mistake
+from labrl.errors import InputError, LabrlError, Mistake
 from labrl.mistakes.names import all_keys, other_names
 
 WRONG = {
@@ -52,6 +53,10 @@ WRONG = {
     "experiment=slm_lab": [("unknown-option", "experiment")],
     "hydra/launcher=slrm": [("unknown-option", "hydra/launcher")],
     "~agent": [("missing", "agent")],
+    "transforms/reward=[sign,clip]": [("usage", "transforms/reward")],
+    "+transforms/reward@transforms.mine=[clip]": [("usage", "transforms/reward")],
+    "agent=[ppo,dqn] seed=1": [("usage", "agent")],
+    "transforms/reward=sign,clip": [("usage", "transforms/reward")],
     "+agent=ppo": [("unknown-key", "agent")],
     # values, types, ranges, contradictions
     "env=gymnasium": [("missing", "env.id")],
@@ -74,6 +79,13 @@ WRONG = {
     "--cfg jobb": [("unknown-option", "--cfg")],
     "--config-dir": [("missing", "--config-dir")],
     "--config-dir nowhere": [("not-found", "--config-dir")],
+    "--cfg job --package agent.gama": [("unknown-key", "agent.gama")],
+    "''": [("missing", "''")],
+    "seed=3 ' '": [("missing", "' '")],
+    "--": [("unknown-option", "--")],
+    # letters of a copied text
+    "agent=ppo\N{ZERO WIDTH SPACE}": [("syntax", "agent")],
+    "seed=\N{LEFT DOUBLE QUOTATION MARK}3\N{RIGHT DOUBLE QUOTATION MARK}": [("syntax", "seed")],
     # commands and bare words
     "train env=pong": [("syntax", "train")],
     "ppo pong": [("syntax", "ppo")],
@@ -92,10 +104,12 @@ WRONG = {
     "-m agent=ppo,dqnn": [("unknown-option", "agent")],
     "-m agent=ppo,dqn agent.horizon=32": [("unknown-key", "agent.horizon")],
     "-m seed=1,2 agent.lrr=3": [("unknown-key", "agent.lrr")],
+    "-m hydra.launcher.n_jobs=x seed=1,2": [("type", "hydra.launcher.n_jobs")],
     "-m hydra/sweeper=optuna search=ppoo": [("unknown-option", "search")],
     # back to a run
     "resume": [("syntax", "resume")],
     "+resume=": [("missing", "+resume")],
+    "start_from=": [("missing", "start_from.run")],
     "+resume=nowhere": [("not-found", "nowhere")],
     "+resum=latest": [("unknown-key", "resum")],
     "+force=true": [("usage", "+force")],
@@ -273,3 +287,33 @@ def test_a_name_that_the_chosen_agent_has_no_key_for_is_answered_with_those_that
 ) -> None:
     (mistake,) = told("agent=dqn n_steps=5")
     assert {"agent.horizon", "agent=ppo,", "agent.n_step"} <= set(mistake.message.split())
+
+
+def test_a_key_without_a_value_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert labrl.cli.main(["--cfg", "job", "--package", "agent.target_kl"]) == 0
+    assert capsys.readouterr().out == "null\n"
+
+
+def test_a_value_that_needs_quotes_is_answered_with_them(told: Callable[[str], tuple[Mistake, ...]]) -> None:
+    (mistake,) = told("hydra.run.dir=läufe/eins")
+    assert mistake.code == "syntax"
+    assert mistake.message.endswith("""write 'hydra.run.dir="läufe/eins"'""")
+
+
+@pytest.mark.parametrize("arguments", [["-m", "seed=1,2"], ["--config-dir", "mine"]])
+def test_the_function_takes_no_flags(arguments: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        labrl.train(arguments)
+    assert (error.value.code, error.value.key) == ("usage", arguments[0])
+
+
+@pytest.mark.parametrize("key", ["hydra.run.dir", "start_from.run"])
+def test_a_home_folder_that_no_shell_expands_is_answered_with_one_that_it_does(
+    key: str, told: Callable[[str], tuple[Mistake, ...]]
+) -> None:
+    (mistake,) = told(f"'{key}=~/mine'")
+    assert (mistake.code, mistake.key) == ("syntax", key)
+    assert f"{key}=$HOME/mine" in mistake.message

@@ -74,6 +74,14 @@ def train(
             code="usage",
             key="labrl.train",
         )
+    if flags := [override for override in overrides if override.startswith("-")]:
+        raise InputError(
+            f"{flags[0]}: labrl.train takes the overrides of one trial, and no flags. Call it once for each "
+            "trial, with config_dir=<folder> for your own files, or labrl.cli.main([...]) with all arguments "
+            "of the command line",
+            code="usage",
+            key=flags[0],
+        )
     from labrl.storage.provenance import Command
     from labrl.trial.composed import Composed
     from labrl.trial.request import request_of

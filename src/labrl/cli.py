@@ -105,8 +105,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
     from labrl.config.extensions import kinds_replace
     from labrl.config.keys import is_hydras
     from labrl.experiment.again import ExperimentAgain, for_trials_alone
-    from labrl.experiment.hydra_trial import folders_remembered, remove_unused_folder
-    from labrl.experiment.job import Job
+    from labrl.experiment.job import Job, folders_remembered, remove_unused_folder
     from labrl.script import begin
     from labrl.trial.composed import Again
     from labrl.trial.find import completions
@@ -150,6 +149,9 @@ def _run(arguments: list[str], typed: Typed) -> int:
             arguments = ["--config-dir", again.config_dir, *arguments]
         args = get_args(arguments)
     prepare(args.config_dir, args.overrides)
+    if args.cfg and args.package and not args.multirun and _shows_null(args):
+        print("null")
+        return DONE
     own = [override for override in args.overrides if not is_hydras(override)]
     job = Job(args.config_dir, _full_error(), typed, own, again)
     before_leaving.append(remove_unused_folder)
@@ -174,6 +176,25 @@ def _run(arguments: list[str], typed: Typed) -> int:
                 key="hydra.sweep.dir" if args.multirun else "hydra.run.dir",
             ) from error
     return job.exit_code
+
+
+def _shows_null(args: Namespace) -> bool:
+    """Return whether `--package` names a key without a value, of which Hydra says that it is not there.
+
+    Raises InputError where there is no such key.
+    """
+    from omegaconf import OmegaConf
+
+    from labrl.config.compose import compose
+    from labrl.mistakes.names import all_keys, unknown_key
+
+    cfg = compose(args.overrides, args.config_dir, with_hydra=True)
+    if args.package == "_global_" or OmegaConf.select(cfg, args.package) is not None:
+        return False
+    known = all_keys(cfg)
+    if args.package not in known:
+        raise InputError.of([unknown_key(args.package, "", known)])
+    return True
 
 
 def _without_presets_asked(arguments: Sequence[str]) -> list[str] | None:
@@ -254,13 +275,14 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
     import argparse
 
     from labrl.dashboards.mirror import send
+    from labrl.trial.find import find_run
 
     parser = argparse.ArgumentParser(
         prog="labrl-wandb",
         description="Upload finished runs to Weights & Biases, for example after a network failure. Only "
         "missing data is uploaded.",
     )
-    parser.add_argument("folders", nargs="+", help="run folders", type=Path)
+    parser.add_argument("folders", nargs="+", help="run folders, or latest")
     parser.add_argument("--project", help="project to upload to; by default the one of the run")
     parser.add_argument("--entity", help="user or team to upload to; by default the one of the run")
     parser.add_argument(
@@ -275,7 +297,7 @@ def send_to_wandb(argv: Sequence[str] | None = None) -> int:
         folders = args.pop("folders")
         changes = {key: value for key, value in args.items() if value is not None}
         with signals_raise():
-            arrived = [send(folder, changes, print) for folder in folders]
+            arrived = [send(find_run(folder, [], "wandb"), changes, print) for folder in folders]
         return DONE if all(arrived) else FAILED
 
     return _ended(parser.prog, command)
@@ -308,7 +330,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         args = parser.parse_args(argv)
-        from labrl.analysis.listing import as_plain, as_table, entries
+        from labrl.analysis.listing import as_table, entries
 
         _check_statuses(args.filters)
         if not args.root.expanduser().is_dir():
@@ -319,7 +341,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
             )
         found = entries(args.root, args.filters)
         if args.json:
-            print(json.dumps([as_plain(entry) for entry in found], indent=2))
+            print(json.dumps(found, indent=2))
         if found and not args.json:
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
             print(as_table(found, width))
@@ -418,11 +440,11 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
         from labrl.trial.export import export
 
         with signals_raise():
-            done = export(args.run, args.format, args.session, args.checkpoint, args.sampled, args.out)
-        checked = done.facts["checked"]
+            path, facts = export(args.run, args.format, args.session, args.checkpoint, args.sampled, args.out)
+        checked = facts["checked"]
         print(
-            f"{os.path.relpath(done.path)}: {done.facts['head']} actions of session {done.facts['session']} "
-            f"at frame {done.facts['frame']:,}; largest difference from the policy on "
+            f"{os.path.relpath(path)}: {facts['head']} actions of session {facts['session']} "
+            f"at frame {facts['frame']:,}; largest difference from the policy on "
             f"{checked['observations']} observations: {checked['largest_difference']:.1g} ({checked['by']})"
         )
         return DONE

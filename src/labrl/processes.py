@@ -184,38 +184,32 @@ def leave_at_once(number: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def children_ignore_ctrl_c() -> Iterator[None]:
-    """Within this context, start processes that ignore Ctrl-C until they change this.
-
-    A terminal sends Ctrl-C to every process. A process that is still importing would die with a traceback;
-    its parent sends it SIGTERM instead.
-    """
-    with _without_main():
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
 def signals_wait_in_children() -> Iterator[None]:
-    """Within this context, start processes in which SIGNALS are blocked until they call `ignore_signals`.
+    """Within this context, start processes in which SIGNALS are blocked until they call `take_signals` or
+    `ignore_signals`.
 
-    A closed terminal, or a cluster that ends a job, may send a signal to every process, but helper processes
-    must last until the session has saved. Signals are blocked rather than ignored, so that one sent to this
-    process meanwhile is not lost.
+    A terminal sends Ctrl-C to every process; a closed terminal, or a cluster that ends a job, may do the
+    same with other signals. A process that is still importing would die with a traceback, and helper
+    processes must last until the session has saved. Signals are blocked rather than ignored, so that one
+    sent to this process meanwhile is not lost.
+
+    These processes do not import `__main__`, which may train when imported. multiprocessing finds the file or
+    module to import in two attributes of the module. They are removed from a copy, so that code of the module
+    itself still sees them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     resource_tracker.ensure_running()  # it unblocks some signals when it starts
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    main = sys.modules["__main__"]
+    copy = ModuleType("__main__")
+    vars(copy).update(
+        {name: value for name, value in vars(main).items() if name not in ("__file__", "__spec__")}
+    )
+    sys.modules["__main__"] = copy
     try:
-        with _without_main():
-            yield
+        yield
     finally:
+        sys.modules["__main__"] = main
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -259,25 +253,6 @@ def find_place_for_sockets() -> bool:
     finally:
         tempfile.tempdir = before
     return False
-
-
-@contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Within this context, start processes that do not import `__main__`, which may train when imported.
-
-    multiprocessing finds the file or module to import in two attributes of the module. They are removed from
-    a copy, so that code of the module itself still sees them.
-    """
-    main = sys.modules["__main__"]
-    copy = ModuleType("__main__")
-    vars(copy).update(
-        {name: value for name, value in vars(main).items() if name not in ("__file__", "__spec__")}
-    )
-    sys.modules["__main__"] = copy
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def ignore_signals() -> None:

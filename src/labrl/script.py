@@ -12,20 +12,14 @@ import multiprocessing
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType, FunctionType
 from typing import Any
 
 from labrl.errors import InputError
-
-MAIN = "__main__"
+from labrl.targets import MAIN, being_imported, used_of_main
 
 Dumps = Callable[[Any], bytes]
-
-_used: set[str] = set()
-"""Names in `__main__` that targets of this run refer to."""
-_importing: list[str] = []
-"""Modules that labrl is currently importing because a configuration names them."""
 
 
 def begin(caller: str) -> None:
@@ -33,9 +27,9 @@ def begin(caller: str) -> None:
 
     That is the case while a module is imported, by labrl or by a child process of the user's program.
     """
-    if _importing:
+    if being_imported:
         raise InputError(
-            f"the module {_importing[-1]}, which the configuration names, calls {caller} when it is "
+            f"the module {being_imported[-1]}, which the configuration names, calls {caller} when it is "
             f'imported. Put the call below `if __name__ == "{MAIN}":`.',
             code="usage",
             key=caller,
@@ -51,22 +45,7 @@ def begin(caller: str) -> None:
                 key=caller,
             )
         frame = frame.f_back
-    _used.clear()
-
-
-@contextlib.contextmanager
-def importing(module: str) -> Iterator[None]:
-    """Record, within this context, that `module` is imported because a configuration names it."""
-    _importing.append(module)
-    try:
-        yield
-    finally:
-        _importing.pop()
-
-
-def uses(name: str) -> None:
-    """Record that this run needs `name` from `__main__`."""
-    _used.add(name)
+    used_of_main.clear()
 
 
 class Carried:
@@ -103,7 +82,7 @@ class Carried:
 
 def _definitions(dumps: Dumps) -> bytes:
     main = vars(sys.modules[MAIN])
-    found = {name: main[name] for name in sorted(_used) if name in main}
+    found = {name: main[name] for name in sorted(used_of_main) if name in main}
     try:
         return dumps(found)
     except Exception as error:  # pickling a user's objects can raise anything
@@ -136,7 +115,7 @@ def _take(environment: Mapping[str, str], definitions: bytes, registered: bytes)
         os.environ.update(environment)
     main = vars(sys.modules[MAIN])
     found: Mapping[str, Any] = pickle.loads(definitions)
-    _used.update(found)
+    used_of_main.update(found)
     for name, value in found.items():
         main[name] = value
         for function in (value, *vars(value).values()) if isinstance(value, type) else (value,):

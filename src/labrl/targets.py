@@ -1,27 +1,41 @@
-"""Import the object named by a `_target_`, if requested without libraries that are slow to import."""
+"""Import the object that a `_target_` names, or its configuration alone without slow libraries."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from labrl import script
-from labrl.mistakes.spelling import did_you_mean
+MAIN = "__main__"
+"""Module of the script or notebook that calls labrl."""
+
+used_of_main: set[str] = set()
+"""Names in `__main__` that targets of this run refer to."""
+being_imported: list[str] = []
+"""Modules that labrl is currently importing because a configuration names them."""
+
+
+class TargetError(ImportError):
+    """The object that a `_target_` names cannot be imported."""
+
+    def __init__(self, message: str, missing: str = "", known: Iterable[str] = ()) -> None:
+        """missing: the part of the path that was not found; known: the names that exist in its place."""
+        super().__init__(message)
+        self.missing, self.known = missing, tuple(known)
 
 
 def load_target(path: Any) -> Any:
-    """Import the object at the dotted `path`. Raises ImportError with the part that was not found."""
+    """Import the object at the dotted `path`. Raises TargetError with the part that was not found."""
     parts = path.split(".") if isinstance(path, str) else []
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
-        raise ImportError(f"must be a dotted path such as my_module.MyClass, got {path!r}")
-    if parts[0] == script.MAIN:
-        script.uses(parts[1])
+        raise TargetError(f"must be a dotted path such as my_module.MyClass, got {path!r}")
+    if parts[0] == MAIN:
+        used_of_main.add(parts[1])
     found = None
     for count, name in enumerate(parts, 1):
         with suppress(AttributeError):
@@ -30,16 +44,33 @@ def load_target(path: Any) -> Any:
                 continue
         module = ".".join(parts[:count])
         try:
-            with script.importing(module):
+            with importing(module):
                 found = importlib.import_module(module)
         except (Exception, SystemExit) as error:
-            hint = did_you_mean(name, dir(found)) if count > 1 else ""
-            if module == f"{script.MAIN}.{name}":
-                hint = " Call labrl.train in the script that defines it, or move it to a module."
-            raise ImportError(f"{path}: {type(error).__name__}: {error}.{hint}") from error
+            message = f"{path}: {type(error).__name__}: {error}."
+            known = _names_in(found, last=count == len(parts)) if count > 1 else []
+            if module == f"{MAIN}.{name}":
+                message += " Call labrl.train in the script that defines it, or move it to a module."
+                known = []
+            raise TargetError(message, name, known) from error
     if not callable(found):
-        raise ImportError(f"{path} is neither a class nor a function")
+        raise TargetError(f"{path} is neither a class nor a function")
     return found
+
+
+def _names_in(owner: Any, last: bool) -> list[str]:
+    """Return the names that may follow in a path; last: whether the path ends there, as no module can."""
+    return [name for name in dir(owner) if not (last and isinstance(getattr(owner, name, None), ModuleType))]
+
+
+@contextmanager
+def importing(module: str) -> Iterator[None]:
+    """Record, within this context, that `module` is imported because a configuration names it."""
+    being_imported.append(module)
+    try:
+        yield
+    finally:
+        being_imported.pop()
 
 
 def accepted_settings(target: Any) -> set[str] | None:

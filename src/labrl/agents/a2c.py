@@ -18,8 +18,9 @@ from labrl.agents.parts.policy import (
     evaluated,
     normalized,
     policy_gradient_by_hand,
+    refuse_episodes,
+    refuse_self_imitation,
 )
-from labrl.agents.parts.ranks import refuse_episodes, refuse_self_imitation
 from labrl.clock import Clock
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
 from labrl.errors import InputError

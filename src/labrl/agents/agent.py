@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.errors import InputError
-from labrl.step import Masks, Step
 
 if TYPE_CHECKING:
     from labrl.learning.flat import FlatParameters
     from labrl.networks.spaces import Spaces
+    from labrl.step import Masks, Step
+
+Options = TypeVar("Options")
 
 
 @dataclass(slots=True)
@@ -264,6 +266,29 @@ def for_rank(component: Component, ranks: int) -> Component:
             key="agent",
         )
     return dataclasses.replace(component, config=kind.for_rank(component.config, ranks))
+
+
+def divided(
+    options: Options, name: str, ranks: int, parent: str = "agent", sequence_length: int = 1
+) -> Options:
+    """Return `options` with the equal part of one rank of their option `name`.
+
+    parent: key of the options; sequence_length: steps that a rank learns from together. Raises InputError
+    where the number is no multiple of the ranks times that length.
+    """
+    number, unit = vars(options)[name], ranks * sequence_length
+    if number % unit:
+        sequences = f" times the {sequence_length} steps of a sequence" if sequence_length > 1 else ""
+        near = number // unit + 1 if sequence_length > 1 else max(number // unit, 1)
+        raise InputError(
+            f"{parent}.{name} counts over all ranks and must be a multiple of {unit}, their number {ranks} "
+            f"(torchrun's --nproc-per-node times --nnodes){sequences}, got {number}. Set "
+            f"{parent}.{name}={near * unit}.",
+            code="range",
+            key=f"{parent}.{name}",
+        )
+    changed: Any = dataclasses.replace(options, **{name: number // ranks})  # type: ignore[type-var]
+    return changed
 
 
 def _no_agent(component: Component, why: str) -> InputError:

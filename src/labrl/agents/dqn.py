@@ -23,6 +23,7 @@ from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Actor, Agent, NonFiniteError, Observation, Traits
 from labrl.agents.parts.action_values import (
     ActionValues,
+    DerivedValues,
     ValuePolicy,
     ValuePolicyConfig,
     chosen,
@@ -42,11 +43,10 @@ from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.kernels.value_losses import best, td_gradient
 from labrl.learning.learner import DerivedLoss, as_array
+from labrl.memory.rollout import Pieces, forgotten
 from labrl.memory.sequences import SequenceSample
 from labrl.networks.q_network import QNetwork
-from labrl.networks.recurrent import Pieces, forgotten
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import check_torso, traits_of
 from labrl.schedules import value_at
@@ -92,6 +92,48 @@ def td_loss(
     with torch.no_grad():
         rows = torch.stack((losses, errors, value.expected(outputs)))
     return torch.dot(losses, weight / len(losses)), rows
+
+
+def best(value: DerivedValues, outputs: NDArray, mask: NDArray | None) -> NDArray:
+    """Return the actions with the largest mean return among the valid ones. [rows]
+
+    outputs: [rows, actions, outputs]; mask: which actions are valid, [rows, actions], None: all are.
+    """
+    expected = value.means(outputs)
+    return (expected if mask is None else np.where(mask, expected, -np.inf)).argmax(1)
+
+
+def td_gradient(
+    value: DerivedValues,
+    outputs: NDArray,
+    later: NDArray,
+    next_action: NDArray,
+    action: NDArray,
+    reward: NDArray,
+    discount: NDArray,
+    weight: NDArray,
+) -> tuple[NDArray, NDArray]:
+    """Differentiate the loss of DQN, the mean of w L(Z(s, a), r + gamma^n Z'(s', a')).
+
+    By the outputs for the action taken it is w / rows times the derivative of L, by all others it is 0.
+
+    outputs: of the online network Z, later: of the target network Z', n steps on, [rows, actions, outputs]
+    each; next_action: a', action, reward, discount, weight: [rows]. Returns loss, error and mean return of
+    each row, [3, rows], and the derivatives by `outputs`.
+    """
+    rows, actions, size = outputs.shape
+    first = np.arange(0, rows * actions, actions)
+    taken = first + action
+    next_taken = first + next_action
+    own = outputs.reshape(-1, size).take(taken, axis=0)
+    losses, errors, slope = value.differentiated(
+        own, later.reshape(-1, size).take(next_taken, axis=0), reward, discount
+    )
+    gradient = np.zeros_like(outputs)
+    gradient.reshape(-1, size)[taken] = slope * (weight / np.float32(rows))[:, None]
+    statistics = np.empty((3, rows), outputs.dtype)
+    statistics[0], statistics[1], statistics[2] = losses, errors, value.means(own)
+    return statistics, gradient
 
 
 class DQN(Agent):

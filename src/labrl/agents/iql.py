@@ -27,8 +27,7 @@ from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.types import NonNegativeFloat, PositiveFloat
 from labrl.learning.compute import Compute
-from labrl.learning.initialization import build_networks
-from labrl.learning.learner import make_learner
+from labrl.learning.learner import build_networks, make_learner
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import BoxActions, RescaledGaussian
 from labrl.networks.spaces import Spaces

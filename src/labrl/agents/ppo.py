@@ -7,15 +7,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.policy import PolicyAgent, PolicyConfig, check_policy, evaluated
-from labrl.agents.parts.ranks import divided, refuse_self_imitation
+from labrl.agents.agent import divided
+from labrl.agents.parts.policy import (
+    OutputGradients,
+    PolicyAgent,
+    PolicyConfig,
+    check_policy,
+    evaluated,
+    evaluated_by_hand,
+    refuse_self_imitation,
+)
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from labrl.errors import InputError
-from labrl.learning.kernels.policy_losses import clipped_policy_gradient, distributions
 from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import (
     Minibatch,
@@ -26,6 +34,7 @@ from labrl.memory.rollout import (
     nearest_divisor,
 )
 from labrl.networks.actor_critic import ActorCritic
+from labrl.networks.distributions import Derived
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import traits_of
 from labrl.schedules import value_at
@@ -83,6 +92,66 @@ def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | N
         clipped = old_value + (value - old_value).clamp(-clip, clip)
         error = torch.max(error, (clipped - target).square())
     return 0.5 * error.mean()
+
+
+def clipped_policy_gradient(
+    policy: Derived,
+    value: NDArray,
+    advantage: NDArray,
+    value_target: NDArray,
+    old_log_prob: NDArray,
+    old_value: NDArray,
+    clip: float,
+    value_clip: float | None,
+    value_coef: float,
+    entropy_coef: float,
+) -> tuple[NDArray, OutputGradients]:
+    """Differentiate the loss of PPO, the mean of -min(r A, clip(r) A) + c1 L - c2 H.
+
+    With the ratio r = pi(a|s) / pi_old(a|s). By log pi the first term is -r A, and 0 where the clipped
+    product is the smaller one: beyond 1 + clip for A > 0, below 1 - clip for A < 0. L is (V - R)^2 / 2, with
+    value clipping the larger one of that and (V_clip - R)^2 / 2, V_clip = V_old + clip(V - V_old): its
+    derivative by V is V - R, and 0 where V_clip is at its bound and the larger one. All arrays are [rows].
+    Returns the means of the policy's loss, L, the entropy, the divergence and the share of clipped ratios,
+    [5], and the derivatives.
+    """
+    rows = len(value)
+    terms = np.empty((5, rows), np.float32)
+    log_ratio = policy.log_prob - old_log_prob
+    ratio = np.exp(log_ratio)
+    gain = ratio * advantage
+    bounded = np.minimum(np.maximum(ratio, np.float32(1 - clip)), np.float32(1 + clip))
+    np.not_equal(bounded, ratio, out=terms[4])
+    bounded *= advantage
+    np.minimum(gain, bounded, out=terms[0])
+    gain *= gain <= bounded
+    gain *= np.float32(-1 / rows)
+    error = value_error(value, value_target, old_value, value_clip, out=terms[1])
+    error *= np.float32(value_coef / rows)
+    terms[2] = policy.entropy
+    ratio -= 1
+    np.subtract(ratio, log_ratio, out=terms[3])
+    statistics = np.add.reduce(terms, axis=1)
+    statistics *= np.array([-1, 0.5, 1, 1, 1], np.float32) / np.float32(rows)
+    return statistics, OutputGradients(policy.gradient(gain, -entropy_coef / rows), error)
+
+
+def value_error(value: NDArray, target: NDArray, old: NDArray, clip: float | None, out: NDArray) -> NDArray:
+    """Return half the derivative of the squared error of values, and write the squared error into `out`.
+
+    old, clip: with value clipping, as in `clipped_policy_gradient`. [rows] each
+    """
+    error = value - target
+    np.multiply(error, error, out=out)
+    if clip is not None:
+        change = value - old
+        bounded = np.minimum(np.maximum(change, np.float32(-clip)), np.float32(clip))
+        clipped = old + bounded
+        clipped -= target
+        clipped *= clipped
+        error *= (bounded == change) | (out > clipped)
+        np.maximum(out, clipped, out=out)
+    return error
 
 
 class PPO(PolicyAgent):
@@ -221,9 +290,9 @@ class PPO(PolicyAgent):
 
     def _loss_by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
-        parameters, value, _ = kernel.forward(minibatch.observation)
+        policy, value = evaluated_by_hand(self.distribution, kernel, minibatch)
         statistics, gradients = clipped_policy_gradient(
-            distributions(self.distribution, parameters, minibatch.action, minibatch.mask),
+            policy,
             value,
             minibatch.advantage.numpy(),
             minibatch.value_target.numpy(),

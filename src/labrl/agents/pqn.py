@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from labrl.agents.agent import Observation, check_finite
+from labrl.agents.agent import Observation, check_finite, divided
 from labrl.agents.parts.exploration import exploration_class
-from labrl.agents.parts.ranks import divided
 from labrl.agents.parts.rollout_values import (
     RETURNS_STATISTICS,
     Returns,

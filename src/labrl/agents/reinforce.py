@@ -16,8 +16,8 @@ from labrl.agents.parts.policy import (
     evaluated,
     normalized,
     policy_gradient_by_hand,
+    refuse_episodes,
 )
-from labrl.agents.parts.ranks import refuse_episodes
 from labrl.clock import Clock
 from labrl.config.types import NonNegativeFloat, PositiveInt
 from labrl.errors import InputError

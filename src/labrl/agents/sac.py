@@ -7,7 +7,7 @@ Over continuous actions the policy is a squashed Gaussian, over discrete ones ev
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.actor_critic import ReplayActorCriticConfig, ReplayAgent, critic_rows, taken
+from labrl.agents.parts.actor_critic import (
+    ReplayActorCriticConfig,
+    ReplayAgent,
+    critic_rows,
+    critics_gradient,
+    taken,
+)
 from labrl.agents.parts.experience import Transitions
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
@@ -25,11 +31,6 @@ from labrl.config.component import Component
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, Schedule
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.kernels.actor_critics import (
-    CategoricalChoice,
-    SquashedChoice,
-    critics_gradient,
-)
 from labrl.learning.learner import DerivedLoss
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import (
@@ -204,6 +205,59 @@ class SAC(ReplayAgent):
         self._temperature.load_state_dict(state["temperature"])
 
 
+Backward = Callable[[NDArray], NDArray]
+"""Maps the derivative of a loss by the values of critics, [critics, rows], to that by their inputs,
+[critics, rows, inputs], of which the last columns are the actions."""
+
+
+class SquashedChoice:
+    """Actions a = tanh(u), u = m + s x, with a standard normal x and s = exp(clip(l)).
+
+    -log pi = sum(x^2 / 2 + log s + log(1 - a^2)) + constant, so that its derivatives by u and log s are
+    -2 a and 1. With G the derivative of the loss by a, that by u is g = G (1 - a^2) + 2 alpha a / rows; by m
+    it is g, and by l it is g s x - alpha / rows, and 0 where l is clipped.
+    """
+
+    def __init__(self, parameters: NDArray, noise: NDArray) -> None:
+        """parameters: means and log deviations, [rows, 2 size]; noise: x, [rows, size]."""
+        size = noise.shape[1]
+        mean, log_std = parameters[:, :size], parameters[:, size:]
+        kept = np.minimum(np.maximum(log_std, LOG_STD_RANGE[0]), LOG_STD_RANGE[1])
+        self._inside = log_std == kept
+        self._spread = np.exp(kept) * noise
+        u = mean + self._spread
+        self.choice = np.tanh(u)
+        # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), with digits left where tanh(u) rounds to 1.
+        slope = np.logaddexp(np.float32(0), -2 * u)
+        slope += u
+        self.entropy: NDArray = (np.float32(0.5) * noise * noise + kept - 2 * slope).sum(1)
+        self.entropy += np.float32((0.5 * math.log(2 * math.pi) + 2 * math.log(2)) * size)
+
+    def worth(self, values: NDArray) -> NDArray:
+        """Return the smaller critic's value of the choice. [critics, rows] -> [rows]"""
+        return values.min(0)
+
+    def gradient(
+        self, values: NDArray, temperature: float, backward: Backward, by_values: NDArray | None = None
+    ) -> NDArray:
+        """Differentiate the mean of -(Q - alpha log pi) by the policy's parameters. [rows, 2 size]
+
+        by_values: derivative of the mean of -Q by the critics' values, [critics, rows, ...]; None: Q is the
+        smaller one.
+        """
+        rows, size = self.choice.shape
+        if by_values is None:
+            smaller = values == values.min(0)
+            # Critics that agree have a part each.
+            by_values = (smaller / (np.float32(-rows) * smaller.sum(0))).astype(values.dtype)
+        slope = backward(by_values)[..., -size:].sum(0)
+        coefficient = np.float32(temperature / rows)
+        by_u = slope * (1 - np.square(self.choice))
+        by_u += 2 * coefficient * self.choice
+        by_log_std = (by_u * self._spread - coefficient) * self._inside
+        return np.concatenate([by_u, by_log_std], axis=1)
+
+
 class SquashedGaussianPolicy:
     """A policy over a box: tanh of a Gaussian whose mean and deviation depend on the state.
 
@@ -263,6 +317,36 @@ class SquashedGaussianPolicy:
     def joined(self, action: Tensor, choice: Tensor) -> Tensor:
         """Return what critics are given for actions and, after them, choices. [2 batch, size]"""
         return torch.cat([action, choice])
+
+
+class CategoricalChoice:
+    """Probabilities p = softmax(x) of all actions, and their entropy H.
+
+    The derivative of sum(p q) + alpha H by x_i is p_i (d_i - sum(p d)) with d = q - alpha log p: the constant
+    -alpha in the derivative of H by p_i cancels.
+    """
+
+    def __init__(self, parameters: NDArray, noise: NDArray) -> None:
+        """parameters: logits, [rows, actions]; noise: none is needed, [rows, 0]."""
+        logits = parameters - parameters.max(1, keepdims=True)
+        self.choice = np.exp(logits)
+        total = self.choice.sum(1, keepdims=True)
+        self.choice /= total
+        self._log_p = logits - np.log(total)
+        self.entropy: NDArray = -(self.choice * self._log_p).sum(1)
+
+    def worth(self, values: NDArray) -> NDArray:
+        """Return the mean of the smaller critic's values. [critics, rows, actions] -> [rows]"""
+        means: NDArray = (values.min(0) * self.choice).sum(1)
+        return means
+
+    def gradient(self, values: NDArray, temperature: float, backward: Backward) -> NDArray:
+        """Differentiate the mean of -(Q + alpha H) by the policy's parameters. [rows, actions]"""
+        d = values.min(0) - np.float32(temperature) * self._log_p
+        d -= (self.choice * d).sum(1, keepdims=True)
+        d *= self.choice
+        d /= np.float32(-len(d))
+        return d
 
 
 class CategoricalPolicy(Categorical):

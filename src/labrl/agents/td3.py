@@ -19,7 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.agents.agent import Actor, Observation, refuse_sampled
-from labrl.agents.parts.actor_critic import ReplayActorCriticConfig, ReplayAgent, critic_rows
+from labrl.agents.parts.actor_critic import (
+    ReplayActorCriticConfig,
+    ReplayAgent,
+    critic_rows,
+    critics_gradient,
+)
 from labrl.agents.parts.experience import Transitions
 from labrl.agents.parts.noise import ActionNoise
 from labrl.agents.parts.targets import TargetNetwork
@@ -27,7 +32,6 @@ from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.types import NonNegativeFloat, PositiveInt
 from labrl.learning.compute import Compute
-from labrl.learning.kernels.actor_critics import critics_gradient, tanh_gradient
 from labrl.learning.learner import DerivedLoss
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import BoxActions
@@ -64,6 +68,14 @@ def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     value: [critics, batch]; target: [batch]; weight: importance weights, [batch]. Returns [batch].
     """
     return (value - target).square().sum(0) * weight
+
+
+def tanh_gradient(action: NDArray, slope: NDArray) -> NDArray:
+    """Differentiate a loss by x, where a = tanh(x): its derivative by a times 1 - a^2.
+
+    action: a; slope: the derivative by a. [rows, size] each
+    """
+    return slope * (1 - np.square(action))
 
 
 class TD3(ReplayAgent):

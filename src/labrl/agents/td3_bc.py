@@ -18,12 +18,11 @@ from torch import Tensor, nn
 from labrl.agents.agent import Actor
 from labrl.agents.parts.actor_critic import ReplayActor
 from labrl.agents.parts.experience import Transitions
-from labrl.agents.td3 import TD3, DDPGConfig, TD3Config
+from labrl.agents.td3 import TD3, DDPGConfig, TD3Config, tanh_gradient
 from labrl.clock import Clock
 from labrl.config.types import NonNegativeFloat
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.kernels.actor_critics import tanh_gradient
 from labrl.networks.critics import PolicyNetwork
 from labrl.networks.spaces import Spaces, is_vector
 from labrl.seeding import Streams

@@ -18,11 +18,10 @@ from torch import Tensor
 from labrl.agents.parts.action_values import quantile_huber_loss
 from labrl.agents.parts.actor_critic import critic_rows
 from labrl.agents.parts.experience import Transitions
-from labrl.agents.sac import SAC, SACConfig, soft_value
+from labrl.agents.sac import SAC, SACConfig, SquashedChoice, soft_value
 from labrl.clock import Clock
 from labrl.config.types import NonNegativeInt, PositiveInt
 from labrl.learning.compute import Compute
-from labrl.learning.kernels.actor_critics import SquashedChoice, quantile_critics_gradient
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
@@ -67,6 +66,54 @@ def quantile_losses(quantiles: Tensor, target: Tensor, weight: Tensor) -> Tensor
     fraction = (torch.arange(count, device=quantiles.device) + 0.5) / count
     losses = [quantile_huber_loss(of_critic, target, fraction, kappa=1.0) for of_critic in quantiles]
     return torch.stack(losses).sum(0) * weight / count
+
+
+def quantile_critics_gradient(values: NDArray, target: NDArray, weight: NDArray) -> tuple[NDArray, NDArray]:
+    """Differentiate the mean of w sum_i mean_mj |tau_m - 1{u < 0}| H(u), u = y_j - q_im, H the Huber loss.
+
+    By q_im it is the mean over j of -w |tau_m - 1{u < 0}| clip(u, -1, 1), divided by rows and quantiles. The
+    samples are in order, so that sums over those below q - 1, from there to q, to q + 1 and above are
+    differences of prefix sums: no array has all pairs of quantiles and samples.
+
+    values: quantiles q of each critic, [critics, rows, quantiles]; target: samples y, ascending, [rows,
+    samples]; weight: [rows]. Returns the loss, the error of the means and the mean values of each row, [2 +
+    critics, rows], and the derivatives by `values`.
+    """
+    critics, rows, count = values.shape
+    samples = target.shape[1]
+    quantile = values.transpose(1, 0, 2).reshape(rows, -1)
+    fraction = np.tile((np.arange(count) + 0.5) / count, critics)
+    ordered = torch.from_numpy(target)
+    far, middle, near = (
+        torch.searchsorted(ordered, torch.from_numpy(quantile + np.float32(edge))).numpy()
+        for edge in (-1, 0, 1)
+    )
+    # In double precision: differences of sums of squares have no digits of single precision left.
+    sums, squares = np.zeros((2, rows, samples + 1))
+    np.cumsum(target, axis=1, dtype=np.float64, out=sums[:, 1:])
+    np.cumsum(np.square(target, dtype=np.float64), axis=1, out=squares[:, 1:])
+    at_far, at_middle, at_near = (np.take_along_axis(sums, at, 1) for at in (far, middle, near))
+    square_far, square_middle, square_near = (
+        np.take_along_axis(squares, at, 1) for at in (far, middle, near)
+    )
+    above = samples - near
+    below_sum, above_sum = at_middle - at_far, at_near - at_middle
+    below_count, above_count = middle - far, near - middle
+    slope_below = below_sum - below_count * quantile - far
+    slope_above = above_sum - above_count * quantile + above
+    loss_below = 0.5 * (square_middle - square_far) - quantile * below_sum + 0.5 * below_count * quantile**2
+    loss_below += far * quantile - at_far - 0.5 * far
+    loss_above = 0.5 * (square_near - square_middle) - quantile * above_sum + 0.5 * above_count * quantile**2
+    loss_above += sums[:, -1:] - at_near - above * quantile - 0.5 * above
+    scale = weight[:, None] / (samples * count)
+    losses = ((1 - fraction) * loss_below + fraction * loss_above) * scale
+    gradient = -((1 - fraction) * slope_below + fraction * slope_above) * scale / rows
+    statistics = np.empty((2 + critics, rows), values.dtype)
+    statistics[0] = losses.sum(1)
+    statistics[2:] = values.mean(2)
+    statistics[1] = np.abs(statistics[2:] - target.mean(1)).mean(0)
+    by_values = gradient.reshape(rows, critics, count).transpose(1, 0, 2).astype(values.dtype)
+    return statistics, by_values
 
 
 class TQC(SAC):

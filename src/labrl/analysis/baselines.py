@@ -67,9 +67,13 @@ def deciding_keys(env: Mapping[str, Any]) -> dict[str, Any]:
 
 def random_baseline(env: Mapping[str, Any]) -> Baseline | None:
     """Return the measured baseline, else the published one of the game, else None."""
-    for path in _same_env(env):
+    path = baseline_path(env)
+    # whatever the environment was called when it was measured; glob, unlike pathlib, passes over a folder
+    # that may not be read
+    same = sorted(glob.glob(f"*_{path.stem.rsplit('_', 1)[1]}.json", root_dir=path.parent))
+    for file in (path, *map(path.parent.joinpath, same)):
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            facts = json.loads(file.read_text(encoding="utf-8"))
             return Baseline(float(facts["mean"]), facts["std"], int(facts["episodes"]), "measured")
         except (OSError, ValueError, KeyError, TypeError):
             continue  # not measured yet, or damaged: as if it were not there
@@ -89,14 +93,6 @@ def threshold_of(env: Mapping[str, Any]) -> Threshold | None:
         return Threshold(solved, "gymnasium")
     human = human_range(env)
     return Threshold(human[1], "human") if human else None
-
-
-def _same_env(env: Mapping[str, Any]) -> list[Path]:
-    """The cache's file, whatever the environment was called when it was measured."""
-    path = baseline_path(env)
-    digest = path.stem.rsplit("_", 1)[1]
-    # glob, unlike pathlib, passes over a folder that may not be read
-    return [path, *map(path.parent.joinpath, sorted(glob.glob(f"*_{digest}.json", root_dir=path.parent)))]
 
 
 @functools.cache

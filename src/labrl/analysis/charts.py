@@ -60,6 +60,26 @@ class Line:
     step: bool = False
     """Whether the value holds until the next point."""
 
+    def spec(self, most: int) -> dict[str, Any]:
+        """Return the line as data for `Chart.spec`."""
+        views = {}
+        for name, view in self.views.items():
+            index = kept(view.y, most) if self.role != "points" else slice(None)
+            arrays = {"x": view.x, "y": view.y}
+            if self.role != "seed" and view.low is not None and view.high is not None:
+                arrays |= {"low": view.low, "high": view.high}
+            views[name] = {key: _short(values[index]) for key, values in arrays.items()}
+        head = {"key": self.key, "name": self.name, "role": self.role, "colour": self.style.colour}
+        optional = {
+            "dash": list(self.style.dash),
+            "shade": self.shade,
+            "group": self.group,
+            "labels": list(self.labels),
+            "mark": self.mark if self.mark != "dot" else "",
+            "step": self.step,
+        }
+        return {**head, "views": views, **{name: value for name, value in optional.items() if value}}
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -75,7 +95,7 @@ class Chart:
     fixed_y: tuple[float, float] | None = None
 
     def spec(self, most: int) -> dict[str, Any]:
-        """Return the data that `chart.js` draws, each curve thinned to about `most` points."""
+        """Return the data that `report.js` draws, each curve thinned to about `most` points."""
         axes = {
             name: {"label": axis.label, "ticks": list(axis.ticks), "log": axis.log, "whole": axis.whole}
             for name, axis in self.axes.items()
@@ -83,16 +103,12 @@ class Chart:
         spec: dict[str, Any] = {"title": self.title, "axes": axes, "tall": self.tall}
         if self.fixed_y:
             spec["fixed_y"] = list(self.fixed_y)
-        return spec | {
-            "lines": [_line_spec(line, most) for line in self.lines],
-            "can_log": self._may_be_log(),
-        }
-
-    def _may_be_log(self) -> bool:
-        """Return whether all values are above 0 and far enough apart that a logarithmic scale shows more."""
         values = [view.y[np.isfinite(view.y)] for line in self.lines for view in line.views.values()]
         known = np.concatenate([*values, np.empty(0)])
-        return bool(len(known) and known.min() > 0 and known.max() > 20 * known.min()) and not self.fixed_y
+        # where all are above 0 and so far apart that a logarithmic scale shows more
+        can_log = bool(len(known) and known.min() > 0 and known.max() > 20 * known.min())
+        lines = [line.spec(most) for line in self.lines]
+        return spec | {"lines": lines, "can_log": can_log and not self.fixed_y}
 
 
 def kept(y: NDArray[np.float64], most: int) -> NDArray[np.intp]:
@@ -116,41 +132,9 @@ def kept(y: NDArray[np.float64], most: int) -> NDArray[np.intp]:
     return chosen[chosen < len(y)]
 
 
-def _line_spec(line: Line, most: int) -> dict[str, Any]:
-    views = {}
-    for name, view in line.views.items():
-        index = kept(view.y, most) if line.role != "points" else slice(None)
-        arrays = {"x": view.x, "y": view.y}
-        if line.role != "seed" and view.low is not None and view.high is not None:
-            arrays |= {"low": view.low, "high": view.high}
-        views[name] = {key: _short(values[index]) for key, values in arrays.items()}
-    spec = {
-        "key": line.key,
-        "name": line.name,
-        "role": line.role,
-        "colour": line.style.colour,
-        "views": views,
-    }
-    optional = {
-        "dash": list(line.style.dash),
-        "shade": line.shade,
-        "group": line.group,
-        "labels": list(line.labels),
-        "mark": line.mark if line.mark != "dot" else "",
-        "step": line.step,
-    }
-    return spec | {name: value for name, value in optional.items() if value}
-
-
 def _short(values: NDArray[np.float64]) -> list[float | None]:
     """Five significant digits, more than a screen shows; whole numbers as they are; None for a gap."""
-    short: list[float | None] = []
-    for value in values.tolist():
-        if not math.isfinite(value):
-            short.append(None)
-        elif value == int(value):
-            short.append(int(value))
-        else:
-            rounded = float(f"{value:.5g}")
-            short.append(int(rounded) if rounded.is_integer() else rounded)
-    return short
+    rounded = (float(f"{value:.5g}") if value % 1 else value for value in values.tolist())
+    return [
+        None if not math.isfinite(value) else int(value) if value.is_integer() else value for value in rounded
+    ]

@@ -10,14 +10,8 @@ from dataclasses import dataclass
 
 from labrl.analysis.groups import SEVERAL
 
-BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-)
+BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
+PURPLE, ORANGE, SKY = "#CC79A7", "#E69F00", "#56B4E9"
 GREY = "#7F7F7F"
 """Colour of references, such as the random policy."""
 
@@ -32,7 +26,7 @@ MARKERS = ("o", "s", "^", "D")
 """The shape that goes with each of DASHES."""
 
 CLEAR = 50
-"""Least distance of a colour from those beside it, of 441."""
+"""Least distance of a colour from those beside it, of 441 from black to white."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +50,14 @@ _ORDER = (
 )
 """The place of an agent is its style: new names come last."""
 
-_AGENTS = {
-    "random": Style(GREY),
-    **{
-        name: Style(PALETTE[index % len(PALETTE)], DASHES[index // len(PALETTE)])
-        for index, name in enumerate(_ORDER)
-    },
-}
-
 
 def agent_style(agent: str) -> Style:
     """Return the style of an agent in all figures: fixed for labrl's agents, by name for others."""
-    if agent in _AGENTS:
-        return _AGENTS[agent]
+    if agent == "random":
+        return Style(GREY)
+    if agent in _ORDER:
+        dash, hue = divmod(_ORDER.index(agent), len(PALETTE))
+        return Style(PALETTE[hue], DASHES[dash])
     number = zlib.crc32(agent.encode())
     return Style(PALETTE[number % len(PALETTE)], DASHES[1 + number // len(PALETTE) % (len(DASHES) - 1)])
 
@@ -82,21 +71,19 @@ def group_styles(agents: Sequence[str]) -> list[Style]:
     beside them has, if one is left.
     """
     counts = Counter(agents)
-    hues = {agent_style(agent).colour for agent in counts if agent != SEVERAL}
     owns = {agent: agent_style(agent) for agent in counts}
+    hues = {own.colour for agent, own in owns.items() if agent != SEVERAL}
     owns[SEVERAL] = Style(next((colour for colour in PALETTE if colour not in hues), PALETTE[0]))
     styles: dict[int, Style] = {}
     # whole lines first: of agents of one colour the first keeps it, whatever their order here
     for index in sorted(range(len(agents)), key=lambda place: len(owns[agents[place]].dash)):
         agent = agents[index]
-        own, before, number = owns[agent], agents[:index].count(agent), counts[agent]
-        if number == 1:
-            style = own
-        elif len(counts) > 1:
-            dash = DASHES[(DASHES.index(own.dash) + before) % len(DASHES)]
-            style = Style(mixed(own.colour, 1.1 * before / (number - 1) - 0.5), dash)
-        else:
-            start = PALETTE.index(own.colour) if own.colour in PALETTE else 0
+        style, before, number = owns[agent], agents[:index].count(agent), counts[agent]
+        if number > 1 and len(counts) > 1:
+            dash = DASHES[(DASHES.index(style.dash) + before) % len(DASHES)]
+            style = Style(mixed(style.colour, 1.1 * before / (number - 1) - 0.5), dash)
+        elif number > 1:
+            start = PALETTE.index(style.colour) if style.colour in PALETTE else 0
             colour = PALETTE[(start + before) % len(PALETTE)]
             style = Style(colour, DASHES[before // len(PALETTE) % len(DASHES)])
         styles[index] = _free(style, list(styles.values()))
@@ -105,23 +92,18 @@ def group_styles(agents: Sequence[str]) -> list[Style]:
 
 def _free(wanted: Style, taken: Sequence[Style]) -> Style:
     """`wanted`, or where its colour is taken a shade of it, or another hue; where all are, another dash."""
-    colours = {style.colour for style in taken}
-    if wanted.colour not in colours:
+    colours = [_channels(style.colour) for style in taken]
+    if _channels(wanted.colour) not in colours:
         return wanted
-    near = [
+    near = (
         Style(mixed(colour, share), dash)
         for dash in (wanted.dash, *DASHES)
         for colour in (wanted.colour, *PALETTE)
         for share in (0.0, -0.4, 0.4, -0.2, 0.2)
-    ]
+    )
     free = [style for style in near if style not in taken]
-    clear = (style for style in free if min(_distance(style.colour, other) for other in colours) > CLEAR)
+    clear = (one for one in free if min(math.dist(_channels(one.colour), other) for other in colours) > CLEAR)
     return next(clear, free[0] if free else wanted)
-
-
-def _distance(one: str, other: str) -> float:
-    """Between two colours, of 441 from black to white."""
-    return math.dist(_channels(one), _channels(other))
 
 
 def _channels(colour: str) -> list[int]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -19,9 +18,9 @@ from matplotlib.ticker import FixedLocator, Formatter, MaxNLocator
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-from labrl.analysis.charts import Axis, Chart, Line, View
+from labrl.analysis.charts import Chart, Line, View
 from labrl.analysis.colours import mixed
-from labrl.analysis.formats import short_number, shortened
+from labrl.analysis.formats import short_number, shortened, told_apart
 
 COLUMN, TEXT = 3.25, 6.75
 """Widths of a column and of the text of a conference's page, inches."""
@@ -35,43 +34,10 @@ PANELS = 3
 SMOOTHED = 20
 """Rows from which on a single curve has its moving average before it."""
 
-STYLE: Any = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    # given, or each title is put above ticks that are never there, at the price of measuring all labels
-    "axes.titley": 1.0,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "axes.linewidth": 0.6,
-    "axes.edgecolor": "#444444",
-    "axes.labelcolor": "#222222",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
-    "xtick.color": "#444444",
-    "ytick.color": "#444444",
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "lines.linewidth": 1.4,
-    "legend.frameon": False,
-    "legend.borderaxespad": 0.3,
-    "svg.hashsalt": "labrl",
-    # letters, not their outlines: half the time and a tenth of the file, and an editor finds the words
-    "svg.fonttype": "none",
-    "path.simplify_threshold": 0.5,
-    "agg.path.chunksize": 20_000,
-    # a name may hold a dollar sign
-    "text.parse_math": False,
-}
+STYLE = Path(__file__).with_name("data") / "figures.mplstyle"
 
 
-@dataclass(frozen=True)
-class Sheet:
+class Sheet(NamedTuple):
     """One figure: a chart, or several as panels."""
 
     name: str
@@ -82,6 +48,10 @@ class Sheet:
     title: str
     only: str = ""
     """Key of the lines that are drawn; empty: all."""
+
+    def lines(self, chart: Chart) -> list[Line]:
+        """Return the lines of one of the charts that are drawn."""
+        return [line for line in chart.lines if self.axis in line.views and self.only in ("", line.key)]
 
 
 def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
@@ -95,7 +65,13 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
     shown: list[Chart] = []
     with styled():
         for sheet in sheets:
-            charts = [chart for chart in sheet.charts if any(map(_has_values, _lines(sheet, chart)))]
+            charts = [
+                chart
+                for chart in sheet.charts
+                if any(
+                    np.isfinite(view.y).any() for line in sheet.lines(chart) for view in line.views.values()
+                )
+            ]
             if not charts:
                 continue
             # new axes with their ticks take as long as drawing: other curves of the same charts get the old
@@ -118,8 +94,7 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
 def styled() -> Iterator[None]:
     """Draw meanwhile in the look of labrl's figures, whatever a user's own settings are."""
     with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(STYLE)
+        mpl.rc_file(STYLE)
         yield
 
 
@@ -135,13 +110,7 @@ class ShortNumbers(Formatter):
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
         """The labels of all ticks."""
-        shown = [10.0**value for value in values] if self._log else list(values)
-        labels: list[str] = []
-        for digits in range(4, 17):
-            labels = [short_number(value, digits) for value in shown]
-            if len(set(labels)) == len(labels):
-                break
-        return labels
+        return told_apart([10.0**value if self._log else value for value in values], short_number)
 
 
 def moving_average(values: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
@@ -156,18 +125,10 @@ def shorten(names: Sequence[str], most: int) -> list[str]:
     return short if len(set(short)) == len(set(names)) else list(names)
 
 
-def _lines(sheet: Sheet, chart: Chart) -> list[Line]:
-    return [line for line in chart.lines if sheet.axis in line.views and sheet.only in ("", line.key)]
-
-
-def _has_values(line: Line) -> bool:
-    return any(np.isfinite(view.y).any() for view in line.views.values())
-
-
 def _single(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figure:
     """A chart of a column's width, with the names of its curves below, where they hide none."""
     (chart,) = charts
-    lines = _lines(sheet, chart)
+    lines = sheet.lines(chart)
     names = list(dict.fromkeys(line.name for line in lines if line.role in ("center", "points")))
     shown = names or [line.name for line in lines][:1]
     if chart.axes[sheet.axis].ticks:
@@ -195,10 +156,7 @@ def _panels(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
         axes.set_axis_off()
     for axes in panels[: max(len(charts) - columns, 0)]:
         axes.set_xlabel("")
-    agents = list(
-        dict.fromkeys(line.name for chart in charts for line in chart.lines if line.role == "points")
-    )
-    if len(agents) > 1:
+    if len({line.name for chart in charts for line in chart.lines if line.role == "points"}) > 1:
         panels[0].legend(loc="best")
     figure.suptitle(sheet.title, fontsize=9, x=0.01, y=0.995, ha="left", va="top")
     return figure
@@ -237,7 +195,7 @@ def _figure(
 
 
 def _draw(axes: Axes, sheet: Sheet, chart: Chart, ticks: int = 5) -> None:
-    lines = _lines(sheet, chart)
+    lines, axis = sheet.lines(chart), chart.axes[sheet.axis]
     alone = len(lines) == 1 or bool(sheet.only)
     order = {"seed": 0, "reference": 1, "center": 2, "points": 3}
     for line in sorted(lines, key=lambda line: order[line.role]):
@@ -249,33 +207,27 @@ def _draw(axes: Axes, sheet: Sheet, chart: Chart, ticks: int = 5) -> None:
     for scale in (axes.xaxis, axes.yaxis):
         scale.set_major_locator(MaxNLocator(ticks, steps=[1, 2, 2.5, 5, 10]))
         scale.set_major_formatter(ShortNumbers())
-    _label(axes, chart.axes[sheet.axis], ticks)
-    if chart.fixed_y:
-        margin = 0.03 * (chart.fixed_y[1] - chart.fixed_y[0])
-        axes.set_ylim(chart.fixed_y[0] - margin, chart.fixed_y[1] + margin)
-    ends = {float(end) for end in axes.dataLim.intervalx if np.isfinite(end)}
-    if len(ends) == 1 and not chart.axes[sheet.axis].ticks:
-        axes.set_xlim(0, 2 * ends.pop() or 1)  # a single place in the middle
-
-
-def _label(axes: Axes, axis: Axis, ticks: int) -> None:
     axes.set_xlabel(axis.label)
+    low, high = axes.dataLim.intervalx
     if axis.ticks:
-        room = 36 if ticks > 3 else 16
         names = shorten(axis.ticks, 12)
-        crowded = sum(map(len, names)) > room
-        axes.set_xticks(
-            range(len(names)), names, rotation=35 if crowded else 0, ha="right" if crowded else "center"
-        )
+        crowded = sum(map(len, names)) > (36 if ticks > 3 else 16)
+        turned: Any = {"rotation": 35, "ha": "right"} if crowded else {"rotation": 0, "ha": "center"}
+        axes.set_xticks(range(len(names)), names, **turned)
         axes.set_xlim(-0.5, len(names) - 0.5)
     elif axis.log:
         axes.xaxis.set_major_formatter(ShortNumbers(log=True))
-        low, high = axes.dataLim.intervalx
         decades = np.arange(np.ceil(low), np.floor(high) + 1)
         if len(decades) > 1:
             axes.xaxis.set_major_locator(FixedLocator(decades[:: -(-len(decades) // 4)].tolist()))
     elif axis.whole:
         axes.xaxis.set_major_locator(MaxNLocator(ticks, integer=True))
+    if chart.fixed_y:
+        margin = 0.03 * (chart.fixed_y[1] - chart.fixed_y[0])
+        axes.set_ylim(chart.fixed_y[0] - margin, chart.fixed_y[1] + margin)
+    ends = {float(end) for end in axes.dataLim.intervalx if np.isfinite(end)}
+    if len(ends) == 1 and not axis.ticks:
+        axes.set_xlim(0, 2 * ends.pop() or 1)  # a single place in the middle
 
 
 def _curve(axes: Axes, line: Line, view: View, alone: bool) -> None:
@@ -308,11 +260,11 @@ def _curve(axes: Axes, line: Line, view: View, alone: bool) -> None:
 
 
 def _points(axes: Axes, line: Line, view: View) -> None:
-    colour, label = line.style.colour, line.name
+    colour, marker = line.style.colour, "x" if line.mark == "cross" else line.style.marker
     if view.low is not None and view.high is not None:
         axes.vlines(view.x, view.low, view.high, color=colour, linewidth=1)
-    marker, size = ("x", 3.5) if line.mark == "cross" else (line.style.marker, 3.5)
-    axes.plot(view.x, view.y, marker, color=colour, markersize=size, label=label, clip_on=False, zorder=3)
+    look: dict[str, Any] = {"color": colour, "label": line.name, "markersize": 3.5}
+    axes.plot(view.x, view.y, marker, clip_on=False, zorder=3, **look)
 
 
 def _alone(values: NDArray[np.float64]) -> NDArray[np.bool_]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -30,11 +30,49 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def short_number(value: float, digits: int = 4) -> str:
-    """`digits` significant digits and a letter for what follows: 2M, 1.5k, 0.05."""
+    """`digits` significant digits and a letter for what follows: 2M, 1.5k, 0.05; an exponent from 1e13 on."""
+    if abs(value) >= 1e13:
+        return f"{value:.{digits}g}"
     for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(value) >= size * 0.9999999:
             return f"{value / size:.{digits}g}{letter}"
     return f"{value:.{digits}g}"
+
+
+def told_apart(values: Sequence[Any], say: Callable[[Any, int], str]) -> list[str]:
+    """`say` each value with as few digits as tell all of them apart, but at least four."""
+    different = len({say(value, 17) for value in values})
+    for digits in range(4, 17):
+        texts = [say(value, digits) for value in values]
+        if len(set(texts)) == different:
+            return texts
+    return [say(value, 17) for value in values]
+
+
+def time_unit(longest: float) -> tuple[str, float]:
+    """Choose the largest unit of which so many seconds are two; returns its name and the seconds in it."""
+    for name, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
+        if longest >= 2 * seconds:
+            return name, seconds
+    return "seconds", 1.0
+
+
+def score(value: float | None, thousands: int = 0) -> str:
+    """A return with one digit behind the point, 234.5, and below 1 with three significant ones, 0.0123.
+
+    thousands: digits behind the point from 1,000 on. Beyond 1e12 the exponent is written; `-` for None.
+    """
+    if value is None:
+        return "-"
+    size = abs(value)
+    if size >= 1e12 or 0 < size < 0.95:
+        return f"{value:.3g}"
+    return f"{value:,.{1 if size < 1000 else thousands}f}"
+
+
+def brackets(value: float | None, low: float | None, high: float | None) -> str:
+    """`12.5 [11, 14]`; the number alone where there is no interval."""
+    return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"
 
 
 def shortened(text: str, width: int) -> str:

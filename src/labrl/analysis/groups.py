@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from labrl.analysis.formats import told_apart
 from labrl.analysis.runs import Run, SessionRun, group_config
+from labrl.config.keys import key_of, walk, written
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
 
-ABSENT = "–"
-
 FILTERS = ("status", "agent", "env", "name")
-"""Names that a filter may use besides the keys of the configuration."""
+"""Attributes of a run that a filter may use besides the keys of its configuration."""
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -27,8 +26,7 @@ SEVERAL = "several"
 """Name in place of the agent, for groups whose runs have several."""
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """A group of a comparison: all sessions of all its runs are its seeds."""
 
     name: str
@@ -63,7 +61,9 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
         values = [_value(group[0], by) for group in collected]
         names = values if by in ("agent", "env") else [f"{_short(by)}={value}" for value in values]
     return [
-        Group(name, _common(run.agent for run in group), group[0].env, group)
+        Group(
+            name, group[0].agent if len({run.agent for run in group}) == 1 else SEVERAL, group[0].env, group
+        )
         for name, group in zip(names, collected, strict=True)
     ]
 
@@ -84,43 +84,39 @@ def value_at(run: Run, key: str) -> Any:
     return node
 
 
-def leaves(config: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key of a nested configuration with its value, `agent.lr.start` and the like."""
-    for name, value in config.items():
-        key = f"{parent}.{name}" if parent else str(name)
-        if isinstance(value, Mapping) and value:
-            yield from leaves(value, key)
-        else:
-            yield key, value
-
-
 def varied(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """The keys in which runs differ, the seed and what changes no row aside: a value for each run.
 
     None stands where a run has no such key. Keys that were typed hide those that follow from them.
     """
-    flat = [dict(leaves(group_config(run.config))) for run in runs]
-    keys = {key: None for config in flat for key in config}
+    flat = [
+        {key: value for key, value in walk(group_config(run.config)) if _is_leaf(key, value)} for run in runs
+    ]
+    keys = dict.fromkeys(key for config in flat for key in config)
     columns = {key: [config.get(key) for config in flat] for key in keys}
-    differing = {key: values for key, values in columns.items() if _differ(values)}
-    typed = {key: values for key in _typed(runs) if _differ(values := [value_at(run, key) for run in runs])}
-    groups = [run.group_key for run in runs]
-    if typed and _as_fine(list(zip(*typed.values(), strict=True)), groups):
-        return typed
-    return differing
+    typed = {key: [value_at(run, key) for run in runs] for key in _typed(runs)}
+    differing, typed = (
+        {key: values for key, values in found.items() if any(value != values[0] for value in values)}
+        for found in (columns, typed)
+    )
+    # whether runs of different groups have different values of what was typed
+    pairs = {(repr(values), run.group_key) for *values, run in zip(*typed.values(), runs, strict=True)}
+    told_apart = len({values for values, _ in pairs}) == len({run.group_key for run in runs})
+    return typed if typed and told_apart else differing
 
 
 def told(value: Any) -> str:
-    """A value of the configuration, as a command line has it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        return str(int(value))
-    if isinstance(value, list):
-        return "[" + ", ".join(map(told, value)) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {told(inner)}" for name, inner in value.items()) + "}"
-    return str(value)
+    """A value of the configuration, as a command line has it; text as it is."""
+    return value if isinstance(value, str) else written(value)
+
+
+def _is_leaf(key: str, value: Any) -> bool:
+    """Return whether a value is compared as a whole: one that is no group of keys, nor part of a list."""
+    return key != "" and "[" not in key and not (isinstance(value, Mapping) and value)
+
+
+def _told_briefly(value: Any, digits: int) -> str:
+    return told(float(f"{value:.{digits}g}") if isinstance(value, float) else value)
 
 
 def _together(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -137,70 +133,35 @@ def _value(run: Run, by: str) -> str:
 
 def _names(firsts: Sequence[Run]) -> list[str]:
     """The agent, and where others in the environment have it too, what differs between them."""
-    named = {
-        run.path: name
-        for rivals in _together(firsts, lambda run: (run.agent, run.env)).values()
-        for run, name in _among(rivals)
-    }
-    names = [named[run.path] for run in firsts]
-    taken = Counter((run.env, name) for run, name in zip(firsts, names, strict=True))
+    named = {}
+    for rivals in _together(firsts, lambda run: (run.agent, run.env)).values():
+        different = varied(rivals) if len(rivals) > 1 else {}
+        told_of = [
+            (_short(key), told_apart(values, _told_briefly)) for key, values in [*different.items()][:3]
+        ]
+        for place, run in enumerate(rivals):
+            parts = [run.agent, *(f"{key}={values[place]}" for key, values in told_of)]
+            if len(different) > 3:
+                parts.append("…")
+            if len(rivals) > 1 and not different:
+                parts.append(run.name)
+            named[run.path] = " ".join(parts)
+    taken = Counter((run.env, named[run.path]) for run in firsts)
     return [
-        name if taken[run.env, name] == 1 else f"{name} ({run.name})"
-        for run, name in zip(firsts, names, strict=True)
+        named[run.path] if taken[run.env, named[run.path]] == 1 else f"{named[run.path]} ({run.name})"
+        for run in firsts
     ]
-
-
-def _among(rivals: Sequence[Run]) -> Iterator[tuple[Run, str]]:
-    """Runs of one agent in one environment with their names."""
-    different = varied(rivals) if len(rivals) > 1 else {}
-    told_of = [(_short(key), _brief(values)) for key, values in list(different.items())[:3]]
-    for place, run in enumerate(rivals):
-        parts = [run.agent, *(f"{key}={values[place]}" for key, values in told_of)]
-        if len(different) > 3:
-            parts.append("…")
-        if len(rivals) > 1 and not different:
-            parts.append(run.name)
-        yield run, " ".join(parts)
-
-
-def _brief(values: Sequence[Any]) -> list[str]:
-    """Each value as `told`, numbers with as few digits as tell all of them apart, but at least four."""
-    whole = list(map(told, values))
-    for digits in range(4, 17):
-        brief = [told(float(f"{one:.{digits}g}")) if isinstance(one, float) else told(one) for one in values]
-        if len(set(brief)) == len(set(whole)):
-            return brief
-    return whole
 
 
 def _typed(runs: Sequence[Run]) -> list[str]:
     """The keys of all command lines, in order, without the seed, Hydra's and how runs are run."""
-    found: dict[str, None] = {}
-    for run in runs:
-        for override in run.provenance.get("overrides") or []:
-            match = re.match(r"[+~]*([\w./]+)(?:@[\w.]+)?=", str(override))
-            if match and match[1].split(".")[0] not in ("seed", "hydra", "meta", "wandb"):
-                found[match[1]] = None
-    return list(found)
-
-
-def _differ(values: Sequence[Any]) -> bool:
-    return any(value != values[0] for value in values)
-
-
-def _as_fine(values: Sequence[Any], groups: Sequence[str]) -> bool:
-    """Return whether runs of different groups have different values."""
-    pairs = {(repr(value), group) for value, group in zip(values, groups, strict=True)}
-    return len({value for value, _ in pairs}) == len(set(groups))
+    overrides = [str(one) for run in runs for one in run.provenance.get("overrides") or []]
+    keys = dict.fromkeys(key_of(one) for one in overrides if "=" in one)
+    return [key for key in keys if key.split(".")[0] not in ("seed", "hydra", "meta", "wandb")]
 
 
 def _short(key: str) -> str:
     return re.sub(r"^(agent|env|transforms)[./]", "", key)
-
-
-def _common(values: Iterable[str]) -> str:
-    different = list(dict.fromkeys(values))
-    return different[0] if len(different) == 1 else SEVERAL
 
 
 def agreeing(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Run]:
@@ -210,71 +171,49 @@ def agreeing(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Ru
     and the value may have * and ? in it; or a part of the folder's name below `root`. Raises InputError for
     a filter that can agree with none.
     """
-    _check_filters(filters, runs, root)
-    return [run for run in runs if all(_agrees(run, condition, root) for condition in filters)]
-
-
-def _check_filters(filters: Sequence[str], runs: Sequence[Run], root: Path) -> None:
-    """Raise InputError for a filter that can agree with none of `runs`."""
+    kept = list(runs)
     for condition in filters:
-        key, equals, _ = condition.partition("=")
+        key, equals, text = condition.partition("=")
         if not equals:
-            folders = [_folder(run, root) for run in runs]
-            if any(condition in folder for folder in folders):
-                continue
-            values = (f"{key}={value}" for run in runs for key, value in _named(run).items())
-            meant = next((value for value in values if value.endswith(f"={condition}")), None)
-            hint = f" Did you mean {meant}?" if meant else did_you_mean(condition, folders)
-            raise InputError(
-                f"{condition}: no run in {root} has this in the name of its folder. A filter is a part of "
-                f"that name, or a pair such as status=finished.{hint}",
-                code="not-found",
-                key=condition,
-            )
-        if key not in FILTERS and all(value_at(run, key) is None for run in runs):
-            hint = did_you_mean(key, [*FILTERS, "seed", *_top_keys(runs)])
+            folders = {run.path: os.path.relpath(run.path, root.expanduser()) for run in runs}
+            if not any(condition in folder for folder in folders.values()):
+                meant = (name for run in runs for name in FILTERS if getattr(run, name) == condition)
+                named = next((f" Did you mean {name}={condition}?" for name in meant), None)
+                raise InputError(
+                    f"{condition}: no run in {root} has this in the name of its folder. A filter is a part "
+                    "of that name, or a pair such as status=finished."
+                    f"{named or did_you_mean(condition, [*folders.values()])}",
+                    code="not-found",
+                    key=condition,
+                )
+            kept = [run for run in kept if condition in folders[run.path]]
+        elif key in FILTERS:
+            kept = [run for run in kept if fnmatch(getattr(run, key), text)]
+        elif all(value_at(run, key) is None for run in runs):
+            tops = {
+                f"{group}.{name}"
+                for run in runs
+                for group, node in run.config.items()
+                if isinstance(node, Mapping)
+                for name in node
+            }
             raise InputError(
                 f"{condition}: no run has the key {key}. The key of a filter is status, agent, env, name or "
-                f"a key of the configuration, such as agent.lr.{hint}",
+                "a key of the configuration, such as agent.lr."
+                f"{did_you_mean(key, [*FILTERS, 'seed', *tops])}",
                 code="unknown-key",
                 key=key,
             )
+        else:
+            kept = [run for run in kept if _is_told(value_at(run, key), text)]
+    return kept
 
 
-def _folder(run: Run, root: Path) -> str:
-    return os.path.relpath(run.path, root.expanduser())
-
-
-def _named(run: Run) -> dict[str, str]:
-    """Names that a filter may use besides the keys of the configuration."""
-    return {"status": run.status, "agent": run.agent, "env": run.env, "name": run.name}
-
-
-def _agrees(run: Run, condition: str, root: Path) -> bool:
-    key, equals, value = condition.partition("=")
-    if not equals:
-        return condition in _folder(run, root)
-    if key in FILTERS:
-        return fnmatch(_named(run)[key], value)
-    own = value_at(run, key)
-    if isinstance(own, int | float) and not isinstance(own, bool):
-        return own == _number(value)  # 1e-4 is 0.0001
-    return fnmatch(told(own), value)
-
-
-def _number(text: str) -> float | None:
+def _is_told(value: Any, text: str) -> bool:
+    """Return whether `text`, which may have * and ? in it, is the value; as numbers 1e-4 and 0.0001 agree."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return fnmatch(told(value), text)
     try:
-        return float(text)
+        return value == float(text)
     except ValueError:
-        return None
-
-
-def _top_keys(runs: Sequence[Run]) -> set[str]:
-    """Keys one level deep, `agent.lr`, to guess what was meant."""
-    return {
-        f"{group}.{name}"
-        for run in runs
-        for group, node in run.config.items()
-        if isinstance(node, Mapping)
-        for name in node
-    }
+        return False

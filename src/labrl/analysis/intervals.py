@@ -56,9 +56,9 @@ def aggregates(scores: Scores, target: float | None = None) -> dict[str, Estimat
     met.
     """
     tasks = _tasks(scores)
-    functions: dict[str, Statistic] = {"iqm": _iqm, "mean": _mean, "median": _median}
+    functions = dict(STATISTICS)
     if target is not None:
-        functions["optimality_gap"] = _gap(target)
+        functions["optimality_gap"] = lambda tasks: target - _mean([np.minimum(one, target) for one in tasks])
     draws = _draw(tasks, REPLICATES, np.random.default_rng(_SEED)) if _enough(tasks) else None
     return {
         name: _estimate(float(function(tasks)), None if draws is None else function(draws))
@@ -144,7 +144,7 @@ def curve(values: ArrayLike, statistic: str = "iqm") -> Band:
     statistic: `iqm`, `mean` or `median`.
     """
     matrix = np.asarray(values, dtype=np.float64)
-    function = {"iqm": _iqm, "mean": _mean, "median": _median}[statistic]
+    function = STATISTICS[statistic]
     there = np.isfinite(matrix)
     value, low, high = (np.full(matrix.shape[1], np.nan) for _ in range(3))
     band = Band(value, low, high, count=there.sum(axis=0))
@@ -187,8 +187,7 @@ def _iqm(tasks: Sequence[Array]) -> Array:
     return together.mean(axis=-1)
 
 
-def _gap(target: float) -> Statistic:
-    return lambda tasks: target - _mean([np.minimum(runs, target) for runs in tasks])
+STATISTICS: dict[str, Statistic] = {"iqm": _iqm, "mean": _mean, "median": _median}
 
 
 def _improvement(x: Sequence[Array], y: Sequence[Array]) -> Array:

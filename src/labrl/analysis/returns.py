@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,29 +23,23 @@ INTERVALS = f"[low, high]: 95 % interval over the seeds by {METHOD}"
 NAMES = {"iqm": "interquartile mean", "mean": "mean", "median": "median"}
 
 
-@dataclass(frozen=True)
-class GroupReturn:
+class GroupReturn(NamedTuple):
     """The final return of several sessions: their interquartile mean, of fewer than four their mean."""
 
     value: float
     low: float | None
     """Lower end of the 95 % interval; None of a single session."""
     high: float | None
-    count: int
+    seeds: int
 
     @property
     def statistic(self) -> str:
         """`IQM` or `mean`."""
-        return statistic_name(self.count)
-
-    def brackets(self) -> str:
-        """Say `12.5 [11, 14]`."""
-        ends = "" if self.low is None else f" [{number(self.low)}, {number(self.high)}]"
-        return f"{number(self.value)}{ends}"
+        return statistic_name(self.seeds)
 
     def sentence(self) -> str:
         """Say `12.5 (interquartile mean of 4 seeds; 95 % interval 11 to 14, stratified bootstrap)`."""
-        of = f"{NAMES[statistic_of(self.count)]} of {self.count} seeds" if self.count > 1 else "one seed"
+        of = f"{NAMES[statistic_of(self.seeds)]} of {self.seeds} seeds" if self.seeds > 1 else "one seed"
         spread = interval_by(self.low, self.high)
         return f"{number(self.value)} ({of}{f'; {spread}' if spread else ''})"
 
@@ -69,7 +63,8 @@ def recorded_return(*tables: Path) -> float | None:
     For a session that has just ended, without the library that analysis reads tables with.
     """
     for path in tables:
-        rows = [row for row in read_rows(path) if _is_finite(row.get("return_mean"))]
+        whole = (row for row in read_rows(path) if _is_finite(row.get("frame")))
+        rows = [row for row in whole if _is_finite(row.get("return_mean"))]
         rows = [row for row in rows if row.get("source") == rows[-1].get("source")]
         if rows:
             frames, returns = ([float(str(row[name])) for row in rows] for name in ("frame", "return_mean"))

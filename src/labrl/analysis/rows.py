@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -13,50 +13,47 @@ from numpy.typing import NDArray
 
 Column = NDArray[np.float64]
 
-SOURCES = {"training": "0", "evaluation": "1"}
-"""Numbers that stand for the episodes of which a score is, in the column `source`."""
 
-
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """One table of one session."""
 
-    columns: dict[str, Column] = field(default_factory=lambda: {"frame": np.empty(0)})
-    """Column by name, all of one length, sorted by `frame`; nan where a cell is empty.
-
-    `frame` is always there. A column of text is all nan, except `source` as numbers of `SOURCES`.
-    """
-    warnings: list[str] = field(default_factory=list)
+    columns: dict[str, Column]
+    """Columns by name, all of one length, sorted by `frame`, which is always there; nan where a cell is empty
+    or text."""
+    warnings: list[str]
     """Messages on what was left out or looks wrong."""
-    cut: bool = False
+    cut: bool
     """Whether half a last line was left out: still being written, or its writer was killed."""
 
 
 def read_rows(path: Path) -> Rows:
     """Read the table at `path`: each frame once, the row that was written last; none if there is no file.
 
-    Half a last line is left out, and with a warning lines with another number of cells than the header and
-    rows without a frame. Infinite values stay, with a warning.
+    Half a last line is left out, and with a warning: lines with another number of cells than the header, rows
+    without a frame, and rows whose `source` is not that of the last one. Scores of the two sources do not
+    compare, and a resume may have switched `meta.rigorous_eval`. Infinite values stay, with a warning.
     """
-    table, warnings, cut = _cells(path)
-    if table is None:
-        return Rows(warnings=warnings, cut=cut)
-    if "source" in table.columns:
-        table = table.with_columns(pl.col("source").replace(SOURCES))
-    numbers = table.cast(pl.Float64, strict=False).fill_null(float("nan"))
+    cells, warnings, cut = _cells(path)
+    if "source" in cells.columns:
+        same = pl.col("source").eq_missing(pl.col("source").last())
+        others, cells = cells.filter(~same), cells.filter(same).drop("source")
+        if len(others):
+            warnings.append(
+                f"{path.name}: {_rows(len(others))} up to frame {others['frame'][-1]:,.0f} left out, from "
+                "before a resume changed meta.rigorous_eval: scores of the two kinds do not compare"
+            )
+    numbers = cells.cast(pl.Float64, strict=False).fill_null(float("nan"))
     columns = {column: numbers[column].to_numpy() for column in numbers.columns}
-    infinite = [column for column, values in columns.items() if np.isinf(values).any()]
-    if infinite:
+    if infinite := [column for column, values in columns.items() if np.isinf(values).any()]:
         warnings.append(f"{path.name}: infinite values in {', '.join(infinite)}")
     return Rows(columns, warnings, cut)
 
 
 def read_table(path: Path) -> pl.DataFrame:
-    """Read the same rows as a data frame: whole numbers, real numbers or text by column, null where empty."""
-    table, _, _ = _cells(path)
-    if table is None:
-        return pl.DataFrame()
-    return table.with_columns(pl.col("frame").cast(pl.Int64), *map(_typed, table.drop("frame")))
+    """Read the rows of all sources as a data frame: whole numbers, real numbers or text by column, null where
+    a cell is empty."""
+    cells, _, _ = _cells(path)
+    return cells.with_columns(pl.col("frame").cast(pl.Int64), *map(_typed, cells.drop("frame")))
 
 
 def known(table: Mapping[str, Column], name: str) -> Column:
@@ -74,25 +71,26 @@ def _typed(texts: pl.Series) -> pl.Series:
     return texts
 
 
-def _cells(path: Path) -> tuple[pl.DataFrame | None, list[str], bool]:
+def _cells(path: Path) -> tuple[pl.DataFrame, list[str], bool]:
     """Return the rows of a table in order, what is wrong with it, and whether its last line is cut.
 
-    Cells are text, null where they are empty, but for `frame`, a real number. The table is None where there
-    is no file, or nothing that can be read.
+    Cells are text, null where they are empty, but for `frame`, a real number. The only column is `frame`
+    where there is no file, or nothing that can be read.
     """
+    nothing = pl.DataFrame(schema={"frame": pl.Float64})
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return None, [], False
+        return nothing, [], False
     except OSError as error:
-        return None, [f"{path.name} cannot be read: {error.strerror or error}"], False
+        return nothing, [f"{path.name} cannot be read: {error.strerror or error}"], False
     whole = content[: content.rfind(b"\n") + 1]
     cut = len(whole) < len(content)
     # NUL: what a loss of power leaves of a page that was never written
     text = whole.replace(b"\0", b"").decode(errors="replace").replace("\r", "")
     header, *lines = [line for line in text.split("\n") if line] or [""]
     if "frame" not in header.split(","):
-        return None, [f"{path.name} has no column `frame`"] if header else [], cut
+        return nothing, [f"{path.name} has no column `frame`"] if header else [], cut
     fitting = [line for line in lines if line.count(",") == header.count(",")]
     table = pl.read_csv(io.StringIO("\n".join([header, *fitting, ""])), infer_schema=False)
     table = table.with_columns(pl.col("frame").cast(pl.Float64, strict=False))
@@ -104,25 +102,6 @@ def _cells(path: Path) -> tuple[pl.DataFrame | None, list[str], bool]:
         (len(known) - len(once), "doubled, the later ones count"),
     )
     return once, [f"{path.name}: {_rows(count)} {what}" for count, what in faults if count], cut
-
-
-def of_one_source(scores: Rows, name: str) -> Rows:
-    """Keep the rows whose source is that of the last row, without this column; a warning if others go.
-
-    Scores of the two sources do not compare: a resume may have switched `meta.rigorous_eval` on or off.
-    """
-    columns = {column: values for column, values in scores.columns.items() if column != "source"}
-    source = scores.columns.get("source", np.empty(0))
-    same = source == source[-1:]
-    if same.all():
-        return Rows(columns, scores.warnings, scores.cut)
-    frame = columns["frame"]
-    warning = (
-        f"{name}: {_rows(int((~same).sum()))} up to frame {frame[~same][-1]:,.0f} left out, "
-        "from before a resume changed meta.rigorous_eval: scores of the two kinds do not compare"
-    )
-    kept = {column: values[same] for column, values in columns.items()}
-    return Rows(kept, [*scores.warnings, warning], scores.cut)
 
 
 def _rows(number: int) -> str:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from labrl.analysis.returns import recorded_return
-from labrl.analysis.rows import Column, Rows, known, of_one_source, read_rows, read_table
+from labrl.analysis.rows import Column, Rows, known, read_rows, read_table
 from labrl.config.keys import traits
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
@@ -36,27 +36,48 @@ DEEPEST = 4
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
 class SessionRun:
-    """The files of one session."""
+    """One session's folder. Its tables are read when they are asked for, and then kept."""
 
-    path: Path
-    index: int
-    """Number of the session in its trial."""
-    seed: int | None
-    """Seed of its streams; None until the session has ended."""
-    status: str
-    """`finished`, `failed`, `interrupted`, `running`, or `killed`: its process is gone without a result."""
-    train: dict[str, Column]
-    """Training rows, column by name, sorted by `frame`, each frame once, nan where a cell is empty."""
-    eval: dict[str, Column]
-    """Evaluation rows, likewise."""
-    result: dict[str, Any]
-    """Content of `result.json`; empty until the session has ended."""
-    reached: dict[str, Any] = field(default_factory=dict)
-    """Progress, which may be beyond the last row: from its result, or before that from `progress.json`."""
-    warnings: list[str] = field(default_factory=list)
-    """Messages on what is wrong: why it failed, what is missing from its files."""
+    def __init__(self, folder: SessionFolder, result: dict[str, Any], run_is_alive: bool) -> None:
+        self.path = folder.path
+        self.index = folder.index
+        """Number of the session in its trial."""
+        self.result = result
+        """Content of `result.json`; empty until the session has ended."""
+        self.reached = result or read_json(folder.progress)
+        """Progress, which may be beyond the last row: from its result, before that from `progress.json`."""
+        self.status = str(result.get("status") or ("running" if run_is_alive else "killed"))
+        """`finished`, `failed`, `interrupted`, `running`, or `killed`: its process ended without one."""
+        self._folder, self._run_is_alive = folder, run_is_alive
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of its streams; None until the session has ended."""
+        return self.result.get("seed")
+
+    @cached_property
+    def outcome(self) -> dict[str, Any]:
+        """What is known without its tables: `frame`, `final_return`, `status`, ...; of a session that has not
+        ended its progress."""
+        found = {**self.reached, "status": self.status}
+        if found.get("final_return") is None:
+            found["final_return"] = recorded_return(self._folder.eval_csv, self._folder.train_csv)
+        return found
+
+    @property
+    def train(self) -> dict[str, Column]:
+        """Training rows, column by name, sorted by `frame`, each frame once, nan where a cell is empty."""
+        return self._tables[0].columns
+
+    @property
+    def eval(self) -> dict[str, Column]:
+        """Evaluation rows, likewise."""
+        return self._tables[1].columns
+
+    @cached_property
+    def _tables(self) -> tuple[Rows, Rows]:
+        return read_rows(self._folder.train_csv), read_rows(self._folder.eval_csv)
 
     @cached_property
     def scores(self) -> dict[str, Column]:
@@ -75,16 +96,36 @@ class SessionRun:
 
     def last(self, column: str) -> float | None:
         """Return the last value of a column that only grows, None where none is known."""
-        values = [
-            float(values[-1]) for table in (self.train, self.eval) if len(values := known(table, column))
-        ]
-        return max(values, default=None)
+        tables = (known(table, column) for table in (self.train, self.eval))
+        return max((float(values[-1]) for values in tables if len(values)), default=None)
 
     def furthest(self, column: str) -> float:
         """Return the last value of `frame` or `wall`, which after an interruption is beyond the last row."""
         said = self.reached.get(column)
         beyond = float(said) if isinstance(said, int | float) and np.isfinite(said) else 0.0
         return max(self.last(column) or 0.0, beyond)
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """Messages on what is wrong: why it failed, what is missing from its files."""
+        found = [f"failed: {self.result['error']}"] if self.result.get("error") else []
+        if not found and self.status in ("killed", "interrupted"):
+            found.append(f"{self.status} before its end")
+        found += [warning for table in self._tables for warning in table.warnings]
+        if not self._run_is_alive and any(table.cut for table in self._tables):
+            found.append("half a last line is left out")  # of a file that is being written it is no fault
+        if self.status != "finished" or self.result.get("stop"):  # which leaves no training row at the end
+            return found
+        end = self.result.get("frame")
+        for path, table in zip((self._folder.train_csv, self._folder.eval_csv), self._tables, strict=True):
+            reached = int(max(table.columns["frame"], default=0))
+            if not path.exists():
+                found.append(f"{path.name} is missing")
+            elif end is not None and reached < end:  # for instance in an incomplete copy
+                found.append(f"{path.name} ends at frame {reached:,} of {end:,}: later rows are missing")
+        if not read_json(self._folder.result):
+            found.append(f"{self._folder.result.name} is missing or damaged")
+        return found
 
 
 class Run:
@@ -93,9 +134,11 @@ class Run:
     def __init__(self, folder: RunFolder) -> None:
         """Raise InputError where neither the folder's marker nor a session's result can be read."""
         self.path = folder.path
-        self.info = folder.rebuilt_info()
-        """Content of `run.json`; rebuilt from the sessions' results where it is missing or damaged."""
-        if (damage := folder.marker_damage) is not None:
+        try:
+            self.info = folder.info()
+            """Content of `run.json`; rebuilt from the sessions' results where it is missing or damaged."""
+        except LabrlError as damage:
+            self.info = folder.rebuilt_info()
             _log.warning("%s", damage)
         self._folder = folder
 
@@ -103,7 +146,8 @@ class Run:
     def status(self) -> str:
         """`finished`, `failed`, `interrupted`, `running`, or `killed`: called running, but no process is."""
         said = str(self.info.get("status"))
-        return "killed" if said == "running" and self._holder() is None else said
+        places = [self.path, *(session.path for session in self._folder.sessions())]
+        return "killed" if said == "running" and not any(FolderLock(one).holder() for one in places) else said
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -121,34 +165,20 @@ class Run:
         return known_provenance(self._folder)
 
     @cached_property
-    def command(self) -> Any:
-        """Command that started it, not those of resumes; None where unknown."""
-        return read_json(self._folder.provenance).get("command")
-
-    @cached_property
-    def start_from(self) -> dict[str, Any]:
-        """Record of the weights of another run that this one began with; empty without any."""
-        found = read_json(self._folder.provenance).get("start_from")
-        return found if isinstance(found, dict) else {}
+    def first_provenance(self) -> dict[str, Any]:
+        """Provenance of its start: `command`, `start_from`, the weights of another run that it began with."""
+        return read_json(self._folder.provenance)
 
     @cached_property
     def sessions(self) -> list[SessionRun]:
         """The sessions that have started, by number."""
-        return [self._session(folder) for folder in self._folder.sessions()]
-
-    @cached_property
-    def outcomes(self) -> list[dict[str, Any]]:
-        """Outcome of each session that has started: `frame`, `final_return`, `status`, ...
-
-        For a session that has not ended, its progress.
-        """
-        found = []
-        for folder in self._folder.sessions():
-            outcome = self._result(folder) or {**read_json(folder.progress), "status": self._unfinished()}
-            if outcome.get("final_return") is None:
-                outcome["final_return"] = recorded_return(folder.eval_csv, folder.train_csv)
-            found.append(outcome)
-        return found
+        # of a process that died without a result its trial wrote one, unless that is from before a resume
+        said = [] if self.info.get("status") == "running" else self.info.get("sessions") or []
+        noted = {entry.get("index"): entry for entry in said}
+        return [
+            SessionRun(one, read_json(one.result) or noted.get(one.index, {}), self.status == "running")
+            for one in self._folder.sessions()
+        ]
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -173,19 +203,14 @@ class Run:
     @property
     def agent(self) -> str:
         """Name as chosen on the command line, else that of its class; `?` where unknown."""
-        chosen = self.provenance.get("choices", {}).get("agent") or self._typed("agent")
-        target = str(self.config.get("agent", {}).get("_target_") or "?")
-        return str(chosen or target.split(".")[-1].lower())
-
-    def _typed(self, group: str) -> str | None:
-        """Return the option of `group` on the command line, for runs whose provenance is lost."""
-        try:
-            overrides = read_command(self._folder).overrides
+        if chosen := self.provenance.get("choices", {}).get("agent"):
+            return str(chosen)
+        try:  # of a run whose provenance is lost
+            typed = [one for one in read_command(self._folder).overrides if one.startswith("agent=")]
         except LabrlError:
-            return None
-        return next(
-            (override.partition("=")[2] for override in overrides if override.startswith(f"{group}=")), None
-        )
+            typed = []
+        target = str(self.config.get("agent", {}).get("_target_") or "?")
+        return typed[0].partition("=")[2] if typed else target.split(".")[-1].lower()
 
     @property
     def env(self) -> str:
@@ -206,6 +231,11 @@ class Run:
     def max_frame(self) -> int | None:
         """Budget of each session, frames."""
         return self.config.get("env", {}).get("max_frame")
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the scores of `eval.csv` come from environments of their own, not from training."""
+        return bool(self.config.get("meta", {}).get("rigorous_eval"))
 
     @cached_property
     def group_key(self) -> str:
@@ -232,80 +262,24 @@ class Run:
         where no session has such a table.
         """
         folders = self._folder.sessions()
-        if name == "episodes":
-            found = [(folder.index, _recorded(folder)) for folder in folders]
-        else:
-            paths = [(folder.index, folder.path / f"{name}.csv") for folder in folders]
-            if not any(path.exists() for _, path in paths) and name not in ("train", "eval"):
-                raise self._no_table(name)
-            found = [(index, read_table(path)) for index, path in paths]
-        numbered = [
-            table.select(pl.lit(index, pl.Int64).alias("session"), pl.all())
-            for index, table in found
-            if table.width
-        ]
-        return pl.concat(numbered, how="diagonal_relaxed") if numbered else pl.DataFrame()
-
-    def _no_table(self, name: str) -> InputError:
-        files = {path.stem for folder in self._folder.sessions() for path in folder.path.glob("*.csv")}
-        known = sorted({"train", "eval", "episodes", *files})
-        return InputError(
-            f"{self.path} has no table {name!r}: name one of {', '.join(known)}.{did_you_mean(name, known)}",
-            code="unknown-option",
-            key=name,
-        )
-
-    def _holder(self) -> str | None:
-        """The process that works in the folder or in one of its sessions, if any lives."""
-        places = [self.path, *(session.path for session in self._folder.sessions())]
-        return next((holder for place in places if (holder := FolderLock(place).holder())), None)
-
-    def _session(self, folder: SessionFolder) -> SessionRun:
-        result = self._result(folder)
-        alive = self.status == "running"
-        status = str(result.get("status") or self._unfinished())
-        train = read_rows(folder.train_csv)
-        evaluation = of_one_source(read_rows(folder.eval_csv), folder.eval_csv.name)
-        warnings = train.warnings + evaluation.warnings
-        if not alive and (train.cut or evaluation.cut):  # of a file that is being written it is no fault
-            warnings.append("half a last line is left out")
-        if status == "finished" and not result.get("stop"):  # which leaves no training row at the end
-            warnings += _cut_short(
-                {folder.train_csv: train, folder.eval_csv: evaluation}, result.get("frame")
+        files = {path.stem for folder in folders for path in folder.path.glob("*.csv")}
+        names = sorted({"train", "eval", "episodes", *files})
+        if name not in names:
+            raise InputError(
+                f"{self.path} has no table {name!r}: name one of {', '.join(names)}."
+                f"{did_you_mean(name, names)}",
+                code="unknown-option",
+                key=name,
             )
-            if not read_json(folder.result):
-                warnings.append(f"{folder.result.name} is missing or damaged")
-        if result.get("error"):
-            warnings.insert(0, f"failed: {result['error']}")
-        elif status == "killed":
-            warnings.insert(0, "killed before its end")
-        elif status == "interrupted":
-            warnings.insert(0, "interrupted before its end")
-        return SessionRun(
-            path=folder.path,
-            index=folder.index,
-            seed=result.get("seed"),
-            status=status,
-            train=train.columns,
-            eval=evaluation.columns,
-            result=result,
-            reached=result or read_json(folder.progress),
-            warnings=warnings,
-        )
-
-    def _unfinished(self) -> str:
-        """Return the status of a session without a result."""
-        return "running" if self.status == "running" else "killed"
-
-    def _result(self, folder: SessionFolder) -> dict[str, Any]:
-        content = read_json(folder.result)
-        if content:
-            return content
-        if self.info.get("status") == "running":
-            return {}  # what the marker says of sessions is from before the resume
-        # of a process that died without a result its trial wrote one
-        said = self.info.get("sessions") or []
-        return next((entry for entry in said if entry.get("index") == folder.index), {})
+        found = [
+            table.select(pl.lit(folder.index, pl.Int64).alias("session"), pl.all())
+            for folder in folders
+            for table in [
+                _recorded(folder) if name == "episodes" else read_table(folder.path / f"{name}.csv")
+            ]
+            if table.width > 1
+        ]
+        return pl.concat(found, how="diagonal_relaxed") if found else pl.DataFrame()
 
 
 def _recorded(folder: SessionFolder) -> pl.DataFrame:
@@ -320,18 +294,6 @@ def _recorded(folder: SessionFolder) -> pl.DataFrame:
         facts["return"] = facts["episode_return"]
         rows.append({"episode": name, **{column: facts[column] for column in EPISODE}})
     return pl.DataFrame(rows)
-
-
-def _cut_short(tables: Mapping[Path, Rows], end: int | None) -> Iterator[str]:
-    """Return a message on the tables of a finished session that lack the row of its end, for instance in an
-    incomplete copy. end: frame of the session's end."""
-    for path, rows in tables.items():
-        frames = rows.columns["frame"]
-        reached = int(frames[-1]) if len(frames) else 0
-        if not path.exists():
-            yield f"{path.name} is missing"
-        elif end is not None and reached < end:
-            yield f"{path.name} ends at frame {reached:,} of {end:,}: later rows are missing"
 
 
 @dataclass(frozen=True)
@@ -398,10 +360,8 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
         return Experiment(path, {}, _runs_below(path), [])
     try:
         info = json.loads(marker.read_text(encoding="utf-8"))
-        trials = [
-            (trial.get("number"), trial.get("folder"), trial.get("status"), trial.get("error"))
-            for trial in info.get("trials", [])
-        ]
+        keys = ("number", "folder", "status", "error")
+        trials = [[trial.get(key) for key in keys] for trial in info.get("trials", [])]
     except (OSError, ValueError, AttributeError) as error:
         damage = f"{marker} cannot be read ({error}): what it says of the experiment is left out"
         return Experiment(path, {}, _runs_below(path), [damage])
@@ -426,18 +386,22 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     """
     found: dict[Path, Run] = {}
     without: list[str] = []
-    places = list(places)
-    for place in places:
-        text = os.path.expanduser(os.fspath(place))
+    texts = [os.path.expanduser(os.fspath(place)) for place in places]
+    for text in texts:
         literal = os.path.exists(text) or not glob.has_magic(text)
-        paths = [text] if literal else sorted(glob.glob(text))
+        paths = [Path(one) for one in ([text] if literal else sorted(glob.glob(text)))]
         if not paths:
             raise InputError(f"{text} matches no file or folder", code="not-found", key=text)
-        if literal and len(places) > 1 and _without_run(Path(text)):
-            without.append(text)
-            continue
-        runs = [run for path in paths for run in _runs_in(Path(path), alone=literal)]
-        if not runs:
+        runs: list[Run] = []
+        for path in paths:
+            first, part = next(_markers(path), None), literal and (path.parent / MARKER).exists()
+            if first == path or part or not path.exists():
+                runs.append(load_run(path))
+            elif first is not None or (literal and len(texts) == 1):
+                runs += _runs_below(path) if path.is_dir() else [load_run(path)]
+            elif literal:
+                without.append(text)
+        if not literal and not runs:
             raise InputError(f"{text} matches no run of labrl", code="not-found", key=text)
         for run in runs:
             found.setdefault(run.path.resolve(), run)
@@ -462,14 +426,6 @@ def group_config(config: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
     return kept
 
 
-def _runs_in(path: Path, alone: bool) -> list[Run]:
-    """The run at `path` or the runs below; `alone`: named by itself, so that it has to be one."""
-    first = next(_markers(path), None)
-    if first == path or (alone and (not path.is_dir() or (path.parent / MARKER).exists())):
-        return [load_run(path)]  # raises where it is none, and says what to name
-    return _runs_below(path) if alone or first else []
-
-
 def _runs_below(path: Path) -> list[Run]:
     runs = []
     for folder in _markers(path):
@@ -492,11 +448,6 @@ def _markers(path: Path) -> Iterator[Path]:
         elif len(Path(folder).parts) - root >= DEEPEST:
             below.clear()
         below.sort()
-
-
-def _without_run(path: Path) -> bool:
-    """Return whether `path` is there and no run, nor part of one, nor has one below."""
-    return path.exists() and not (path.parent / MARKER).exists() and next(_markers(path), None) is None
 
 
 def _no_run(path: Path) -> InputError:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,7 +38,7 @@ class Parameter:
     whole: bool = False
     """Whether only whole numbers are drawn."""
     choices: tuple[Any, ...] = ()
-    """Choices of a key without a scale, for which `low` and `high` mean nothing; else empty."""
+    """Choices of a key without a scale, which has no `low` and `high`."""
 
     @classmethod
     def of(cls, key: str, distribution: Mapping[str, Any]) -> Parameter:
@@ -74,6 +75,10 @@ class SearchTrial:
     intermediate: dict[int, float] = field(default_factory=dict)
     """Value by frame."""
     error: str | None = None
+
+    def value(self, place: int = 0) -> float:
+        """Return the value of an objective, nan where there is none."""
+        return self.values[place] if self.values else math.nan
 
 
 @dataclass(frozen=True)
@@ -115,13 +120,12 @@ class Confirmed:
         missing = [UNKNOWN] * (len(self.folders) - len(self.values))
         return ", ".join([*map(number, self.values), *missing])
 
-    @property
+    @cached_property
     def estimate(self) -> Estimate | None:
         """The mean with its interval over the seeds; None where there is no mean."""
         if self.mean is None:
             return None
-        _, low, high = aggregates(np.array(self.values))["mean"]
-        return Estimate(self.mean, low, high)
+        return aggregates(np.array(self.values))["mean"]._replace(value=self.mean)
 
     def told(self) -> str:
         """`101.3 on 3 fresh seeds (95 % interval ...)`."""
@@ -141,49 +145,34 @@ class SearchResult:
     maximize: list[bool]
     parameters: list[Parameter]
     trials: list[SearchTrial]
+    confirmed: list[Confirmed]
+    """Configurations that ran on fresh seeds: the best trials of the search in order, then the default."""
+    winner: Confirmed | None
+    """The trial with the best mean on the fresh seeds; None where nothing was confirmed."""
+    default: Confirmed | None
+    """The default on the fresh seeds; None where it was not run."""
     facts: dict[str, Any]
-    """Further entries of `experiment.json` under `search`: sampler, pruner, storage, confirm, best."""
+    """Further entries of `experiment.json` under `search`: sampler, pruner, storage, best."""
 
-    @property
-    def ended(self) -> list[SearchTrial]:
-        """Trials that played their whole budget."""
-        return [trial for trial in self.trials if trial.state == "complete" and trial.values]
+    def of_state(self, *states: State) -> list[SearchTrial]:
+        """The trials that ended in one of `states`; of complete and pruned ones those with a value."""
+        found = [one for one in self.trials if one.state in states]
+        return [one for one in found if one.values or one.state not in ("complete", "pruned")]
 
     @property
     def valued(self) -> list[SearchTrial]:
-        """Those and the pruned ones."""
-        return [trial for trial in self.trials if trial.state in ("complete", "pruned") and trial.values]
-
-    def of_state(self, state: State) -> list[SearchTrial]:
-        """The trials that ended in `state`; of the pruned ones those that came to a value."""
-        return [one for one in self.trials if one.state == state and (one.values or state != "pruned")]
+        """Trials that came to a value: complete and pruned ones."""
+        return self.of_state("complete", "pruned")
 
     def ranked(self) -> list[SearchTrial]:
         """Complete trials, the best first objective first."""
         sign = -1 if self.maximize[0] else 1
-        return sorted(self.ended, key=lambda trial: (sign * (trial.values or (0.0,))[0], trial.number))
+        return sorted(self.of_state("complete"), key=lambda trial: (sign * trial.value(), trial.number))
 
     def by_rank(self) -> list[SearchTrial]:
         """Return all trials: those that are ranked, then the others by number."""
         ranked = self.ranked()
         return [*ranked, *(trial for trial in self.trials if trial not in ranked)]
-
-    @property
-    def confirmed(self) -> list[Confirmed]:
-        """Configurations that ran on fresh seeds: the best trials of the search in order, then the
-        default."""
-        return [Confirmed.of(one) for one in (self.facts.get("confirm") or {}).get("candidates", [])]
-
-    @property
-    def winner(self) -> Confirmed | None:
-        """The trial with the best mean on the fresh seeds; None where nothing was confirmed."""
-        chosen = (self.facts.get("confirm") or {}).get("winner")
-        return next((one for one in self.confirmed if one.trial is not None and one.trial == chosen), None)
-
-    @property
-    def default(self) -> Confirmed | None:
-        """The default on the fresh seeds; None where it was not run."""
-        return next((one for one in self.confirmed if one.trial is None), None)
 
 
 def read_search(info: Mapping[str, Any]) -> SearchResult | None:
@@ -191,32 +180,28 @@ def read_search(info: Mapping[str, Any]) -> SearchResult | None:
     facts = info.get("search")
     if info.get("kind") != "search" or not isinstance(facts, Mapping) or "space" not in facts:
         return None
-    trials = [
-        SearchTrial(
-            number=entry["number"],
-            params=dict(entry.get("params") or {}),
-            values=_values(entry),
-            state=entry.get("state", "waiting"),
-            intermediate={int(frame): float(value) for frame, value in entry.get("intermediate") or ()},
-            error=entry.get("error"),
-        )
-        for entry in info.get("trials", [])
-    ]
+    trials = []
+    for entry in info.get("trials", []):
+        state, reported = entry.get("state", "waiting"), entry.get("intermediate") or ()
+        values = tuple(entry.get("values") or ()) or None
+        if values is None and state == "pruned" and reported:
+            values = (float(max(reported)[1]),)
+        steps = {int(frame): float(value) for frame, value in reported}
+        params = dict(entry.get("params") or {})
+        trials.append(SearchTrial(entry["number"], params, values, state, steps, entry.get("error")))
+    confirm = facts.get("confirm") or {}
+    confirmed = [Confirmed.of(one) for one in confirm.get("candidates", [])]
+    by_trial = {one.trial: one for one in confirmed}
     return SearchResult(
         objective=list(facts["objective"]),
         maximize=[direction == "maximize" for direction in facts["directions"]],
         parameters=[Parameter.of(key, distribution) for key, distribution in facts["space"].items()],
         trials=trials,
+        confirmed=confirmed,
+        winner=None if confirm.get("winner") is None else by_trial.get(confirm["winner"]),
+        default=by_trial.get(None),
         facts=dict(facts),
     )
-
-
-def _values(entry: Mapping[str, Any]) -> tuple[float, ...] | None:
-    """Return values by objective; of a pruned trial without a value the last one that it reported."""
-    if entry.get("values"):
-        return tuple(entry["values"])
-    reported = entry.get("intermediate") or ()
-    return (float(max(reported)[1]),) if entry.get("state") == "pruned" and reported else None
 
 
 def verdict(search: SearchResult) -> Iterator[str]:
@@ -232,23 +217,22 @@ def verdict(search: SearchResult) -> Iterator[str]:
     objective, first = search.objective[0], ranked[0]
     highest = "highest" if search.maximize[0] else "lowest"
     luck = f"the {highest} of {len(search.valued)} trials, so partly luck"
-    searched = number(first.values[0] if first.values else None)
     if winner is None:
-        yield (
-            f"Trial {first.number} has the best {objective} of the search, {searched}. That is {luck}: "
-            + (
-                "the best trials could not be run again on fresh seeds."
-                if search.confirmed
-                else "it was not run again on fresh seeds."
-            )
+        value = number(first.value())
+        yield f"Trial {first.number} has the best {objective} of the search, {value}. That is {luck}: " + (
+            "the best trials could not be run again on fresh seeds."
+            if search.confirmed
+            else "it was not run again on fresh seeds."
         )
         return
     yield f"Trial {winner.trial} won the confirmation: {objective} {winner.told()}."
     if default is not None and default.mean is not None and winner.mean is not None:
         better = winner.mean > default.mean if search.maximize[0] else winner.mean < default.mean
+        known = [one for one in (winner.estimate, default.estimate) if one is not None]
+        lows, highs = [one.low for one in known], [one.high for one in known]
         if not better:
             yield f"It is no better than the default: {default.told()}."
-        elif _overlap(winner, default):
+        elif None in lows or None in highs or max(lows) <= min(highs):  # type: ignore[type-var,operator]
             yield (
                 f"Its mean is better than the default's, but their intervals overlap: {default.told()}. More "
                 "seeds (search.confirm.sessions) can tell them apart."
@@ -265,23 +249,16 @@ def verdict(search: SearchResult) -> Iterator[str]:
         )
 
 
-def _overlap(one: Confirmed, other: Confirmed) -> bool:
-    """Return whether the intervals of both share values, or one of them has no interval."""
-    ends = [
-        (estimate.low, estimate.high)
-        for estimate in (one.estimate, other.estimate)
-        if estimate is not None and estimate.low is not None and estimate.high is not None
-    ]
-    return len(ends) < 2 or max(low for low, _ in ends) <= min(high for _, high in ends)
-
-
 def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str, Any]:
     """The search as plain data for `statistics.json`: its candidates on fresh seeds, and all frames played.
 
     trials: the runs of the search; path: the experiment folder, in which the confirming runs lie.
     """
-    best = search.ranked()[:1] if len(search.objective) == 1 else []
-    confirming = [run for one in search.confirmed for run in runs_of(one, path)]
+    best = [trial for trial in search.ranked()[:1] if len(search.objective) == 1]
+    played = {
+        "search": trials,
+        "confirmation": [run for one in search.confirmed for run in runs_of(one, path)],
+    }
     return {
         "objective": search.objective,
         "winner": None if search.winner is None else search.winner.trial,
@@ -299,11 +276,12 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
             for one in search.confirmed
         ],
         "best_in_the_search": [
-            {"trial": trial.number, "value": trial.values[0], "of": len(search.valued)}
-            for trial in best
-            if trial.values
+            {"trial": one.number, "value": one.value(), "of": len(search.valued)} for one in best
         ],
-        "frames": {"search": _frames(trials), "confirmation": _frames(confirming)},
+        "frames": {
+            name: sum(int(one.outcome.get("frame") or 0) for run in runs for one in run.sessions)
+            for name, runs in played.items()
+        },
     }
 
 
@@ -316,10 +294,6 @@ def runs_of(one: Confirmed, path: Path) -> list[Run]:
         except LabrlError:
             continue
     return found
-
-
-def _frames(runs: Iterable[Run]) -> int:
-    return sum(int(outcome.get("frame") or 0) for run in runs for outcome in run.outcomes)
 
 
 def best_so_far(values: Sequence[float], maximize: bool) -> NDArray[np.float64]:
@@ -348,10 +322,9 @@ def importances(search: SearchResult) -> dict[str, float]:
     study = optuna.create_study(direction="maximize" if search.maximize[0] else "minimize")
     study.add_trials(
         optuna.trial.create_trial(
-            params={key: trial.params[key] for key in space}, distributions=space, value=trial.values[0]
+            params={key: trial.params[key] for key in space}, distributions=space, value=trial.value()
         )
         for trial in trials
-        if trial.values is not None
     )
     try:
         # what sets the best apart, of which there have to be some

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from labrl.analysis.charts import Axis, View
+from labrl.analysis.formats import time_unit
 from labrl.analysis.intervals import MAX_POINTS, curve, on_grid, statistic_of
 from labrl.analysis.rows import Column, known
 from labrl.analysis.runs import Run, SessionRun
@@ -16,11 +17,6 @@ AXES = ("frame", "wall")
 
 Views = dict[str, View]
 """One curve by axis."""
-
-
-def evaluates(run: Run) -> bool:
-    """Return whether the scores of `eval.csv` come from environments of their own, not from training."""
-    return bool(run.config.get("meta", {}).get("rigorous_eval"))
 
 
 class TimeAxes:
@@ -80,7 +76,7 @@ def split(curve: Views, frame: float) -> tuple[Views, Views]:
     return past, {axis: View(one.x[start:], one.y[start:]) for axis, one in curve.items()}
 
 
-def middle(curves: Sequence[View], statistic: str | None = None) -> View | None:
+def middle(curves: Sequence[View]) -> View | None:
     """Return point by point the statistic over `curves`, with its interval; None without a finite value.
 
     Between the rows of a curve it is interpolated. The result begins where half of the curves have begun
@@ -94,13 +90,5 @@ def middle(curves: Sequence[View], statistic: str | None = None) -> View | None:
     start, end = (sorted(one.x[place] for one in usable)[(len(usable) - 1) // 2] for place in (0, -1))
     points = min(max(2, *(len(one.x) for one in usable)), MAX_POINTS)
     grid = np.linspace(start, end, points) if end > start else np.array([end])
-    band = curve([on_grid(grid, one.x, one.y) for one in usable], statistic or statistic_of(len(usable)))
+    band = curve([on_grid(grid, one.x, one.y) for one in usable], statistic_of(len(usable)))
     return View(grid, band.value, *((band.low, band.high) if np.isfinite(band.low).any() else ()))
-
-
-def time_unit(longest: float) -> tuple[str, float]:
-    """Choose the unit for a wall time of so many seconds; returns its name and the seconds in it."""
-    for name, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
-        if longest >= 2 * seconds:
-            return name, seconds
-    return "seconds", 1.0

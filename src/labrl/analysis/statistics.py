@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -88,13 +87,7 @@ def session_statistics(
     if emulated is not None and played:
         emulated *= frames / played  # so many for each frame
     final = measures.final_return(frame, returns)
-    reached = [
-        None if threshold is None else measures.time_to(ticks, returns, threshold.value)
-        for ticks in (frame, seconds)
-    ]
-    # SLM Lab's measures need the random policy's return
-    s = measures.strength(returns, baseline.mean) if baseline is not None and len(frame) else None
-    return {
+    found = {
         "index": session.index,
         "seed": session.seed,
         "status": session.status,
@@ -111,28 +104,34 @@ def session_statistics(
         "best_frame": int(frame[returns.argmax()]) if len(frame) else None,
         "area_under_curve": measures.area_under_curve(frame, returns),
         "slm_final": measures.slm_final(known(session.train, "return_mean")),
-        "strength": None if s is None else float(s.mean()),
-        "max_strength": None if s is None else float(s.max()),
-        "final_strength": None if s is None else float(s[-1]),
-        "sample_efficiency": None if s is None else measures.efficiency(s, frame),
-        # a file without the column: no update is known of
-        "training_efficiency": None if s is None else measures.efficiency(s, np.nan_to_num(updates)),
-        "stability": None if s is None else measures.stability(s),
-        "frames_to_threshold": reached[0],
-        "seconds_to_threshold": None if reached[1] is None or np.isnan(reached[1]) else reached[1],
-        "human_normalized": None
-        if human is None or final is None
-        else measures.human_normalized(final, *human),
+        **dict.fromkeys(("strength", "max_strength", "final_strength")),
+        **dict.fromkeys(("sample_efficiency", "training_efficiency", "stability")),
+        **dict.fromkeys(("frames_to_threshold", "seconds_to_threshold", "human_normalized")),
     }
+    if baseline is not None and len(frame):
+        s = measures.strength(returns, baseline.mean)
+        found |= {
+            "strength": float(s.mean()),
+            "max_strength": float(s.max()),
+            "final_strength": float(s[-1]),
+            "sample_efficiency": measures.efficiency(s, frame),
+            # a file without the column: no update is known of
+            "training_efficiency": measures.efficiency(s, np.nan_to_num(updates)),
+            "stability": measures.stability(s),
+        }
+    if threshold is not None:
+        after = measures.time_to(seconds, returns, threshold.value)
+        found["frames_to_threshold"] = measures.time_to(frame, returns, threshold.value)
+        found["seconds_to_threshold"] = None if after is None or np.isnan(after) else after
+    if human is not None and final is not None:
+        found["human_normalized"] = measures.human_normalized(final, *human)
+    return found
 
 
 def trial_statistics(
     run: Run, threshold: float | None = None, group: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """One run: what it is, and the statistics of it alone: `group`, or else those of `group_statistics`.
-
-    threshold: the return, the time to which is measured; None: what is known for the environment.
-    """
+    """One run: what it is, and the statistics of it alone: `group`, or else those of `group_statistics`."""
     about = {"status": run.status, "created": run.created, "seed": run.seed}
     head = {"format_version": FORMAT_VERSION, "kind": "trial", "run": run.name, **about}
     return {**head, **(group or group_statistics([run], threshold=threshold))}
@@ -143,7 +142,8 @@ def group_statistics(
 ) -> dict[str, Any]:
     """The sessions of `runs`, in one environment, as a sample.
 
-    Returns `name agent env runs`, `sessions` (a dict of measures for each), `counted` (how many of them
+    threshold: the return, the time to which is measured; None: what is known for the environment. Returns
+    `name agent env runs`, `sessions` (a dict of measures for each), `counted` (how many of them
     make the sample), `left_out` (the others, with the reason), `baseline`, `threshold`, `scores_of`
     (evaluation or training episodes), `measures` (mean, std and n over the counted), `consistency`,
     `estimates` (iqm, mean and median with their interval), `curve` (on a grid of frames), `warnings`.
@@ -158,35 +158,45 @@ def group_statistics(
     baseline, human = random_baseline(env), human_range(env)
     wanted = Threshold(threshold, "given") if threshold is not None else threshold_of(env)
     sessions = [(run, session) for run in runs for session in run.sessions]
-    reasons = list(reasons_to_leave_out([_played(run, session) for run, session in sessions]))
+    reasons = list(reasons_to_leave_out(sessions))
     entries = [
         {"run": run.name, **session_statistics(session, baseline, human, wanted), "counted": reason is None}
         for (run, session), reason in zip(sessions, reasons, strict=True)
     ]
-    counted = [entry for entry in entries if entry["counted"]]
-    sample = [session for (_, session), reason in zip(sessions, reasons, strict=True) if reason is None]
-    curves = [(session.scores["frame"], session.scores["return_mean"]) for session in sample]
-    grid, returns = aligned([frame for frame, _ in curves], [values for _, values in curves])
+    scores = [one.scores for (_, one), reason in zip(sessions, reasons, strict=True) if reason is None]
+    grid, returns = aligned([one["frame"] for one in scores], [one["return_mean"] for one in scores])
     agents = list(dict.fromkeys(run.agent for run in runs))
     left_out = [
         {"run": entry["run"], "session": entry["index"], "reason": reason}
         for entry, reason in zip(entries, reasons, strict=True)
         if reason is not None
     ]
+    measured = {measure: _counted(entries, measure) for measure in MEASURES}
+    estimated = ["final_return", "area_under_curve", *(["human_normalized"] if human is not None else [])]
+    everywhere = np.isfinite(returns).all(axis=0)  # where every session has a return
+    strengths = measures.strength(returns[:, everywhere], baseline.mean) if baseline else None
     return {
         "name": name or ", ".join(agents),
         "agent": agents[0] if len(agents) == 1 else SEVERAL,
         "env": runs[0].env,
         "runs": [run.name for run in runs],
         "sessions": entries,
-        "counted": len(counted),
+        "counted": len(scores),
         "left_out": left_out,
         "baseline": None if baseline is None else vars(baseline),
         "threshold": None if wanted is None else vars(wanted),
         "scores_of": scores_of(runs),
-        "measures": _over_sessions(counted),
-        "consistency": _consistency(returns, baseline),
-        "estimates": _estimates(counted, normalized=human is not None),
+        "measures": {
+            measure: {"mean": values.mean(), "std": values.std(), "n": len(values)}
+            for measure, every in measured.items()
+            for values in [pl.Series(every).drop_nans()]
+        },
+        "consistency": None if strengths is None else measures.consistency(strengths),
+        "estimates": {
+            measure: _plain(aggregates(measured[measure], 1.0 if measure == "human_normalized" else None))
+            for measure in estimated
+            if scores
+        },
         "curve": _curve(grid, returns),
         "warnings": list(_warnings(runs, entries, left_out, baseline)),
     }
@@ -195,63 +205,38 @@ def group_statistics(
 def scores_of(runs: Sequence[Run]) -> str:
     """Return whether scores are of `evaluation` episodes in environments of their own, of `training`, or
     `both`."""
-    rigorous = {bool(run.config.get("meta", {}).get("rigorous_eval")) for run in runs}
+    rigorous = {run.evaluates for run in runs}
     return "both" if len(rigorous) > 1 else "evaluation" if rigorous == {True} else "training"
 
 
-def _played(run: Run, session: SessionRun) -> Played:
-    """Return what the tables of a session tell of it."""
-    return Played(
-        run,
-        session.index,
-        session.seed,
-        session.status,
-        stopped=bool(session.result.get("stop")),
-        has_return=len(session.scores["frame"]) > 0,
-        rows_to=session.last("frame") or 0.0,
-        frame=session.furthest("frame"),
-    )
-
-
-@dataclass(frozen=True)
-class Played:
-    """Facts of a session, from its tables or its outcome, that decide whether it is part of a sample."""
-
-    run: Run
-    number: int
-    """Number of the session in its trial."""
-    seed: int | None
-    status: str
-    stopped: bool
-    """Whether its evaluations ended it early."""
-    has_return: bool
-    rows_to: float
-    """Frame of its last row."""
-    frame: float
-    """Frame that it reached, which may be beyond its last row."""
-
-
-def reasons_to_leave_out(sessions: Sequence[Played]) -> Iterator[str | None]:
+def reasons_to_leave_out(
+    sessions: Sequence[tuple[Run, SessionRun]], of_tables: bool = True
+) -> Iterator[str | None]:
     """Return, for each session of a group, why it is not part of the sample; None where it is.
 
     A session that played the whole of its own budget, or that its evaluations ended early, is part of it,
-    however far the others came.
+    however far the others came. of_tables: whether to look at the rows, or only at the outcomes, because to
+    read the tables takes long.
     """
-    furthest = max((one.rows_to for one in sessions), default=0.0)
+    if of_tables:
+        ends = [one.last("frame") or 0.0 for _, one in sessions]
+    else:
+        ends = [float(one.outcome.get("frame") or 0) for _, one in sessions]
+    furthest = max(ends, default=0.0)
     seen: dict[tuple[str, int], str] = {}
-    confirmed_in = {one.run.path.parent for one in sessions if one.run.path.name.startswith(CONFIRMING)}
-    for one in sessions:
-        path, frame = one.run.path, one.frame
-        goal = min(furthest, one.run.max_frame or furthest)
-        twin = (one.run.group_key, one.seed) if one.seed is not None else None
-        if not one.has_return:
+    confirmed_in = {run.path.parent for run, _ in sessions if run.path.name.startswith(CONFIRMING)}
+    for (run, one), end in zip(sessions, ends, strict=True):
+        frame = one.furthest("frame") if of_tables else end
+        goal = min(furthest, run.max_frame or furthest)
+        twin = None if one.seed is None else (run.group_key, one.seed)
+        if not (len(one.scores["frame"]) if of_tables else one.outcome["final_return"] is not None):
             yield "no episode has ended"
-        elif path.parent in confirmed_in and not path.name.startswith(CONFIRMING):
+        elif run.path.parent in confirmed_in and not run.path.name.startswith(CONFIRMING):
             yield "the search chose it for its return; the fresh seeds of its confirmation count"
-        elif one.rows_to < FAR_ENOUGH * goal and not one.stopped:
+        elif end < FAR_ENOUGH * goal and not one.result.get("stop"):
             state = "is still at" if one.status == "running" else "ended at"
             if frame >= FAR_ENOUGH * goal:
-                state, frame = "has rows up to", one.rows_to
+                state, frame = "has rows up to", end
             yield f"{state} frame {frame:,.0f} of {goal:,.0f} ({one.status})"
         elif one.status == "failed":
             yield f"failed at frame {frame:,.0f}"
@@ -259,49 +244,24 @@ def reasons_to_leave_out(sessions: Sequence[Played]) -> Iterator[str | None]:
             yield f"the same seed and configuration as {seen[twin]}"
         else:
             if twin is not None:
-                seen[twin] = f"session {one.number} of {one.run.name}"
+                seen[twin] = f"session {one.index} of {run.name}"
             yield None
 
 
-def _over_sessions(entries: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return mean and sample deviation of each measure over the sessions that define it; n: how many."""
-    table = pl.DataFrame(
-        [{measure: entry[measure] for measure in MEASURES} for entry in entries],
-        schema=dict.fromkeys(MEASURES, pl.Float64),
-    )
-    found = pl.concat([table.mean(), table.std(), table.count().cast(pl.Float64)]).to_dict(as_series=False)
-    return {measure: {"mean": mean, "std": std, "n": int(n)} for measure, (mean, std, n) in found.items()}
+def _counted(sessions: Sequence[Mapping[str, Any]], measure: str) -> np.ndarray:
+    return np.array([one[measure] for one in sessions if one["counted"]], dtype=np.float64)
 
 
-def _estimates(entries: Sequence[Mapping[str, Any]], normalized: bool) -> dict[str, Any]:
-    if not entries:
-        return {}
-    targets = {"final_return": None, "area_under_curve": None} | (
-        {"human_normalized": 1.0} if normalized else {}
-    )
-    return {
-        measure: {name: one._asdict() for name, one in aggregates(_column(entries, measure), target).items()}
-        for measure, target in targets.items()
-    }
-
-
-def _column(entries: Sequence[Mapping[str, Any]], measure: str) -> np.ndarray:
-    return np.array([entry[measure] for entry in entries], dtype=np.float64)
-
-
-def _consistency(returns: np.ndarray, baseline: Baseline | None) -> float | None:
-    """Return the consistency over the places of the grid at which every session has a return."""
-    if baseline is None or not len(returns):
-        return None
-    everywhere = np.isfinite(returns).all(axis=0)
-    return measures.consistency(measures.strength(returns[:, everywhere], baseline.mean))
+def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, float | None]]:
+    return {name: one._asdict() for name, one in estimates.items()}
 
 
 def _curve(grid: np.ndarray, returns: np.ndarray) -> dict[str, list[Any]]:
     """Return over frames, IQM and mean over the sessions with their intervals; lists of equal length."""
     columns: dict[str, list[Any]] = {"frame": grid.astype(int).tolist()}
-    for statistic in ("iqm", "mean"):
-        band = curve(returns, statistic)
+    iqm = curve(returns, "iqm")
+    mean = curve(returns, "mean") if len(returns) >= RUNS_FOR_IQM else iqm  # of fewer both are the same
+    for statistic, band in (("iqm", iqm), ("mean", mean)):
         for end, values in (("", band.value), ("_low", band.low), ("_high", band.high)):
             columns[statistic + end] = [value if np.isfinite(value) else None for value in values.tolist()]
     return columns | {"count": np.isfinite(returns).sum(axis=0).tolist()}
@@ -337,45 +297,44 @@ def _warnings(
         yield "no random baseline: strength, efficiencies, stability and consistency are not defined"
 
 
-def compare(groups: Sequence[Group], threshold: float | None = None) -> dict[str, Any]:
+def compare(groups: Sequence[Group]) -> dict[str, Any]:
     """Compare `groups` by environment, because returns of different ones have no common scale.
 
     Returns `envs` (for each: `env`, `groups` as of `group_statistics`, `improvement`, `profile`, `branches`,
     `warnings`), `across` (Atari games together by human-normalized score, None where there are not two) and
     `warnings`. Groups without a counted session are in no pair and no profile.
     """
-    envs = [_one_env(env, own, threshold) for env, own in by_env(groups).items()]
-    warnings = []
-    if len(envs) > 1:
-        names = ", ".join(entry["env"] for entry in envs)
-        warnings.append(f"{len(envs)} environments ({names}): compared one by one, each on its own scale")
+    envs: list[dict[str, Any]] = []
+    for env, own in by_env(groups).items():
+        found = [group_statistics(group.runs, group.name) for group in own]
+        scores = {entry["name"]: [values_of(entry, "final_return")] for entry in found if entry["counted"]}
+        pairs = list(_improvements(scores))
+        envs.append(
+            {
+                "env": env,
+                "groups": found,
+                "improvement": pairs,
+                "best": _best(found, pairs),
+                "profile": _profile(scores),
+                "branches": _branches(own, found),
+                "warnings": list(_unlike(found)),
+            }
+        )
+    names = ", ".join(entry["env"] for entry in envs)
+    several = f"{len(envs)} environments ({names}): compared one by one, each on its own scale"
     return {
         "format_version": FORMAT_VERSION,
         "kind": "comparison",
         "envs": envs,
         "across": _across(envs),
-        "warnings": warnings,
-    }
-
-
-def _one_env(env: str, groups: Sequence[Group], threshold: float | None) -> dict[str, Any]:
-    statistics = [group_statistics(group.runs, group.name, threshold) for group in groups]
-    scores = {entry["name"]: [values_of(entry, "final_return")] for entry in statistics if entry["counted"]}
-    return {
-        "env": env,
-        "groups": statistics,
-        "improvement": (pairs := list(_improvements(scores))),
-        "best": _best(statistics, pairs),
-        "profile": _profile(scores),
-        "branches": _branches(groups, statistics),
-        "warnings": list(_unlike(statistics)),
+        "warnings": [several] if len(envs) > 1 else [],
     }
 
 
 def final_return(entry: Mapping[str, Any]) -> GroupReturn | None:
     """The final return of a group's statistics, as it is shown everywhere; None without a session."""
     found, count = entry["estimates"].get("final_return"), entry["counted"]
-    return GroupReturn(**found[statistic_of(count)], count=count) if found else None
+    return GroupReturn(**found[statistic_of(count)], seeds=count) if found else None
 
 
 def improvement(entry: Mapping[str, Any], x: str, y: str) -> Estimate | None:
@@ -410,7 +369,7 @@ def _best(statistics: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, 
 
 def values_of(entry: Mapping[str, Any], measure: str) -> np.ndarray:
     """A measure of the counted sessions of a group's statistics, [sessions]."""
-    return _column([session for session in entry["sessions"] if session["counted"]], measure)
+    return _counted(entry["sessions"], measure)
 
 
 def _improvements(scores: Mapping[str, Sequence[np.ndarray]]) -> Iterator[dict[str, Any]]:
@@ -461,51 +420,43 @@ def _branches(groups: Sequence[Group], statistics: Sequence[Mapping[str, Any]]) 
     of sessions. Sessions of one number have one past, so that their difference is free of its luck. None
     where no two groups are branches of one run.
     """
-    forks = Counter(fork for group in groups for run in group.runs if (fork := _fork_of(run)))
+    forks = {
+        str(run.path): (str(fork.get("folder")), int(fork.get("frame", 0)))
+        for group in groups
+        for run in group.runs
+        if isinstance(fork := run.info.get("fork"), dict)
+    }
     if not forks:
         return None
-    (folder, frame), _ = forks.most_common(1)[0]
+    (folder, frame), _ = Counter(forks.values()).most_common(1)[0]
     found = {
-        entry["name"]: _finals(entry)
+        entry["name"]: {one["index"]: one["final_return"] for one in entry["sessions"] if one["counted"]}
         for group, entry in zip(groups, statistics, strict=True)
-        if all(_fork_of(run) == (folder, frame) or str(run.path) == folder for run in group.runs)
+        if all(str(run.path) == folder or forks.get(str(run.path)) == (folder, frame) for run in group.runs)
     }
     if len(found) < 2:
         return None
-    pairs = [pair for x, y in combinations(found, 2) if (pair := _pair(x, y, found[x], found[y]))]
+    pairs = []
+    for x, y in combinations(found, 2):
+        shared = sorted(found[x].keys() & found[y].keys())
+        gaps = np.array([found[x][index] - found[y][index] for index in shared])
+        if shared:
+            pairs.append({"x": x, "y": y, **aggregates(gaps)["mean"]._asdict(), "n": len(gaps)})
     return {"folder": folder, "frame": frame, "groups": list(found), "pairs": pairs}
-
-
-def _fork_of(run: Run) -> tuple[str, int] | None:
-    """Return folder and frame that a run was forked from, None where it was not."""
-    fork = run.info.get("fork")
-    return (str(fork.get("folder")), int(fork.get("frame", 0))) if isinstance(fork, dict) else None
-
-
-def _finals(entry: Mapping[str, Any]) -> dict[int, float]:
-    return {one["index"]: one["final_return"] for one in entry["sessions"] if one["counted"]}
-
-
-def _pair(x: str, y: str, of_x: Mapping[int, float], of_y: Mapping[int, float]) -> dict[str, Any] | None:
-    gaps = [of_x[index] - of_y[index] for index in sorted(of_x.keys() & of_y.keys())]
-    if not gaps:
-        return None
-    return {"x": x, "y": y, **aggregates(np.array(gaps))["mean"]._asdict(), "n": len(gaps)}
 
 
 def _across(envs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Groups of one name over all games that every one of them has played, by human-normalized score."""
-    games: dict[str, dict[str, np.ndarray]] = {}
-    for entry in envs:
-        own = {
+    games = {
+        entry["env"]: {
             group["name"]: values_of(group, "human_normalized")
             for group in entry["groups"]
-            if group["counted"] and "human_normalized" in group["estimates"]
+            if "human_normalized" in group["estimates"]
         }
-        if own:
-            games[entry["env"]] = own
+        for entry in envs
+    }
     names = list(dict.fromkeys(name for own in games.values() for name in own))
-    shared = [game for game, own in games.items() if set(own) == set(names)]
+    shared = [game for game, own in games.items() if own and set(own) == set(names)]
     if len(shared) < 2:
         return None
     scores = {name: [games[game][name] for game in shared] for name in names}
@@ -516,7 +467,7 @@ def _across(envs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
             {
                 "name": name,
                 "sessions": sum(map(len, tasks)),
-                "human_normalized": {key: e._asdict() for key, e in aggregates(tasks, target=1.0).items()},
+                "human_normalized": _plain(aggregates(tasks, target=1.0)),
             }
             for name, tasks in scores.items()
         ],

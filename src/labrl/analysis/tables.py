@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from labrl.analysis.formats import UNKNOWN, number
+from labrl.analysis.formats import UNKNOWN, brackets, number
 from labrl.analysis.intervals import PAIR_METHOD, statistic_of
 from labrl.analysis.returns import INTERVALS
 from labrl.analysis.statistics import MEASURES, improvement, ranked
@@ -41,13 +41,9 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
             row |= {"runs": len(group["runs"]), "seeds": group["counted"], "left_out": len(group["left_out"])}
             for measure in ESTIMATES:
                 estimate = group["estimates"].get(measure, {}).get("iqm", {})
-                row |= {
-                    f"{measure}_iqm": estimate.get("value"),
-                    f"{measure}_iqm_low": estimate.get("low"),
-                    f"{measure}_iqm_high": estimate.get("high"),
-                    f"{measure}_mean": measures[measure]["mean"],
-                    f"{measure}_std": measures[measure]["std"],
-                }
+                parts = {"": "value", "_low": "low", "_high": "high"}
+                row |= {f"{measure}_iqm{end}": estimate.get(part) for end, part in parts.items()}
+                row |= {f"{measure}_{name}": measures[measure][name] for name in ("mean", "std")}
             row |= {"threshold": threshold["value"] if threshold else None}
             row |= {"reached": measures["frames_to_threshold"]["n"]}
             row |= {name: measures[name]["mean"] for name in MEASURES if name not in ESTIMATES}
@@ -69,48 +65,47 @@ def as_csv(table: pl.DataFrame) -> str:
 
 def as_markdown(table: pl.DataFrame) -> str:
     """A GitHub table; intervals as `value [low, high]`."""
-    lines = readable(table)
-    if not lines:
+    head, *rows = readable(table) or [[]]
+    if not head:
         return ""
     # the other cells are numbers, whose brackets are to be read as they are
-    lines = [list(map(_markdown, lines[0])), *([*map(_markdown, line[:2]), *line[2:]] for line in lines[1:])]
-    widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(lines[0]))]
-    rule = ["-" * width if column < 2 else "-" * (width - 1) + ":" for column, width in enumerate(widths)]
-    padded = [
+    lines = [list(map(_markdown, head)), *([*map(_markdown, row[:2]), *row[2:]] for row in rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(
+        1, ["-" * width if place < 2 else f"{'-' * (width - 1)}:" for place, width in enumerate(widths)]
+    )
+    padded = (
         [
-            cell.ljust(w) if column < 2 else cell.rjust(w)
-            for column, (cell, w) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(w) if place < 2 else cell.rjust(w)
+            for place, (cell, w) in enumerate(zip(line, widths, strict=True))
         ]
         for line in lines
-    ]
-    return "".join(f"| {' | '.join(line)} |\n" for line in (padded[0], rule, *padded[1:]))
+    )
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in padded)
 
 
 def as_latex(table: pl.DataFrame) -> str:
     """A `tabular` for the booktabs package; the highest final return of each environment is bold."""
-    if not (lines := readable(table)):
+    head, *body = readable(table) or [[]]
+    if not head:
         return ""
-    heads, *body = lines
     final = pl.col("final_return_iqm")
     highest = (final == final.max().over("env")) & (final.count().over("env") > 1)
     best = table.select(highest.fill_null(value=False)).to_series()
-    text = [
-        rf"\begin{{tabular}}{{ll{'r' * (len(heads) - 2)}}}",
-        r"\toprule",
-        " & ".join(map(_latex, heads)) + r" \\",
-    ]
+    lines = [rf"\begin{{tabular}}{{ll{'r' * (len(head) - 2)}}}", r"\toprule"]
+    lines.append(" & ".join(map(_latex, head)) + r" \\")
     env = None
     for row, cells, is_best in zip(table["env"], body, best, strict=True):
         texts = [_latex(cell) for cell in cells]
         if row == env:
             texts[0] = ""
         else:
-            text.append(r"\midrule")
+            lines.append(r"\midrule")
         if is_best:
             texts[3] = rf"\textbf{{{texts[3]}}}"
         env = row
-        text.append(" & ".join(texts) + r" \\")
-    return "\n".join([*text, r"\bottomrule", r"\end{tabular}", ""])
+        lines.append(" & ".join(texts) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def readable(table: pl.DataFrame) -> list[list[str]]:
@@ -129,14 +124,14 @@ def readable(table: pl.DataFrame) -> list[list[str]]:
         for row in rows
     ]
     for measure, name in ESTIMATES.items():
-        columns[f"{name} ({statistic})"] = [_interval(row, f"{measure}_iqm") for row in rows]
+        columns[f"{name} ({statistic})"] = [_estimate(row, f"{measure}_iqm") for row in rows]
     columns[f"frames to {number(threshold[0]) if len(threshold) == 1 else 'threshold'}"] = [
         number(row["frames_to_threshold"])
         + (f" ({row['reached']} of {row['seeds']})" if 0 < row["reached"] < row["seeds"] else "")
         for row in rows
     ]
     columns[f"P(better than {rival[0] if len(rival) == 1 else 'the best'})"] = [
-        _interval(row, "improvement") for row in rows
+        _estimate(row, "improvement") for row in rows
     ]
     shown = {name: cells for name, cells in columns.items() if set(cells) != {UNKNOWN}}
     return [list(shown), *map(list, zip(*shown.values(), strict=True))]
@@ -148,9 +143,8 @@ def has_intervals(table: pl.DataFrame) -> bool:
     return any(table[name].count() for name in ends)
 
 
-def _interval(row: Mapping[str, Any], key: str) -> str:
-    value, low, high = row[key], row[f"{key}_low"], row[f"{key}_high"]
-    return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"
+def _estimate(row: Mapping[str, Any], key: str) -> str:
+    return brackets(row[key], row[f"{key}_low"], row[f"{key}_high"])
 
 
 def _markdown(text: str) -> str:

@@ -96,8 +96,8 @@ def hydra_initialized(config_dir: str | os.PathLike[str] | None) -> Iterator[Non
 def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> None:
     """Register labrl's extensions of Hydra and OmegaConf, and make the user's modules importable.
 
-    Raises InputError if `config_dir` is not a folder, and for `~preset`; Hydra would ignore the first and
-    accept the second for some agents.
+    Raises InputError if `config_dir` is not a folder, for `~preset`, and for a list of options of a group.
+    Hydra would ignore the first, accept the second for some agents, and use only the last option of a list.
     """
     from labrl.config.extensions import register
 
@@ -109,6 +109,17 @@ def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequenc
             code="missing",
             key="preset",
         )
+    for override in overrides:
+        group, _, option = override.lstrip("+").partition("=")
+        several = re.fullmatch(r"\[(.*)\]", option)
+        one_of = group.partition("@")[0]
+        if several and one_of not in ("experiment", "preset") and (config_folder() / one_of).is_dir():
+            raise InputError(
+                f"{override}: {one_of} takes one option, not a list. Write {group}=<option>, or labrl -m "
+                f"{group}={several[1].replace(' ', '')} for an experiment with each",
+                code="usage",
+                key=one_of,
+            )
     register()
     find_modules(config_dir)
 

@@ -102,10 +102,14 @@ class Early(NamedTuple):
 
 def _row_frequency(value: Any) -> int | fractions.Fraction | Early:
     """Return a `Frequency`, or `Early` for text that starts with `early:`."""
-    if isinstance(value, str) and value.startswith("early:"):
-        rest = value.removeprefix("early:")
-        return Early(_frequency(int(rest) if rest.isdecimal() else rest))
-    return _frequency(value)
+    try:
+        if isinstance(value, str) and value.startswith("early:"):
+            rest = value.removeprefix("early:")
+            return Early(_frequency(int(rest) if rest.isdecimal() else rest))
+        return _frequency(value)
+    except PydanticCustomError as error:
+        also = 'either of them behind "early:", such as early:10000'
+        raise PydanticCustomError(error.type, f"{error.message()}, or {also}") from None
 
 
 def frames_between(frequency: int | fractions.Fraction | Early, max_frame: int) -> int:

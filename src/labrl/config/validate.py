@@ -23,7 +23,7 @@ from labrl.config.types import real_number, whole_number
 from labrl.errors import Code, InputError, LabrlError, Mistake
 from labrl.mistakes.names import unknown_key
 from labrl.mistakes.spelling import did_you_mean
-from labrl.targets import accepted_settings, load_target
+from labrl.targets import TargetError, accepted_settings, load_target
 
 T = TypeVar("T")
 
@@ -107,8 +107,9 @@ def _component_of(node: Any, info: _Info) -> Component:
             _note(config, node, info)
             options = _validator(config).validate_python(settings, context=info.context)
             return Component(path, options, info.context.keys[id(node)])
-    except ImportError as error:
-        raise PydanticCustomError("target", "{why}", {"why": str(error)}) from None
+    except TargetError as error:
+        why = f"{error}{did_you_mean(error.missing, error.known)}"
+        raise PydanticCustomError("target", "{why}", {"why": why}) from None
     except (LabrlError, ValidationError):
         raise
     except Exception as error:
@@ -181,7 +182,7 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
             if (target := str(places[parent].get("_target_", "labrl."))).startswith("labrl."):
                 return mistake
             advice = f"To replace the whole part, write ~{parent} '+{parent}={{_target_: {target}}}'"
-            return replace(mistake, message=f"{mistake.message} {advice}")
+            return replace(mistake, message=f"{mistake.message.removesuffix('.')}. {advice}")
         case "missing" | "union_tag_not_found":
             null = f" or {key}=null" if type(None) in get_args(known.get(name)) else ""
             return Mistake("missing", key, f"{key} must be given: set {_choice(key)}{null}")

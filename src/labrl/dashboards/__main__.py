@@ -36,7 +36,7 @@ def main() -> None:
     if asked is None:
         return
     threading.Thread(target=_leave_with, args=(asked["parent"],), daemon=True).start()
-    run = RunFolder.open(asked["folder"])
+    run = RunFolder.open(asked["folder"], rebuilt=True)
     sessions = [WandbSession(run, index, asked["mode"], asked["options"]) for index in asked["sessions"]]
     _start(sessions)
     while not select.select([orders], [], [], POLL_SECONDS)[0]:

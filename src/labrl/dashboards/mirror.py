@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from labrl.config.validate import dataclass_of
 from labrl.dashboards.login import Mode, chosen
 from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
-from labrl.storage.experiment_folder import is_experiment, is_first_of_experiment, one_of_its_trials
+from labrl.storage.experiment_folder import is_first_of_experiment
 from labrl.storage.folder import read_json
 from labrl.storage.provenance import damages, recorded_config
 from labrl.storage.run_folder import RunFolder
@@ -31,21 +30,16 @@ GRACE_SECONDS = 10.0
 QUIET_SECONDS = 3.0
 """Seconds to wait before a message says so."""
 
+LOG = "wandb.log"
+"""File in the run folder with the output of the process that sends."""
+
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Delivery:
-    """The outcome of an upload."""
-
-    complete: bool = False
-    """Whether Weights & Biases has all of them; known at the end."""
 
 
 @contextmanager
 def shown_on_wandb(
     config: WandbConfig, run: RunFolder, sessions: Sequence[int], say: Callable[[str], None]
-) -> Iterator[Delivery]:
+) -> Iterator[None]:
     """Show the sessions numbered `sessions` on Weights & Biases for as long as this lasts.
 
     Training meets nothing of it: the rows go from the run folder, by a process of their own, and
@@ -56,31 +50,20 @@ def shown_on_wandb(
     mode, line = chosen(config)
     if line and is_first_of_experiment(run.path):
         say(line)
-    delivery = Delivery()
-    if mode == "disabled":
-        yield delivery
-        return
-    log = run.path / "wandb.log"
-    process = _started(config, mode, run, sessions, log)
+    process = None if mode == "disabled" else _started(config, mode, run, sessions)
     try:
-        yield delivery
+        yield
     finally:
         if process is not None:
-            failure = _ended(process, config.wait + GRACE_SECONDS, say)
-            delivery.complete = _tell(run, sessions, failure, log, say)
+            _finish(process, config, run, sessions, say)
 
 
-def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -> bool:
-    """Send what W&B lacks of the run in `folder`, which has ended. Returns whether all has arrived.
+def send(run: RunFolder, changes: Mapping[str, Any], say: Callable[[str], None]) -> bool:
+    """Send what W&B lacks of a run that has ended. Returns whether all has arrived.
 
-    changes: options of `WandbConfig` that differ from the run's own. Raises InputError where there is no
-    such run, it still runs, an option is wrong, or there is no login.
+    changes: options of `WandbConfig` that differ from the run's own. Raises BusyFolderError where it still
+    runs, InputError where an option is wrong or there is no login.
     """
-    if is_experiment(folder):
-        raise InputError(
-            f"{folder} is an experiment: {one_of_its_trials(folder)}", code="usage", key=str(folder)
-        )
-    run = RunFolder.open(folder)
     for damage in damages(run):
         say(f"{run.path}: {damage}; the other files of the run stand in for it")
     options = {**recorded_config(run).get("wandb", {}), "mode": "online", **changes}
@@ -94,13 +77,17 @@ def send(folder: Path, changes: Mapping[str, Any], say: Callable[[str], None]) -
             else one
             for one in error.mistakes
         ) from None
-    with run.lock(), shown_on_wandb(config, run, [one.index for one in run.sessions()], say) as delivery:
-        pass
-    return delivery.complete
+    sessions = [one.index for one in run.sessions()]
+    with run.lock():
+        mode, line = chosen(config)
+        if line:
+            say(line)
+        process = _started(config, mode, run, sessions)
+        return process is not None and _finish(process, config, run, sessions, say)
 
 
 def _started(
-    config: WandbConfig, mode: Mode, run: RunFolder, sessions: Sequence[int], log: Path
+    config: WandbConfig, mode: Mode, run: RunFolder, sessions: Sequence[int]
 ) -> subprocess.Popen[str] | None:
     package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -112,7 +99,7 @@ def _started(
         "parent": os.getpid(),
     }
     try:
-        with open(log, "a", encoding="utf-8") as output:
+        with open(run.path / LOG, "a", encoding="utf-8") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "labrl.dashboards"],
                 stdin=subprocess.PIPE,
@@ -132,8 +119,16 @@ def _started(
         return None
 
 
-def _ended(process: subprocess.Popen[str], seconds: float, say: Callable[[str], None]) -> str | None:
-    """Say that the trial is over; wait at most `seconds`, or until Ctrl-C. Returns what went wrong."""
+def _finish(
+    process: subprocess.Popen[str],
+    config: WandbConfig,
+    run: RunFolder,
+    sessions: Sequence[int],
+    say: Callable[[str], None],
+) -> bool:
+    """Say that the trial is over, and wait as long as is allowed, or until Ctrl-C; then say where the
+    sessions are to be seen, and what went wrong. Returns whether nothing did."""
+    seconds, failure = config.wait + GRACE_SECONDS, None
     quietly = min(seconds, QUIET_SECONDS)
     try:
         with contextlib.suppress(OSError):  # it ended before
@@ -142,28 +137,20 @@ def _ended(process: subprocess.Popen[str], seconds: float, say: Callable[[str], 
             except subprocess.TimeoutExpired:
                 say(f"W&B: finishing, {seconds:.0f} s at most (Ctrl-C: not now)")
                 process.communicate(timeout=seconds - quietly)
+        if code := process.wait():
+            failure = f"its process ended with code {code}"
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.kill()
         process.wait()
-        return "not all was sent in time"
-    code = process.wait()
-    return f"its process ended with code {code}" if code else None
-
-
-def _tell(
-    run: RunFolder, sessions: Sequence[int], failure: str | None, log: Path, say: Callable[[str], None]
-) -> bool:
-    """Say where the sessions are to be seen, and what went wrong. Returns whether nothing did."""
+        failure = "not all was sent in time"
     found = [read_json(run.path / f"session_{index}" / "wandb.json") for index in sessions]
     urls = [facts["url"] for facts in found if facts.get("url")]
-    warnings = [facts["warning"] for facts in found if facts.get("warning")]
-    if failure and not warnings:
-        warnings = [failure]
+    warnings = [facts["warning"] for facts in found if facts.get("warning")] or [failure] * bool(failure)
     if urls:
         more = f" and {len(urls) - 1} more of its group" if len(urls) > 1 else ""
         say(f"W&B: {urls[0]}{more}")
     if warnings:
-        say(f"W&B: {warnings[0]} (log: {log})")
+        say(f"W&B: {warnings[0]} (log: {run.path / LOG})")
         if len(urls) == len(found):
             say(f"W&B: to send the rest: labrl-wandb {shlex.quote(str(run.path))}")
     if len(urls) < len(found):

@@ -29,18 +29,8 @@ _SHARE_OF_READING = 20
 _PACKAGES = ("labrl", "torch", "numpy", "gymnasium", "ale-py", "hydra-core", "wandb")
 _PROVENANCE = ("started", "command", "git", "python", "machine", "overrides")
 _SUMMARY = (
-    "final_return",
-    "return_mean",
-    "return_std",
-    "best_return",
-    "best_source",
-    "return_episodes",
-    "frame",
-    "episodes",
-    "wall",
-    "seed",
-    "status",
-    "error",
+    *("final_return", "return_mean", "return_std", "best_return", "best_source", "return_episodes"),
+    *("frame", "episodes", "wall", "seed", "status", "error"),
 )
 _EXIT_CODES = {"finished": DONE, "pruned": DONE, "interrupted": INTERRUPTED}
 
@@ -222,7 +212,7 @@ class WandbSession:
             "provenance": {
                 **{key: facts[key] for key in _PROVENANCE if key in facts},
                 "packages": {name: versions[name] for name in _PACKAGES if name in versions},
-                "resumes": len(self._run_folder.info().get("resumes", [])),
+                "resumes": len(self._run_folder.rebuilt_info().get("resumes", [])),
             },
         }
 

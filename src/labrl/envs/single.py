@@ -17,7 +17,7 @@ from labrl.config.component import Component
 from labrl.envs.games import games
 from labrl.errors import EnvironmentFailedError, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
-from labrl.script import importing
+from labrl.targets import importing
 
 _log = logging.getLogger(__name__)
 

@@ -5,14 +5,13 @@
     sweep        a grid from its overrides to its end, and the queue of its trials
     search/      a search: its space, its study in a storage that machines share, pruning, confirmation
     experiment   the folder of an experiment while a command holds it
-    scheduler    passes trials from a queue to an engine while there is room, and collects their outcomes
-    local        an engine: processes of this machine, each with its own cores and GPUs
-    clusters     engines: jobs of submitit, tasks of Ray
-    hydra_trial  a trial in any process, composed as Hydra does; Hydra's own launchers and sweepers
-    job          what Hydra calls with the configuration of a trial: run it, or continue it
-    task         a trial to run, and its outcome
+    scheduler    trials to run and their outcomes; passes them from a queue to a launcher while there is room
+    launcher     what runs trials; the launchers and sweepers of others
+    local        a launcher: processes of this machine, each with its own cores and GPUs
+    clusters     launchers: jobs of submitit, tasks of Ray
+    job          a trial as Hydra runs it, in any process: composed, then run or continued
     summary      the final table of a grid
 
-`labrl.plugins` has what Hydra finds: a sweeper makes the queue, and a launcher makes the engine. A queue
-(`Grid`, `Search`, `ConfirmingRuns`) gives tasks and gets their outcomes; an engine knows no queue.
+`labrl.plugins` has what Hydra finds. A sweeper makes the queue (`Grid`, `Search`, `ConfirmingRuns`), which
+gives tasks and gets their outcomes; a launcher knows no queue.
 """

@@ -56,7 +56,7 @@ class ExperimentAgain:
             own=own,
             edits=[override for override in edits if not is_hydras(override)],
             swept=_told_apart_by(info.get("swept"), [trial.overrides for trial in folder.trials()]),
-            config_dir=_text(info.get("config_dir")),
+            config_dir=info.get("config_dir"),
             force=request.force,
             pin=request.pin,
             fork=Fork.recorded(info),
@@ -105,7 +105,3 @@ def _told_apart_by(recorded: Any, trials: Sequence[Sequence[str]]) -> set[str]:
         key, value = split_override(override)
         values.setdefault(key, set()).add(value)
     return {"seed"} | {key for key, found in values.items() if len(found) > 1}
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, Literal
 
+from omegaconf import DictConfig, OmegaConf
+
 from labrl.errors import InputError
+from labrl.experiment.launcher import TrialLauncher, check_installed
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import Engine, RunTask
-from labrl.experiment.task import Outcome, Task
-from labrl.processes import children_ignore_ctrl_c
+from labrl.experiment.scheduler import Outcome, Task
 from labrl.trial.devices import NUM_CPUS
 
 STOP_SECONDS = 2.0
@@ -41,7 +44,7 @@ _OF_THE_EXECUTOR = ("max_num_timeout", "python")
 class SubmittedTrial:
     """The work of one submitit job: a trial that saves its state before the job is preempted."""
 
-    def __init__(self, run: RunTask) -> None:
+    def __init__(self, run: Callable[[Task], Outcome]) -> None:
         self._run = run
 
     def __call__(self, task: Task) -> Outcome:
@@ -79,22 +82,27 @@ def _stop_until(ended: threading.Event) -> None:
         ended.wait(STOP_SECONDS)
 
 
-class SubmititJobs(Engine):
-    """The engine of `hydra/launcher=submitit_local` and `submitit_slurm`: a job for each trial."""
+class SubmititLocal(TrialLauncher):
+    """`hydra/launcher=submitit_local`: each trial a job on this machine, all at once."""
 
-    def __init__(
-        self,
-        run: RunTask,
-        cluster: Literal["local", "slurm"],
-        settings: Mapping[str, Any],
-        limit: int | None = None,
-    ) -> None:
-        """settings: `hydra.launcher` as plain data; limit: most jobs at once; None: no limit."""
-        super().__init__(limit)
-        self._run, self._cluster = SubmittedTrial(run), cluster
-        self._executor = executor_of(cluster, settings)
+    cluster: Literal["local", "slurm"] = "local"
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__()
+        self._settings = {
+            key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            for key, value in params.items()
+        }
         self._new: list[Task] = []
+
+    def check(self) -> None:
+        """Raise InputError where submitit is not installed."""
+        check_installed("submitit", f"submitit_{self.cluster}")
+
+    def __enter__(self) -> SubmititLocal:
+        self._executor = executor_of(self.cluster, self._settings)
         self._told = -STOP_SECONDS
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.stop()
@@ -127,7 +135,7 @@ class SubmititJobs(Engine):
         self._told = time.monotonic()
         for job in self._jobs:
             process = vars(job).get("_process")  # submitit offers no other way to it
-            if self._cluster == "slurm":
+            if self.cluster == "slurm":
                 job.cancel(check=False)
             elif process is not None and process.poll() is None:
                 process.terminate()  # which the job's controller passes on
@@ -137,13 +145,13 @@ class SubmititJobs(Engine):
 
         if not self._new:
             return
-        with children_ignore_ctrl_c():
+        with _jobs_ignore_ctrl_c():
             try:
-                jobs = self._executor.map_array(self._run, self._new)
+                jobs = self._executor.map_array(SubmittedTrial(self.run), self._new)
             except FailedJobError as error:
                 lines = [line for line in str(error).splitlines() if line.strip()]
                 raise InputError(
-                    f"hydra/launcher=submitit_{self._cluster}: the cluster refused the jobs: "
+                    f"hydra/launcher=submitit_{self.cluster}: the cluster refused the jobs: "
                     f"{lines[-1] if lines else 'for no reason given'}. "
                     "Change what hydra.launcher asks for; labrl --cfg hydra prints it.",
                     code="resources",
@@ -162,6 +170,37 @@ class SubmititJobs(Engine):
         return outcome
 
 
+@contextlib.contextmanager
+def _jobs_ignore_ctrl_c() -> Iterator[None]:
+    """Let jobs that are submitted meanwhile ignore what a terminal sends them: they are told by SIGTERM."""
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
+    try:
+        yield
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGINT, before)
+
+
+class SubmititSlurm(SubmititLocal):
+    """`hydra/launcher=submitit_slurm`: each trial a job of a SLURM array, requeued when it is preempted."""
+
+    cluster = "slurm"
+    elsewhere = True
+
+    def check(self) -> None:
+        """Raise InputError where submitit or SLURM is missing."""
+        super().check()
+        if shutil.which("srun") is None:
+            raise InputError(
+                "hydra/launcher=submitit_slurm needs SLURM, and there is no command `srun` on this machine. "
+                "Start the command on a login node of the cluster, or use this machine: "
+                "hydra/launcher=local",
+                code="not-installed",
+                key="hydra/launcher",
+            )
+
+
 def executor_of(cluster: Literal["local", "slurm"], settings: Mapping[str, Any]) -> Any:
     """Return submitit's executor with the settings of `hydra.launcher`."""
     import submitit
@@ -176,29 +215,32 @@ def executor_of(cluster: Literal["local", "slurm"], settings: Mapping[str, Any])
     return executor
 
 
-def _run_on_ray(run: RunTask, task: Task) -> Outcome:
+def _run_on_ray(run: Callable[[Task], Outcome], task: Task) -> Outcome:
     os.environ[NUM_CPUS] = str(task.need.cores)
     return run(task)
 
 
-class RayTasks(Engine):
-    """The engine of `hydra/launcher=ray`: a task of a Ray cluster for each trial.
+class RayTrials(TrialLauncher):
+    """`hydra/launcher=ray`: each trial a task of a Ray cluster.
 
     A cluster that it starts ends with it.
     """
 
-    def __init__(self, run: RunTask, settings: Mapping[str, Any], limit: int | None, queued: bool) -> None:
-        """settings: `hydra.launcher.ray` as plain data; limit: most trials at once; None: no limit.
+    def __init__(self, ray: DictConfig) -> None:
+        super().__init__()
+        settings: Any = OmegaConf.to_container(ray, resolve=True)
+        self._settings = settings
+        # A cluster that was there before may have other machines.
+        self.elsewhere = self._settings["init"].get("address") not in (None, "local")
 
-        queued: whether Ray may get trials for which the cluster has no room yet, to begin them later.
-        """
-        super().__init__(limit)
-        self._run, self._settings, self._queued = run, settings, queued
-        self._told = False
+    def check(self) -> None:
+        """Raise InputError where Ray is not installed."""
+        check_installed("ray", "ray")
 
-    def __enter__(self) -> RayTasks:
+    def __enter__(self) -> RayTrials:
         import ray
 
+        self._told = False
         self._started = not ray.is_initialized()
         remote = self._settings["remote"]
         try:
@@ -214,7 +256,7 @@ class RayTasks(Engine):
                 code="not-found" if unreachable else "range",
                 key="hydra.launcher.ray",
             ) from error
-        self._sent = ray.put(self._run)
+        self._sent = ray.put(self.run)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -235,7 +277,7 @@ class RayTasks(Engine):
         there, wanted = ray.cluster_resources(), self._settings["remote"] or {}
         resources = {"CPU": wanted.get("num_cpus"), "GPU": wanted.get("num_gpus")}
         each = (int(there.get(name, 0) // count) for name, count in resources.items() if count)
-        return self._queued or len(self._jobs) < max(1, min(each, default=1))
+        return self.queues or len(self._jobs) < max(1, min(each, default=1))
 
     def start(self, task: Task) -> None:
         """Hand the trial to Ray."""

@@ -10,13 +10,7 @@ from typing import Any
 from labrl.errors import LabrlError
 from labrl.experiment.summary import how_to_resume_experiment
 from labrl.processes import signals_raise
-from labrl.storage.experiment_folder import (
-    ExperimentFolder,
-    ExperimentKind,
-    TrialRecord,
-    names_in,
-    take_away,
-)
+from labrl.storage.experiment_folder import ExperimentFolder, ExperimentKind, TrialRecord, take_away
 from labrl.storage.run_folder import MARKER
 
 
@@ -31,7 +25,7 @@ def held(
     status: a failure, or an interruption with a note on how to resume. Raises InputError if the folder is in
     use.
     """
-    before = names_in(path)
+    before = {one.name for one in path.iterdir()} if path.is_dir() else None
     folder = ExperimentFolder.open(path) if exists else None
     folder = folder or ExperimentFolder.begin(path, kind, records, **facts)
     with folder.lock():

@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from labrl.config.compose import check_values, resolve, to_plain
 from labrl.config.keys import (
-    ABSENT,
     Change,
     changes,
     contradictions,
@@ -26,13 +25,14 @@ from labrl.config.keys import (
     traits,
     typed_override,
     unescaped,
+    walk,
 )
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
 from labrl.storage.run_folder import RunFolder
-from labrl.trial.past import Past, row_of, table, ways_out
+from labrl.trial.past import Past, row_of, table, unresolved, ways_out
 
 Compose = Callable[[list[str]], DictConfig]
 """Composes the configuration of a trial, with Hydra's node, from its overrides."""
@@ -248,29 +248,22 @@ def _composed(
 
     others: configurations of further trials. Raises what Hydra raises where no trial can be composed so.
     """
-    found: list[DictConfig | HydraException] = []
-    bare: dict[int, DictConfig] = {}
+    composed: dict[int, tuple[list[str], DictConfig]] = {}
+    failed: dict[int, tuple[HydraException, DictConfig]] = {}
     for index, overrides in enumerate(trials):
         try:
-            found.append(compose(overrides))
+            composed[index] = list(overrides), compose(overrides)
         except HydraException as error:
-            bare[index] = compose([override for override in overrides if not _is_value(override)])
-            found.append(error)
-    known = [*others, *bare.values(), *(one for one in found if isinstance(one, DictConfig))]
-    composed = []
-    for index, (overrides, cfg) in enumerate(zip(trials, found, strict=True)):
-        if isinstance(cfg, HydraException):
-            lacking = [
-                override
-                for override in overrides
-                if _is_value(override) and not _has(bare[index], key_of(override))
-            ]
-            if not all(any(_has(other, key_of(override)) for other in known) for override in lacking):
-                raise cfg
-            overrides = [override for override in overrides if override not in lacking]
-            cfg = compose(overrides)
-        composed.append((list(overrides), cfg))
-    return composed
+            failed[index] = error, compose([override for override in overrides if not _is_value(override)])
+    known = [*others, *(bare for _, bare in failed.values()), *(cfg for _, cfg in composed.values())]
+    keys = {key for cfg in known for key in _keys(cfg)} if failed else set()
+    for index, (refused, bare) in failed.items():
+        lacking = {key_of(one) for one in trials[index] if _is_value(one)} - _keys(bare)
+        if not lacking <= keys:
+            raise refused
+        left = [one for one in trials[index] if not (_is_value(one) and key_of(one) in lacking)]
+        composed[index] = left, compose(left)
+    return [composed[index] for index in range(len(trials))]
 
 
 def _is_value(override: str) -> bool:
@@ -278,22 +271,8 @@ def _is_value(override: str) -> bool:
     return re.match(r"\w+(\.\w+)+=", override) is not None
 
 
-def _has(cfg: DictConfig, key: str) -> bool:
-    return _at(_unresolved(cfg), key) is not ABSENT
-
-
-def _unresolved(cfg: DictConfig) -> dict[str, Any]:
-    """Return the configuration as plain data, with references to other keys unresolved."""
-    plain = OmegaConf.to_container(cfg, resolve=False)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
-
-
-def _at(config: Any, key: str) -> Any:
-    """Return the value of `key`, or ABSENT."""
-    for name in key.split("."):
-        config = config.get(name, ABSENT) if isinstance(config, Mapping) else ABSENT
-    return config
+def _keys(cfg: DictConfig) -> set[str]:
+    return {key for key, _ in walk(unresolved(cfg))}
 
 
 def _pin(trial: _Trial, overrides: list[str], edits: Sequence[str], compose: Compose) -> None:
@@ -422,7 +401,7 @@ def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: Experim
     for trial in refused:
         for change in contradictions(trial.changed()):
             found.append(change)
-            row = row_of(change, _unresolved(trial.cfg))
+            row = row_of(change, unresolved(trial.cfg))
             rows.setdefault(row, []).append(str(trial.record.number))
     cells = [
         (*row, f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}")
@@ -444,8 +423,8 @@ def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: Experim
 
 def _keeps(trial: _Trial, pins: Mapping[str, str]) -> bool:
     """Return whether these values are those of the trial's past, where it has such keys."""
-    then = {key: _at(trial.past.config, key) if trial.past else ABSENT for key in pins}
-    return all(value is ABSENT or typed_override(key, value) == pins[key] for key, value in then.items())
+    then = dict(walk(trial.past.config)) if trial.past else {}
+    return all(typed_override(key, then[key]) == pin for key, pin in pins.items() if key in then)
 
 
 def _folder(cfg: DictConfig, number: int) -> str:

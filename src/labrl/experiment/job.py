@@ -1,4 +1,4 @@
-"""The task that Hydra runs for each trial, alone or in an experiment, in any process."""
+"""A trial as Hydra runs it, alone or in an experiment, in any process."""
 
 from __future__ import annotations
 
@@ -6,17 +6,29 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from omegaconf import OmegaConf
+import hydra._internal.hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobReturn, run_job, setup_globals
+from hydra.errors import HydraException
+from hydra.types import HydraContext
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.compose import prepare
+from labrl.config.compose import explain, prepare
+from labrl.config.extensions import kinds_replace
 from labrl.config.presets import choices_of
 from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
-from labrl.experiment.task import Outcome, recorded
+from labrl.experiment.scheduler import Outcome, Task, recorded
+from labrl.processes import before_leaving
+from labrl.session.callbacks.search import CHANNEL
 from labrl.steady_output import refused
 from labrl.storage.folder import place
 from labrl.storage.provenance import Command
@@ -26,8 +38,6 @@ from labrl.trial.composed import Again, Composed
 from labrl.trial.resume import FinishedError, Resume
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from labrl.storage.provenance import Typed
 
 PATIENCE = 60.0
@@ -71,10 +81,6 @@ class Job:
         return outcome
 
     def _outcome(self, cfg: DictConfig) -> Outcome:
-        from hydra.core.hydra_config import HydraConfig
-
-        from labrl.experiment.hydra_trial import remove_unused_folder
-
         job = HydraConfig.get()
         folder = job.runtime.output_dir
         print_without_modules()
@@ -108,7 +114,7 @@ class Job:
         if isinstance(broken_off, Outcome):
             return broken_off
         if broken_off is not None and cfg.seed is None:
-            cfg.seed = broken_off.seed
+            cfg.seed = broken_off.past.config["seed"]
         command = Command.of(task, choices_of(job), self.config_dir, self.typed)
         composed = Composed.of(cfg, folder, command)
         try:
@@ -117,13 +123,13 @@ class Job:
             if broken_off is None:
                 raise
             # A cluster started it again after its end.
-            return recorded(RunFolder.open(folder)) or Outcome(status="finished", exit_code=DONE)
+            return recorded(RunFolder.open(folder))
         if not self.part_of:
             # Imported late: a mistyped key must not wait for it.
             from labrl.trial.summary import print_summary
 
             print_summary(result)
-        return Outcome.of(result)
+        return recorded(RunFolder.open(result.folder), result.exit_code)
 
     def _broken_off(self, folder: str, overrides: list[str]) -> Resume | Outcome | None:
         """Return the run that an earlier attempt at the trial left in its folder, or None.
@@ -141,9 +147,11 @@ class Job:
             return None
         again = Resume.on_trial(run, self.force, overrides)
         sessions = run.sessions()
-        all_ended = len(sessions) == again.num_sessions and all(one.ended_well for one in sessions)
+        all_ended = len(sessions) == again.past.config["meta"]["max_session"] and all(
+            one.ended_well for one in sessions
+        )
         if self.part_of == "search" and (run.status in ("finished", "pruned") or all_ended):
-            return recorded(run) or Outcome(status="finished", exit_code=DONE)
+            return recorded(run)
         return again
 
 
@@ -161,3 +169,116 @@ def _wait_for(run: RunFolder) -> None:
             if time.monotonic() > until:
                 raise
         time.sleep(0.2)
+
+
+_existing: Path | None = None
+"""The deepest folder above the running trial's that existed before; the others are Hydra's."""
+
+
+def _run_job(*, config: DictConfig, job_dir_key: str, job_subdir_key: str | None, **rest: Any) -> JobReturn:
+    """Run Hydra's `run_job`, which makes the folder of the trial before it calls the job."""
+    global _existing
+    parts = [OmegaConf.select(config, key) for key in (job_dir_key, job_subdir_key) if key is not None]
+    folder = Path(os.path.abspath(os.path.join(*map(str, parts))))
+    _existing = next(path for path in (folder, *folder.parents) if path.exists())
+    return run_job(config=config, job_dir_key=job_dir_key, job_subdir_key=job_subdir_key, **rest)
+
+
+@contextmanager
+def folders_remembered() -> Iterator[None]:
+    """Let Hydra's single runs use `_run_job`: there is no other hook before it makes the folder."""
+    hydra._internal.hydra.run_job = _run_job  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        hydra._internal.hydra.run_job = run_job
+
+
+def remove_unused_folder() -> None:
+    """Delete the folders that Hydra has made for a trial in which the trial has written nothing."""
+    with suppress(OSError, OmegaConfBaseException):
+        folder = Path(HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else os.getcwd())
+        # Hydra's own launchers don't go by `_run_job`, and make their trials' folders in one that is there.
+        existing = _existing if _existing in (folder, *folder.parents) else folder.parent
+        for path in (folder, *folder.parents):
+            if path == existing:
+                break
+            path.rmdir()
+
+
+@dataclass
+class HydraTrial:
+    """Composes the overrides of a trial as Hydra does, and runs the job in their folder.
+
+    Picklable by cloudpickle, with the state of Hydra.
+    """
+
+    hydra_context: HydraContext
+    config: DictConfig
+    """The configuration of the experiment."""
+    job: Job
+    state: Any = field(default_factory=Singleton.get_state)
+    """Hydra's singletons and OmegaConf's resolvers in the process that Hydra was started in."""
+    ready: bool = False
+    """Whether this process has taken over `state`."""
+
+    def __call__(self, task: Task) -> Outcome:
+        """Run the trial in this process. What is wrong with its overrides is in the outcome."""
+        if not self.ready:
+            setup_globals()
+            Singleton.set_state(self.state)
+            before_leaving.append(remove_unused_folder)
+            self.ready = True
+        os.environ.pop(CHANNEL, None)
+        if task.channel:
+            os.environ[CHANNEL] = task.channel
+        try:
+            with _printing_to(task.folder / task.log if task.log else None):
+                try:
+                    return self._run(task)
+                except HydraException as error:
+                    return Outcome.failed(str(explain(error, task.overrides, self.job.config_dir)))
+        except OSError as error:
+            return Outcome.failed(f"{task.folder} cannot be written ({error.strerror or error})")
+        finally:
+            os.environ.pop(CHANNEL, None)
+
+    def _run(self, task: Task) -> Outcome:
+        with kinds_replace():
+            config = self.hydra_context.config_loader.load_sweep_config(self.config, list(task.overrides))
+        with open_dict(config):
+            config.hydra.job.id = f"{config.hydra.job.name}_{task.number}"
+            config.hydra.job.num = task.number
+        HydraConfig.instance().set_config(config)
+        ended = _run_job(
+            hydra_context=self.hydra_context,
+            config=config,
+            task_function=self.job,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+        outcome: Outcome = ended.return_value
+        return outcome
+
+
+@contextmanager
+def _printing_to(path: Path | None) -> Iterator[None]:
+    """Append what this process and its children print in this context to a file, if there is one."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = [os.dup(1), os.dup(2)]
+    with open(path, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in enumerate(before, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)

@@ -11,23 +11,23 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import TextIO
 
-import cloudpickle
-
+from labrl.errors import InputError
+from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need, Share
-from labrl.experiment.scheduler import Engine, RunTask
-from labrl.experiment.task import Outcome, Task
+from labrl.experiment.scheduler import Outcome, Task
 from labrl.processes import (
-    children_ignore_ctrl_c,
     exit_code_of,
     how_it_ended,
     signals_leave,
+    signals_wait_in_children,
     stop_with_the_parent,
+    take_signals,
 )
 from labrl.script import Carried
 
@@ -47,19 +47,37 @@ class _Worker:
     told_to_stop: bool = False
 
 
-class LocalProcesses(Engine):
-    """The engine of this machine: as many trials at once as its cores and GPUs carry.
+class WorkersLauncher(TrialLauncher):
+    """`hydra/launcher=local`: as many trials at once as this machine carries, each in its own process.
 
     A process takes the next trial when it has ended one, with torch loaded. One that dies takes its trial
     with it and nothing else: joblib's pool, which Hydra's launcher of that name uses, ends all trials then.
     """
 
-    def __init__(self, run: RunTask, machine: Machine, limit: int | None = None) -> None:
-        """limit: most trials at once; None: as many as the machine carries."""
-        super().__init__(limit)
-        self._payload = cloudpickle.dumps((Carried(), run))
-        self._machine = machine
+    def __init__(self, n_jobs: int = -1) -> None:
+        """n_jobs: most trials at once, >= 1; -1: as many as the machine carries."""
+        super().__init__()
         self._workers: list[_Worker] = []
+        self._n_jobs = n_jobs
+        self.limit = None if n_jobs == -1 else n_jobs
+
+    def check(self) -> None:
+        """Raise InputError where the number of trials at once is no such number."""
+        if self._n_jobs == 0 or self._n_jobs < -1:
+            raise InputError(
+                "hydra.launcher.n_jobs must be at least 1, or -1 for as many as the machine has room for, "
+                f"got {self._n_jobs}",
+                code="range",
+                key="hydra.launcher.n_jobs",
+            )
+
+    def __enter__(self) -> WorkersLauncher:
+        # Imported late: at every start Hydra imports this module.
+        import cloudpickle
+
+        self._payload = cloudpickle.dumps((Carried(), self.run))
+        self._machine = Machine(self.cores)
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.stop()
@@ -124,7 +142,7 @@ class LocalProcesses(Engine):
         here, there = context.Pipe()
         name = f"worker_{len(self._workers)}"
         process = context.Process(target=_serve, args=(there, self._payload, environment), name=name)
-        with children_ignore_ctrl_c():
+        with signals_wait_in_children():
             process.start()
         there.close()  # so that its end is seen
         self._workers.append(_Worker(process, here, environment))
@@ -150,8 +168,9 @@ def _outcome(worker: _Worker) -> Outcome | None:
 def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str]) -> None:
     """Run trials until there are no more, or the process that sends them is gone."""
     os.environ.update(environment)
+    take_signals()
     stop_with_the_parent()
-    run: RunTask | None = None
+    run: Callable[[Task], Outcome] | None = None
     streams = [LabelledLines(sys.stdout), LabelledLines(sys.stderr)]
     sys.stdout, sys.stderr = streams
     try:

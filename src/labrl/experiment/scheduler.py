@@ -1,24 +1,110 @@
-"""Run the trials of a grid or a search: a queue hands them out, an engine runs several at once."""
+"""The trials of a grid or a search: a queue hands them out as tasks, a launcher runs several at once.
+
+Tasks and their outcomes are plain data, which crosses processes and machines.
+"""
 
 from __future__ import annotations
 
 import signal
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from labrl.errors import INTERRUPTED
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
 from labrl.experiment.machine import Need
-from labrl.experiment.task import Outcome, Task
 from labrl.session.interruption import Interruption
+from labrl.storage.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from labrl.experiment.launcher import TrialLauncher
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A trial to run, or to continue where an earlier attempt left it in its folder."""
+
+    number: int
+    """Number of the trial in its experiment."""
+    overrides: list[str]
+    """All overrides that compose it, including those for Hydra."""
+    folder: Path
+    """Its run folder, which the overrides name too."""
+    need: Need
+    """Cores and GPUs that it takes."""
+    channel: str | None = None
+    """Address to which its sessions report evaluations (`labrl.experiment.search.channel`); None: nowhere."""
+    log: str | None = None
+    """File of the folder that takes what the trial prints; None: the terminal."""
+    attempts: int = 0
+    """Number of times that its process has died."""
+    label: str = ""
+    """Name of the trial in messages, where that is not its number."""
+
+    @property
+    def named(self) -> str:
+        """How messages call the trial."""
+        return self.label or f"trial {self.number}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The outcome of a trial."""
+
+    status: Literal["finished", "pruned", "failed", "interrupted"]
+    exit_code: int
+    """0, 1 where it failed, 2 where it was refused, 130 or 143 where a signal ended it."""
+    error: str | None = None
+    """The error of a failed trial, in one line."""
+    returns: tuple[float, ...] = ()
+    """Mean return over the last episodes of each session that has one and did not fail."""
+    died: bool = False
+    """Whether its process ended without a result, so that another attempt can go on from a checkpoint."""
+
+    @classmethod
+    def failed(cls, error: str, code: int = FAILED) -> Outcome:
+        """Return the outcome of a trial that `error` ended before it had a result."""
+        return cls(status="failed", exit_code=code, error=error)
+
+    @classmethod
+    def lost(cls, error: str, interrupted: bool) -> Outcome:
+        """Return the outcome of a trial whose process or machine is gone.
+
+        interrupted: whether the process was asked to end.
+        """
+        if interrupted:
+            return cls(status="interrupted", exit_code=TERMINATED, error=error, died=True)
+        return cls(status="failed", exit_code=FAILED, error=error, died=True)
+
+
+_EXIT_CODES = {"finished": DONE, "pruned": DONE, "failed": FAILED, "interrupted": TERMINATED}
+
+
+def recorded(run: RunFolder, exit_code: int | None = None) -> Outcome:
+    """Return what the run folder says that its trial came to.
+
+    One that says `running`, though all its sessions have ended, was killed before it could say more.
+    exit_code: of the command that has run it, where that is known.
+    """
+    info = run.info()
+    status: Any = info["status"] if info["status"] in _EXIT_CODES else "finished"
+    sessions = info.get("sessions", [])
+    errors = [
+        f"session {session['index']}: {session['error']}" if len(sessions) > 1 else session["error"]
+        for session in sessions
+        if session["error"]
+    ]
+    returns = [session.get("final_return") for session in sessions if session["status"] != "failed"]
+    return Outcome(
+        status=status,
+        exit_code=_EXIT_CODES[status] if exit_code is None else exit_code,
+        error="; ".join(errors) or None,
+        returns=tuple(value for value in returns if value is not None),
+    )
+
 
 SECONDS = 0.5
 """Longest time between two checks for a request to stop, seconds."""
-
-RunTask = Callable[[Task], Outcome]
-"""Runs one trial in the calling process; picklable by cloudpickle if it is sent to another one."""
 
 
 class Queue:
@@ -73,96 +159,20 @@ class RetryingQueue(Queue):
         raise NotImplementedError
 
 
-class Engine(ABC):
-    """Runs trials, in processes of this machine or as jobs of a cluster.
-
-    A context manager. On leaving after an error, it lets running trials save and end.
-    """
-
-    handles_signals = True
-    """Whether the scheduler handles signals and stops the trials; else trials handle them themselves."""
-
-    def __init__(self, limit: int | None = None) -> None:
-        """limit: most trials at once; None: as many as there is room for."""
-        self._limit = limit
-        self._jobs: dict[Any, Task] = {}
-        """Trials that were started and have not ended, by what runs them."""
-
-    @property
-    def running(self) -> list[Task]:
-        """The trials that were started and have not ended."""
-        return list(self._jobs.values())
-
-    def has_room(self, need: Need) -> bool:
-        """Return whether another trial with this need can start now."""
-        return self._limit is None or len(self.running) < self._limit
-
-    @abstractmethod
-    def start(self, task: Task) -> None:
-        """Start a trial, or submit it to the cluster's queue."""
-
-    def ended(self, seconds: float) -> list[tuple[Task, Outcome]]:
-        """Return the trials that have ended since the last call, after at most `seconds`."""
-        return [(self._jobs.pop(job), outcome) for job, outcome in self._outcomes(seconds)]
-
-    @abstractmethod
-    def _outcomes(self, seconds: float) -> Sequence[tuple[Any, Outcome]]:
-        """Return those of `_jobs` that have ended, after at most `seconds`."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Ask the trials to save and end; called again until they have."""
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._jobs.clear()
-
-
-class Calls(Engine):
-    """The engine of launchers that run trials in one call and handle signals: Hydra's own."""
-
-    handles_signals = False
-
-    def __init__(self, run: Callable[[Sequence[Task]], Sequence[Outcome]], limit: int | None) -> None:
-        """run: runs trials to their end; limit: trials of one call."""
-        super().__init__(limit)
-        self._run = run
-
-    def start(self, task: Task) -> None:
-        """Keep the trial for the next call."""
-        self._jobs[task.number] = task
-
-    def _outcomes(self, seconds: float) -> Sequence[tuple[Any, Outcome]]:
-        """Run what was started to its end, however long that takes."""
-        return list(zip(self._jobs, self._run(self.running), strict=True))
-
-    def stop(self) -> None:
-        """Do nothing: no trial runs when this can be called."""
-
-
-@contextmanager
-def working(engine: Engine, interruption: Interruption) -> Iterator[None]:
-    """Enter the engine, and the interruption if the scheduler handles signals."""
-    with engine, interruption if engine.handles_signals else nullcontext():
-        yield
-
-
-def run_queue(queue: Queue, engine: Engine, interruption: Interruption) -> None:
+def run_queue(queue: Queue, launcher: TrialLauncher, interruption: Interruption) -> None:
     """Run trials as there is room for them until the queue is empty and the last one has ended.
 
     After a signal no further trial begins, and those that run save and end.
     """
     while True:
-        while not interruption.requested and (task := queue.next(engine.has_room)) is not None:
-            engine.start(task)
-        if not engine.running:
+        while not interruption.requested and (task := queue.next(launcher.has_room)) is not None:
+            launcher.start(task)
+        if not launcher.running:
             return
-        for task, outcome in engine.ended(SECONDS):
-            if not engine.handles_signals and outcome.status == "interrupted":
+        for task, outcome in launcher.ended(SECONDS):
+            if not launcher.handles_signals and outcome.status == "interrupted":
                 interruption.stop(signal.SIGINT if outcome.exit_code == INTERRUPTED else signal.SIGTERM)
             queue.ended(task, outcome)
-        queue.tick(engine.running)
+        queue.tick(launcher.running)
         if interruption.requested:
-            engine.stop()
+            launcher.stop()

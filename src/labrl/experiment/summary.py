@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from labrl.analysis.formats import number
+from labrl.analysis.formats import brackets, number
 from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_name
 from labrl.config.keys import split_override
-from labrl.experiment.task import Outcome
+from labrl.experiment.scheduler import Outcome
 from labrl.session.callbacks.display import Terminal
 from labrl.storage.experiment_folder import ExperimentStatus, TrialRecord
 from labrl.trial.summary import say
@@ -113,13 +113,15 @@ def _print_groups(
         groups.items(), key=lambda group: -found.value if (found := group_return(group[1])) else math.inf
     )
     for key, returns in by_return:
-        table.add_row(_return(returns, brackets=True), str(len(returns)), names[key])
+        table.add_row(_return(returns, interval=True), str(len(returns)), names[key])
     console.print(table)
 
 
-def _return(returns: Sequence[float], brackets: bool = False) -> str:
+def _return(returns: Sequence[float], interval: bool = False) -> str:
     found = group_return(returns)
-    return "-" if found is None else found.brackets() if brackets else number(found.value)
+    if found is None:
+        return "-"
+    return brackets(found.value, found.low, found.high) if interval else number(found.value)
 
 
 def _first_line(text: str | None) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from labrl.experiment.again import replaced, swept_keys
 from labrl.experiment.experiment import held
 from labrl.experiment.grid import plan_again, plan_grid
 from labrl.experiment.job import Job
+from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine
-from labrl.experiment.scheduler import Engine, Queue, run_queue, working
+from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
 from labrl.experiment.summary import how_to_resume_experiment, print_experiment, said_of
-from labrl.experiment.task import Outcome, Task, recorded
 from labrl.processes import Stopped
 from labrl.session.interruption import Interruption
 from labrl.storage.experiment_folder import ExperimentFolder, ExperimentStatus, TrialRecord
@@ -37,21 +37,19 @@ def sweep_grid(
     hydra_context: HydraContext,
     config: DictConfig,
     job: Job,
-    engine: Callable[[], Engine],
-    elsewhere: bool,
+    launcher: TrialLauncher,
 ) -> None:
     """Run every combination of the values that `job` was given; the exit code is left in it.
 
-    params: overrides that need not be typed; config: of the experiment, with Hydra's node; engine: makes what
-    runs the trials, on other machines if `elsewhere`. Raises InputError for wrong input before any trial
-    starts, as far as it can be seen without building one.
+    params: overrides that need not be typed; config: of the experiment, with Hydra's node. Raises InputError
+    for wrong input before any trial starts, as far as it can be seen without building one.
     """
     again = job.experiment
     path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
     overrides = replaced(params, job.overrides)
     compose = hydra_context.config_loader.load_sweep_config
     job.part_of, job.force = "grid", again is not None and again.force
-    machine = None if elsewhere else Machine()
+    machine = None if launcher.elsewhere else Machine()
     if again is None:
         plan = plan_grid(overrides, lambda trial: compose(config, trial), machine)
     else:
@@ -81,8 +79,8 @@ def sweep_grid(
         if done := len(grid.outcomes):
             say(f"Resuming {path}: {done} trials have finished, {len(tasks)} remain")
         else:
-            say(f"{len(tasks)} trials in {path}")
-        job.exit_code = grid.run(engine())
+            say(f"{len(tasks)} trial{'' if len(tasks) == 1 else 's'} in {path}")
+        job.exit_code = grid.run(launcher)
 
 
 def hydra_overrides(config: DictConfig) -> list[str]:
@@ -104,16 +102,14 @@ class Grid(Queue):
         left = {task.number for task in tasks}
         for number, record in self.records.items():
             if number not in left and record.status == "finished":
-                self.outcomes[number] = recorded(RunFolder.open(folder.trial_path(record))) or Outcome(
-                    status="finished", exit_code=DONE
-                )
+                self.outcomes[number] = recorded(RunFolder.open(folder.trial_path(record)))
 
-    def run(self, engine: Engine) -> int:
+    def run(self, launcher: TrialLauncher) -> int:
         """Run the remaining trials. Return the exit code of the experiment."""
         interruption = Interruption()
         try:
-            with working(engine, interruption):
-                run_queue(self, engine, interruption)
+            with launcher, interruption if launcher.handles_signals else nullcontext():
+                run_queue(self, launcher, interruption)
         except KeyboardInterrupt as stop:
             interruption.stop(signal.SIGTERM if isinstance(stop, Stopped) else signal.SIGINT)
         return self._close(interruption.exit_code if interruption.requested else None)

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from labrl.errors import InputError
+from labrl.learning.kernels.networks import WatchedKernel
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.workspace import Workspace
@@ -94,6 +96,12 @@ class Compute:
             has_bf16 = torch.cuda.is_bf16_supported() if on_gpu else in_hardware
             precision = "bf16" if has_bf16 else "fp32"
         return cls(chosen, torch.bfloat16 if precision == "bf16" else torch.float32, max(num_threads, 1))
+
+    def kernel_of(self, network: nn.Module) -> WatchedKernel:
+        """Return what computes a network without autograd; a kernel that is none, where there is none."""
+        if self.compiled:
+            return WatchedKernel(None, "it is compiled")
+        return WatchedKernel(network if self.kernels else None)
 
     @property
     def narrows(self) -> bool:

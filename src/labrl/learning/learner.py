@@ -12,29 +12,32 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from labrl.config.component import Component
 from labrl.learning.flat import FlatParameters, Network
-from labrl.learning.kernels.networks import (
-    ActorCriticKernel,
-    Kernel,
-    RolloutKernel,
-    UnknownNetworkError,
-    WatchedKernel,
-    kernel_of,
-)
 from labrl.networks.spaces import Spaces, sees_images
+from labrl.networks.torso import BY_THE_MINIBATCH, UNSEEDED, refusal
 
 if TYPE_CHECKING:
     from labrl.learning.compute import Compute
+    from labrl.learning.kernels.networks import Kernel, RolloutKernel, WatchedKernel
     from labrl.learning.optimizers import Optimizer
+
+DRAWS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
+"""Layers that draw what they drop, or none where their `p` is 0."""
+DROPS = nn.RNNBase, nn.MultiheadAttention
+"""Layers with the same inside them, where their `dropout` is not 0."""
+
+Built = TypeVar("Built", bound=tuple[nn.Module, ...])
+
 
 LARGE_PRODUCTS = 2**23
 """Weights times samples of a minibatch from which on a matrix product gains from several threads."""
@@ -91,6 +94,60 @@ class DerivedLoss(Generic[Batch]):
 
 
 NewOptimizer = Callable[[FlatParameters], "Optimizer"]
+
+
+def build_networks(
+    make: Callable[[], Built], seed: int, spaces: Spaces, compute: Compute, whole_minibatches: bool = False
+) -> Built:
+    """Return what `make` builds, its weights drawn from `seed` alone, laid out for the observations.
+
+    whole_minibatches: as for `check_torso`. With meta.compile, they and copies of them compute by code that
+    torch.compile makes at their first call. Raise InputError for layers with which a run would not repeat.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        networks = make()
+    for network in networks:
+        _check_layers(network, whole_minibatches)
+        if sees_images(spaces.observation):
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
+        network.to(compute.device)
+        if compute.compiled:
+            # The class is changed and not the object: a compiled method that an object carries would, in a
+            # copy of it, still compute with the weights of the original.
+            network.__class__ = _compiled(type(network))  # type: ignore[arg-type]  # a class can be hashed
+    return networks
+
+
+def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
+    """Raise InputError for layers of a user's network that draw numbers, mix the rows of a batch or keep
+    something of it: copies of the network, for other threads and as a target, would not have the same."""
+    for name, layer in network.named_modules():
+        found = f"{name} of {type(network).__name__} is a {type(layer).__name__}"
+        if isinstance(layer, DRAWS) and layer.p > 0:
+            raise refusal(f"{found}, {UNSEEDED}. Leave it out, or set its p to 0.")
+        if isinstance(layer, DROPS) and layer.dropout > 0:
+            raise refusal(f"{found} with dropout, {UNSEEDED}. Set dropout to 0.")
+        if isinstance(layer, nn.RReLU):
+            raise refusal(f"{found}, {UNSEEDED}. Use nn.LeakyReLU.")
+        if whole_minibatches:
+            continue
+        if isinstance(layer, _BatchNorm):
+            raise refusal(
+                f"{found}: it {BY_THE_MINIBATCH}. Use nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
+            )
+        if changes := vars(layer).get("changes"):
+            raise refusal(
+                f"the forward pass of {type(layer).__name__} changes its buffer {changes[0]}, which would "
+                "differ between the threads that learn and the target network. Compute with weights and "
+                "constants alone, such as weight_norm or LayerNorm instead of spectral_norm."
+            )
+
+
+@cache
+def _compiled(kind: type[nn.Module]) -> Any:
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind,), {**names, "forward": torch.compile(kind.forward)})
 
 
 def make_learner(
@@ -155,9 +212,9 @@ class SecondHalf:
         # A new thread would multiply matrices on as many threads as there are cores.
         self._pool = ThreadPoolExecutor(1, "learner", initializer=torch.set_num_threads, initargs=(1,))
 
-    def join(self, network: nn.Module, gradient: Tensor) -> None:
-        """Compute with a copy of the network from now on. gradient: of the copy, [size]"""
-        self._kernel, self._gradient = kernel_of(network), gradient
+    def join(self, kernel: Kernel | None, gradient: Tensor) -> None:
+        """Compute with the kernel of a copy of the network from now on. gradient: of the copy, [size]"""
+        self._kernel, self._gradient = kernel, gradient
 
     def gradient(
         self, by_hand: Callable[[Any, Batch], NDArray], kernel: Kernel, minibatch: Batch, out: Tensor
@@ -212,15 +269,13 @@ class Learner(Generic[Network]):
         )
         self._noise = None if compute.noise is None else compute.noise.new()
         self._optimizer = new_optimizer(self.flat)
-        self._kernel = WatchedKernel(None)
+        self.kernel_of = compute.kernel_of
+        """Returns the kernel of this network, or of a copy."""
         self._kept: RolloutKernel | None = None
         self._beside = SecondHalf() if num_threads > 1 and not whole_minibatches else None
         self._note: Callable[[str], None] | None = compute.note
-        if compute.compiled:
-            self._say_why("it is compiled")
-        elif compute.kernels:
-            self._make_kernel()
-            self.flat.moved.append(self._make_kernel)
+        self._make_kernel()
+        self.flat.moved.append(self._make_kernel)
 
     def in_precision(self, network: nn.Module) -> Callable[..., Any]:
         """Return `network` as a function that computes in the precision of this learner."""
@@ -298,9 +353,8 @@ class Learner(Generic[Network]):
         num_rows: rows of the rollout. Returns whether that is possible and worth it here; if not, `rows` is
         to be left out.
         """
-        kernel = self._kernel.now
-        if isinstance(kernel, ActorCriticKernel) and self._beside is None and self._noise is None:
-            self._kept = kernel.kept(num_rows)
+        if self._beside is None and self._noise is None:
+            self._kept = self._kernel.kept(num_rows)
         return self._kept is not None
 
     def _kept_by(self, kernel: Kernel, num_rows: int) -> Kernel:
@@ -322,10 +376,6 @@ class Learner(Generic[Network]):
     def frozen(self) -> Network:
         """Return the network, in the same memory, for losses that differentiate through it, not by it."""
         return self.flat.replica(self.network, same_buffers=True).requires_grad_(False)
-
-    def kernel_for(self, copy: Network) -> WatchedKernel:
-        """Return the kernel of a copy of the network: none where the network itself has none."""
-        return WatchedKernel(None if self._kernel.now is None else copy)
 
     def tensor(self, array: Any) -> Any:
         """Return an array on the device, real numbers in float32; in the same memory where possible.
@@ -392,12 +442,12 @@ class Learner(Generic[Network]):
 
     def _make_kernel(self) -> None:
         """Make the kernel of the network where there is one, and note why where there is none."""
-        try:
-            self._kernel = WatchedKernel(self.network)
-            if self._beside is not None:
-                self._beside.join(*self.flat.with_gradient(self.network))
-        except UnknownNetworkError as error:
-            self._say_why(str(error))
+        self._kernel: WatchedKernel = self.kernel_of(self.network)
+        if self._kernel.why_not:
+            self._say_why(self._kernel.why_not)
+        elif self._beside is not None and self._kernel.now is not None:
+            copy, gradient = self.flat.with_gradient(self.network)
+            self._beside.join(self.kernel_of(copy).now, gradient)
 
     def _say_why(self, why: str) -> None:
         """Note in the session's log why gradients are computed by autograd, once."""

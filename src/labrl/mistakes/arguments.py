@@ -46,6 +46,11 @@ def stray_arguments(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]
     line = ["labrl"]
     left = [re.sub("^[\N{EN DASH}\N{EM DASH}]", "--", argument) for argument in arguments]
     while left:
+        if not left[0].strip():
+            empty = shlex.quote(left.pop(0))
+            why = f"{empty}: the argument is empty (perhaps a shell variable is not set): leave it out"
+            mistakes.append(Mistake("missing", empty, why))
+            continue
         parts, argument = _taken(left)
         typed = " ".join(parts)
         name, equals, value = argument.partition("=")
@@ -113,6 +118,8 @@ def _takes(flag: str, equals: str, value: str) -> bool:
 def _suggestion(name: str, value: str) -> str:
     """Return what to type instead of an unknown flag or bare name. value: its value, or ''."""
     plain = name.lstrip("-+").replace("-", "_") if name.startswith(("-", "+")) else name
+    if not plain:
+        return ""
     if not value and ":" in plain:
         plain, _, value = plain.partition(":")
     commands = other_commands()

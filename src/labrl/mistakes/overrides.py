@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -67,8 +68,9 @@ def _trials(
             parsed.append(each if _is_choice(one, loader) else each[:1])
         else:
             key, typed = one.key_or_group, override.partition("=")[2]
-            message = f"for an experiment with several values, write labrl -m '{override}'; for a list, "
-            mistakes.append(Mistake("usage", key, f"{override}: {message}{key}=[{typed}]"))
+            as_list = "" if _is_choice(one, loader) else f", or {key}=[{typed}] for a list"
+            message = f"write labrl -m '{override}' for an experiment with several values{as_list}"
+            mistakes.append(Mistake("usage", key, f"{override}: {message}"))
     return mistakes, itertools.product(*parsed)
 
 
@@ -79,19 +81,34 @@ def _bad_syntax(override: str, parser: OverridesParser) -> Mistake:
         "write key=value; lists as [1,2], groups of keys as {a: 1, b: 2}, and values with spaces or special "
         "characters in quotes, as in 'key=\"a value\"'"
     )
-    if re.fullmatch(r"choice\(.*\bnull\b.*\)", value):
+    odd = [letter for letter in override if unicodedata.category(letter) in ("Cf", "Pi", "Pf")]
+    if odd:
+        name = f"{unicodedata.name(odd[0], '')} (U+{ord(odd[0]):04X})".strip()
+        advice = f"it contains {name}, perhaps from copied text; type it again"
+    elif re.fullmatch(r"choice\(.*\bnull\b.*\)", value):
         advice = f"choice(...) cannot contain null; write '{key}={value[7:-1]}'"
     elif not equals:
         advice = f"write {key}=<value>"
+    elif value.startswith("~/"):
+        advice = f"write {key}=$HOME{value[1:]}, because shells expand ~ only at the beginning of a word"
     elif re.search(r"[\s;][\w./]+=", value):
         advice = "separate overrides by spaces, without quotes around all of them"
-    elif key and cleaned != override:
-        try:
-            parser.parse_override(cleaned)
-            advice = f"write {cleaned}"
-        except HydraException:
-            pass
+    elif key:
+        # Quotes help text with letters beyond ASCII, but not an incomplete list or call.
+        plain = not re.search(r"[\[\]{}()'\",;=]", value)
+        for meant, typed in [(cleaned, cleaned), (f'{key}="{value}"', f"'{key}=\"{value}\"'")]:
+            if meant != override and (plain or meant == cleaned) and _is_readable(meant, parser):
+                advice = f"write {typed}"
+                break
     return Mistake("syntax", key.lstrip("+~") or override, f"{override}: cannot be read: {advice}")
+
+
+def _is_readable(override: str, parser: OverridesParser) -> bool:
+    try:
+        parser.parse_override(override)
+    except HydraException:
+        return False
+    return True
 
 
 def _is_choice(one: Override, loader: ConfigLoader) -> bool:

@@ -6,6 +6,7 @@ A distribution is built once for an action space. Its parameters are one tensor 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any, Literal, Protocol, TypeVar
 
 import gymnasium as gym
@@ -128,7 +129,23 @@ class BoxActions:
         return generator.random((count, self.size), np.float32) * np.float32(2) - np.float32(1)
 
 
-class ActionDistribution(Protocol):
+class Derived(Protocol):
+    """Distributions over actions in some rows, the actions taken, and derivatives without autograd."""
+
+    log_prob: NDArray
+    """log pi(a|s) of each row. [rows]"""
+    entropy: NDArray
+    """H of each row. [rows]"""
+
+    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
+        """Return the derivative of a loss by the parameters. [rows, num_parameters]
+
+        log_prob: its derivative by log pi(a|s), [rows]; entropy: that by H, the same for all rows.
+        """
+        ...
+
+
+class ActionDistribution(ABC):
     """The action distribution of a policy-gradient agent."""
 
     num_parameters: int
@@ -137,37 +154,41 @@ class ActionDistribution(Protocol):
     """Shape of one sampled action as the agent stores it."""
     action_dtype: torch.dtype
 
+    @abstractmethod
     def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
         """One action for each row, [batch, *action_shape]."""
-        ...
 
+    @abstractmethod
     def mode(self, parameters: NDArray) -> NDArray:
         """The most likely action for each row, [batch, *action_shape]."""
-        ...
 
+    @abstractmethod
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability of each action and entropy of each row, [batch] both."""
-        ...
 
+    @abstractmethod
+    def derived(self, parameters: NDArray, action: NDArray) -> Derived:
+        """Return log-probabilities and entropies with their derivatives. [rows, ...] each"""
+
+    @abstractmethod
     def to_env(self, action: NDArray) -> NDArray:
         """Sampled actions as the environment takes them, [batch, ...]."""
-        ...
 
+    @abstractmethod
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
         """Actions as the environment takes them, drawn or the most likely ones, of an exported policy."""
-        ...
 
+    @abstractmethod
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return the numbers that a sample is drawn by, for histograms. [batch, ...] each"""
-        ...
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
         """Return the columns of a metrics row about actions that are real numbers; others are counted by the
         environments."""
-        ...
+        return {}
 
 
-class Categorical:
+class Categorical(ActionDistribution):
     """Over a discrete space; the parameters are unnormalized log-probabilities."""
 
     def __init__(self, space: gym.spaces.Discrete) -> None:
@@ -190,6 +211,10 @@ class Categorical:
         entropy = -(log_p.exp() * log_p).sum(1)
         return log_p.gather(1, action.unsqueeze(1)).squeeze(1), entropy
 
+    def derived(self, parameters: NDArray, action: NDArray) -> Derived:
+        """Return log-probabilities and entropies with their derivatives."""
+        return _DerivedCategorical(parameters, action)
+
     def to_env(self, action: NDArray) -> NDArray:
         """Counted from the space's first action. [batch]"""
         return action + self._first if self._first else action
@@ -202,12 +227,35 @@ class Categorical:
         """Return the probability of each action. [batch, actions]"""
         return {"probability": torch.softmax(torch.from_numpy(parameters), dim=1).numpy()}
 
-    def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Return nothing: the environments count discrete actions."""
-        return {}
+
+class _DerivedCategorical:
+    """Derivatives with p = softmax(x): d log p_a / dx_i = [i = a] - p_i and dH / dx_i = -p_i (log p_i +
+    H)."""
+
+    def __init__(self, parameters: NDArray, action: NDArray) -> None:
+        # One row for each action: sums over few actions of many rows are then sums of long rows.
+        self._log_p = log_p = parameters.T.copy()
+        log_p -= np.maximum.reduce(log_p)
+        self._p = np.exp(log_p)
+        total = np.add.reduce(self._p)
+        self._p /= total
+        log_p -= np.log(total, out=total)
+        self._taken = action == np.arange(len(log_p))[:, None]
+        self.log_prob = np.add.reduce(log_p * self._taken)
+        self.entropy = -np.add.reduce(self._p * log_p)
+
+    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
+        gradient = self._taken - self._p
+        gradient *= log_prob
+        if entropy:
+            change = self._log_p + self.entropy
+            change *= self._p
+            change *= np.float32(entropy)
+            gradient -= change
+        return gradient.T
 
 
-class MultiCategorical:
+class MultiCategorical(ActionDistribution):
     """Over a space of several choices, each by itself; the parameters are their logits, side by side."""
 
     def __init__(self, space: gym.spaces.MultiDiscrete) -> None:
@@ -238,6 +286,10 @@ class MultiCategorical:
             entropy = entropy - (log_p.exp() * log_p).sum(1)
         return log_prob, entropy
 
+    def derived(self, parameters: NDArray, action: NDArray) -> Derived:
+        """Return log-probabilities and entropies with their derivatives."""
+        return _DerivedChoices(self.sizes, parameters, action)
+
     def to_env(self, action: NDArray) -> NDArray:
         """Counted from the first of each choice. [batch, *action_shape]"""
         return action + self._first
@@ -253,12 +305,22 @@ class MultiCategorical:
         logits = torch.from_numpy(parameters).split(self.sizes, dim=1)
         return {"probability": torch.cat([torch.softmax(one, dim=1) for one in logits], dim=1).numpy()}
 
-    def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Return nothing: the environments count discrete actions."""
-        return {}
+
+class _DerivedChoices:
+    """Independent choices, side by side: log pi and H are sums over them."""
+
+    def __init__(self, sizes: list[int], parameters: NDArray, action: NDArray) -> None:
+        parts = np.split(parameters, np.cumsum(sizes)[:-1], axis=1)
+        columns = action.reshape(len(action), -1).T
+        self._parts = [_DerivedCategorical(*each) for each in zip(parts, columns, strict=True)]
+        self.log_prob: NDArray = np.sum([part.log_prob for part in self._parts], axis=0)
+        self.entropy: NDArray = np.sum([part.entropy for part in self._parts], axis=0)
+
+    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
+        return np.concatenate([part.gradient(log_prob, entropy) for part in self._parts], axis=1)
 
 
-class Bernoulli:
+class Bernoulli(ActionDistribution):
     """Over a space of switches, each by itself; the parameters are their log-odds."""
 
     def __init__(self, space: gym.spaces.MultiBinary) -> None:
@@ -280,6 +342,10 @@ class Bernoulli:
         log_prob = torch.where(action.flatten(1) > 0, log_on, log_off).sum(1)
         return log_prob, -(log_on.exp() * log_on + log_off.exp() * log_off).sum(1)
 
+    def derived(self, parameters: NDArray, action: NDArray) -> Derived:
+        """Return log-probabilities and entropies with their derivatives."""
+        return _DerivedSwitches(parameters, action)
+
     def to_env(self, action: NDArray) -> NDArray:
         """Return the action unchanged. [batch, *action_shape]"""
         return action
@@ -295,12 +361,25 @@ class Bernoulli:
         """Return the probability that a part is 1. [batch, parts]"""
         return {"probability": torch.sigmoid(torch.from_numpy(parameters)).numpy()}
 
-    def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Return nothing: the environments count discrete actions."""
-        return {}
+
+class _DerivedSwitches:
+    """Derivatives with p = sigmoid(x): d log pi / dx = a - p and dH / dx = -x p (1 - p)."""
+
+    def __init__(self, parameters: NDArray, action: NDArray) -> None:
+        self._logits, self._action = parameters, action.reshape(len(action), -1).astype(np.float32)
+        log_on, log_off = -np.logaddexp(0, -parameters), -np.logaddexp(0, parameters)
+        self._p = np.exp(log_on)
+        self.log_prob = np.where(self._action > 0, log_on, log_off).sum(1)
+        self.entropy = -(self._p * log_on + np.exp(log_off) * log_off).sum(1)
+
+    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
+        gradient = (self._action - self._p) * log_prob[:, None]
+        if entropy:
+            gradient -= np.float32(entropy) * self._logits * self._p * (1 - self._p)
+        return gradient
 
 
-class DiagonalGaussian:
+class DiagonalGaussian(ActionDistribution):
     """Over a box; the parameters are means and log standard deviations, side by side.
 
     Samples are unbounded; the environment gets them clipped to the bounds of the space, and as the nearest
@@ -333,6 +412,10 @@ class DiagonalGaussian:
         log_prob = (-0.5 * normed.square() - log_std - constant).sum(1)
         return log_prob, (log_std + constant + 0.5).sum(1)
 
+    def derived(self, parameters: NDArray, action: NDArray) -> Derived:
+        """Return log-probabilities and entropies with their derivatives."""
+        return _DerivedGaussian(parameters, action)
+
     def to_env(self, action: NDArray) -> NDArray:
         """Clipped to the bounds of the space. [batch, *action_shape]"""
         return typed(np.clip(action, self._low, self._high), self._dtype)
@@ -363,6 +446,26 @@ class DiagonalGaussian:
             "action_std": float(parameters.chunk(2, dim=-1)[1].exp().mean()),
             "action_clipped_share": float(clipped.float().mean()),
         }
+
+
+class _DerivedGaussian:
+    """Derivatives with z = (a - m) / s: d log pi / dm = z / s, d log pi / d log s = z^2 - 1 and dH / d log s
+    = 1."""
+
+    def __init__(self, parameters: NDArray, action: NDArray) -> None:
+        self.mean, self.log_std = np.split(parameters, 2, axis=1)
+        self._inverse = np.exp(-self.log_std)
+        self._z = (action.reshape(self.mean.shape) - self.mean) * self._inverse
+        constant = np.float32(0.5 * math.log(2 * math.pi))
+        self.log_prob = (np.float32(-0.5) * self._z * self._z - self.log_std - constant).sum(1)
+        self.entropy = (self.log_std + (constant + np.float32(0.5))).sum(1)
+
+    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
+        each = log_prob[:, None]
+        log_std = each * (self._z * self._z - 1)
+        if entropy:
+            log_std += np.float32(entropy)
+        return np.concatenate([each * self._z * self._inverse, log_std], axis=1)
 
 
 class RescaledGaussian(DiagonalGaussian):
@@ -413,6 +516,10 @@ class SquashedGaussian(RescaledGaussian):
         log_prob = log_prob - log_tanh_slope(action.reshape(mean.shape)).sum(1)
         return log_prob - self.log_reach, entropy + slope + self.log_reach
 
+    def derived(self, parameters: NDArray, action: NDArray) -> Derived:
+        """Return log-probabilities and entropies with their derivatives."""
+        return _DerivedSquashedGaussian(self, parameters, action)
+
     def to_env(self, action: NDArray) -> NDArray:
         """Within the bounds of the space. [batch, *action_shape]"""
         return super().to_env(np.tanh(action))
@@ -425,6 +532,36 @@ class SquashedGaussian(RescaledGaussian):
         """Mean standard deviation before squashing, and the share of components within 1 % of a bound."""
         names = super().statistics(parameters, torch.tanh(action) / 0.98)
         return {"action_std": names["action_std"], "action_saturated_share": names["action_clipped_share"]}
+
+
+class _DerivedSquashedGaussian(_DerivedGaussian):
+    """The entropy also has E log(1 - tanh^2(m + s x)), x standard normal; log pi a term of the action alone.
+
+    The derivative of log(1 - tanh^2(u)) is -2 tanh(u), with du/dm = 1 and du / d log s = s x; the mean over x
+    is a sum over the nodes of the quadrature.
+    """
+
+    def __init__(self, distribution: SquashedGaussian, parameters: NDArray, action: NDArray) -> None:
+        super().__init__(parameters, action)
+        self._nodes, self._weights = distribution.nodes.numpy(), distribution.weights.numpy()
+        self._around = self.mean[:, :, None] + np.exp(self.log_std)[:, :, None] * self._nodes
+        reach = np.float32(distribution.log_reach)
+        self.log_prob -= _log_tanh_slope(action.reshape(self.mean.shape)).sum(1) + reach
+        self.entropy += (_log_tanh_slope(self._around) @ self._weights).sum(1) + reach
+
+    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
+        gradient, size = super().gradient(log_prob, entropy), self.mean.shape[1]
+        if entropy:
+            slope = np.tanh(self._around)
+            slope *= np.float32(-2 * entropy)
+            gradient[:, :size] += slope @ self._weights
+            gradient[:, size:] += (slope @ (self._nodes * self._weights)) * np.exp(self.log_std)
+        return gradient
+
+
+def _log_tanh_slope(u: NDArray) -> NDArray:
+    """log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u))"""
+    return np.float32(2) * (np.float32(math.log(2)) - u - np.logaddexp(np.float32(0), np.float32(-2) * u))
 
 
 ActionBounds = Literal["clip", "rescale", "squash"]

@@ -7,7 +7,7 @@ state: `torso(observation, state, lengths) -> (features, state)`. Only agents th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -21,59 +21,6 @@ from labrl.config.types import PositiveInt
 from labrl.errors import InputError
 from labrl.networks.layers import in_float32
 from labrl.networks.torso import TorsoTraits, build_torso, check_reads, traits_of
-
-
-class Pieces(NamedTuple):
-    """Sequences of steps, cut where an episode ends inside them: rows of a batch, piece after piece."""
-
-    lengths: NDArray[np.int64]
-    """Steps of each piece, >= 1. [pieces]"""
-    first: NDArray[np.int64]
-    """The piece that each sequence begins with. [sequences]"""
-    carried: NDArray[np.bool_]
-    """Whether a sequence begins in the middle of an episode. [sequences]"""
-
-    @classmethod
-    def of(cls, start: NDArray[np.bool_]) -> Pieces:
-        """start: whether a step is the first of its episode. [sequences, length]"""
-        return cls.of_rows(start.ravel(), np.arange(len(start) + 1) * start.shape[1])
-
-    @classmethod
-    def of_rows(cls, start: NDArray[np.bool_], begin: NDArray[np.int64]) -> Pieces:
-        """Sequences of any lengths, one after the other.
-
-        start: whether a row is the first of its episode [rows]; begin: the row that each sequence begins
-        with, and the number of rows [sequences + 1].
-        """
-        begins = start.copy()
-        begins[begin[:-1]] = True
-        rows = np.flatnonzero(begins)
-        return cls(np.diff(rows, append=len(start)), np.searchsorted(rows, begin[:-1]), ~start[begin[:-1]])
-
-    @property
-    def last(self) -> NDArray[np.int64]:
-        """The piece that each sequence ends with. [sequences]"""
-        return np.append(self.first[1:], len(self.lengths)) - 1
-
-    def states(self, state: Tensor) -> Tensor:
-        """The state before each piece: that before its sequence, or a fresh one, which is 0.
-
-        state: [sequences, state_size]. Returns [pieces, state_size].
-        """
-        states = state.new_zeros((len(self.lengths), state.shape[1]))
-        carried = torch.from_numpy(self.carried).to(state.device)
-        states[torch.from_numpy(self.first).to(state.device)] = state * carried.unsqueeze(1)
-        return states
-
-
-def forgotten(state: NDArray | None, start: NDArray[np.bool_], state_size: int) -> NDArray:
-    """Return the recurrent state where episodes continue, and 0 where they begin. [num_envs, state_size]
-
-    state: None before there is any; of another number of environments it is none either.
-    """
-    if state is None or len(state) != len(start):
-        return np.zeros((len(start), state_size), np.float32)
-    return np.where(start[:, None], np.float32(0), state)
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.observations import Goals
+if TYPE_CHECKING:
+    from labrl.observations import Goals
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,9 @@ from pathlib import Path
 from typing import Any
 
 
-def sync_folder(folder: Path) -> None:
-    """Make names that were created or renamed in `folder` survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def sync_file(path: Path) -> None:
-    """Wait until what was written to a file lies on the disk; nothing to do where there is none."""
+    """Wait until what was written to a file, or the names in a folder, would survive a loss of power; nothing
+    to do where there is none."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -103,7 +95,7 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
         temporary.unlink(missing_ok=True)
         raise
     if durable:
-        sync_folder(path.parent)
+        sync_file(path.parent)
 
 
 def write_json(path: Path, content: Any, durable: bool = True) -> None:

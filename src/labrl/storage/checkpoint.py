@@ -12,18 +12,17 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, cast
 
 from labrl.errors import DamagedFileError, InputError, LabrlError
-from labrl.storage.atomic import HashedFile, copy_synced, sync_folder, write_atomic, write_synced
+from labrl.storage.atomic import HashedFile, copy_synced, sync_file, write_atomic, write_synced
 from labrl.storage.folder import check_format
-from labrl.storage.run_folder import REPLAY
+from labrl.storage.run_folder import REPLAY, frames_in
 
 FORMAT_VERSION = 2
 """Version of the format of a checkpoint. Whatever the version, the manifest keeps `format_version`, `frame`
@@ -34,9 +33,6 @@ BEST = "best"
 BEFORE = "best_before"
 """The best checkpoint before a provisional one."""
 
-Found = TypeVar("Found")
-
-_FRAME = re.compile(r"frame_(\d{12,})")
 _log = logging.getLogger(__name__)
 
 
@@ -128,9 +124,9 @@ class CheckpointStore:
             shutil.rmtree(temporary, ignore_errors=True)
         if keep:
             self._kept.add(frame)
-        for old in [path for path in self._newest_first() if _frame(path) <= frame][self.keep_last :]:
-            if _frame(old) != owed and _frame(old) not in self._kept:
-                self._remove(old)
+        for old in [one for one in self.frames() if one <= frame][self.keep_last :]:
+            if old != owed and old not in self._kept:
+                self._remove(self._at(old))
         return target
 
     def declare_best(self, frame: int) -> None:
@@ -180,11 +176,12 @@ class CheckpointStore:
 
         Raises DamagedFileError if it is not whole, InputError if it has another format.
         """
-        return _whole(_read, path)
+        with _damages(path):
+            return _read(path)
 
     def frames(self) -> list[int]:
         """The frames of which there is a checkpoint, whole or not, newest first."""
-        return [_frame(path) for path in self._newest_first()]
+        return frames_in(self.folder)
 
     def newest_whole_frame(self) -> int | None:
         """Return the frame of the newest checkpoint that is whole by its manifest, None where there is none.
@@ -193,16 +190,16 @@ class CheckpointStore:
         reports what is broken. Raises InputError if the newest one has another format.
         """
         for path in self._newest_first():
-            with suppress(DamagedFileError):
-                return int(_whole(_checked_manifest, path)["frame"])
+            with suppress(DamagedFileError), _damages(path):
+                return int(_checked_manifest(path)["frame"])
         return None
 
     def whole_frames(self) -> list[int]:
         """Return the frames of which a checkpoint is whole by its manifest, the best included, in order."""
         whole = set()
         for path in [*self._newest_first(), self.folder / BEST]:
-            with suppress(LabrlError):
-                whole.add(int(_whole(_checked_manifest, path)["frame"]))
+            with suppress(LabrlError), _damages(path):
+                whole.add(int(_checked_manifest(path)["frame"]))
         return sorted(whole)
 
     def copy_past(self, frame: int, target: Path) -> None:
@@ -222,8 +219,7 @@ class CheckpointStore:
         for copy, original in copies.items():
             copy.mkdir(parents=True)
             _link_files(original, copy)
-            sync_folder(copy)
-        sync_folder(target)
+        sync_file(target)
 
     def replay_of(self, frame: int) -> Path | None:
         """Return the copy of a replay buffer that belongs to the checkpoint of `frame`, if it has one."""
@@ -255,15 +251,12 @@ class CheckpointStore:
 
     def discard_after(self, frame: int) -> None:
         """Remove checkpoints later than `frame`: a run that goes on from there has another future."""
-        for path in self._newest_first():
-            if _frame(path) > frame:
-                self._remove(path)
+        for later in self.frames():
+            if later > frame:
+                self._remove(self._at(later))
 
     def _newest_first(self) -> list[Path]:
-        if not self.folder.is_dir():
-            return []
-        found = [path for path in self.folder.iterdir() if _FRAME.fullmatch(path.name) and path.is_dir()]
-        return sorted(found, key=_frame, reverse=True)
+        return [self._at(frame) for frame in self.frames()]
 
     def _first_whole(self, paths: list[Path]) -> Checkpoint | None:
         for path in paths:
@@ -290,7 +283,7 @@ class CheckpointStore:
             self._publish_best(marked)
         for leftover in self.folder.glob(".*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
-        self._kept = {_frame(path) for path in self._newest_first() if _claims(path).get("keep")}
+        self._kept = {frame for frame in self.frames() if _claims(self._at(frame)).get("keep")}
         self._ready = True
 
     def _add_past(self, kept: Path, is_best: bool, replay: Path | None) -> None:
@@ -298,7 +291,6 @@ class CheckpointStore:
         if not is_best and self.best_frame() is not None:
             (kept / BEST).mkdir()
             _link_files(self.folder / BEST, kept / BEST)
-            sync_folder(kept / BEST)
         if replay is not None:
             copy_replay(replay, kept / REPLAY)
 
@@ -309,7 +301,7 @@ class CheckpointStore:
             shutil.rmtree(retired, ignore_errors=True)
             os.replace(target, retired)
         os.replace(temporary, target)
-        sync_folder(self.folder)
+        sync_file(self.folder)
         shutil.rmtree(retired, ignore_errors=True)
 
     def _keep_best_before(self, frame: int) -> None:
@@ -320,7 +312,6 @@ class CheckpointStore:
     def _publish_best(self, source: Path) -> None:
         temporary = self._temporary(BEST)
         _link_files(source, temporary)
-        sync_folder(temporary)
         self._publish(temporary, self.folder / BEST)
 
     def _remove(self, path: Path) -> None:
@@ -339,10 +330,6 @@ class CheckpointStore:
         return self.folder / f".{name}.old.tmp"
 
 
-def _frame(path: Path) -> int:
-    return int(path.name.removeprefix("frame_"))
-
-
 def copy_replay(source: Path, target: Path) -> None:
     """Copy the files of a replay buffer, which its session may go on writing to.
 
@@ -355,7 +342,7 @@ def copy_replay(source: Path, target: Path) -> None:
             copy_replay(path, target / path.name)
         else:
             copy_synced(path, target / path.name)
-    sync_folder(target)
+    sync_file(target)
 
 
 def _link_files(source: Path, target: Path) -> None:
@@ -367,6 +354,7 @@ def _link_files(source: Path, target: Path) -> None:
             raise
         except OSError:  # a file system without hard links
             copy_synced(source / name, target / name)
+    sync_file(target)
 
 
 def _write(folder: Path, frame: int, packed: Any, best: bool, keep: bool) -> None:
@@ -379,7 +367,7 @@ def _write(folder: Path, frame: int, packed: Any, best: bool, keep: bool) -> Non
     facts = {"format_version": FORMAT_VERSION, "frame": frame, "best": best, "keep": keep}
     manifest = {**facts, "files": files}
     write_synced(folder / MANIFEST, _as_json(manifest))
-    sync_folder(folder)
+    sync_file(folder)
 
 
 def _mark(path: Path, best: bool) -> None:
@@ -430,10 +418,11 @@ def _claimed_frame(path: Path) -> int:
     return int(_claims(path).get("frame", -1))
 
 
-def _whole(read: Callable[[Path], Found], path: Path) -> Found:
-    """Return what `read` finds in a checkpoint. Raises DamagedFileError, or InputError for another format."""
+@contextmanager
+def _damages(path: Path) -> Iterator[None]:
+    """Raise DamagedFileError, or InputError for another format, whatever reading a checkpoint raises."""
     try:
-        return read(path)
+        yield
     except LabrlError:
         raise
     except Exception as error:  # what lies there may be anything, and fail in any way

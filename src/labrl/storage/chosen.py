@@ -21,7 +21,15 @@ def chosen_session(run: RunFolder, wanted: int | None, key: str = "session") -> 
             f"{run.path} has no session yet, so nothing was learned", code="not-found", key=str(run.path)
         )
     if wanted is None:
-        return max(sessions, key=lambda session: (_best_score(session), -session.index))
+        # a running session may be writing to its table
+        returns = {one.index: [row.get("return_mean") for row in read_rows(one.eval_csv)] for one in sessions}
+        best = {
+            index: max(
+                (one for one in found if isinstance(one, int | float) and one == one), default=-math.inf
+            )
+            for index, found in returns.items()
+        }
+        return max(sessions, key=lambda session: (best[session.index], -session.index))
     for session in sessions:
         if session.index == wanted:
             return session
@@ -62,12 +70,4 @@ def chosen_checkpoint(session: SessionFolder, wanted: str, key: str = "checkpoin
         f"{', '.join(there)} (meta.keep_last and meta.keep_every keep more)",
         code="not-found",
         key=key,
-    )
-
-
-def _best_score(session: SessionFolder) -> float:
-    """Return the highest in the evaluation table, which a running session may be writing to."""
-    scores = [row.get("return_mean") for row in read_rows(session.eval_csv)]
-    return max(
-        (score for score in scores if isinstance(score, int | float) and score == score), default=-math.inf
     )

@@ -26,9 +26,6 @@ STUDY_FILE = "study.db"
 CONFIRMING = "confirm_"
 """Prefix of the run folders in which a search runs its best trials on fresh seeds."""
 
-SHOWN_TRIALS = 8
-"""Trials of an experiment that a message lists."""
-
 EXPERIMENT_MARKER = "experiment.json"
 """The file whose existence says that a folder belongs to an experiment."""
 
@@ -48,10 +45,8 @@ def experiment_of(run: Path) -> Path | None:
 def is_first_of_experiment(run: Path) -> bool:
     """Return whether the trial in folder `run` is to tell what holds for all; true outside experiments."""
     experiment = experiment_of(run)
-    if experiment is None:
-        return True
-    trials = read_json(experiment / EXPERIMENT_MARKER).get("trials")
-    return not trials or experiment / trials[0]["folder"] == run
+    trials = read_json(experiment / EXPERIMENT_MARKER).get("trials") if experiment else None
+    return not experiment or not trials or experiment / trials[0]["folder"] == run
 
 
 @dataclass(kw_only=True)
@@ -95,7 +90,6 @@ class ExperimentFolder(Folder[ExperimentStatus]):
     """
 
     MARKER = EXPERIMENT_MARKER
-    FORMAT_VERSION = 1
     KIND = "experiment"
     RESUME = "labrl -m +resume="
     KEY = "hydra.sweep.dir"
@@ -145,36 +139,23 @@ def is_experiment(folder: Path) -> bool:
     return (folder / EXPERIMENT_MARKER).exists()
 
 
-def one_of_its_trials(folder: Path) -> str:
-    """Return the message where a run is wanted and the `folder` of an experiment was given."""
-    trials = sorted(marker.parent for marker in folder.glob(f"*/{RUN_MARKER}"))
-    shown = "".join(f"\n  {trial}" for trial in trials[:SHOWN_TRIALS])
-    more = f"\n  and {len(trials) - SHOWN_TRIALS} more" if len(trials) > SHOWN_TRIALS else ""
-    return f"name one of its trials{shown}{more}" if trials else "none of its trials has begun"
-
-
-def names_in(folder: Path) -> set[str] | None:
-    """Return the names in a folder; None without a folder."""
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else None
-
-
 def take_away(folder: Path, before: set[str] | None) -> None:
     """Remove what a refused experiment has put into its folder, and the folder if it has made that.
 
-    before: as `names_in` found it. What has come since and bears none of our names is somebody else's.
+    before: the names in the folder before; None where it was not there. What has come since and bears none of
+    our names is somebody else's.
     """
     for path in folder.iterdir():
         if path.name in (before or ()):
             continue
         if path.is_file() and (path.name in (EXPERIMENT_MARKER, LOCK) or path.name.startswith(STUDY_FILE)):
             path.unlink()
-        elif path.name == ".submitit" or (path.is_dir() and not _files_besides_log(path)):
+        elif path.name == ".submitit" or (
+            path.is_dir()
+            # of a trial that wrote no more than what its process said before it began
+            and not any(file.is_file() and file.name != TRIAL_LOG for file in path.rglob("*"))
+        ):
             shutil.rmtree(path, ignore_errors=True)
     if before is None:
         with suppress(OSError):
             folder.rmdir()
-
-
-def _files_besides_log(trial: Path) -> bool:
-    """Return whether the folder of a trial holds more than what its process said before it began."""
-    return any(path.is_file() and path.name != TRIAL_LOG for path in trial.rglob("*"))

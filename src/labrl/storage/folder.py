@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
@@ -18,7 +19,6 @@ from labrl.storage.lock import FolderLock
 REPORT_FILES = ("report.html", "plots", "statistics.csv", "statistics.json")
 """Files of a report in the folder of a run or an experiment."""
 
-
 Status = TypeVar("Status", bound=str)
 
 
@@ -31,7 +31,7 @@ class Folder(Generic[Status]):
 
     MARKER: ClassVar[str]
     """Name of the file that marks such a folder and holds its status."""
-    FORMAT_VERSION: ClassVar[int]
+    FORMAT_VERSION: ClassVar[int] = 1
     """Raised whenever an older labrl could no longer read what is written."""
     KIND: ClassVar[str]
     """Owner of such a folder, for messages."""
@@ -44,6 +44,8 @@ class Folder(Generic[Status]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.marker = path / self.MARKER
+        """The file that marks the folder."""
         self.writing = threading.RLock()
         """Held while the marker is read and replaced, so that threads lose nothing of each other's."""
 
@@ -59,7 +61,7 @@ class Folder(Generic[Status]):
         head = {"format_version": cls.FORMAT_VERSION, "status": "running", "created": time, "updated": time}
         folder._check_free()
         try:
-            claim(folder.marker, {**head, **facts})
+            folder._claim({**head, **facts})
         except OSError as error:
             folder._check_free()  # another process was faster
             blocking = [parent for parent in (folder.path, *folder.path.parents) if parent.is_file()]
@@ -77,11 +79,6 @@ class Folder(Generic[Status]):
         folder = cls(Path(os.path.abspath(path)))
         folder.check_version(folder.info())
         return folder
-
-    @property
-    def marker(self) -> Path:
-        """The file that marks the folder."""
-        return self.path / self.MARKER
 
     def info(self) -> dict[str, Any]:
         """Return the content of the marker.
@@ -132,18 +129,41 @@ class Folder(Generic[Status]):
     def _check_free(self) -> None:
         """Raise InputError where the folder belongs to a run or an experiment, or holds files of others."""
         if self.marker.exists():
-            raise self._not_free(f"already contains {self.MARKER} (to resume it: {self.RESUME}{self.path})")
-        there = sorted({path.name for pattern in self.WRITTEN for path in self.path.glob(pattern)})
-        if there:
-            raise self._not_free(
-                f"contains files of another origin, as a new {self.KIND} would write them: "
-                + ", ".join(there)
-            )
+            raise self._not_free(f"already contains {self.MARKER} (to resume it: {self._how_to_resume})")
+        if there := sorted({path.name for pattern in self.WRITTEN for path in self.path.glob(pattern)}):
+            what = f"files of another origin, as a new {self.KIND} would write them"
+            raise self._not_free(f"contains {what}: {', '.join(there)}")
+
+    @property
+    def _how_to_resume(self) -> str:
+        command, _, verb = self.RESUME.rpartition(" ")
+        return f"{command} {shlex.quote(f'{verb}{self.path}')}"
 
     def _not_free(self, why: str) -> InputError:
         return InputError(
             f"{self.path} {why}: choose another folder with {self.KEY}=<folder>", code="range", key=self.KEY
         )
+
+    def _claim(self, content: Mapping[str, Any]) -> None:
+        """Make the folder if need be, and the marker with `content` in it.
+
+        Of several processes that try, exactly one succeeds; the others get FileExistsError. Raises OSError
+        where the folder cannot be written.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        # Written elsewhere first: nobody may find it empty, nor a kill leave it so.
+        whole = self.path / f".{self.MARKER}.{os.getpid()}.{threading.get_ident()}.tmp"
+        try:
+            write_json(whole, content, durable=False)
+            try:
+                os.link(whole, self.marker)
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without hard links
+                with open(self.marker, "xb") as file:
+                    file.write(whole.read_bytes())
+        finally:
+            whole.unlink(missing_ok=True)
 
 
 def now() -> str:
@@ -152,14 +172,26 @@ def now() -> str:
 
 
 def place(value: Any, key: str) -> Path:
-    """Return the folder that `key` names, absolute. Raises InputError where it names none."""
+    """Return the folder that `key` names, absolute.
+
+    Raises InputError where it names none, or one whose path is no UTF-8, as libraries need it.
+    """
     if not str(value or "").strip():
         raise InputError(
             f"{key} is empty (perhaps a shell variable is not set): set {key}=<folder>",
             code="missing",
             key=key,
         )
-    return Path(os.path.abspath(str(value)))
+    path = os.path.abspath(str(value))
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"{key}={path} cannot hold a run: its path is not valid UTF-8. Set {key}=<another folder>",
+            code="usage",
+            key=key,
+        ) from error
+    return Path(path)
 
 
 def check_format(path: Path, version: int, known: int) -> None:
@@ -171,29 +203,6 @@ def check_format(path: Path, version: int, known: int) -> None:
             code="not-installed",
             key=str(path),
         )
-
-
-def claim(marker: Path, content: Mapping[str, Any]) -> None:
-    """Make the folder of `marker` if need be, and the marker with `content` in it.
-
-    Of several processes that try, exactly one succeeds; the others get FileExistsError. Raises OSError where
-    the folder cannot be written.
-    """
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-    # Written elsewhere first: nobody may find it empty, nor a kill leave it so.
-    whole = marker.with_name(f".{marker.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    try:
-        whole.write_text(text, encoding="utf-8")
-        try:
-            os.link(whole, marker)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without hard links
-            with open(marker, "x", encoding="utf-8") as file:
-                file.write(text)
-    finally:
-        whole.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> dict[str, Any]:

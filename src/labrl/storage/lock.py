@@ -43,7 +43,14 @@ class FolderLock:
         """Raise BusyFolderError where another process, or this one, holds the folder, InputError where it
         cannot be written."""
         try:
-            self._acquire()
+            try:
+                self._lock.acquire()
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                _log.warning(
+                    "%s cannot be locked (%s): do not resume a run that is still alive", self.path, error
+                )
             self.path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
         except OSError as error:
             self._lock.release()
@@ -64,16 +71,6 @@ class FolderLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lock.release()
-
-    def _acquire(self) -> None:
-        try:
-            self._lock.acquire()
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-            _log.warning(
-                "%s cannot be locked (%s): do not resume a run that is still alive", self.path, error
-            )
 
     def holder(self) -> str | None:
         """Return which living process holds the folder, without holding or writing anything; None: nobody.

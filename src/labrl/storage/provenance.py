@@ -12,7 +12,8 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -37,15 +38,11 @@ DECISIVE = ("labrl", "torch", "numpy", "gymnasium", "ale-py")
 _ANSWER_SECONDS = 10
 
 # whatever a person's own git settings say, so that `git apply` takes it
-_PLAIN_DIFF = (
-    "--binary",
-    "--no-color",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-)
+_PLAIN_DIFF = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv")
+_PREFIXES = ("--src-prefix=a/", "--dst-prefix=b/")
 
+# the parser in C takes a tenth of the time, which a list of hundreds of runs notices
+_Loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 Typed = list[str] | str
 """Typed command: the arguments of a command line, or a call from Python."""
@@ -146,7 +143,7 @@ def read_command(folder: RunFolder) -> Command:
     facts = known_provenance(folder)
     overrides = facts.get("overrides")
     if not isinstance(overrides, list):
-        overrides = _read(folder, folder.overrides, _yaml, list)
+        overrides = _read(folder, folder.overrides, list)
     return Command(overrides, facts.get("choices", {}), facts.get("config_dir"))
 
 
@@ -171,14 +168,11 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
 
 def damages(folder: RunFolder) -> list[str]:
     """The files that describe a run and are missing or damaged, in words."""
-    found = [] if folder.marker_damage is None else [f"{MARKER} is missing or damaged"]
-    for path, parse, kind in (
-        (folder.config, _yaml, dict),
-        (folder.overrides, _yaml, list),
-        (_newest(folder), json.loads, dict),
-    ):
+    found = []
+    described = ((folder.config, dict), (folder.overrides, list), (_newest(folder), dict))
+    for path, kind in ((folder.marker, dict), *described):
         try:
-            _read(folder, path, parse, kind)
+            _read(folder, path, kind)
         except LabrlError:
             found.append(f"{path.relative_to(folder.path)} is missing or damaged")
     return found
@@ -191,7 +185,7 @@ def _provenance_config(folder: RunFolder) -> dict[str, Any]:
 
 
 def _config_file(folder: RunFolder) -> dict[str, Any]:
-    config: dict[str, Any] = _read(folder, folder.config, _yaml, dict)
+    config: dict[str, Any] = _read(folder, folder.config, dict)
     for part in _lacking(config):
         raise DamagedFileError(
             f"{folder.config} is damaged: it has no {part}. The other files say: {folder.known}",
@@ -211,9 +205,11 @@ def _newest(folder: RunFolder) -> Path:
     return next((path for path in written if path.exists()), folder.provenance)
 
 
-def _read(folder: RunFolder, path: Path, parse: Callable[[str], Any], kind: type) -> Any:
+def _read(folder: RunFolder, path: Path, kind: type) -> Any:
+    """Return what a file that describes a run holds. Raises DamagedFileError where it is not of this kind."""
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
         if not isinstance(content, kind):
             raise ValueError(f"it holds {str(content)[:40] or 'nothing'}, not what labrl writes there")
         return content
@@ -231,42 +227,32 @@ def _read(folder: RunFolder, path: Path, parse: Callable[[str], Any], kind: type
         ) from error
 
 
-def _yaml(text: str) -> Any:
-    # the parser in C takes a tenth of the time, which a list of hundreds of runs notices
-    return yaml.load(text, yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader)
-
-
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List what of two provenances can make the same run come out differently: code, packages, processor."""
-    return [
-        *_code_differences(then["git"], now["git"]),
-        *_value_differences("Python", then["python"]["version"], now["python"]["version"]),
-        *_package_differences(then["packages"], now["packages"]),
-        *_value_differences("processor", then["machine"].get("processor"), now["machine"].get("processor")),
-        *_value_differences("GPU", then["machine"].get("gpus"), now["machine"].get("gpus")),
-    ]
+    found: list[str] = []
 
+    def note(name: str, before: Any, after: Any) -> None:
+        if before != after:
+            found.append(f"{name} {before} -> {after}")
 
-def _code_differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    for name in sorted(then.keys() & now.keys()):
-        commits = [str(facts[name].get("commit"))[:10] for facts in (then, now)]
-        yield from _value_differences(f"code of {name}", *commits)
-        changes = [facts[name].get("diff_sha256") for facts in (then, now)]
-        if commits[0] == commits[1] and changes[0] != changes[1]:
-            yield f"uncommitted changes in {now[name]['root']}"
-
-
-def _package_differences(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
-    told = [name for name in changed if name.lower() in DECISIVE]
-    for name in told:
-        yield from _value_differences(name, then.get(name), now.get(name))
-    if len(changed) > len(told):
-        yield f"{len(changed) - len(told)} other packages"
-
-
-def _value_differences(name: str, then: Any, now: Any) -> list[str]:
-    return [] if then == now else [f"{name} {then} -> {now}"]
+    for name in sorted(then["git"].keys() & now["git"].keys()):
+        one, other = then["git"][name], now["git"][name]
+        note(f"code of {name}", str(one.get("commit"))[:10], str(other.get("commit"))[:10])
+        if one.get("commit") == other.get("commit") and one.get("diff_sha256") != other.get("diff_sha256"):
+            found.append(f"uncommitted changes in {other['root']}")
+    note("Python", then["python"]["version"], now["python"]["version"])
+    others = 0
+    for name in {**then["packages"], **now["packages"]}:
+        versions = then["packages"].get(name), now["packages"].get(name)
+        if name.lower() in DECISIVE:
+            note(name, *versions)
+        else:
+            others += versions[0] != versions[1]
+    if others:
+        found.append(f"{others} other packages")
+    for name, fact in (("processor", "processor"), ("GPU", "gpus")):
+        note(name, then["machine"].get(fact), now["machine"].get(fact))
+    return found
 
 
 @functools.cache
@@ -291,6 +277,9 @@ def _header(metadata: str, key: str) -> str:
 
 def describe_machine() -> dict[str, Any]:
     """Processor, cores, memory (bytes), graphics cards, operating system."""
+    memory = None
+    with suppress(AttributeError, ValueError, OSError):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()
     facts: dict[str, Any] = {
         "name": platform.node(),
@@ -298,7 +287,7 @@ def describe_machine() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "cores_usable": usable,
-        "memory": _memory(),
+        "memory": memory,
         "gpus": _gpus(),
     }
     return {key: value for key, value in facts.items() if value}
@@ -312,7 +301,7 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
     """
     commit = _git(root, "rev-parse", "HEAD")
     facts: dict[str, Any] = {"root": str(root), "commit": commit.strip() if commit else None}
-    changes = _git(root, "diff", *_PLAIN_DIFF, "HEAD") if commit else ""
+    changes = _git(root, "diff", *_PLAIN_DIFF, *_PREFIXES, "HEAD") if commit else ""
     listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     if changes is None or listed is None:
         facts["incomplete"] = "git did not answer in time"
@@ -322,7 +311,8 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
         facts["diff_truncated"] = len(changes) > room
         room -= len(parts[0])
     for name in (listed or "").split("\0"):
-        if not name or _written_by_a_run(root, root / name):
+        # not what a run has written
+        if not name or any((root / parent / MARKER).exists() for parent in [*Path(name).parents][:-1]):
             continue
         addition = _addition(root, name)
         if addition is None or len(addition) > room:
@@ -382,15 +372,6 @@ def _output(command: Sequence[str], environment: Mapping[str, str] | None = None
     return done.stdout.decode(errors="replace")
 
 
-def _written_by_a_run(root: Path, path: Path) -> bool:
-    for parent in path.parents:
-        if parent == root:
-            return False
-        if (parent / MARKER).exists():
-            return True
-    return False
-
-
 def _addition(root: Path, name: str) -> str | None:
     """An untracked file as a diff that adds it; None if it is large, not text, or cannot be read."""
     path = root / name
@@ -409,20 +390,11 @@ def _addition(root: Path, name: str) -> str | None:
 
 
 def _processor() -> str:
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def _gpus() -> list[str]:

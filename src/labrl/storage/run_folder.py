@@ -27,15 +27,19 @@ RunStatus = Literal["running", "finished", "pruned", "failed", "interrupted"]
 """`pruned`: a search stopped it early."""
 
 
+def frames_in(checkpoints: Path) -> list[int]:
+    """Return the frames of which a folder has a checkpoint, whole or not, newest first; reads none."""
+    found = ((re.fullmatch(r"frame_(\d{12,})", path.name), path) for path in checkpoints.glob("frame_*"))
+    return sorted((int(match[1]) for match, path in found if match and path.is_dir()), reverse=True)
+
+
 class SessionFolder:
     """The folder of one session, made by `RunFolder.session`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.train_csv = path / "train.csv"
-        """Rows of training metrics."""
         self.eval_csv = path / "eval.csv"
-        """Rows of evaluation metrics."""
         self.checkpoints = path / "checkpoints"
         """Folder of the resumable states and the best model."""
         self.start = path / "start"
@@ -47,17 +51,13 @@ class SessionFolder:
         self.profile = path / "profile"
         """Folder of the trace and the table of a profiled window."""
         self.tensorboard = path / "tensorboard"
-        """Folder of TensorBoard's event files."""
         self.replay = path / REPLAY
         """Folder of the replay buffer, where it lies in files."""
         self.episodes = path / "episodes"
-        """Folder of recorded episodes."""
         self.videos = path / "videos"
-        """Folder of recorded episodes as videos."""
         self.log = path / "session.log"
         """Warnings of the session, and the traceback where it crashed."""
         self.result = path / "result.json"
-        """The session's outcome."""
         self.progress = path / "progress.json"
         """Progress of the session; at most a second old while it runs."""
 
@@ -67,9 +67,8 @@ class SessionFolder:
         return int(self.path.name.removeprefix("session_"))
 
     def checkpoint_frames(self) -> list[int]:
-        """Return the frames of which there is a checkpoint, whole or not; reads none."""
-        found = (re.fullmatch(r"frame_(\d{12,})", path.name) for path in self.checkpoints.glob("frame_*"))
-        return [int(match[1]) for match in found if match]
+        """Return the frames of which there is a checkpoint, whole or not, newest first; reads none."""
+        return frames_in(self.checkpoints)
 
     def read_result(self) -> dict[str, Any]:
         """Return what `result.json` says; empty until the session has ended, and where it is damaged."""
@@ -98,7 +97,6 @@ class RunFolder(Folder[RunStatus]):
     """
 
     MARKER = MARKER
-    FORMAT_VERSION = 1
     KIND = "run"
     RESUME = "labrl +resume="
     KEY = "hydra.run.dir"
@@ -107,15 +105,12 @@ class RunFolder(Folder[RunStatus]):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.config = path / "config.yaml"
-        """The resolved configuration."""
         self.overrides = path / "overrides.yaml"
-        """The overrides of the command line, a list."""
         self.provenance = path / PROVENANCE
         """Code, packages, machine, command and seed."""
         self.changed = path / "changed.json"
         """The keys of the configuration that are not the default of its agent and environment."""
         self.report = path / "report.html"
-        """The report, one file."""
         self.resumes = path / "resumes"
         """Folder with the provenance of each time that the run went on, by number."""
         self.enjoy = path / "enjoy"
@@ -177,15 +172,6 @@ class RunFolder(Folder[RunStatus]):
                 f"{json.dumps(self._rebuilt())}",
                 key=str(self.marker),
             ) from error
-
-    @property
-    def marker_damage(self) -> str | None:
-        """Why `run.json` cannot be read, None where it can."""
-        try:
-            self.info()
-        except LabrlError as error:
-            return str(error)
-        return None
 
     def rebuilt_info(self) -> dict[str, Any]:
         """Return `info`, and where it is missing or damaged what the results of the sessions say.

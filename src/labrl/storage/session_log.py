@@ -26,18 +26,14 @@ def warnings_kept(log: Path, aloud: bool = False) -> Iterator[None]:
         logger.addHandler(handler)
     try:
         with warnings.catch_warnings():
-            _leave_out_overflows()
+            # those of other modules, such as somebody's environment, are still told
+            remark = "(overflow|invalid value) encountered"
+            warnings.filterwarnings("ignore", remark, RuntimeWarning, module=r"(labrl|numpy)\.")
             yield
     finally:
         for handler in handlers:
             logger.removeHandler(handler)
             handler.close()
-
-
-def _leave_out_overflows() -> None:
-    """Those of other modules, such as somebody's environment, are still told."""
-    told = "(overflow|invalid value) encountered"
-    warnings.filterwarnings("ignore", told, RuntimeWarning, module=r"(labrl|numpy)\.")
 
 
 def print_without_modules() -> None:

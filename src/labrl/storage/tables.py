@@ -61,7 +61,7 @@ class CsvTable:
             if columns and "frame" not in columns:
                 raise KeyError("frame")
             kept = [cells for cells in _read_cells(self.path) if float(cells["frame"]) <= frame]
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, csv.Error) as error:
             raise DamagedFileError(
                 f"{self.path} is not a table of metrics ({error}): restore it from a copy, or move it away "
                 "to resume without its rows.",
@@ -98,11 +98,15 @@ class CsvTable:
 
 
 def read_rows(path: Path) -> list[dict[str, Value]]:
-    """Return the rows of a table, whose process may be writing it; none if there is no file.
+    """Return the rows of a table, whose process may be writing it; none if there is no table.
 
     Cells become ints, floats and text as they look, None where they are empty.
     """
-    return [{column: _to_value(cell) for column, cell in cells.items()} for cells in _read_cells(path)]
+    try:
+        rows = _read_cells(path)
+    except ValueError:
+        return []
+    return [{column: _to_value(cell) for column, cell in cells.items()} for cells in rows]
 
 
 def _whole_lines(path: Path) -> bytes:
@@ -114,9 +118,13 @@ def _whole_lines(path: Path) -> bytes:
 
 
 def _read_cells(path: Path) -> list[dict[str, str]]:
+    """Return the text of each cell by column. Raises ValueError for a file that is no table."""
     reader = csv.reader(io.StringIO(_whole_lines(path).decode(), newline=""))
-    columns = next(reader, [])
-    return [dict(zip(columns, cells, strict=True)) for cells in reader if len(cells) == len(columns)]
+    try:
+        columns = next(reader, [])
+        return [dict(zip(columns, cells, strict=True)) for cells in reader if len(cells) == len(columns)]
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
 
 
 def _lines(columns: list[str], rows: Iterable[dict[str, str]]) -> str:

@@ -39,21 +39,17 @@ class Mp4:
         import av
 
         with _refusals():
-            self._encode(av, picture)
-
-    def _encode(self, av: Any, picture: NDArray[np.uint8]) -> None:
-        if self._stream is None:
-            self._begin(*picture.shape[:2])
-        if self._zoom > 1:
-            picture = picture.repeat(self._zoom, 0).repeat(self._zoom, 1)
-        # Colours are stored for two by two pixels, so both sides must be even.
-        odd = picture.shape[0] % 2, picture.shape[1] % 2
-        if any(odd):
-            picture = np.pad(picture, ((0, odd[0]), (0, odd[1]), (0, 0)), "edge")
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
-        if (frame.width, frame.height) != (self._stream.width, self._stream.height):
-            frame = frame.reformat(width=self._stream.width, height=self._stream.height)
-        self._container.mux(self._stream.encode(frame))
+            if self._stream is None:
+                self._begin(*picture.shape[:2])
+            picture = picture.repeat(self._zoom, 0).repeat(self._zoom, 1) if self._zoom > 1 else picture
+            # Colours are stored for two by two pixels, so both sides must be even.
+            odd = picture.shape[0] % 2, picture.shape[1] % 2
+            if any(odd):
+                picture = np.pad(picture, ((0, odd[0]), (0, odd[1]), (0, 0)), "edge")
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+            if (frame.width, frame.height) != (self._stream.width, self._stream.height):
+                frame = frame.reformat(width=self._stream.width, height=self._stream.height)
+            self._container.mux(self._stream.encode(frame))
 
     def finish(self) -> None:
         """Write what the encoder holds back. Raises ValueError without any picture."""
@@ -68,13 +64,12 @@ class Mp4:
         self._zoom = max(1, min(round(SMALLEST / max(min(height, width), 1)), LARGEST // max(height, width)))
         encoder = "libx264" if "libx264" in av.codecs_available else "h264"
         options = {"crf": "23", "preset": "veryfast"} if encoder == "libx264" else {}
-        stream = self._container.add_stream(encoder, rate=self._rate, options=options)
+        stream = self._stream = self._container.add_stream(encoder, rate=self._rate, options=options)
         stream.height = (height * self._zoom + 1) // 2 * 2
         stream.width = (width * self._zoom + 1) // 2 * 2
         stream.pix_fmt = "yuv420p"
         # Two threads on one core, as hyper-threads are, take longer than one.
         stream.codec_context.thread_count = max((os.cpu_count() or 1) // 2, 1)
-        self._stream = stream
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import multiprocessing
 import pkgutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import TYPE_CHECKING, Any
@@ -61,12 +61,14 @@ class Composed:
 class Again(ABC):
     """An earlier run that is taken up again: in its own folder, or in a new one."""
 
-    past: Past
+    def __init__(self, past: Past, edits: Sequence[str], force: bool = False) -> None:
+        """edits: overrides that change the run's own; force: whether they may contradict its past."""
+        self.past, self.edits, self.force = past, list(edits), force
 
     @property
-    @abstractmethod
     def overrides(self) -> list[str]:
         """The command line that composes the trial: the run's own overrides, and what is to differ."""
+        return [*self.past.overrides, *self.edits]
 
     @property
     def config_dir(self) -> str | None:

@@ -106,26 +106,21 @@ def visible_gpus() -> list[str]:
 
 def _check_compiler(device: str) -> None:
     """Raise InputError where nothing can be compiled for `device`, cpu or cuda."""
-    if device == "cuda":
-        if importlib.util.find_spec("triton") is None:
-            raise _missing(
-                "torch.compile needs Triton for GPUs, and it is not installed", "pip install triton"
-            )
-        return
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(compiler) is None:
-        raise _missing(
-            f"torch.compile needs a C++ compiler, and there is no {compiler} here",
-            "apt-get install g++, or CXX=<compiler> before the command",
+    if device == "cuda":
+        there = importlib.util.find_spec("triton") is not None
+        needs, way_out = "Triton for GPUs, and it is not installed", "pip install triton"
+    else:
+        there = shutil.which(compiler) is not None
+        needs = f"a C++ compiler, and there is no {compiler} here"
+        way_out = "apt-get install g++, or CXX=<compiler> before the command"
+    if not there:
+        raise InputError(
+            f"meta.compile=true: torch.compile needs {needs}. Install it ({way_out}), or set "
+            "meta.compile=false.",
+            code="not-installed",
+            key="meta.compile",
         )
-
-
-def _missing(what: str, way_out: str) -> InputError:
-    return InputError(
-        f"meta.compile=true: {what}. Install it ({way_out}), or set meta.compile=false.",
-        code="not-installed",
-        key="meta.compile",
-    )
 
 
 @functools.cache

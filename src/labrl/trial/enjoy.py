@@ -24,7 +24,7 @@ from labrl.storage.episodes import RecordedEpisode
 from labrl.storage.run_folder import RunFolder
 from labrl.trial.devices import available_cpus, keep_freed_memory
 from labrl.trial.find import choices, chosen, find_run
-from labrl.trial.loading import LoadedPolicy, load_from
+from labrl.trial.loading import LoadedPolicy
 from labrl.trial.past import Past, described, report_damages
 from labrl.trial.playback import Screening, Window, WindowClosedError, to_video
 from labrl.trial.showing import EnjoyRequest
@@ -48,7 +48,7 @@ def enjoy(request: EnjoyRequest) -> int:
     plain = past.usable()
     for change in past.changes(plain):
         say(f"From {run.config}, which was edited: {described(change)}")
-    policy = load_from(
+    policy = LoadedPolicy(
         past, plain, request.session, request.checkpoint, "enjoy", num_threads=available_cpus()
     )
     meta = policy.trial.meta

@@ -51,15 +51,6 @@ class ExportError(LabrlError):
     codes = ("unsupported",)
 
 
-@dataclass(frozen=True)
-class Exported:
-    """The files that were written."""
-
-    path: Path
-    facts: dict[str, Any]
-    """Content of the JSON file beside it."""
-
-
 class ExportedPolicy(nn.Module):
     """The whole computation from the environment's observations to its actions."""
 
@@ -123,8 +114,8 @@ def export(
     checkpoint: str = "best",
     sampled: bool = False,
     out: Path | None = None,
-) -> Exported:
-    """Write the policy of a run and `<name>.json` beside it.
+) -> tuple[Path, dict[str, Any]]:
+    """Write the policy of a run and `<name>.json` beside it. Returns the path and the content of the latter.
 
     session: its number, None for the one with the highest evaluation score; sampled: whether actions are
     drawn, rather than the best ones; out: the file, None for one in `exports/` of the run folder. Raises
@@ -159,7 +150,7 @@ def export(
     finally:
         written.unlink(missing_ok=True)
         policy.close()
-    return Exported(path, facts)
+    return path, facts
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from labrl.storage.run_folder import MARKER, RunFolder
 RUNS = Path("runs")
 """Default folder of runs."""
 
-Verb = Literal["resume", "rerun", "fork", "enjoy", "replay", "load", "start_from", "export"]
+Verb = Literal["resume", "rerun", "fork", "enjoy", "replay", "load", "start_from", "export", "wandb"]
 """The commands and functions that go back to a run."""
 
 _TYPED: dict[Verb, tuple[str, str]] = {
@@ -30,6 +30,7 @@ _TYPED: dict[Verb, tuple[str, str]] = {
     "replay": ("run", "labrl-replay "),
     "load": ("run", "labrl.load "),
     "export": ("run", "labrl-export "),
+    "wandb": ("folders", "labrl-wandb "),
     "start_from": ("start_from.run", "labrl start_from.run="),
 }
 """For each, what names a run there, for messages, and what stands before the folder."""
@@ -45,6 +46,13 @@ def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
     experiment, the best of those that agree is meant, and one line says so; to go on, an experiment has a
     command of its own. Raises InputError if there is none.
     """
+    if not which.strip():
+        named = _TYPED[verb][0]
+        raise InputError(
+            f"{named} is empty (perhaps a shell variable is not set): name a run folder, or latest",
+            code="missing",
+            key=named,
+        )
     if which != "latest":
         return _named_run(Path(os.path.expanduser(which)), verb)
     wanted = choices(edits)

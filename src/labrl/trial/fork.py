@@ -6,12 +6,13 @@ run up to that frame. It refuses only what cannot be loaded.
 
 from __future__ import annotations
 
-import copy
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
 
 from labrl.config.compose import resolve
 from labrl.config.keys import Change, contradictions, is_hydras, split_override, typed_override
@@ -210,11 +211,23 @@ class Fork(Again):
             # what `loading` found; its advice is that of a resume
             why = " ".join(str(error.__cause__ or error).split())[:200]
             for change in edits:
-                plain = _with(self.past.config, change)
-                if plain is not None and len(edits) > 1 and _loads(plain, run.session(0)):
+                if len(edits) > 1 and change.pinnable and self._loads(change, run.session(0)):
                     continue
                 raise self._refused(change, why) from error
             raise
+
+    def _loads(self, change: Change, session: SessionFolder) -> bool:
+        """Return whether a session can load its past with this change alone."""
+        from labrl.trial.worker import check_restores
+
+        cfg = OmegaConf.create(self.past.config)
+        OmegaConf.update(cfg, change.key, change.new, merge=False)
+        plain: Any = OmegaConf.to_container(cfg)
+        try:
+            check_restores(resolve(plain), session)
+        except LabrlError:
+            return False
+        return True
 
     def _refused(self, change: Change, why: str) -> InputError:
         keep = f" To keep it as it was: {typed_override(change.key, change.old)}." if change.pinnable else ""
@@ -228,30 +241,6 @@ class Fork(Again):
 
 def _session(past: Past, index: int) -> SessionFolder:
     return SessionFolder(past.folder.path / f"session_{index}")
-
-
-def _loads(plain: Mapping[str, Any], session: SessionFolder) -> bool:
-    """Return whether a session can load its past with the configuration `plain`."""
-    from labrl.trial.worker import check_restores
-
-    try:
-        check_restores(resolve(plain), session)
-    except LabrlError:
-        return False
-    return True
-
-
-def _with(config: Mapping[str, Any], change: Change) -> dict[str, Any] | None:
-    """Return a configuration with one change; None where the key is not on both sides."""
-    if not change.pinnable:
-        return None
-    changed = copy.deepcopy(dict(config))
-    *parents, name = change.key.split(".")
-    node = changed
-    for parent in parents:
-        node = node[parent]
-    node[name] = change.new
-    return changed
 
 
 def _frame_of(past: Past, at: str | None, count: int) -> int:
@@ -293,13 +282,11 @@ def _kept_frames(frames: Sequence[int], wanted: int | None = None) -> str:
     """Say which frames can be forked at, and how there would be more. frames: in order."""
     if not frames:
         return "There is none that all sessions have: set meta.keep_every=<frames> in the run to fork from."
-    nearest = "" if wanted is None else f"Nearest: {', '.join(map(str, _around(frames, wanted)))}. "
+    nearest = ""
+    if wanted is not None:
+        before = [frame for frame in frames if frame < wanted]
+        after = [frame for frame in frames if frame > wanted]
+        nearest = f"Nearest: {', '.join(map(str, before[-1:] + after[:1]))}. "
     shown = ", ".join(map(str, frames[-_SHOWN:]))
     more = f" and {len(frames) - _SHOWN} earlier ones" if len(frames) > _SHOWN else ""
     return f"{nearest}There are {shown}{more}; meta.keep_every=<frames> in a run keeps more."
-
-
-def _around(frames: Sequence[int], wanted: int) -> list[int]:
-    """Return the last of the frames before the wanted one, and the first behind it."""
-    before = [frame for frame in frames if frame < wanted][-1:]
-    return [*before, *[frame for frame in frames if frame > wanted][:1]]

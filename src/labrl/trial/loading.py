@@ -14,7 +14,6 @@ from torch import nn
 from labrl.agents.agent import Observation
 from labrl.agents.random import check_uniform
 from labrl.config.compose import find_modules, resolve
-from labrl.config.schema import TrialConfig
 from labrl.envs.make import describe, gives_masks, make_env
 from labrl.envs.masks import KEY, OBSERVATION, choices, flags_of
 from labrl.envs.protocol import action_dtype
@@ -29,9 +28,8 @@ from labrl.seeding import derived_seed, session_seed
 from labrl.session.acting import ActingCopy
 from labrl.session.episodes import Played
 from labrl.session.evaluation import Quota, played_steps
-from labrl.storage.checkpoint import Checkpoint, loading
+from labrl.storage.checkpoint import loading
 from labrl.storage.chosen import chosen_checkpoint, chosen_session
-from labrl.storage.run_folder import RunFolder
 from labrl.trial.devices import available_cpus
 from labrl.trial.find import Verb, find_run
 from labrl.trial.past import Past, completed
@@ -81,43 +79,46 @@ class LoadedPolicy:
 
     def __init__(
         self,
-        run: RunFolder,
+        past: Past,
         plain: Mapping[str, Any],
-        config: TrialConfig,
-        session: int,
-        checkpoint: Checkpoint,
-        name: str,
-        num_threads: int,
-        precision: Precision | None,
+        session: int | None,
+        checkpoint: str,
+        verb: Verb = "load",
+        precision: Precision | None = None,
+        num_threads: int = 1,
     ) -> None:
-        """Build the agent.
+        """Build the agent of the run `past`, whose modules can be imported already.
 
-        plain, config: the resolved configuration as plain data and typed; session: its number; name: of the
-        checkpoint, such as best; num_threads: cores that networks may keep busy; precision: of their
-        arithmetic, None for that of the run. Raises InputError where the checkpoint does not fit the
-        configuration.
+        plain: its resolved configuration, as it stands now; session: its number, None for the one with the
+        highest evaluation score; checkpoint: best, latest, default or a frame; verb: what for, for messages;
+        precision: of the networks' arithmetic, None for that of the run; num_threads: cores that networks may
+        keep busy. Raises InputError where there is none, or it does not fit the configuration.
         """
-        assert config.seed is not None
-        self.folder = run.path
-        """The run folder."""
-        self.session = session
-        """Number of the session."""
-        self.checkpoint = name
+        plain = completed(plain)
+        config = resolve(plain)
+        prefix = "start_from." if verb == "start_from" else ""
+        chosen = chosen_session(past.folder, session, f"{prefix}session")
+        found, self.checkpoint = chosen_checkpoint(chosen, checkpoint, f"{prefix}checkpoint")
         """`best`, `latest`, or `chosen` by its frame."""
-        self.frame = checkpoint.frame
+        assert config.seed is not None
+        self.folder = past.folder.path
+        """The run folder."""
+        self.session = chosen.index
+        """Number of the session."""
+        self.frame = found.frame
         """Frames that the session had played."""
-        self.file = checkpoint.path.name
+        self.file = found.path.name
         """Name of the checkpoint's folder."""
-        self.checksum = checkpoint.checksum
+        self.checksum = found.checksum
         """SHA-256 of the checkpoint's state."""
-        self.seed = session_seed(config.seed, session)
+        self.seed = session_seed(config.seed, self.session)
         """Seed of the session's streams."""
         self.config = dict(plain)
         """The resolved configuration of the run, as plain data: `config["agent"]["lr"]`."""
         self.trial = config
         """The resolved configuration of the run, as typed dataclasses."""
         # The checkpoint of a session that several ranks train holds the agent of the first of them.
-        ranks = 1 + len(checkpoint.state.get("ranks", []))
+        ranks = 1 + len(found.state.get("ranks", []))
         self.observation_space, self.action_space = describe(config.env)
         masked = gives_masks(config.env)
         num_envs = config.env.config.num_envs // ranks
@@ -127,10 +128,10 @@ class LoadedPolicy:
         copy = ActingCopy(config, self.spaces, self.seed, compute, ranks)
         self.agent, self.transforms = copy.agent, copy.transforms
         try:
-            with loading(str(checkpoint.path)):
-                copy.clock.load_state_dict(checkpoint.state["clock"])
-                self.transforms.load_state_dict(checkpoint.state["transforms"])
-                self.agent.load_state_dict(checkpoint.state["agent"])
+            with loading(str(found.path)):
+                copy.clock.load_state_dict(found.state["clock"])
+                self.transforms.load_state_dict(found.state["transforms"])
+                self.agent.load_state_dict(found.state["agent"])
         except BaseException:
             copy.close()
             raise
@@ -173,7 +174,8 @@ class LoadedPolicy:
         dict or tuple of arrays; mask: which actions are valid, [flags] or [n, flags], None for all. greedy:
         the action that the policy thinks best; otherwise it is chosen as under evaluation, drawn by a
         stochastic policy. A recurrent network carries its state on to the next call until `reset`. Raises
-        InputError for an observation of another space, and for greedy actions where there are none.
+        InputError for an observation of another space, an empty batch, and greedy actions where there are
+        none.
         """
         if isinstance(observation, Mapping) and KEY in observation and KEY not in (self._dtype.names or ()):
             mask = observation[KEY] if mask is None else mask
@@ -182,6 +184,8 @@ class LoadedPolicy:
                 observation = observation[OBSERVATION]
         batch, single = self._batch(observation)
         n = len(batch)
+        if n == 0:
+            raise InputError("act() was given an empty batch", code="range", key="observation")
         if self._start is not None and len(self._start) != n:
             if is_recurrent(self.trial.agent.config):
                 raise InputError(
@@ -220,6 +224,8 @@ class LoadedPolicy:
         """
         if episodes < 1:
             raise InputError(f"episodes={episodes}: must be at least 1", code="range", key="episodes")
+        if seed < 0:
+            raise InputError(f"seed={seed}: must be at least 0", code="range", key="seed")
         env = self.vector_env(episodes)
         try:
             quota = self.quota(env.num_envs, greedy, epsilon)
@@ -245,6 +251,8 @@ class LoadedPolicy:
         epsilon = meta.eval_epsilon if epsilon is None else epsilon
         if greedy:
             self.check_greedy()
+        if not 0 <= epsilon <= 1:
+            raise InputError(f"epsilon={epsilon:g}: must lie between 0 and 1", code="range", key="epsilon")
         if epsilon:
             check_uniform(self.action_space, f"epsilon={epsilon:g}")
         return Quota(num_envs, greedy=greedy, epsilon=epsilon)
@@ -381,25 +389,4 @@ def load(
         raise InputError(
             f"{key}={checkpoint}: must be best, latest or the frame of a checkpoint", code="range", key=key
         )
-    return load_from(past, past.usable(), session, str(wanted), verb, precision)
-
-
-def load_from(
-    past: Past,
-    plain: Mapping[str, Any],
-    session: int | None,
-    checkpoint: str,
-    verb: Verb,
-    precision: Precision | None = None,
-    num_threads: int = 1,
-) -> LoadedPolicy:
-    """Load what a run has learned; its modules can be imported already.
-
-    plain: its configuration as it stands now; session: its number, None for the one with the best score.
-    """
-    prefix = "start_from." if verb == "start_from" else ""
-    plain = completed(plain)
-    config = resolve(plain)
-    found = chosen_session(past.folder, session, f"{prefix}session")
-    state, name = chosen_checkpoint(found, checkpoint, f"{prefix}checkpoint")
-    return LoadedPolicy(past.folder, plain, config, found.index, state, name, num_threads, precision)
+    return LoadedPolicy(past, past.usable(), session, str(wanted), verb, precision)

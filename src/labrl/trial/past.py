@@ -13,7 +13,16 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
-from labrl.config.keys import ABSENT, Change, changes, contradictions, is_hydras, typed_override, written
+from labrl.config.keys import (
+    ABSENT,
+    Change,
+    changes,
+    contradictions,
+    is_hydras,
+    typed_override,
+    walk,
+    written,
+)
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.storage.provenance import (
     Command,
@@ -110,9 +119,7 @@ class Past:
         """
         contradicting = contradictions(self.changes(plain))
         if contradicting:
-            unresolved = OmegaConf.to_container(cfg, resolve=False)
-            assert isinstance(unresolved, dict)
-            told = refusal(contradicting, {str(key): value for key, value in unresolved.items()}, edited)
+            told = refusal(contradicting, unresolved(cfg), edited)
             raise InputError(f"{asked}: {told}", code="changed-past", key=contradicting[0].key)
 
     @property
@@ -122,6 +129,13 @@ class Past:
         if not any(override.startswith("seed=") for override in overrides):
             overrides.append(f"seed={self.config['seed']}")
         return overrides
+
+
+def unresolved(cfg: DictConfig) -> dict[str, Any]:
+    """Return a configuration as plain data, with references to other keys still in it."""
+    plain = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
 
 
 def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,17 +153,14 @@ def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, **{part: {**defaults[part], **(plain.get(part) or {})} for part in files}}
 
 
-def refusal(
-    contradicting: Sequence[Change], unresolved: Mapping[str, Any], edited: Collection[str] = ()
-) -> str:
+def refusal(contradicting: Sequence[Change], now: Mapping[str, Any], edited: Collection[str] = ()) -> str:
     """Return a table of the keys with their old and new values, and what to type instead.
 
-    unresolved: the new configuration with its references to other keys still in it, so that the keys
-    that follow another one can be told from those that were typed; edited: those that were changed in
-    the run's `config.yaml`.
+    now: the new configuration, `unresolved`, so that the keys that follow another one can be told from those
+    that were typed; edited: those that were changed in the run's `config.yaml`.
     """
     lines = ["with these values the past of the run would have been another one:"]
-    lines += table([("key", "then", "now", ""), *(row_of(one, unresolved, edited) for one in contradicting)])
+    lines += table([("key", "then", "now", ""), *(row_of(one, now, edited) for one in contradicting)])
     pinned = {one.key: one.old for one in contradicting if one.pinnable}
     return "\n".join([*lines, *ways_out(contradicting, [typed_override(*pin) for pin in pinned.items()])])
 
@@ -159,15 +170,10 @@ def described(change: Change) -> str:
     return f"{change.key} {written(change.old)} -> {written(change.new)}"
 
 
-def row_of(
-    change: Change, unresolved: Mapping[str, Any], edited: Collection[str] = ()
-) -> tuple[str, str, str, str]:
-    """Return a row of the table: key, old and new value, and the key that it follows, if any.
-
-    edited: keys that were changed in the run's `config.yaml`.
-    """
-    follows = _reference(unresolved, change.key)
-    source = "edited in config.yaml" if change.key in edited else f"follows {follows}" if follows else ""
+def row_of(change: Change, now: Mapping[str, Any], edited: Collection[str] = ()) -> tuple[str, str, str, str]:
+    """Return a row of the table: key, old and new value, and why it is new; now, edited: as in `refusal`."""
+    follows = re.fullmatch(r"\$\{([\w.]+)\}", str(dict(walk(now)).get(change.key)))
+    source = "edited in config.yaml" if change.key in edited else f"follows {follows[1]}" if follows else ""
     return change.key, written(change.old), written(change.new), source
 
 
@@ -184,15 +190,6 @@ def ways_out(contradicting: Sequence[Change], pins: Sequence[str]) -> Iterator[s
     if not all(change.pinnable for change in contradicting):
         yield "A key that is not on both sides comes from another choice or from another version of labrl."
     yield "To resume anyway, which the run folder records: +force=true"
-
-
-def _reference(unresolved: Mapping[str, Any], key: str) -> str:
-    """Return the key that the value at `key` refers to, or nothing."""
-    node: Any = unresolved
-    for name in key.split("."):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    found = re.fullmatch(r"\$\{([\w.]+)\}", node) if isinstance(node, str) else None
-    return found[1] if found else ""
 
 
 def report_damages(folder: RunFolder) -> None:

@@ -23,10 +23,7 @@ class Rerun(Again):
     """A run that is repeated."""
 
     def __init__(self, past: Past, edits: Sequence[str], force: bool) -> None:
-        """edits: overrides that change the run's own; force: whether they may contradict its past.
-
-        Raises InputError for a fork, whose first frames another run has played.
-        """
+        """Raise InputError for a fork, whose first frames another run has played."""
         if fork := past.folder.info().get("fork"):
             raise InputError(
                 f"{past.folder.path} is a fork, and +rerun repeats a run from frame 0. To repeat it: "
@@ -34,12 +31,7 @@ class Rerun(Again):
                 code="usage",
                 key="+rerun",
             )
-        self.past, self._edits, self._force = past, list(edits), force
-
-    @property
-    def overrides(self) -> list[str]:
-        """The run's own overrides, then those typed now."""
-        return [*self.past.overrides, *self._edits]
+        super().__init__(past, edits, force)
 
     def run(self, composed: Composed) -> TrialResult:
         """Run a new trial, and record in its result and its folder whether it equals the old one.
@@ -51,7 +43,7 @@ class Rerun(Again):
         from labrl.trial.trial import run_trial
 
         past, then = self.past, self.past.folder
-        if not self._force:
+        if not self.force:
             past.check(composed.cfg, composed.plain, f"+rerun={then.path}")
         report_damages(then)
         if keys := [change.key for change in past.changes(past.usable())]:

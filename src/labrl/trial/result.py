@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from labrl.analysis.formats import score
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
 
 if TYPE_CHECKING:  # it loads NumPy, for which a refused value would have to wait
@@ -113,8 +114,8 @@ class TrialResult:
         status = {DONE: "finished", FAILED: "failed"}.get(self.exit_code, "interrupted")
         lines = [f"TrialResult: {status}" + (f", {self.error}" if self.error else "")]
         for session in self.sessions:
-            score = "" if session.final_return is None else f", final return {session.final_return:,.1f}"
-            lines.append(f"  session {session.index}: {session.status} at frame {session.frame:,}{score}")
+            told = "" if session.final_return is None else f", final return {score(session.final_return, 1)}"
+            lines.append(f"  session {session.index}: {session.status} at frame {session.frame:,}{told}")
         return "\n".join([*lines, f"  folder: {self.folder}"])
 
 

@@ -64,9 +64,8 @@ class Resume(Again):
         in_file: Sequence[str] = (),
         edited: Collection[str] = (),
     ) -> None:
-        """edits: overrides that change the run's own; force: whether they may contradict its past; in_file:
-        what was changed in its `config.yaml`, as overrides; edited: the keys of that."""
-        self.past, self._edits, self._force = past, [*in_file, *edits], force
+        """in_file: what was changed in its `config.yaml`, as overrides; edited: the keys of that."""
+        super().__init__(past, [*in_file, *edits], force)
         self._edited = frozenset(edited) - {split_override(one)[0] for one in edits}
 
     @classmethod
@@ -76,19 +75,9 @@ class Resume(Again):
         return cls(past, [one for one in overrides if one not in past.overrides], force)
 
     @property
-    def seed(self) -> int:
-        """The seed that the run used."""
-        return self.past.config["seed"]
-
-    @property
-    def num_sessions(self) -> int:
-        """The sessions that the run has."""
-        return self.past.config["meta"]["max_session"]
-
-    @property
     def overrides(self) -> list[str]:
-        """The run's own overrides, edits of its `config.yaml`, then those typed now."""
-        return [*self.past.overrides, *self._edits, f"hydra.run.dir={quoted(str(self.past.folder.path))}"]
+        """The run's own overrides, edits of its `config.yaml`, those typed now, and its folder."""
+        return [*super().overrides, f"hydra.run.dir={quoted(str(self.past.folder.path))}"]
 
     def run(self, composed: Composed) -> TrialResult:
         """Run the sessions that have not spent their budget, each from its newest checkpoint.
@@ -100,7 +89,7 @@ class Resume(Again):
         from labrl.trial.trial import check, recording_failure, run_sessions
 
         run, config = self.past.folder, composed.config
-        if not self._force:
+        if not self.force:
             self.past.check(composed.cfg, composed.plain, f"+resume={run.path}", self._edited)
         report_damages(run)
         changed = self.past.changes(composed.plain)
@@ -142,9 +131,9 @@ class Resume(Again):
         entry = {
             "time": folders.now(),
             "frames": {str(index): frame for index, frame in begins.items()},
-            "edits": self._edits,
+            "edits": self.edits,
             "changed": [change.as_json() for change in changed],
-            "forced": self._force and bool(contradictions(changed)),
+            "forced": self.force and bool(contradictions(changed)),
             "differs": differs or [],
             "command": now["command"],
             "labrl": now["packages"].get("labrl"),

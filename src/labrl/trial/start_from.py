@@ -58,18 +58,14 @@ class Beginning:
             statistics = there.statistics if OBSERVATION in self.fit.taken else {}
             store = CheckpointStore(run.session(index).start, keep_last=1)
             store.save(source.frame, {"weights": weights, "statistics": statistics})
-        say(self.told())
-
-    def told(self) -> str:
-        """Say in a line or two what is taken, and name all that is not."""
-        facts, found = self.facts(), self.fit
+        facts = self.facts()
         frames = sorted({source.frame for source, _ in self.sources.values()})
         frame = f"frame {frames[0]:,}" if len(frames) == 1 else f"frames {frames[0]:,} to {frames[-1]:,}"
         anew, unused = facts["begun_anew"], facts["unused"]
-        lines = [f"start_from: {len(found.taken)} weights of {facts['run']}, {frame}"]
+        lines = [f"start_from: {len(self.fit.taken)} weights of {facts['run']}, {frame}"]
         lines += [f"begun anew: {', '.join(anew)}"] if anew else []
         lines += [f"not used, as this agent has no such weights: {', '.join(unused)}"] if unused else []
-        return "; ".join(lines)
+        say("; ".join(lines))
 
 
 def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from labrl.analysis.formats import widths_that_fit
+from labrl.analysis.formats import score, widths_that_fit
 from labrl.analysis.returns import MEANING, group_return
 from labrl.session.callbacks.display import Terminal
 from labrl.storage.run_folder import RunFolder
@@ -22,25 +22,16 @@ _DISPENSABLE = ("seconds", "frames/s", "episodes", "best", "frames", "#")
 """Columns that a narrow terminal goes without, the first of them first."""
 
 
-def _number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def _score(value: float | None) -> str:
-    """Short enough for 80 columns: no digits behind the point of thousands."""
-    return _number(value, 1 if value is None or abs(value) < 1000 else 0)
-
-
 def _row(session: SessionResult) -> list[str]:
     return [
         str(session.index),
         session.status,
         f"{session.frame:,}",
         f"{session.episodes:,}",
-        _score(session.final_return),
-        _score(session.best_return),
+        score(session.final_return),
+        score(session.best_return),
         f"{session.wall:,.0f}" if session.wall >= 100 else f"{session.wall:,.1f}",
-        _number(session.fps, 0) if session.frame else "-",
+        f"{session.fps:,.0f}" if session.frame else "-",
     ]
 
 
@@ -83,8 +74,8 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
         told = ", ".join(f"{name} {number:,}" for name, number in networks.items())
         say(f"parameters: {told}", console)
     together = group_return(result.returns)
-    if together is not None and together.count > 1:
-        say(f"final return of {together.count} sessions: {together.sentence()}", console)
+    if together is not None and together.seeds > 1:
+        say(f"final return of {together.seeds} sessions: {together.sentence()}", console)
     if result.comparison is not None:
         say(f"rerun: {result.comparison}", console)
     if any(session.status == "interrupted" for session in result.sessions):

@@ -191,12 +191,6 @@ class Group:
 _group: Group | None = None
 
 
-def why_lost() -> str:
-    """Rank 0: what ended the rank that was lost."""
-    assert _group is not None
-    return _group.why_lost()
-
-
 def leading() -> Group | None:
     """The group that this process leads, joined when first asked for; None without torchrun."""
     global _group

@@ -24,7 +24,6 @@ from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, Labr
 from labrl.networks.spaces import Spaces
 from labrl.processes import (
     SIGNALS,
-    children_ignore_ctrl_c,
     exit_code_of,
     how_it_ended,
     signals_raise,
@@ -242,7 +241,7 @@ def _in_processes(
     panel = TrialPanel(folder, num_sessions, budget, enabled=config.meta.progress)
     with Interruption() as interruption, panel:
         try:
-            with children_ignore_ctrl_c(), signals_wait_in_children():
+            with signals_wait_in_children():
                 for process in processes:
                     process.start()
             told = False

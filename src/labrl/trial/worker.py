@@ -31,7 +31,7 @@ from labrl.storage.checkpoint import CheckpointStore, loading
 from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.trial.result import SessionResult
-from labrl.trial.torchrun import Launch, why_lost
+from labrl.trial.torchrun import Launch, leading
 
 _log = logging.getLogger(__name__)
 
@@ -81,13 +81,14 @@ def run_session(
     except LabrlError as error:
         if error.exit_code == WRONG_INPUT and (session is None or session.clock.frame == 0):
             raise
-        result.error = why_lost() if isinstance(error, RankLostError) else str(error)
+        group = leading() if isinstance(error, RankLostError) else None
+        result.error = str(error) if group is None else group.why_lost()
         session_log.append(folder.log, traceback.format_exc() if error.__cause__ else result.error)
     except NonFiniteError as error:
         result.error = str(error)
         session_log.append(folder.log, str(error))
     except (Exception, SystemExit) as error:  # an environment of somebody's may call sys.exit
-        result.error = f"{type(error).__name__}: {error}"
+        result.error = _described(error)
         session_log.append(folder.log, traceback.format_exc())
     finally:
         torch.set_num_threads(threads_before)
@@ -95,6 +96,14 @@ def run_session(
         _fill(result, session)
     write_json(folder.result, dataclasses.asdict(result))
     return code
+
+
+def _described(error: BaseException) -> str:
+    """Return type and text of an error; of one without text, the line of code that raised it."""
+    name, text = type(error).__name__, str(error)
+    if text or not (frames := traceback.extract_tb(error.__traceback__)):
+        return f"{name}: {text}"
+    return f"{name} in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
 
 
 def _warn_of_another_scale(session: Session) -> None:
@@ -141,13 +150,13 @@ def restored_session(
     store = CheckpointStore(folder.checkpoints, config.meta.keep_last)
     checkpoint = store.latest()
     store.refuse_broken(checkpoint)
-    ranks = ALONE if begin is None else begin(None if checkpoint is None else checkpoint.state)
-    if checkpoint is None:
-        return _new(config, index, folder, num_threads, ranks)
-    if store.broken:
+    state = None if checkpoint is None else checkpoint.state
+    ranks = ALONE if begin is None else begin(state)
+    if store.broken and checkpoint is not None:
         _log.warning("session %d continues from frame %d", index, checkpoint.frame)
-    session = _restored(config, index, folder, num_threads, ranks, checkpoint.state)
-    store.discard_after(checkpoint.frame)
+    session = _session(config, index, folder, num_threads, ranks, state)
+    if checkpoint is not None:
+        store.discard_after(checkpoint.frame)
     return session
 
 
@@ -166,29 +175,26 @@ def follow_session(order: Mapping[str, Any], ranks: Ranks) -> int:
     torch.set_num_threads(1)
     keep_freed_memory()
     num_threads = threads_per_session(config.meta.num_cpus, ranks.local_size)
-    if order["state"] is None:
-        session = _new(config, 0, folder, num_threads, ranks)
-    else:
-        session = _restored(config, 0, folder, num_threads, ranks, order["state"])
+    session = _session(config, 0, folder, num_threads, ranks, order["state"])
     session.run()
     return DONE if session.interruption.signal is None else session.interruption.exit_code
 
 
-def _new(config: TrialConfig, index: int, folder: SessionFolder, num_threads: int, ranks: Ranks) -> Session:
-    """Return a session at frame 0, with the weights of another run where it begins with these."""
-    start = None if config.start_from.run is None else read_beginning(folder)
-    return Session(config, index, folder, num_threads, ranks, start)
-
-
-def _restored(
+def _session(
     config: TrialConfig,
     index: int,
     folder: SessionFolder,
     num_threads: int,
     ranks: Ranks,
-    state: Mapping[str, Any],
+    state: Mapping[str, Any] | None,
 ) -> Session:
-    """A session with as many threads as it was begun with, if there are that many, in its saved state."""
+    """Return a session in its saved state, with as many threads as it was begun with, if there are that many.
+
+    state: None for one at frame 0, which may begin with the weights of another run.
+    """
+    if state is None:
+        start = None if config.start_from.run is None else read_beginning(folder)
+        return Session(config, index, folder, num_threads, ranks, start)
     begun = state["compute"]
     if begun["num_cpus"] == config.meta.num_cpus and begun["num_threads"] <= available_cpus():
         num_threads = begun["num_threads"]

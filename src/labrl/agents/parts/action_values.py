@@ -7,10 +7,9 @@ gamma^n, or 0 where the task ended within them. Both are [batch].
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -31,14 +30,7 @@ from labrl.config.types import (
     whole_number,
 )
 from labrl.learning.compute import Compute
-from labrl.learning.initialization import build_networks
-from labrl.learning.kernels.value_losses import (
-    CategoricalReturns,
-    DerivedValues,
-    ExpectedReturns,
-    QuantileReturns,
-)
-from labrl.learning.learner import make_learner
+from labrl.learning.learner import build_networks, make_learner
 from labrl.networks.distributions import INVALID
 from labrl.networks.layers import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
@@ -49,8 +41,20 @@ from labrl.step import Masks, States
 
 EPSILON = 2.0**-23
 """Relative distance of neighbours in float32."""
+ONE = np.float32(1)
 
 Atoms = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
+
+
+class Differentiated(NamedTuple):
+    """A loss of each row and its derivative."""
+
+    losses: NDArray
+    """[rows]"""
+    errors: NDArray
+    """Errors that priorities follow. [rows]"""
+    slope: NDArray
+    """Derivative of a row's loss by its outputs. [rows, outputs]"""
 
 
 class ActionValues(Protocol):
@@ -76,6 +80,28 @@ class ActionValues(Protocol):
         outputs: of the action taken, [batch, num_outputs]; target: what `target` returned.
         """
         ...
+
+
+class DerivedValues(ActionValues, Protocol):
+    """Action values that compute with arrays too, with the derivatives of their losses."""
+
+    def means(self, outputs: NDArray) -> NDArray:
+        """Return the mean return. [..., num_outputs] -> [...]"""
+        ...
+
+    def differentiated(
+        self, outputs: NDArray, later: NDArray, reward: NDArray, discount: NDArray
+    ) -> Differentiated:
+        """Differentiate the loss of the outputs of the actions taken, [rows, num_outputs].
+
+        later: outputs of the actions chosen n steps on, [rows, num_outputs].
+        """
+        ...
+
+
+def derived_values(value: Any) -> DerivedValues | None:
+    """Return a value if it is one of labrl's own, whose losses are derived by hand; else None."""
+    return value if type(value) in (ExpectedValue, CategoricalValue, QuantileValue) else None
 
 
 @dataclass(kw_only=True)
@@ -191,12 +217,10 @@ class ValuePolicy:
         return np.zeros((len(inputs), self.network.state_size), np.float32)
 
     def _expected(self, outputs: NDArray, mask: Masks) -> NDArray:
-        derived = self._derived
-        values = (
-            self._value.expected(torch.from_numpy(outputs)).numpy()
-            if derived is None
-            else derived.expected(outputs)
-        )
+        if self._derived is not None:
+            values = self._derived.means(outputs)
+        else:
+            values = self._value.expected(torch.from_numpy(outputs)).numpy()
         return values if mask is None else np.where(mask, values, -np.inf)
 
 
@@ -293,7 +317,10 @@ class ExpectedValueConfig:
 
 
 class ExpectedValue:
-    """Q(s, a)."""
+    """Q(s, a), with the error e = Q - (r + gamma^n Q') and the loss e^2 / 2, of which the derivative is e.
+
+    The Huber loss is |e| - 1/2 beyond an error of 1, and its derivative the sign of e there.
+    """
 
     Config = ExpectedValueConfig
     num_outputs = 1
@@ -317,6 +344,27 @@ class ExpectedValue:
         if self.squared:
             return 0.5 * (target - value).square(), error
         return torch.nn.functional.huber_loss(value, target, reduction="none"), error
+
+    def means(self, outputs: NDArray) -> NDArray:
+        """Return the outputs themselves. [..., 1] -> [...]"""
+        return outputs[..., 0]
+
+    def differentiated(
+        self, outputs: NDArray, later: NDArray, reward: NDArray, discount: NDArray
+    ) -> Differentiated:
+        """Differentiate the loss of the outputs of the actions taken. [rows, 1]"""
+        error = outputs[:, 0] - (reward + discount * later[:, 0])
+        size = np.abs(error)
+        # Up to an error of 1 slope and error are the same, and s (e - s / 2) is both losses.
+        slope = error if self.squared else np.minimum(np.maximum(error, -ONE), ONE)
+        return Differentiated(slope * (error - np.float32(0.5) * slope), size, slope[:, None])
+
+
+def _softmax(logits: NDArray) -> NDArray:
+    """[..., n] -> [..., n]"""
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    return p
 
 
 @dataclass(kw_only=True)
@@ -342,13 +390,17 @@ class CategoricalValueConfig:
 
 
 class CategoricalValue:
-    """Logits of the atoms of Z(s, a)."""
+    """Logits x of the atoms of Z(s, a): with p = softmax(x) and a target t the loss D_KL(t || p).
+
+    Its derivative by x is p sum(t) - t, where the sum of t is 1 but for rounding.
+    """
 
     Config = CategoricalValueConfig
 
     def __init__(self, config: CategoricalValueConfig, device: torch.device) -> None:
         self.num_outputs = config.atoms
         self.support = torch.linspace(config.v_min, config.v_max, config.atoms, device=device)
+        self._atoms = self.support.cpu().numpy()
 
     def expected(self, outputs: Tensor) -> Tensor:
         """Return the mean of the distribution. [..., atoms] -> [...]"""
@@ -363,6 +415,42 @@ class CategoricalValue:
         divergence = categorical_divergence(outputs, target)
         return divergence, divergence.detach()
 
+    def means(self, outputs: NDArray) -> NDArray:
+        """Return the mean of the distribution. [..., atoms] -> [...]"""
+        means: NDArray = _softmax(outputs) @ self._atoms
+        return means
+
+    def differentiated(
+        self, outputs: NDArray, later: NDArray, reward: NDArray, discount: NDArray
+    ) -> Differentiated:
+        """Differentiate the loss of the outputs of the actions taken. [rows, atoms]"""
+        target = self._projected(_softmax(later), reward, discount)
+        logits = outputs - outputs.max(1, keepdims=True)
+        p = np.exp(logits)
+        total = p.sum(1, keepdims=True)
+        p /= total
+        logits -= np.log(total)
+        entropy = target * np.log(np.where(target > 0, target, 1))
+        losses = (entropy - target * logits).sum(1)
+        return Differentiated(losses, losses, p * target.sum(1, keepdims=True) - target)
+
+    def _projected(self, probability: NDArray, reward: NDArray, discount: NDArray) -> NDArray:
+        """Return the distribution of r + gamma^n Z on the atoms, as `categorical_target` does. [rows, atoms]
+
+        probability: of the atoms of Z, [rows, atoms].
+        """
+        support = self._atoms
+        atoms = len(support)
+        spacing = (support[-1] - support[0]) / np.float32(atoms - 1)
+        moved = np.clip(reward[:, None] + discount[:, None] * support, support[0], support[-1])
+        place = (moved - support[0]) / spacing
+        below = np.minimum(place.astype(np.int64), atoms - 2)
+        upper = probability * (place - below)
+        cell = below + (np.arange(len(below)) * atoms)[:, None]
+        sums = np.bincount(cell.ravel(), (probability - upper).ravel(), probability.size)
+        sums += np.bincount(cell.ravel() + 1, upper.ravel(), probability.size)
+        return sums.reshape(probability.shape).astype(probability.dtype)
+
 
 @dataclass(kw_only=True)
 class QuantileValueConfig:
@@ -375,7 +463,12 @@ class QuantileValueConfig:
 
 
 class QuantileValue:
-    """Returns that are not exceeded with the probabilities (2 i + 1) / 2 n."""
+    """Returns q_i that are not exceeded with the probabilities tau_i = (2 i + 1) / 2 n.
+
+    With samples t_j of the target and u = t_j - q_i the loss is the mean over j and the sum over i of
+    |tau_i - 1{u < 0}| L(u), L(u) = u^2 / 2 kappa up to kappa and |u| - kappa / 2 beyond. Its derivative by
+    q_i is the mean over j of -|tau_i - 1{u < 0}| clip(u / kappa, -1, 1), with the sign of u for kappa = 0.
+    """
 
     Config = QuantileValueConfig
 
@@ -383,6 +476,7 @@ class QuantileValue:
         self.num_outputs = config.quantiles
         self.kappa = config.kappa
         self.fraction = (torch.arange(config.quantiles, device=device) + 0.5) / config.quantiles
+        self._fractions = self.fraction.cpu().numpy()
 
     def expected(self, outputs: Tensor) -> Tensor:
         """Return the mean of the quantiles. [..., quantiles] -> [...]"""
@@ -398,15 +492,20 @@ class QuantileValue:
             error = (target.mean(1) - outputs.mean(1)).abs_()
         return quantile_huber_loss(outputs, target, self.fraction, self.kappa), error
 
+    def means(self, outputs: NDArray) -> NDArray:
+        """Return the mean of the quantiles. [..., quantiles] -> [...]"""
+        return outputs.mean(-1)
 
-def derived_values(value: ActionValues) -> DerivedValues | None:
-    """Return how the same is computed with derivatives by hand; None for classes that are not labrl's own."""
-    make = _DERIVED.get(type(value))
-    return None if make is None else make(value)
-
-
-_DERIVED: dict[type, Callable[[Any], DerivedValues]] = {
-    ExpectedValue: lambda value: ExpectedReturns(value.squared),
-    CategoricalValue: lambda value: CategoricalReturns(value.support.cpu().numpy()),
-    QuantileValue: lambda value: QuantileReturns(value.fraction.cpu().numpy(), value.kappa),
-}
+    def differentiated(
+        self, outputs: NDArray, later: NDArray, reward: NDArray, discount: NDArray
+    ) -> Differentiated:
+        """Differentiate the loss of the outputs of the actions taken. [rows, quantiles]"""
+        target, kappa = reward[:, None] + discount[:, None] * later, np.float32(self.kappa)
+        u = target[:, None, :] - outputs[:, :, None]  # [rows, quantiles, samples]
+        weight = np.abs(self._fractions[:, None] - (u < 0))
+        slope = np.clip(u / kappa, -1, 1) if kappa > 0 else np.sign(u)
+        # As for the Huber loss: s (u - kappa s / 2) is both parts of L.
+        loss = slope * (u - np.float32(0.5) * kappa * slope)
+        slope *= weight
+        errors = np.abs(target.mean(1) - outputs.mean(1))
+        return Differentiated((weight * loss).mean(2).sum(1), errors, -slope.mean(2))

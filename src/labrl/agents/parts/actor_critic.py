@@ -31,8 +31,7 @@ from labrl.config.component import Component
 from labrl.config.types import NonNegativeSchedule, PositiveFloat
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
-from labrl.learning.initialization import build_networks
-from labrl.learning.learner import Learner, make_learner
+from labrl.learning.learner import Learner, build_networks, make_learner
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
 from labrl.networks.distributions import BoxActions
 from labrl.networks.spaces import Spaces, sees_images
@@ -344,6 +343,31 @@ def taken(values: Tensor, action: Tensor) -> Tensor:
     if values.dim() == 2:
         return values
     return values.gather(2, action.view(1, -1, 1).expand(len(values), -1, 1)).squeeze(2)
+
+
+def critics_gradient(
+    values: NDArray, action: NDArray, target: NDArray, weight: NDArray, factor: float
+) -> tuple[NDArray, NDArray]:
+    """Differentiate the mean of c w sum_i (Q_i - y)^2: by Q_i it is 2 c w (Q_i - y) / rows.
+
+    values: of the actions taken, Q, [critics, rows], or of all actions where they are discrete,
+    [critics, rows, actions]; action: taken, [rows, ...]; target, weight: [rows]; factor: c. Returns the loss,
+    the mean error and the values of each row, [2 + critics, rows], and the derivatives by `values`.
+    """
+    if values.ndim == 3:
+        index = np.broadcast_to(action[:, None], (*values.shape[:2], 1))
+        taken = np.take_along_axis(values, index, 2)[..., 0]
+        statistics, slope = critics_gradient(taken, action, target, weight, factor)
+        gradient = np.zeros_like(values)
+        np.put_along_axis(gradient, index, slope[..., None], 2)
+        return statistics, gradient
+    error = values - target
+    statistics = np.empty((2 + len(values), len(target)), values.dtype)
+    np.multiply(np.square(error).sum(0), weight * np.float32(factor), out=statistics[0])
+    np.abs(error).mean(0, out=statistics[1])
+    statistics[2:] = values
+    error *= weight * np.float32(2 * factor / len(target))
+    return statistics, error
 
 
 def critic_rows(losses: Tensor, values: Tensor, target: Tensor) -> Tensor:

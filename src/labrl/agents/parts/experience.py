@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.ranks import divided
+from labrl.agents.agent import divided
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.schema import TrialConfig

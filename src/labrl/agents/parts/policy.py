@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -14,22 +14,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite
 from labrl.config.component import Component
 from labrl.config.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
 from labrl.errors import InputError
-from labrl.learning.initialization import build_networks
-from labrl.learning.kernels.policy_losses import distributions, policy_gradient
-from labrl.learning.learner import make_learner
-from labrl.memory.rollout import Minibatch, Rollout
+from labrl.learning.learner import build_networks, make_learner
+from labrl.memory.rollout import Minibatch, Pieces, Rollout, forgotten
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
-from labrl.networks.distributions import ActionBounds, ActionDistribution, distribution_for, masked
-from labrl.networks.recurrent import Pieces, forgotten
+from labrl.networks.distributions import ActionBounds, ActionDistribution, Derived, distribution_for, masked
 from labrl.networks.spaces import Spaces
 from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
-from labrl.step import States, Step
 
 if TYPE_CHECKING:
     from labrl.agents.parts.self_imitation import SelfImitation
@@ -39,6 +34,7 @@ if TYPE_CHECKING:
     from labrl.learning.optimizers import Optimizer
     from labrl.learning.ranks import Ranks
     from labrl.seeding import Streams
+    from labrl.step import States, Step
 
 VALUES_AT_ONCE = 4096
 """Observations whose values are computed in one pass."""
@@ -332,6 +328,51 @@ def evaluated(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor
     return parameters if minibatch.mask is None else masked(parameters, minibatch.mask), output.value
 
 
+class OutputGradients(NamedTuple):
+    """Derivatives of a loss by the outputs of a network."""
+
+    parameters: NDArray
+    """Gradient by the parameters of the distributions. [rows, num_parameters]"""
+    value: NDArray
+    """Gradient by the values. [rows]"""
+
+
+def evaluated_by_hand(
+    distribution: ActionDistribution, kernel: Any, minibatch: Any
+) -> tuple[Derived, NDArray]:
+    """Compute distributions and values of a minibatch by a kernel of the network, with derivatives.
+
+    minibatch: with `observation`, `action` and `mask`. Returns values [batch].
+    """
+    parameters, value, _ = kernel.forward(minibatch.observation)
+    if minibatch.mask is not None:
+        parameters = masked(parameters, minibatch.mask.numpy())
+    return distribution.derived(parameters, minibatch.action.numpy()), value
+
+
+def policy_gradient(
+    policy: Derived,
+    value: NDArray,
+    advantage: NDArray,
+    value_target: NDArray,
+    value_coef: float,
+    entropy_coef: float,
+) -> tuple[NDArray, OutputGradients]:
+    """Differentiate the loss of A2C and REINFORCE, the mean of -log pi(a|s) A + c1 (R - V)^2 / 2 - c2 H.
+
+    By log pi it is -A, by V it is c1 (V - R), by H it is -c2, each over the number of rows. All arrays are
+    [rows]. Returns the means of the policy's loss, of the values' and of the entropy, [3], and the
+    derivatives.
+    """
+    rows = np.float32(len(value))
+    error = value - value_target
+    means = -np.dot(policy.log_prob, advantage) / rows, 0.5 * np.dot(error, error) / rows
+    parameters = policy.gradient(advantage / -rows, -entropy_coef / len(value))
+    error *= np.float32(value_coef) / rows
+    statistics = np.array([*means, policy.entropy.mean()], np.float32)
+    return statistics, OutputGradients(parameters, error)
+
+
 def policy_gradient_by_hand(
     distribution: ActionDistribution,
     kernel: Any,
@@ -343,9 +384,9 @@ def policy_gradient_by_hand(
 
     kernel: of the policy's network. Returns the means of the three, before their coefficients. [3]
     """
-    parameters, value, _ = kernel.forward(minibatch.observation)
+    policy, value = evaluated_by_hand(distribution, kernel, minibatch)
     statistics, gradients = policy_gradient(
-        distributions(distribution, parameters, minibatch.action, minibatch.mask),
+        policy,
         value,
         minibatch.advantage.numpy(),
         minibatch.value_target.numpy(),
@@ -361,7 +402,6 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
 
     agent: its name, as messages give it. Returns whether the network is recurrent.
     """
-    check_actions(agent.lower(), spaces.action)
     distribution_for(spaces.action, agent, config.action_bounds)
     recurrent = check_torso(config.network.torso, spaces, recurrent=None)
     if recurrent and config.self_imitation is not None:
@@ -380,6 +420,29 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
                 key=f"agent.{option}",
             )
     return recurrent
+
+
+def refuse_episodes(episodes: int | None) -> None:
+    """Raise InputError for an agent that updates when `episodes` have ended; None: it does not."""
+    if episodes is not None:
+        raise InputError(
+            f"agent.episodes={episodes} cannot be used with torchrun: updates are made when whole episodes "
+            "have ended, which happens at a different time on each rank. Learn after a number of steps: "
+            "agent=ppo, or agent=a2c agent.episodes=null agent.horizon=5.",
+            code="unsupported",
+            key="agent.episodes",
+        )
+
+
+def refuse_self_imitation(part: object) -> None:
+    """Raise InputError for an agent with a part for self-imitation; None: it has none."""
+    if part is not None:
+        raise InputError(
+            "agent.self_imitation cannot be used with torchrun: a rank learns when it has something to "
+            "imitate, which happens at a different time on each rank. Set agent/self_imitation=none.",
+            code="unsupported",
+            key="agent.self_imitation",
+        )
 
 
 def normalized(advantage: Tensor, ranks: Ranks | None = None) -> Tensor:

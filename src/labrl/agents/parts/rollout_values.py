@@ -25,7 +25,6 @@ from labrl.clock import Clock
 from labrl.config.types import PositiveInt, Probability
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
-from labrl.learning.kernels.value_losses import returns_gradient
 from labrl.learning.learner import Columns, DerivedLoss
 from labrl.memory.rollout import Rollout, check_room
 from labrl.networks.q_network import QNetwork
@@ -61,6 +60,22 @@ def _returns_loss(network: QNetwork, steps: Returns) -> tuple[Tensor, Tensor]:
     error = steps.target - value
     mean = 0.5 * error.square().mean()
     return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
+
+
+def returns_gradient(outputs: NDArray, action: NDArray, target: NDArray) -> tuple[NDArray, NDArray]:
+    """Differentiate the mean of e^2 / 2 with e = Q(s, a) - G: by Q(s, a) it is e / rows.
+
+    outputs: [rows, actions, 1]; action, target: [rows]. Returns the means of loss, size of the error and
+    value, [3], and the derivatives by `outputs`.
+    """
+    rows, actions, _ = outputs.shape
+    taken = np.arange(0, rows * actions, actions) + action
+    value = outputs.ravel().take(taken)
+    error = value - target
+    statistics = 0.5 * np.dot(error, error) / rows, np.abs(error).mean(), value.mean()
+    gradient = np.zeros_like(outputs)
+    gradient.reshape(-1)[taken] = error / np.float32(rows)
+    return np.array(statistics, outputs.dtype), gradient
 
 
 def _returns_loss_by_hand(kernel: Any, steps: Returns) -> NDArray:

@@ -16,15 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from labrl.agents.parts.policy import OutputGradients, evaluated_by_hand
 from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt
 from labrl.learning.compute import Compute
-from labrl.learning.kernels.policy_losses import distributions, imitation_gradient
 from labrl.learning.learner import Columns, DerivedLoss
 from labrl.memory.replay import Replay
 from labrl.memory.rollout import Episodes
-from labrl.networks.distributions import ActionDistribution, masked
+from labrl.networks.distributions import ActionDistribution, Derived, masked
 from labrl.networks.spaces import Spaces, stored_choices
 from labrl.schedules import value_at
 from labrl.step import Masks, Step
@@ -72,6 +72,29 @@ def imitation_losses(log_prob: Tensor, value: Tensor, discounted_return: Tensor)
     """
     underrated = (discounted_return - value).clamp(min=0)
     return -log_prob * underrated.detach(), 0.5 * underrated.square()
+
+
+def imitation_gradient(
+    policy: Derived,
+    value: NDArray,
+    discounted_return: NDArray,
+    weight: NDArray,
+    policy_coef: float,
+    value_coef: float,
+) -> tuple[NDArray, OutputGradients]:
+    """Differentiate the loss of self-imitation, the weighted mean of -c1 log pi(a|s) U + c2 U^2 / 2.
+
+    With U = (R - V)+, a constant in the first term. By log pi it is -c1 U, by V it is -c2 U. All arrays are
+    [rows]. Returns both losses of each row, U and whether it is above 0, [4, rows], and the derivatives.
+    """
+    underrated = np.maximum(discounted_return - value, 0)
+    statistics = np.stack(
+        [-policy.log_prob * underrated, 0.5 * underrated * underrated, underrated, underrated > 0]
+    ).astype(np.float32, copy=False)
+    slope = underrated * weight
+    slope /= -np.float32(len(value))
+    parameters = policy.gradient(np.float32(policy_coef) * slope, 0.0)
+    return statistics, OutputGradients(parameters, np.float32(value_coef) * slope)
 
 
 @dataclass(frozen=True)
@@ -179,9 +202,9 @@ class SelfImitation:
 
     def _loss_by_hand(self, kernel: Any, minibatch: ImitationBatch) -> NDArray:
         """Compute the gradient of the same loss by a kernel of the network. Returns the STATISTICS."""
-        parameters, value, _ = kernel.forward(minibatch.observation)
+        policy, value = evaluated_by_hand(self._policy.distribution, kernel, minibatch)
         statistics, gradients = imitation_gradient(
-            distributions(self._policy.distribution, parameters, minibatch.action, minibatch.mask),
+            policy,
             value,
             minibatch.discounted_return.numpy(),
             minibatch.weight.numpy(),

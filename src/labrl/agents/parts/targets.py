@@ -25,7 +25,7 @@ class TargetNetwork(Generic[Network]):
         """The weights that it follows. [size]"""
         self.forward_network = learner.in_precision(self.network)
         """The network in the session's precision, for losses."""
-        self._kernel, self._tensor = learner.kernel_for(self.network), learner.tensor
+        self._kernel, self._tensor = learner.kernel_of(self.network), learner.tensor
 
     def forward(self, *inputs: Any) -> Any:
         """Compute `network(*inputs)`, with arrays in place of tensors; the next call overwrites them."""

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
 from labrl.analysis.figures import Sheet, save_sheets
 from labrl.analysis.groups import grouped
 from labrl.analysis.report.comparison import comparison_report
-from labrl.analysis.report.page import Report, render
+from labrl.analysis.report.page import render
 from labrl.analysis.report.trial import trial_report
 from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment, load_run
 from labrl.analysis.statistics import compare, trial_statistics
@@ -25,8 +24,7 @@ from labrl.storage.folder import REPORT_FILES
 from labrl.storage.run_folder import MARKER
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(NamedTuple):
     """Files and statistics that were built."""
 
     path: Path
@@ -56,10 +54,10 @@ def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
     run = load_run(path)
     comparison = compare(grouped([run]))
     statistics = trial_statistics(run, group=comparison["envs"][0]["groups"][0])
-    report, sheets = trial_report(run, statistics)
+    content, sheets = trial_report(run, statistics)
     table = pl.DataFrame(statistics["sessions"], infer_schema_length=None)
-    written = _write(out or path, report, sheets, statistics, table)
-    return Built(written, comparison, report.warnings, report.verdict)
+    written = _write(out or path, render("trial", content, out or path), sheets, statistics, table)
+    return Built(written, comparison, content["warnings"], content["verdict"])
 
 
 def build_comparison(
@@ -80,13 +78,13 @@ def build_comparison(
             code="not-found",
             key=str(place),
         )
-    report, sheets, statistics = comparison_report(grouped(runs, by), out, title, experiment)
-    path = _write(out, report, sheets, statistics, comparison_rows(statistics))
-    return Built(path, statistics, report.warnings, report.verdict)
+    content, sheets, statistics = comparison_report(grouped(runs, by), out, title, experiment)
+    written = _write(out, render("groups", content, out), sheets, statistics, comparison_rows(statistics))
+    return Built(written, statistics, content["warnings"], content["verdict"])
 
 
 def _write(
-    folder: Path, report: Report, sheets: Sequence[Sheet], statistics: dict[str, Any], table: pl.DataFrame
+    folder: Path, page: str, sheets: Sequence[Sheet], statistics: dict[str, Any], table: pl.DataFrame
 ) -> Path:
     html, plots, csv, json = (folder / name for name in REPORT_FILES)
     try:
@@ -94,7 +92,7 @@ def _write(
         save_sheets(sheets, plots)
         write_json(json, statistics)
         write_atomic(csv, as_csv(table))
-        write_atomic(html, render(report, folder))
+        write_atomic(html, page)
     except OSError as error:
         reason = error.strerror or error
         raise InputError(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,12 +14,12 @@ from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import INTERVAL, UNKNOWN, interval, moment, number
 from labrl.analysis.groups import Group, by_env, told, varied
 from labrl.analysis.intervals import PAIR_METHOD, curve
-from labrl.analysis.report.page import Report, relative
+from labrl.analysis.report.page import relative
 from labrl.analysis.report.search import search_content
 from labrl.analysis.returns import NAMES, GroupReturn, statistic_name
 from labrl.analysis.runs import Experiment, Run
 from labrl.analysis.search import read_search, summary, verdict
-from labrl.analysis.series import AXES, TimeAxes, Views, evaluates, split
+from labrl.analysis.series import AXES, TimeAxes, Views, split
 from labrl.analysis.statistics import (
     compare,
     final_return,
@@ -39,7 +38,6 @@ MOST_IN_MATRIX = 10
 MOST_VERDICTS = 4
 """Environments that the sentences and numbers on top speak of."""
 
-
 SETTING_MEASURES = {
     "final_return": "Final return",
     "area_under_curve": "Average return",
@@ -56,17 +54,21 @@ MOST_KEYS = 6
 
 def comparison_report(
     groups: Sequence[Group], folder: Path, title: str, experiment: Experiment | None = None
-) -> tuple[Report, list[Sheet], dict[str, Any]]:
+) -> tuple[dict[str, Any], list[Sheet], dict[str, Any]]:
     """Return curves, scores, pairs and profiles by environment, the trials, and what differs between them.
 
     folder: where the report will lie; experiment: whose trials they are, if all are of one. Those of a search
-    are called by their number, and what it confirmed on fresh seeds is the verdict. Returns the report, its
-    plots and the statistics.
+    are called by their number, and what it confirmed on fresh seeds is the verdict. Returns the content of
+    the page, its plots and the statistics.
     """
     runs = [run for group in groups for run in group.runs]
     search = read_search(experiment.info) if experiment else None
     if experiment is not None and search is not None:
-        groups = _numbered(groups, experiment)
+        numbers = [experiment.number_of(group.runs[0]) for group in groups]
+        groups = [
+            group if number is None or numbers.count(number) > 1 else group._replace(name=f"trial {number}")
+            for group, number in zip(groups, numbers, strict=True)
+        ]
     statistics = compare(groups)
     if experiment is not None and search is not None:
         statistics["search"] = summary(search, runs, experiment.path)
@@ -83,6 +85,8 @@ def comparison_report(
         "path": experiment.path if experiment else None,
         "envs": envs,
         "pair_method": PAIR_METHOD,
+        "improvement": improvement,
+        "most_in_matrix": MOST_IN_MATRIX,
         "statistics": statistics,
         "best": [
             (entry["env"], *found[0])
@@ -94,46 +98,28 @@ def comparison_report(
         "info": info,
         "different": varied([group.runs[0] for group in groups]),
         "versions": sorted({_code(run) for run in runs}),
+        "title": title,
+        "subtitle": moment(info["created"]) if info.get("created") else "",
+        "status": experiment.status if experiment else going_on,
+        "verdict": " ".join(verdict(search) if search else map(_verdict, entries[:MOST_VERDICTS])),
+        "warnings": list(_warnings(statistics, groups, experiment)),
+        "footer": str(folder),
     }
-    report = Report(
-        template="groups",
-        title=title,
-        subtitle=moment(info["created"]) if info.get("created") else "",
-        status=experiment.status if experiment else going_on,
-        verdict=" ".join(verdict(search) if search else map(_verdict, entries[:MOST_VERDICTS])),
-        warnings=list(_warnings(statistics, groups, experiment)),
-        footer=str(folder),
-        content=content,
-    )
-    return report, [sheet for env in envs for sheet in env.sheets()], statistics
+    return content, [sheet for env in envs for sheet in env.sheets()], statistics
 
 
-def _numbered(groups: Sequence[Group], experiment: Experiment) -> list[Group]:
-    """Return the groups, those of a single trial of a search under its number."""
-    numbers = [experiment.number_of(group.runs[0]) for group in groups]
-    return [
-        group if number is None or numbers.count(number) > 1 else replace(group, name=f"trial {number}")
-        for group, number in zip(groups, numbers, strict=True)
-    ]
-
-
-@dataclass(frozen=True)
-class Member:
+class Member(NamedTuple):
     """A group of a comparison in its environment."""
 
     group: Group
     entry: Mapping[str, Any]
     """Result of `group_statistics`."""
+    final: GroupReturn | None
     style: Style
     named: bool
     """Whether it is one of the best, which have a colour of their own."""
     key: str
     """Key by which its curves are hidden."""
-
-    @property
-    def final(self) -> GroupReturn | None:
-        """The final return of the group; None without one."""
-        return final_return(self.entry)
 
 
 class EnvComparison:
@@ -144,7 +130,7 @@ class EnvComparison:
     ) -> None:
         """entry: the statistics of the environment; groups: those in it, in the same order; several: whether
         there are several environments, so that anchors, files and titles name it."""
-        self._entry, self._axes, entries = entry, axes, entry["groups"]
+        self.entry, self._axes, entries = entry, axes, entry["groups"]
         slug = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in entry["env"])
         self.suffix, self.where = (f"_{slug}", f" on {entry['env']}") if several else ("", "")
         order = [one["name"] for _, one in ranked(entries)]
@@ -152,9 +138,9 @@ class EnvComparison:
         best = set(order[:MOST_NAMED])
         styles = iter(group_styles([group.agent for group in groups if group.name in best]))
         self.members = [
-            Member(group, one, next(styles), True, f"{group.name}{self.suffix}")
+            Member(group, one, final_return(one), next(styles), True, f"{group.name}{self.suffix}")
             if group.name in best
-            else Member(group, one, Style(GREY), False, f"others{self.suffix}")
+            else Member(group, one, final_return(one), Style(GREY), False, f"others{self.suffix}")
             for group, one in zip(groups, entries, strict=True)
         ]
         self.ranked = sorted(self.members, key=lambda one: order.index(one.group.name))
@@ -166,12 +152,13 @@ class EnvComparison:
         self.branches = entry["branches"] or {}
         self.humans = any("human_normalized" in one["estimates"] for one in entries)
         self.returns, self.scores, self.profile = self._returns(), self._scores(), self._profile()
-        self.pairs = self._pairs()
+        self.pairs = [] if all(pair["low"] is None for pair in entry["improvement"]) else entry["improvement"]
+        """How likely a seed of one group beats one of another; empty where every group has a single seed."""
         self.settings = _setting_charts(groups, entries)
 
     def sheets(self) -> Iterator[Sheet]:
         """Yield the plots of the environment."""
-        title = str(self._entry["env"])
+        title = str(self.entry["env"])
         for axis in AXES:
             yield Sheet(f"return_{axis}{self.suffix}", [self.returns], axis, title)
         if self.profile is not None:
@@ -185,7 +172,7 @@ class EnvComparison:
         lines: list[Line] = []
         trunk: list[Views] = []
         for one in self.members:
-            seeds = [(session, evaluates(run)) for run in one.group.runs for session in run.sessions]
+            seeds = [(session, run.evaluates) for run in one.group.runs for session in run.sessions]
             curves = [self._axes.returns(session, apart) for session, apart in seeds]
             if self.branches and one.group.name in self.branches["groups"]:
                 parts = [split(curve, self.branches["frame"]) for curve in curves]
@@ -202,28 +189,27 @@ class EnvComparison:
         if past := self._axes.middles(trunk):
             name = f"common past, up to frame {self.branches['frame']:,}"
             lines.append(Line(f"trunk{self.suffix}", name, Style(GREY), past))
-        rigorous = all(evaluates(run) for one in self.members for run in one.group.runs)
+        rigorous = all(run.evaluates for one in self.members for run in one.group.runs)
         unit = f"of {'evaluation' if rigorous else 'training'} episodes"
         return Chart("Return", self._axes.axes, lines, unit, tall=True)
 
     def _scores(self) -> Chart:
         """Return the final return of each named group with its interval, and of each of its seeds."""
-        shown = [one for one in self.ranked if one.named and one.final is not None]
+        shown = [(one, one.final) for one in self.ranked if one.named and one.final is not None]
         lines = []
-        for place, one in enumerate(shown):
-            scores, final = values_of(one.entry, "final_return"), one.final
-            assert final is not None
+        for place, (one, final) in enumerate(shown):
+            scores = values_of(one.entry, "final_return")
             seeds = {"group": View(np.full(len(scores), place), scores)}
             name = f"{one.group.name}, each seed"
             lines.append(Line(one.key, name, one.style, seeds, "points", mark="cross"))
             ends = ([final.low], [final.high]) if final.low is not None else ()
             middle = {"group": View([place], [final.value], *ends)}
             lines.append(Line(one.key, one.group.name, one.style, middle, "points"))
-        axis = Axis("", ticks=[one.group.name for one in shown])
+        axis = Axis("", ticks=[one.group.name for one, _ in shown])
         return Chart("Final return", {"group": axis}, lines, f"with its {INTERVAL}, and of each seed")
 
     def _profile(self) -> Chart | None:
-        profile = self._entry["profile"]
+        profile = self.entry["profile"]
         if not profile:
             return None
         lines = [
@@ -240,76 +226,54 @@ class EnvComparison:
         axes = {"score": Axis("final return")}
         return Chart("Performance profile", axes, lines, "share of seeds above a return", fixed_y=(0.0, 1.0))
 
-    def _pairs(self) -> dict[str, Any]:
-        """Return how likely a seed of one group beats one of another: a matrix, of many groups a list.
-
-        Empty where every group has a single seed, which tells nothing of others.
-        """
-        pairs = self._entry["improvement"]
-        if all(pair["low"] is None for pair in pairs):
-            return {"rows": []}
-        names = list(dict.fromkeys(pair[side] for pair in pairs for side in ("x", "y")))
-        if len(names) <= MOST_IN_MATRIX:
-            matrix = [(x, [improvement(self._entry, x, y) for y in names]) for x in names]
-            return {"columns": ["a seed of … beats one of", *names], "rows": matrix}
-        columns = ["a seed of", "beats one of", "probability"]
-        rows = [(pair["x"], [pair["y"], improvement(self._entry, pair["x"], pair["y"])]) for pair in pairs]
-        return {"columns": columns, "rows": rows}
-
 
 def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]]) -> dict[str, list[Chart]]:
-    """Return by key that differs between `groups` of one environment a chart of each measure that is known.
+    """Return a chart of each measure over the values of each key that differs between groups of one agent.
 
-    entries: of `group_statistics`, one for each group. At most MOST_KEYS keys.
+    entries: of `group_statistics`, one for each of `groups`, which are in one environment. At most MOST_KEYS
+    keys, a line for each agent, without measures that are not known.
     """
-    if len(groups) < 2:
-        return {}
-    agents = [group.agent for group in groups]
-    keys = varied([group.runs[0] for group in groups])
-    shown = [key for key, values in keys.items() if _is_setting(key, values, agents)][:MOST_KEYS]
+    agents = np.array([group.agent for group in groups])
+    names = list(dict.fromkeys(agents.tolist()))
+    styles = dict(zip(names, group_styles(names), strict=True))
     means = {
-        title: np.array([_interval(entry, measure) for entry in entries])
+        title: np.array([_interval(values_of(entry, measure)) for entry in entries])
         for measure, title in SETTING_MEASURES.items()
     }
-    known = {title: columns for title, columns in means.items() if np.isfinite(columns[:, 0]).any()}
-    return {key: _of_setting(key, keys[key], known, groups) for key in shown if known}
+    found: dict[str, list[Chart]] = {}
+    for key, values in varied([group.runs[0] for group in groups]).items() if len(groups) > 1 else ():
+        pairs = {(agent, repr(value)) for agent, value in zip(agents, values, strict=True)}
+        nested = key.endswith("_target_") or any(isinstance(value, dict | list) for value in values)
+        if nested or len(pairs) == len(names) or len(found) == MOST_KEYS:
+            continue  # it says no more than which agent it is
+        axis, places = _setting_axis(key, values)
+        found[key] = []
+        for title, columns in means.items():
+            known = np.isfinite(columns[:, 0])
+            lines = []
+            for agent, style in styles.items():
+                own = np.flatnonzero(known & (agents == agent)).tolist()
+                view = {"value": View(places[own], *columns[own].T)}
+                labels = [groups[index].name for index in own]
+                lines.append(Line(f"by {agent}", agent, style, view, "points", labels=labels))
+            if known.any():
+                found[key].append(Chart(title, {"value": axis}, lines))
+    return {key: charts for key, charts in found.items() if charts}
 
 
-def _of_setting(
-    key: str, values: Sequence[Any], means: Mapping[str, np.ndarray], groups: Sequence[Group]
-) -> list[Chart]:
-    """Return a chart of each of `means` [groups, 3] over the values of a key, one line for each agent."""
-    agents = [group.agent for group in groups]
-    styles = dict(zip(dict.fromkeys(agents), group_styles(list(dict.fromkeys(agents))), strict=True))
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    names = [] if numeric else list(dict.fromkeys(map(told, values)))
-    places = np.array(values if numeric else [names.index(told(value)) for value in values], dtype=np.float64)
-    whole = numeric and bool((places == np.round(places)).all())
-    log = numeric and bool(places.min() > 0 and places.max() > 9.99 * places.min())
-    axis = Axis(key, names, log=log, whole=whole)
-    charts = []
-    for title, columns in means.items():
-        lines = []
-        for agent, style in styles.items():
-            own = [i for i, other in enumerate(agents) if other == agent and np.isfinite(columns[i, 0])]
-            view = View(np.log10(places[own]) if log else places[own], *columns[own].T)
-            labels = [groups[i].name for i in own]
-            lines.append(Line(f"by {agent}", agent, style, {"value": view}, "points", labels=labels))
-        charts.append(Chart(title, {"value": axis}, lines))
-    return charts
+def _setting_axis(key: str, values: Sequence[Any]) -> tuple[Axis, np.ndarray]:
+    """Return the axis of a key's values, and their places on it. [groups]"""
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        names = list(dict.fromkeys(map(told, values)))
+        return Axis(key, names), np.array([names.index(told(value)) for value in values], dtype=np.float64)
+    places = np.array(values, dtype=np.float64)
+    whole = bool((places == np.round(places)).all())
+    log = bool(places.min() > 0 and places.max() > 9.99 * places.min())
+    return Axis(key, log=log, whole=whole), np.log10(places) if log else places
 
 
-def _is_setting(key: str, values: Sequence[Any], agents: Sequence[str]) -> bool:
-    """Return whether a key says more than which agent it is: it differs between groups of one agent."""
-    if key.endswith("_target_") or any(isinstance(value, dict | list) for value in values):
-        return False
-    pairs = {(agent, repr(value)) for agent, value in zip(agents, values, strict=True)}
-    return len(pairs) > len(set(agents))
-
-
-def _interval(entry: Mapping[str, Any], measure: str) -> tuple[float, float, float]:
-    """Return the mean of a measure over the counted sessions, and its interval; nan where there is none."""
-    values = values_of(entry, measure)
+def _interval(values: np.ndarray) -> tuple[float, float, float]:
+    """Return the mean of a measure over sessions and its interval; nan where there is none."""
     values = values[np.isfinite(values)]
     if not len(values):
         return (np.nan, np.nan, np.nan)
@@ -367,34 +331,33 @@ def _trials(
     for entry, group in zip(entries, (one for own in by_env(groups).values() for one in own), strict=True):
         sessions = iter(entry["sessions"])
         for run in group.runs:
-            reached = _reached([next(sessions) for _ in run.sessions])
-            link = relative(run.path / "report.html", folder) if (run.path / "report.html").exists() else ""
-            about = {"run": run.name, "link": link, "group": group.name, "status": run.status}
-            found[run.path.resolve()] = {**about, "seed": run.seed, **reached, "error": ""}
-    listed = experiment.info.get("trials", []) if experiment else []
+            played = [next(sessions) for _ in run.sessions]
+            finals, bests = ([one[key] for one in played] for key in ("final_return", "best_return"))
+            finals = [value for value in finals if value is not None]
+            page = run.path / "report.html"
+            found[run.path.resolve()] = {
+                "run": run.name,
+                "link": relative(page, folder) if page.exists() else "",
+                "group": group.name,
+                "status": run.status,
+                "seed": run.seed,
+                "final": float(np.mean(finals)) if finals else None,
+                "best": max((value for value in bests if value is not None), default=None),
+                "frames": max((one["frames"] for one in played), default=None),
+                "error": "",
+            }
     number = 0
-    for trial in listed:
+    blank = {"run": UNKNOWN, "link": "", "group": "", **dict.fromkeys(("seed", "final", "best", "frames"))}
+    for trial in experiment.info.get("trials", []) if experiment else []:
         known = found.pop((experiment.path / str(trial.get("folder"))).resolve(), {}) if experiment else {}
         number, status = trial.get("number", number), str(trial.get("status", ""))
         if known and status in ("", "running"):
             status = known["status"]
-        blank = {"run": UNKNOWN, "link": "", "group": "", "seed": None, **_reached([])}
         told_of = {"number": number, "status": status, "error": str(trial.get("error") or "")}
         yield {**blank, **known, **told_of}
         number += 1
-    yield from ({**known, "number": place} for place, known in enumerate(found.values(), len(listed)))
-
-
-def _reached(sessions: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return final and best return and the frames of a trial's sessions; None where nothing is known."""
-    finals = [one["final_return"] for one in sessions if one["final_return"] is not None]
-    best = [one["best_return"] for one in sessions if one["best_return"] is not None]
-    frames = max((one["frames"] for one in sessions), default=None)
-    return {
-        "final": float(np.mean(finals)) if finals else None,
-        "best": max(best, default=None),
-        "frames": frames,
-    }
+    listed = len(experiment.info.get("trials", [])) if experiment else 0
+    yield from ({**known, "number": place} for place, known in enumerate(found.values(), listed))
 
 
 def _code(run: Run) -> str:

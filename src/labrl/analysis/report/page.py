@@ -8,17 +8,14 @@ rendered, so names may hold anything.
 from __future__ import annotations
 
 import base64
-import importlib.resources
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -27,6 +24,7 @@ from labrl.analysis.colours import Style
 from labrl.analysis.formats import INTERVAL, UNKNOWN, duration, interval, interval_by, moment, number, typed
 from labrl.analysis.groups import told
 from labrl.analysis.returns import MEANING
+from labrl.storage.provenance import as_yaml
 
 MOST_POINTS = 80_000
 """Most points of all curves of a report together, about 2 MB."""
@@ -40,24 +38,6 @@ MOST_VIDEO = 2_000_000
 
 MOST_WARNINGS = 8
 """Those that are shown without a click."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """The content of one `report.html`."""
-
-    template: str
-    """Stem of its file in `assets/`."""
-    title: str
-    subtitle: str
-    status: str
-    """`finished`, `failed`, `interrupted`, `running` or `killed`."""
-    verdict: str
-    """The result in a sentence or two."""
-    warnings: Sequence[str]
-    footer: str
-    content: Mapping[str, Any]
-    """Content that the template arranges."""
 
 
 class Page:
@@ -95,10 +75,16 @@ class Page:
         return {"embedded": embedded, "address": address, "size": f"{size / 1e6:.1f} MB"}
 
 
-def render(report: Report, folder: Path) -> str:
-    """Return the text of `report.html`. folder: where it will lie, which links are relative to."""
+def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
+    """Return the text of `report.html`.
+
+    template: stem of its file in `assets/`; folder: where the page will lie, which links are relative to.
+    content: what the template arranges, and for the head of every page `title`, `subtitle`, `status` as of
+    `Run.status`, `verdict`, the result in a sentence or two, `warnings` and `footer`.
+    """
+    loader = PackageLoader("labrl.analysis.report", "assets")
     environment = Environment(
-        loader=PackageLoader("labrl.analysis.report", "assets"),
+        loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -109,31 +95,25 @@ def render(report: Report, folder: Path) -> str:
         environment.filters[show.__name__] = show
     environment.filters["thousands"] = lambda value: UNKNOWN if value is None else f"{value:,}"
     environment.filters["order"] = _order
-    environment.filters["yaml"] = lambda plain: yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
-    environment.globals |= {
-        "interval": interval,
-        "interval_by": interval_by,
-        "interval_heading": INTERVAL,
-        "unknown": UNKNOWN,
-    }
-    environment.globals |= {"meaning": MEANING, "colour": _css_colour, "most_warnings": MOST_WARNINGS}
-    return environment.get_template(f"{report.template}.html.j2").render(
-        report=report,
+    environment.filters["yaml"] = as_yaml
+    return environment.get_template(f"{template}.html.j2").render(
         page=Page(folder),
-        css=Markup(_asset("report.css")),
-        script=Markup(_asset("report.js")),
-        **report.content,
+        css=Markup(loader.get_source(environment, "report.css")[0]),
+        script=Markup(loader.get_source(environment, "report.js")[0]),
+        interval=interval,
+        interval_by=interval_by,
+        interval_heading=INTERVAL,
+        unknown=UNKNOWN,
+        meaning=MEANING,
+        colour=_css_colour,
+        most_warnings=MOST_WARNINGS,
+        **content,
     )
 
 
 def relative(path: Path, folder: Path) -> str:
     """Return `path` as a link from a file in `folder`."""
     return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-
-
-def _asset(name: str) -> str:
-    files = importlib.resources.files("labrl.analysis.report")
-    return files.joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _order(value: Any) -> str:

@@ -19,7 +19,7 @@ from labrl.analysis.search import (
     importances,
     runs_of,
 )
-from labrl.analysis.series import TimeAxes, evaluates
+from labrl.analysis.series import TimeAxes
 
 MOST_LINES = 200
 """Trials in parallel coordinates: the best ones, where there are more."""
@@ -37,10 +37,14 @@ MARKS: dict[State, tuple[str, str, Literal["dot", "cross"]]] = {
 
 def search_content(search: SearchResult, path: Path) -> dict[str, Any]:
     """Return the charts of a search by name, and the importance of each key. path: the experiment folder."""
-    two = len(search.objective) > 1
+    two, ended = len(search.objective) > 1, search.of_state("complete")
+    front = _points(ended, "complete", "second", [one.value(-1) for one in ended], _values(ended))
+    axes = {"second": Axis(search.objective[-1])}
     return {
         "history": _history(search),
-        "front": _front(search) if two else None,
+        "front": Chart("One objective against the other", axes, [front], search.objective[0])
+        if two
+        else None,
         "importances": importances(search),
         "parallel": _parallel(search),
         "slices": [_slice(search, one) for one in search.parameters],
@@ -62,8 +66,8 @@ def _points(
     return Line(f"search-{state}", name, Style(colour), views, "points", labels=labels, mark=mark)
 
 
-def _values(trials: Sequence[SearchTrial], place: int = 0) -> list[float]:
-    return [trial.values[place] if trial.values else math.nan for trial in trials]
+def _values(trials: Sequence[SearchTrial]) -> list[float]:
+    return [trial.value() for trial in trials]
 
 
 def _history(search: SearchResult) -> Chart:
@@ -79,7 +83,7 @@ def _history(search: SearchResult) -> Chart:
             heights = [(min if search.maximize[0] else max)(_values(search.valued))] * len(trials)
         if trials or state != "fail":
             lines.append(_points(trials, state, "trial", [trial.number for trial in trials], heights))
-    sequence = sorted(search.ended, key=lambda trial: trial.number)
+    sequence = sorted(search.of_state("complete"), key=lambda trial: trial.number)
     if sequence:
         best = best_so_far(_values(sequence), search.maximize[0])
         last = max(trial.number for trial in search.trials)
@@ -89,22 +93,19 @@ def _history(search: SearchResult) -> Chart:
     return Chart("Value of each trial", axes, lines, search.objective[0], tall=True)
 
 
-def _front(search: SearchResult) -> Chart:
-    line = _points(search.ended, "complete", "second", _values(search.ended, 1), _values(search.ended))
-    axes = {"second": Axis(search.objective[1])}
-    return Chart("One objective against the other", axes, [line], search.objective[0])
-
-
 def _parallel(search: SearchResult) -> Chart:
     """Return each trial as a line through its values, the best ones coloured."""
-    top = {trial.number for trial in search.ranked()[: max(1, math.ceil(TOP_SHARE * len(search.ended)))]}
+    top = {
+        trial.number
+        for trial in search.ranked()[: max(1, math.ceil(TOP_SHARE * len(search.of_state("complete"))))]
+    }
     lines = []
     for trial in reversed([*search.ranked(), *search.of_state("pruned")][:MOST_LINES]):
         shares = [
             one.share(trial.params[one.key]) if one.key in trial.params else math.nan
             for one in search.parameters
         ]
-        name = f"trial {trial.number}: {number(trial.values[0] if trial.values else None)}"
+        name = f"trial {trial.number}: {number(trial.value())}"
         views = {"key": View(range(len(shares)), shares)}
         if trial.number in top:
             lines.append(Line("search-top", name, Style(BLUE), views))
@@ -135,7 +136,7 @@ def _against_default(search: SearchResult, path: Path) -> Chart | None:
     axes = TimeAxes([run for several in runs.values() for run in several])
     lines = []
     for one, colour in chosen:
-        curves = [axes.returns(s, evaluates(run)) for run in runs[one.name] for s in run.sessions]
+        curves = [axes.returns(s, run.evaluates) for run in runs[one.name] for s in run.sessions]
         if views := axes.middles(curves):
             lines.append(Line(f"search-{one.name.replace(' ', '-')}", one.name, Style(colour), views))
     unit = f"with its {INTERVAL}"

@@ -16,11 +16,10 @@ from labrl.analysis.colours import agent_style
 from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import UNKNOWN, moment, number, typed
 from labrl.analysis.groups import told
-from labrl.analysis.report.page import Report
 from labrl.analysis.returns import NAMES
 from labrl.analysis.rows import known
 from labrl.analysis.runs import Run
-from labrl.analysis.series import AXES, TimeAxes, evaluates
+from labrl.analysis.series import AXES, TimeAxes
 from labrl.analysis.statistics import MEASURES, final_return, statistic_of
 from labrl.storage.run_folder import RunFolder
 
@@ -61,8 +60,8 @@ IMPORTANT = ("labrl", "torch", "gymnasium", "ale-py", "numpy", "hydra-core")
 """Packages whose versions come first."""
 
 
-def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[Report, list[Sheet]]:
-    """Return the report of one run, and its plots. statistics: those of `trial_statistics`."""
+def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any], list[Sheet]]:
+    """Return the content of the page of one run, and its plots. statistics: those of `trial_statistics`."""
     curves, seeds, packages = TrialCurves(run), len(run.sessions), _dict(run.provenance.get("packages"))
     reasons = {entry["session"]: entry["reason"] for entry in statistics["left_out"]}
     stops = {entry["index"]: entry["stop"] for entry in statistics["sessions"]}
@@ -73,6 +72,12 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[Report, list[
     elif again is not None:  # of two overrides for one key the last one counts
         again = list(dict.fromkeys(map(str, reversed(again))))[::-1]
     content = {
+        "title": f"{run.agent} on {run.env}",
+        "subtitle": f"{moment(run.created)} · {seeds} session{'' if seeds == 1 else 's'} · {run.name}",
+        "status": run.status,
+        "verdict": " ".join(_verdict(run, statistics)),
+        "warnings": list(statistics["warnings"]),
+        "footer": f"labrl {packages.get('labrl', '')} · {run.path}",
         "run": run,
         "statistics": statistics,
         "final": final_return(statistics),
@@ -84,20 +89,11 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[Report, list[
         "again": None if again is None else shlex.join(["labrl", *map(str, again)]),
         "changed": _changed(run),
         "origin": _origin(run, packages),
+        "typed_command": typed(run.first_provenance.get("command")),
         "packages": packages,
         "resumes": [_resume(_dict(entry)) for entry in run.info.get("resumes") or []],
     }
-    report = Report(
-        template="trial",
-        title=f"{run.agent} on {run.env}",
-        subtitle=f"{moment(run.created)} · {seeds} session{'' if seeds == 1 else 's'} · {run.name}",
-        status=run.status,
-        verdict=" ".join(_verdict(run, statistics)),
-        warnings=list(statistics["warnings"]),
-        footer=f"labrl {packages.get('labrl', '')} · {run.path}",
-        content=content,
-    )
-    return report, list(curves.sheets())
+    return content, list(curves.sheets())
 
 
 class TrialCurves:
@@ -118,19 +114,21 @@ class TrialCurves:
         window = run.config.get("meta", {}).get("episode_window")
         unit = f"mean of the last {window} training episodes" if window else ""
         self.returns = [self._return_chart("Return", unit, False)]
-        if evaluates(run):
+        if run.evaluates:
             unit = f"{run.config['meta']['rigorous_eval']} episodes in environments of their own"
             self.returns.append(self._return_chart("Return of evaluations", unit, True))
-        tables = [session.train for session in sessions]
-        columns = {name for table in tables for name in table if len(known(table, name))} - TIMING - SPREAD
-        losses = sorted(name for name in columns if name.startswith("loss") and name not in TITLES)
-        main = [*(name for name in TITLES if name in columns), *losses]
-        others = sorted(
-            name for name in columns.difference(main) if any(_varies(one, name) for one in tables)
-        )
-        self._panels = [self._chart(name) for name in main]
-        self.small = [chart for name, chart in zip(main, self._panels, strict=True) if name != "return_mean"]
-        self.small += map(self._chart, others)
+        values = {
+            name: [known(one.train, name) for one in sessions] for one in sessions for name in one.train
+        }
+        there = {name for name, tables in values.items() if any(map(len, tables))} - TIMING - SPREAD
+        losses = sorted(name for name in there if name.startswith("loss") and name not in TITLES)
+        main = {name: self._chart(name) for name in [*(name for name in TITLES if name in there), *losses]}
+        varying = [
+            name for name in sorted(there) if any(len(one) and one.min() < one.max() for one in values[name])
+        ]
+        self._panels = list(main.values())
+        self.small = [chart for name, chart in main.items() if name != "return_mean"]
+        self.small += [self._chart(name) for name in varying if name not in main]
 
     def sheets(self) -> Iterator[Sheet]:
         """The plots: the returns over frames and wall time, and for each session how its learning went."""
@@ -150,7 +148,8 @@ class TrialCurves:
     def _chart(self, column: str) -> Chart:
         spread = "return_std" if column == "return_mean" else ""
         views = [self._axes.column(session.train, column, spread) for session in self._run.sessions]
-        return Chart(TITLES.get(column, _title(column)), self._axes.axes, self._lines(views))
+        title = TITLES.get(column, column.replace("_", " ").capitalize())
+        return Chart(title, self._axes.axes, self._lines(views))
 
     def _lines(self, views: Sequence[Mapping[str, View]]) -> list[Line]:
         """Return the seeds' lines with these views, one for each, without those that have nothing to show."""
@@ -161,29 +160,25 @@ class TrialCurves:
         ]
 
 
-def _title(column: str) -> str:
-    return column.replace("_", " ").capitalize()
-
-
-def _varies(table: Mapping[str, Any], name: str) -> bool:
-    values = known(table, name)
-    return bool(len(values) and values.min() < values.max())
-
-
 def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:
     """Return the result of the run, its reference, and whether it was still learning."""
+    sessions = statistics["sessions"]
     failed = sum(session.status == "failed" for session in run.sessions)
     if failed:
         yield f"{failed} of {len(run.sessions)} sessions failed." if len(run.sessions) > 1 else "It failed."
-    early = [entry for entry in statistics["sessions"] if entry["stop"]]
-    if early and len(statistics["sessions"]) == 1:
+    early = [entry for entry in sessions if entry["stop"]]
+    if early and len(sessions) == 1:
         yield f"It ended early, at frame {early[0]['frames']:,}: {early[0]['stop']}."
     elif early:
         yield f"{len(early)} of {len(run.sessions)} sessions ended early, as their notes say."
+    progress = ""
+    if sessions and run.max_frame and np.isfinite(run.max_frame):
+        share = min(float(np.mean([entry["frames"] for entry in sessions])) / run.max_frame, 1.0)
+        progress = f" at {100 * share:.0f} % of its {run.max_frame:,.0f} frames"
     if run.status == "running":
-        yield f"Still going on{_progress(run, statistics)}; so far:"
+        yield f"Still going on{progress}; so far:"
     elif run.status in ("interrupted", "killed"):
-        yield f"It was {run.status}{_progress(run, statistics)} and can be resumed."
+        yield f"It was {run.status}{progress} and can be resumed."
     final = final_return(statistics)
     if final is None:
         yield "No episode has ended, so there is no return."
@@ -191,14 +186,6 @@ def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:
     yield f"A final return of {final.sentence()}."
     yield from _against(statistics, final.value)
     yield from _trend(statistics["curve"], run.status)
-
-
-def _progress(run: Run, statistics: Mapping[str, Any]) -> str:
-    frames = [session["frames"] for session in statistics["sessions"]]
-    if not frames or not run.max_frame or not np.isfinite(run.max_frame):
-        return ""
-    share = min(float(np.mean(frames)) / run.max_frame, 1.0)
-    return f" at {100 * share:.0f} % of its {run.max_frame:,.0f} frames"
 
 
 def _against(statistics: Mapping[str, Any], value: float) -> Iterator[str]:
@@ -239,19 +226,17 @@ def _trend(curve: Mapping[str, Sequence[Any]], status: str) -> Iterator[str]:
 
 def _videos(run: Run) -> dict[Path, str]:
     """Return the videos in the folders of a run's sessions with their captions, the best first."""
+    order = ("best", "last", "latest")
 
     def rank(path: Path) -> tuple[int, str]:
-        order = ("best", "last", "latest")
-        return next(
-            (i for i, override in enumerate(order) if path.stem.startswith(override)), len(order)
-        ), path.name
+        return next((place for place, name in enumerate(order) if path.stem.startswith(name)), 3), path.name
 
-    found = [
-        (path, (f"session {session.index}, " if len(run.sessions) > 1 else "") + path.stem.replace("_", " "))
+    found = {
+        path: (f"session {session.index}, " if len(run.sessions) > 1 else "") + path.stem.replace("_", " ")
         for session in run.sessions
         for path in sorted((session.path / "videos").glob("*.mp4"), key=rank)
-    ]
-    return dict(found[:MOST_VIDEOS])
+    }
+    return dict(list(found.items())[:MOST_VIDEOS])
 
 
 def _changed(run: Run) -> list[list[str]] | None:
@@ -285,13 +270,13 @@ def _origin(run: Run, packages: Mapping[str, str]) -> dict[str, str]:
         "graphics": ", ".join(map(str, machine.get("gpus") or [])),
         "repeats": str(run.info.get("rerun_of", "")),
         "forked from": ", with ".join([*forked, edits] if edits else forked),
-        "begins with": _beginning(run.start_from),
+        "begins with": _beginning(run.first_provenance.get("start_from")),
     }
 
 
-def _beginning(facts: Mapping[str, Any]) -> str:
+def _beginning(facts: Any) -> str:
     """Return what a run began with of another one, and what not, in a line."""
-    if not facts:
+    if not isinstance(facts, dict) or not facts:
         return ""
     sources = {f"session {one['session']}, frame {one['frame']:,}" for one in facts["sessions"].values()}
     taken = f"{len(facts['taken'])} weights of {facts['run']} ({'; '.join(sorted(sources))})"

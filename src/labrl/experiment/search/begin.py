@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from itertools import takewhile
 from typing import Any
@@ -19,14 +19,13 @@ from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
 from labrl.experiment.experiment import held
 from labrl.experiment.job import Job
+from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
-from labrl.experiment.scheduler import Engine
 from labrl.experiment.search.checks import check_pruner, check_ready, check_space
-from labrl.experiment.search.objective import Direction, direction_of
+from labrl.experiment.search.objective import Direction
 from labrl.experiment.search.options import Measure, NoPruner, SearchConfig
 from labrl.experiment.search.recipe import Recipe
-from labrl.experiment.search.results import break_off, conclude
-from labrl.experiment.search.search import Search
+from labrl.experiment.search.search import Search, break_off, conclude
 from labrl.experiment.search.settings import Settings
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage, silence
@@ -50,14 +49,12 @@ def search(
     settings: Settings,
     overrides: Sequence[str],
     job: Job,
-    engine: Callable[[int | None, int | None], Engine],
-    elsewhere: bool,
+    launcher: TrialLauncher,
 ) -> int:
     """Run the search that `cfg` and the `overrides` of the command line describe. Returns an exit code.
 
-    job: what Hydra would run for each trial, which knows what was typed; engine: makes what runs the
-    trials, from the most at once and the cores for all; elsewhere: whether on other machines. Raises
-    InputError for wrong input, before any trial starts.
+    job: what Hydra would run for each trial, which knows what was typed. Raises InputError for wrong input,
+    before any trial starts.
     """
     silence()
     plain = to_plain(cfg)
@@ -73,7 +70,7 @@ def search(
     _check_total(asked, settings, overrides)
     check_ready(ready, recipe)
     plan = _plan(asked, base, space, settings, plain["env"])
-    need, limit, cores = _slots(base, settings, cfg.hydra.runtime.choices["hydra/launcher"], elsewhere)
+    need, limit = _give_slots(launcher, base, settings, cfg.hydra.runtime.choices["hydra/launcher"])
     path = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
     exists = ExperimentFolder(path).marker.exists()
     facts: dict[str, Any] = {
@@ -98,7 +95,7 @@ def search(
         at_once = "as many as there is room for" if limit is None else str(limit)
         _announce(study, storage, at_once, experiment)
         try:
-            code, confirmation = one.run(engine(limit, cores), asked.search.confirm, elsewhere)
+            code, confirmation = one.run(launcher, asked.search.confirm)
             return conclude(one, storage, code, confirmation, report=asked.meta.report)
         except Exception as error:
             return break_off(experiment, storage, error)
@@ -160,7 +157,7 @@ def _plan(
 
 def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
     if given is None:
-        return [direction_of(measure) for measure in measures]
+        return ["minimize" if measure == "wall" else "maximize" for measure in measures]
     listed = given if isinstance(given, list) else [given]
     names = [one.name if isinstance(one, Enum) else str(one) for one in listed]
     if len(names) != len(measures) or any(name not in ("minimize", "maximize") for name in names):
@@ -173,33 +170,39 @@ def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
     return ["maximize" if name == "maximize" else "minimize" for name in names]
 
 
-def _slots(
-    config: TrialConfig, settings: Settings, launcher: str, elsewhere: bool
-) -> tuple[Need, int | None, int | None]:
-    """Return the slots of a trial, how many run at once, and the cores for all of them.
+def _give_slots(
+    launcher: TrialLauncher, config: TrialConfig, settings: Settings, name: str
+) -> tuple[Need, int | None]:
+    """Tell the launcher how many trials may run at once, and on how many cores. Return the slots of a trial.
 
-    The number is as requested, or as many as have room; None if the engine determines it.
+    The number, which is returned too, is as requested, or as many as have room; None if the launcher finds
+    that out.
     """
     meta, jobs, total = dataclasses.asdict(config.meta), settings.n_jobs, settings.n_trials
-    if elsewhere:
-        if launcher == "submitit_slurm" and jobs is None:
+    launcher.queues = False
+    if launcher.elsewhere:
+        if name == "submitit_slurm" and jobs is None:
             raise InputError(
                 "hydra.sweeper.n_jobs must be given with hydra/launcher=submitit_slurm: the number of jobs "
                 "that run at once, because each trial of a search follows from those before it",
                 code="missing",
                 key="hydra.sweeper.n_jobs",
             )
-        return Need.of(meta, total, None), jobs, None
-    machine = Machine()
-    need = Need.of(meta, total, machine.cores)
-    machine.check(need)
-    if launcher == "basic":
-        return need, 1, None
-    if jobs is None:
-        return need, sum(1 for _ in takewhile(bool, (machine.take(need) for _ in range(total)))), None
-    jobs = min(jobs, total)
-    need = Need(max(1, machine.cores // jobs), need.gpus)
-    return need, jobs, max(machine.cores, jobs * need.cores)
+        need = Need.of(meta, total, None)
+    else:
+        machine = Machine()
+        need = Need.of(meta, total, machine.cores)
+        machine.check(need)
+        if name == "basic":
+            jobs = 1
+        elif jobs is None:
+            jobs = sum(1 for _ in takewhile(bool, (machine.take(need) for _ in range(total))))
+        else:
+            jobs = min(jobs, total)
+            need = Need(max(1, machine.cores // jobs), need.gpus)
+            launcher.cores = max(machine.cores, jobs * need.cores)
+    launcher.limit = jobs or launcher.limit
+    return need, jobs
 
 
 def unwatched(typed: Sequence[str]) -> list[str]:

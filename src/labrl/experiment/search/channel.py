@@ -53,9 +53,8 @@ class Hub:
         """Return the address for the environment of a trial's sessions."""
         assert self._listener is not None, "a channel leads to a hub that listens"
         address = self._listener.address
-        if isinstance(address, tuple):
-            return channel(f"{_own_address()}:{address[1]}", self._key, trial)
-        return channel(os.fsdecode(address), self._key, trial)
+        place = f"{_own_address()}:{address[1]}" if isinstance(address, tuple) else os.fsdecode(address)
+        return channel(place, self._key, trial)
 
     def _accept(self, listener: Listener) -> None:
         while True:

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import resolve, to_plain
 from labrl.config.extensions import kinds_replace
-from labrl.config.keys import changes
+from labrl.config.keys import ABSENT, changes, walk
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError, LabrlError
@@ -122,12 +122,9 @@ def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
 
 def _is_key(plain: Mapping[str, Any], key: str) -> bool:
     """Return whether `key` is a value of the configuration, and no group or new key."""
-    node: Any = plain
-    for name in key.split("."):
-        if not isinstance(node, Mapping) or name not in node:
-            return False
-        node = node[name]
-    return "/" not in key and not (isinstance(node, Mapping) and "." not in key)
+    node = dict(walk(plain)).get(key, ABSENT)
+    is_group = "/" in key or (isinstance(node, Mapping) and "." not in key)
+    return node is not ABSENT and not is_group
 
 
 def _check_value(recipe: Recipe, default: Mapping[str, Any], key: str, value: Any) -> None:

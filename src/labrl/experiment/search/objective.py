@@ -19,11 +19,6 @@ Curve = Mapping[int, Mapping[str, float]]
 """Columns `return_mean` and `wall` by frame, of one session's evaluation checkpoints in order."""
 
 
-def direction_of(measure: Measure) -> Direction:
-    """Return the direction of a measure: seconds are minimized, all others are maximized."""
-    return "minimize" if measure == "wall" else "maximize"
-
-
 def read_curve(session: SessionFolder) -> Curve:
     """Return the evaluation checkpoints of a session so far, without those before the first episode."""
     curve = {}

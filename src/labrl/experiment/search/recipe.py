@@ -98,8 +98,6 @@ def _plain(value: Any) -> Any:
         return {str(_plain(key)): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_plain(inner) for inner in value]
-    return value if value is None or isinstance(value, bool | int | float) else _text(value)
-
-
-def _text(value: Any) -> str:
-    return value.text if isinstance(value, QuotedString) else str(value)
+    if isinstance(value, QuotedString):
+        return value.text
+    return value if value is None or isinstance(value, bool | int | float) else str(value)

@@ -1,24 +1,44 @@
-"""A search on this machine, from its first trial to the confirmation of the best ones."""
+"""A search on this machine: its trials, the confirmation of the best ones, and its results.
+
+The confirmation runs the best trials on seeds that the search has not used, to rule out luck. All of it is
+the entry `confirm` of `experiment.json`: the fresh `seeds`, and `candidates`, each with the number of its
+`trial` (null for the configuration without any searched value), its `params`, its values in the search
+(`searched`), its run `folders`, one for each seed, and then its `values` there by objective.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.errors import DONE, FAILED
+from labrl.analysis.formats import number, score
+from labrl.analysis.runs import load_experiment
+from labrl.analysis.search import SearchResult, read_search, summary, verdict
+from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
+from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import Engine, RetryingQueue, run_queue, working
+from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, run_queue
 from labrl.experiment.search.channel import Hub
-from labrl.experiment.search.confirm import Confirmation, ConfirmingRuns
+from labrl.experiment.search.objective import trial_values
 from labrl.experiment.search.options import Confirm
-from labrl.experiment.search.recipe import Recipe
-from labrl.experiment.search.study import FACTS, HEARTBEAT, Study
-from labrl.experiment.task import Outcome, Task
+from labrl.experiment.search.recipe import BEST, Recipe
+from labrl.experiment.search.storage import StudyStorage
+from labrl.experiment.search.study import FACTS, HEARTBEAT, Plan, Study
+from labrl.seeding import derived_seed
 from labrl.session.interruption import Interruption
-from labrl.storage.experiment_folder import TRIAL_LOG, ExperimentFolder, TrialRecord, TrialStatus
+from labrl.storage.atomic import write_atomic
+from labrl.storage.experiment_folder import CONFIRMING, TRIAL_LOG, ExperimentFolder, TrialRecord, TrialStatus
+from labrl.storage.run_folder import RunFolder
+from labrl.trial import reporting
 from labrl.trial.summary import say
 
 STATUS: dict[TrialState, TrialStatus] = {
@@ -54,24 +74,24 @@ class Search(RetryingQueue):
         self._broken: Exception | None = None
         self._last_beat = self._last_record = time.monotonic()
 
-    def run(
-        self, engine: Engine, confirm: Confirm | None, elsewhere: bool
-    ) -> tuple[int, Confirmation | None]:
+    def run(self, launcher: TrialLauncher, confirm: Confirm | None) -> tuple[int, dict[str, Any] | None]:
         """Run trials until the study has all of them, then confirm the best.
 
-        confirm: how; None: not at all. elsewhere: whether trials run on other machines. Returns the exit
-        code, that of a signal or FAILED where too many trials have failed, and the confirmation, if this
-        machine made one. Raises what the study's storage raises, after all trials have been saved and ended.
+        confirm: how; None: not at all. Returns the exit code, that of a signal or FAILED where too many
+        trials have failed, and the entry of the confirmation, if this machine made one. Raises what the
+        study's storage raises, after all trials have been saved and ended.
         """
-        with Hub(self._report, elsewhere) as self._hub, working(engine, self._interruption):
-            run_queue(self, engine, self._interruption)
+        interruption = self._interruption
+        signals = interruption if launcher.handles_signals else nullcontext()
+        with Hub(self._report, launcher.elsewhere) as self._hub, launcher, signals:
+            run_queue(self, launcher, interruption)
             self.record()
-            if self._interruption.requested:
-                return self._interruption.exit_code, None
+            if interruption.requested:
+                return interruption.exit_code, None
             if self._gave_up:
                 return FAILED, None
-            confirmation = self._confirmed(confirm, engine)
-            return (self._interruption.exit_code if self._interruption.requested else DONE), confirmation
+            confirmation = self._confirmed(confirm, launcher)
+            return (interruption.exit_code if interruption.requested else DONE), confirmation
 
     def next(self, has_room: Callable[[Need], bool]) -> Task | None:
         """Return a trial that died and continues, else the study's next one, if there is room."""
@@ -130,14 +150,14 @@ class Search(RetryingQueue):
         done = sum(one.state.is_finished() for one in trials)
         match trial.state:
             case TrialState.COMPLETE:
-                what = " ".join(f"{value:,.1f}" for value in trial.values)
+                what = " ".join(map(score, trial.values))
             case TrialState.PRUNED:
-                what = f"{trial.value:,.1f}, pruned at frame {trial.last_step:,}"
+                what = f"{score(trial.value, 1)}, pruned at frame {trial.last_step:,}"
             case _:
                 what = f"failed: {trial.user_attrs.get(FACTS, {}).get('error')}".partition("\n")[0]
         leader = ""
         if best and len(self.study.plan.measures) == 1:
-            leader = f"   best so far {best[0].value:,.1f} (trial {best[0].number})"
+            leader = f"   best so far {score(best[0].value, 1)} (trial {best[0].number})"
         params = " ".join(
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
             for key, value in trial.params.items()
@@ -151,7 +171,7 @@ class Search(RetryingQueue):
                 f"search.max_failure_rate={self._max_failure_rate:g} allows, so the search stops"
             )
 
-    def _confirmed(self, config: Confirm | None, engine: Engine) -> Confirmation | None:
+    def _confirmed(self, config: Confirm | None, launcher: TrialLauncher) -> dict[str, Any] | None:
         """Run the best trials on fresh seeds. Returns None where that is not to be done here."""
         study = self.study
         best = study.best()
@@ -160,17 +180,15 @@ class Search(RetryingQueue):
         if not study.claims_confirmation():
             say("another machine confirms the best trials on fresh seeds")
             return None
-        confirmation = Confirmation.of(config, study.plan, best, study.seed, self.experiment.path)
+        entry = to_confirm(config, study)
         say(
             f"confirming the best {min(config.top, len(best))} trials"
             f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
         )
-        runs = ConfirmingRuns(confirmation, self.recipe, self._need, study.plan.retries, self._interruption)
-        run_queue(runs, engine, self._interruption)
-        if self._interruption.requested:
-            return None
-        confirmation.read(study.plan)
-        return confirmation
+        home, interruption = self.experiment.path, self._interruption
+        runs = ConfirmingRuns(entry, home, self.recipe, self._need, study.plan.retries, interruption)
+        run_queue(runs, launcher, interruption)
+        return None if interruption.requested else confirmed(entry, home, study.plan)
 
     def _report(self, number: int) -> bool:
         """Return whether a trial, one of whose sessions has evaluated, is to stop. Other threads call it."""
@@ -202,3 +220,197 @@ class Search(RetryingQueue):
                 "host": own.get("host"),
             },
         )
+
+
+def to_confirm(config: Confirm, study: Study) -> dict[str, Any]:
+    """Return the seeds and the candidates of a confirmation, the best trial first."""
+    candidates: list[dict[str, Any]] = [
+        {"trial": trial.number, "params": dict(trial.params), "searched": list(trial.values)}
+        for trial in study.best()[: config.top]
+    ]
+    if config.default:
+        candidates.append({"trial": None, "params": {}, "searched": None})
+    for one in candidates:
+        name = "default" if one["trial"] is None else f"trial_{one['trial']}"
+        one["folders"] = [f"{CONFIRMING}{name}_{index}" for index in range(config.sessions)]
+    seeds = [derived_seed(study.seed, "confirmation", index) for index in range(config.sessions)]
+    return {"seeds": seeds, "candidates": candidates}
+
+
+class ConfirmingRuns(RetryingQueue):
+    """The queue of a confirmation: a run for each candidate and seed."""
+
+    def __init__(
+        self,
+        entry: Mapping[str, Any],
+        home: Path,
+        recipe: Recipe,
+        need: Need,
+        retries: int,
+        interruption: Interruption,
+    ) -> None:
+        """entry: what `to_confirm` returned; home: the experiment folder; retries: how often a run whose
+        process died continues."""
+        tasks: list[Task] = []
+        for one in entry["candidates"]:
+            for name, seed in zip(one["folders"], entry["seeds"], strict=True):
+                overrides = recipe.overrides(one["params"], seed, max_session=1)
+                task = Task(
+                    number=len(tasks),
+                    overrides=[*overrides, *recipe.place(home / name)],
+                    folder=home / name,
+                    need=need,
+                    log=TRIAL_LOG,
+                    label=name,
+                )
+                tasks.append(task)
+        super().__init__(retries, interruption, tasks)
+
+    def done(self, task: Task, outcome: Outcome) -> None:
+        """Print a failure; what a run came to lies in its folder."""
+        if outcome.error:
+            say(f"{task.named} failed: {outcome.error}")
+
+
+def confirmed(entry: Mapping[str, Any], home: Path, plan: Plan) -> dict[str, Any]:
+    """Return the entry with what the runs came to.
+
+    That is the `values` of each candidate, null where a run did not finish, and the `mean` of the first
+    objective, null where one of them did not; the trial with the best mean as `winner`, and whether it is the
+    one that was best in the search (`held`).
+    """
+    candidates = []
+    for one in entry["candidates"]:
+        values = [
+            trial_values(home / name, plan.measures, 1, plan.random_return)
+            if _has_finished(home / name)
+            else None
+            for name in one["folders"]
+        ]
+        known = [value[0] for value in values if value is not None]
+        mean = float(np.mean(known)) if len(known) == len(values) else None
+        candidates.append({**one, "values": values, "mean": mean})
+    sign = -1 if plan.directions[0] == "maximize" else 1
+    sound = [one for one in candidates if one["trial"] is not None and one["mean"] is not None]
+    winner = min(sound, key=lambda one: (sign * one["mean"], one["trial"]), default=None)
+    return {
+        **entry,
+        "candidates": candidates,
+        "winner": None if winner is None else winner["trial"],
+        "held": None if winner is None else winner is candidates[0],
+    }
+
+
+def _has_finished(folder: Path) -> bool:
+    try:
+        return RunFolder.open(folder).status == "finished"
+    except LabrlError:
+        return False
+
+
+def conclude(
+    search: Search, storage: StudyStorage, code: int, confirmation: dict[str, Any] | None, report: bool
+) -> int:
+    """Write and print the results. Returns the exit code of the command.
+
+    code, confirmation: what `Search.run` returned; report: whether to make a report.
+    """
+    study, experiment = search.study, search.experiment
+    search.record()
+    if code in (INTERRUPTED, TERMINATED):
+        experiment.set_status("interrupted")
+        say(f"interrupted; to resume: labrl -m +resume={experiment.path}")
+        return code
+    facts = dict(experiment.info().get("search", {}))
+    best = study.best()
+    if confirmation is not None:
+        facts["confirm"] = confirmation
+    elif (earlier := facts.get("confirm")) and earlier["candidates"][0]["trial"] != best[0].number:
+        del facts["confirm"]  # another trial has become the best since
+    found = read_search({**experiment.info(), "search": facts})
+    assert found is not None
+    told = summary(found, load_experiment(experiment.path).runs, experiment.path)
+    if not best:
+        say("no trial has finished, so there is no best trial")
+    elif len(study.plan.measures) > 1:
+        _tell_front(search)
+    else:
+        facts["best"] = _tell_best(search, found, told)
+    states = Counter(trial.state for trial in study.trials())
+    running = states[TrialState.RUNNING] + states[TrialState.WAITING]
+    say(
+        f"{states.total()} trials: {states[TrialState.PRUNED]} pruned, {states[TrialState.FAIL]} failed, "
+        f"{running} still running elsewhere"
+    )
+    frames = told["frames"]
+    say(f"frames: {frames['search']:,} in the search, {frames['confirmation']:,} in the confirmation")
+    code = FAILED if code or not best else DONE
+    experiment.set_status("failed" if code else "finished", search=facts)
+    if report:
+        reporting.report_experiment(experiment.path)
+    say(f"experiment folder: {experiment.path}")
+    storage.close()
+    return code
+
+
+def break_off(experiment: ExperimentFolder, storage: StudyStorage, error: Exception) -> int:
+    """Say that the study's storage or the disk has failed during the search. Returns the exit code.
+
+    Raises `error` if it is anything else.
+    """
+    reason = storage.failed(error)
+    if reason is None:
+        raise error
+    with contextlib.suppress(OSError, LabrlError):  # it may be the disk that is full, or gone
+        experiment.set_status("interrupted")
+    say(f"the search cannot continue: {reason}   (its storage: {storage.told})")
+    say(f"the trials have saved their state. To continue after a repair: labrl -m +resume={experiment.path}")
+    return FAILED
+
+
+def _tell_front(search: Search) -> None:
+    """Report the trials that no other one beats on the terminal, and in the file for users of Hydra."""
+    best = search.study.best()
+    solutions = [{"params": dict(one.params), "values": list(one.values)} for one in best]
+    _write_results(search, solutions=solutions)
+    say(f"{len(best)} trials that no other trial beats in {' and '.join(search.study.plan.measures)}:")
+    for trial in best:
+        values = ", ".join(f"{value:,.1f}" for value in trial.values)
+        say(f"  trial {trial.number}: {values}   {search.recipe.command(trial.params)}")
+
+
+def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dict[str, Any]:
+    """Report the best on the terminal, in `experiment/best.yaml`, and in the file for users of Hydra.
+
+    told: the summary of the search. Returns what `experiment.json` says of it.
+    """
+    trials, home, winner = search.study.best(), search.experiment.path, found.winner
+    first = trials[0]
+    _write_results(search, best_params=dict(first.params), best_value=first.value)
+    sentences = list(verdict(found))
+    for line in sentences:
+        say(line)
+    for one in found.confirmed:
+        say(f"  {one.name}: {', '.join(map(number, one.values)) or 'failed'}")
+    trial, params = first.number, dict(first.params)
+    if winner is not None and winner.trial is not None:
+        trial, params = winner.trial, winner.params
+    path = home / BEST
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, search.recipe.as_yaml(params, home, sentences))
+    command = search.recipe.command(params)
+    say(f"best configuration, also in {path}:")
+    say(f"  {command}")
+    return {
+        "trial": trial,
+        "params": params,
+        "command": command,
+        "file": BEST,
+        "searched": next(one.value for one in trials if one.number == trial),
+        "confirmed": next((one for one in told["confirmed"] if one["trial"] == told["winner"]), None),
+    }
+
+
+def _write_results(search: Search, **content: Any) -> None:
+    path = search.experiment.path / "optimization_results.yaml"  # as hydra-optuna-sweeper calls it
+    write_atomic(path, yaml.safe_dump({"name": "optuna", **content}, sort_keys=False))

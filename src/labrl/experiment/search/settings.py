@@ -9,7 +9,6 @@ from typing import Any
 from labrl.config import config_folder
 from labrl.config.keys import split_override, walk
 from labrl.config.types import PositiveInt, Probability
-from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
 
 
@@ -33,11 +32,6 @@ class Settings:
     """Share of the trials that may fail, in [0, 1]."""
     params: dict[str, Any] | None
     """More of `search.space`, by key."""
-
-    @classmethod
-    def of(cls, node: Mapping[str, Any]) -> Settings:
-        """Return the settings in `node`. Raises InputError for what is wrong with them."""
-        return dataclass_of(cls, dict(node), "hydra.sweeper")
 
 
 def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]) -> None:

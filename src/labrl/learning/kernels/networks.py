@@ -90,20 +90,31 @@ def hooks_of(network: nn.Module) -> list[Mapping[Any, Any]]:
 class WatchedKernel:
     """The kernel of a network for as long as nobody hangs hooks on the network or parametrizes it."""
 
-    def __init__(self, network: nn.Module | None) -> None:
-        """network: None for one that has no kernel. Raise UnknownNetworkError where another one has none."""
+    def __init__(self, network: nn.Module | None, why_not: str = "") -> None:
+        """network: None for one that is to have no kernel; why_not: the reason."""
         self._kernel: Kernel | None = None
         self._alterations: list[Mapping[Any, Any]] = []
-        if network is not None:
+        self.why_not = why_not
+        """Why there is no kernel, for a message; empty where there is one, or nobody wanted one."""
+        if network is None:
+            return
+        try:
             self._kernel = kernel_of(network)
-            # A parametrization lies among the parts of a layer, which has no others.
-            leaves = [part._modules for part in network.modules() if not part._modules]
-            self._alterations = [*hooks_of(network), *leaves]
+        except UnknownNetworkError as error:
+            self.why_not = str(error)
+        # A parametrization lies among the parts of a layer, which has no others.
+        leaves = [part._modules for part in network.modules() if not part._modules]
+        self._alterations = [*hooks_of(network), *leaves]
 
     @property
     def now(self) -> Kernel | None:
         """The kernel; None where there is none and while the network is altered."""
         return None if any(self._alterations) else self._kernel
+
+    def kept(self, num_rows: int) -> RolloutKernel | None:
+        """Return the kernel with room for what layers give for `num_rows` rows; None where it has no use of
+        it."""
+        return self.now.kept(num_rows) if isinstance(self.now, ActorCriticKernel) else None
 
 
 class ActorCriticKernel:

@@ -190,7 +190,7 @@ class Display:
         rows = []
         for progress in sessions:
             done = min(progress.frame, progress.max_frame)  # the last vector step may go beyond the budget
-            score = "-" if progress.return_mean is None else f"{progress.return_mean:,.1f}"
+            score = "-" if progress.return_mean is None else score_text(progress.return_mean)
             if sparks and not self._console.options.ascii_only:
                 score = f"{spark_line(progress.returns, sparks):>{sparks}} {score}"
             cells: dict[str, RenderableType | None] = {
@@ -236,6 +236,11 @@ def spark_line(values: Sequence[float], width: int) -> str:
     return "".join(_SPARKS[step] for step in steps)
 
 
+def score_text(value: float) -> str:
+    """Return a return with one digit behind the point, three significant ones below 1: 1,234.5, 0.0123."""
+    return f"{value:.3g}" if abs(value) >= 1e12 or 0 < abs(value) < 0.95 else f"{value:,.1f}"
+
+
 def compact(number: float) -> str:
     """Return `number` in at most five characters, such as `2.5M`."""
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -260,7 +265,7 @@ def _facts(progress: SessionProgress) -> Iterator[str]:
         share = progress.frame / progress.max_frame
         yield f"frame {progress.frame:,} of {progress.max_frame:,} ({share:.1%})"
     if progress.return_mean is not None:
-        yield f"return {progress.return_mean:,.1f}"
+        yield f"return {score_text(progress.return_mean)}"
     for name, value in list(progress.losses.items())[:1]:
         yield f"{name} {value:.3g}"
     if progress.fps is not None:

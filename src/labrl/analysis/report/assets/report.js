@@ -36,6 +36,7 @@
   function told(value) {
     if (!known(value)) return "–";
     const size = Math.abs(value);
+    if (size >= 1e13) return value.toExponential(3);
     if (size >= 1e7) return Number((value / 1e6).toPrecision(4)) + "M";
     if (size >= 1e5) return Number((value / 1e3).toPrecision(4)) + "k";
     if (size !== 0 && size < 1e-3) return value.toExponential(2);
@@ -44,12 +45,12 @@
   // The texts of ticks that stand together: one unit, and as many digits as tell them apart.
   function tickTexts(marks) {
     const largest = Math.max(...marks.map(Math.abs));
-    const [size, letter] = largest >= 1e6 ? [1e6, "M"] : largest >= 1e4 ? [1e3, "k"] : [1, ""];
+    const [size, letter] = largest >= 1e13 ? [1, ""] : largest >= 1e6 ? [1e6, "M"] : largest >= 1e4 ? [1e3, "k"] : [1, ""];
     let texts = [];
     for (let digits = 5; digits < 16; digits++) {
       texts = marks.map((mark) => {
         const value = Number((mark / size).toPrecision(digits));
-        return value === 0 ? "0" : (Math.abs(value) < 1e-4 ? value.toExponential(digits - 5) : String(value)) + letter;
+        return value === 0 ? "0" : (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e13 ? value.toExponential(digits - 5) : String(value)) + letter;
       });
       if (new Set(texts).size === marks.length) break;
     }

@@ -1,0 +1,162 @@
+"""Processes that multiprocessing starts, forked from one that has imported what they need.
+
+A process of the contexts `spawn` and `forkserver` imports PyTorch anew, which takes three seconds of a core.
+Here a process in which nothing has happened but the import of labrl waits beside each process that may start
+some, and becomes its fork server when the first is started. Processes of `spawn` are forked from that server
+too, with the signals, streams and working directory that a spawned one would inherit. Tests about the start
+itself use a fresh Python (`sys.executable`), whose processes start as those of a user do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from multiprocessing import context, forkserver, popen_forkserver, util
+from multiprocessing.context import get_spawning_popen
+from types import ModuleType
+from typing import Any, NoReturn
+
+SERVER = "multiprocessing.forkserver"
+"""What the program of a fork server imports, by which it is told from other programs."""
+
+
+def keep_server() -> None:
+    """Fork a process that waits to become the fork server of this one; it ends with this one."""
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        wait_to_serve(theirs)
+    theirs.close()
+    take_server(lambda: (ours, pid))
+
+
+def take_server(waiting: Callable[[], tuple[socket.socket, int]]) -> None:
+    """Let the processes of multiprocessing's contexts be forked from a waiting process.
+
+    waiting: returns the socket to a child of this process that is in `wait_to_serve`, and its process id.
+    """
+    start_anew, taken = util.spawnv_passfds, False
+
+    def start(path: bytes, arguments: list[str], files: list[int]) -> int:
+        nonlocal taken
+        if taken or SERVER not in arguments[-1]:
+            return start_anew(path, arguments, files)
+        taken = True
+        door, pid = waiting()
+        request = {
+            "program": arguments[-1],
+            "files": files,
+            "environment": dict(os.environ),
+            "signals": _signals(),
+        }
+        data = json.dumps(request).encode()
+        try:
+            socket.send_fds(door, [len(data).to_bytes(8, "big")], [1, 2, *files])
+            door.sendall(data)
+        except OSError:  # a signal to the whole group has ended it
+            return start_anew(path, arguments, files)
+        door.close()
+        return pid
+
+    util.spawnv_passfds = start
+    context._concrete_contexts["spawn"] = _Context()
+
+
+def wait_to_serve(door: socket.socket) -> NoReturn:
+    """Wait in this process until the owner of `door` needs a fork server or is gone."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) is signal.default_int_handler:
+            signal.signal(number, signal.SIG_DFL)
+    size, files, *_ = socket.recv_fds(door, 8, 64)
+    if not size:
+        os._exit(0)
+    request = json.loads(door.recv(int.from_bytes(size, "big"), socket.MSG_WAITALL))
+    _place(files, [1, 2, *request["files"]])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    _take_signals(*request["signals"])
+    with open("/proc/self/comm", "w") as name:
+        name.write("forkserver")
+    sys.modules["__main__"] = ModuleType("__main__")
+    sys.argv = ["-c"]
+    exec(request["program"], vars(sys.modules["__main__"]))
+    os._exit(0)
+
+
+def _place(files: list[int], numbers: list[int]) -> None:
+    """Give `files` the `numbers` that they have in the other process, and close all other files."""
+    beyond = max([*files, *numbers]) + 1
+    for index, file in enumerate(files):
+        os.dup2(file, beyond + index)
+    for index, number in enumerate(numbers):
+        os.dup2(beyond + index, number, inheritable=number in (1, 2))
+    kept = {0, *numbers}
+    for number in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if number not in kept:
+            with contextlib.suppress(OSError):  # that of the listing
+                os.close(number)
+
+
+def _signals() -> tuple[list[int], list[int]]:
+    """Return the signals that a process started now would ignore, and those that would wait."""
+    ignored = [n for n in signal.valid_signals() if signal.getsignal(n) == signal.SIG_IGN]
+    return ignored, [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
+
+
+def _take_signals(ignored: list[int], waiting: list[int]) -> None:
+    """Treat signals as a new Python that was started by a process with these `_signals`."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        if number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
+            continue  # Python ignores the first two itself; the server handles the last
+        signal.signal(number, signal.SIG_IGN if number in ignored else usual)
+    signal.pthread_sigmask(signal.SIG_SETMASK, waiting)
+
+
+class _Surroundings:
+    """What a spawned process inherits and one that is forked from a server does not."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        popen = get_spawning_popen()
+        streams = [popen.DupFd(popen.duplicate_for_child(number)) for number in (1, 2)]
+        return _inherit, (streams, *_signals())
+
+
+def _inherit(streams: list[Any], ignored: list[int], waiting: list[int]) -> None:
+    for number, stream in zip((1, 2), streams, strict=True):
+        os.dup2(stream.detach(), number)
+        os.close(stream.detach())
+    _take_signals(ignored, waiting)
+
+
+class _Popen(popen_forkserver.Popen):
+    def _launch(self, process: Any) -> None:
+        if forkserver._forkserver._preload_modules == ["__main__"]:
+            multiprocessing.set_forkserver_preload([])
+        process._surroundings = _Surroundings()
+        super()._launch(process)
+
+
+class _Process(context.ForkServerProcess):
+    _start_method = "spawn"
+
+    @staticmethod
+    def _Popen(process: Any) -> Any:  # noqa: N802  # multiprocessing's name
+        return _Popen(process)
+
+
+class _Context(context.ForkServerContext):
+    """The context `spawn`."""
+
+    _name = "spawn"
+    Process = _Process
