@@ -179,9 +179,9 @@ def _run(arguments: list[str], typed: Typed) -> int:
 
 
 def _shows_null(args: Namespace) -> bool:
-    """Return whether `--package` names a key without a value, of which Hydra says that it is not there.
+    """Return whether `--package` names a key whose value is null, which Hydra reports as missing.
 
-    Raises InputError where there is no such key.
+    Raises InputError if there is no such key.
     """
     from omegaconf import OmegaConf
 

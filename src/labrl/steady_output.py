@@ -28,7 +28,7 @@ def doing(what: str, early: bool = False) -> None:
     with contextlib.suppress(OSError, ValueError):
         replaced = early or isinstance(sys.stderr, SteadyStream)
         if os.environ.get("TERM") == "dumb":
-            return  # it has no way to take the line back
+            return  # such a terminal cannot erase the line
         if replaced and sys.__stderr__ is not None and sys.__stderr__.isatty():
             sys.__stderr__.write(f"labrl: {what} ...")
             sys.__stderr__.flush()

@@ -1,4 +1,4 @@
-"""Import the object that a `_target_` names, or its configuration alone without slow libraries."""
+"""Import the object named by a `_target_`, or only its configuration, without slow libraries."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ being_imported: list[str] = []
 
 
 class TargetError(ImportError):
-    """The object that a `_target_` names cannot be imported."""
+    """The object named by a `_target_` cannot be imported."""
 
     def __init__(self, message: str, missing: str = "", known: Iterable[str] = ()) -> None:
-        """missing: the part of the path that was not found; known: the names that exist in its place."""
+        """missing: the part of the path that was not found; known: names that exist at this place."""
         super().__init__(message)
         self.missing, self.known = missing, tuple(known)
 
@@ -59,7 +59,10 @@ def load_target(path: Any) -> Any:
 
 
 def _names_in(owner: Any, last: bool) -> list[str]:
-    """Return the names that may follow in a path; last: whether the path ends there, as no module can."""
+    """Return the names that may follow in a path.
+
+    last: whether the path ends with this name, which excludes modules.
+    """
     return [name for name in dir(owner) if not (last and isinstance(getattr(owner, name, None), ModuleType))]
 
 

@@ -108,7 +108,7 @@ def _row_frequency(value: Any) -> int | fractions.Fraction | Early:
             return Early(_frequency(int(rest) if rest.isdecimal() else rest))
         return _frequency(value)
     except PydanticCustomError as error:
-        also = 'either of them behind "early:", such as early:10000'
+        also = 'either of these after "early:", such as early:10000'
         raise PydanticCustomError(error.type, f"{error.message()}, or {also}") from None
 
 

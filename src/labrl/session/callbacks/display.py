@@ -237,7 +237,7 @@ def spark_line(values: Sequence[float], width: int) -> str:
 
 
 def score_text(value: float) -> str:
-    """Return a return with one digit behind the point, three significant ones below 1: 1,234.5, 0.0123."""
+    """Format a return with one decimal, or with three significant digits below 1: 1,234.5, 0.0123."""
     return f"{value:.3g}" if abs(value) >= 1e12 or 0 < abs(value) < 0.95 else f"{value:,.1f}"
 
 
