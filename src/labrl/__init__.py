@@ -76,8 +76,8 @@ def train(
         )
     if flags := [override for override in overrides if override.startswith("-")]:
         raise InputError(
-            f"{flags[0]}: labrl.train accepts the overrides of one trial, but no flags. Call it once for each "
-            "trial, with config_dir=<folder> for your own files, or call labrl.cli.main([...]) with all "
+            f"{flags[0]}: labrl.train accepts the overrides of one trial, but no flags. Call it once for "
+            "each trial, with config_dir=<folder> for your own files, or call labrl.cli.main([...]) with all "
             "arguments of the command line",
             code="usage",
             key=flags[0],
