@@ -54,6 +54,8 @@ class Traits:
     """Whether it reports the numbers that its actions are drawn by: `policy_numbers`."""
     exports: bool = False
     """Whether its policy can be had as one module: `actor`."""
+    draws: bool = True
+    """Whether its policy draws actions, so that an exported one can: `actor(sampled=True)`."""
     ranks: bool = False
     """Whether several ranks of torchrun can train it together: `for_rank`."""
     learns_from_copies: bool = False
@@ -161,8 +163,7 @@ class Agent(ABC):
     def actor(self, sampled: bool) -> Actor:
         """Return what chooses actions as one module, whose weights are the agent's own.
 
-        sampled: whether actions are drawn; otherwise they are those of `greedy_action`. Raise InputError
-        where the policy has nothing to draw.
+        sampled: whether actions are drawn; otherwise they are those of `greedy_action`.
         """
         raise NotImplementedError
 
@@ -213,16 +214,6 @@ class Agent(ABC):
 
     def close(self) -> None:  # noqa: B027 - may be left out
         """End threads and processes in the background."""
-
-
-def refuse_sampled(agent: str) -> None:
-    """Raise InputError: the policy of `agent` draws nothing in evaluation."""
-    raise InputError(
-        f"--sampled: agent {agent} draws no actions in evaluation, so its policy is greedy. Leave --sampled "
-        "out",
-        code="unsupported",
-        key="--sampled",
-    )
 
 
 def agent_class(component: Component) -> type[Agent]:

@@ -146,7 +146,7 @@ class DQN(Agent):
 
     Config = DQNConfig
     NAME = "dqn"
-    TRAITS = Traits(masks=True, greedy=True, exports=True, ranks=True, learns_from_copies=True)
+    TRAITS = Traits(masks=True, greedy=True, exports=True, draws=False, ranks=True, learns_from_copies=True)
     ROWS = ("loss", "td_error", "q_mean")
     """Statistics of each transition of a minibatch; priorities follow td_error."""
     AVERAGING = 0.01
@@ -334,8 +334,8 @@ class DQN(Agent):
         return policy.to_env(values.argmax(1))
 
     def actor(self, sampled: bool) -> Actor:
-        """Return the best actions as one module. Raise InputError for drawn ones."""
-        return self._policy.actor(self.NAME, sampled)
+        """Return the best actions as one module."""
+        return self._policy.actor()
 
     def decision(self) -> dict[str, NDArray]:
         """Return the last actions, counted from 0, and the recurrent state before them."""

@@ -7,7 +7,6 @@ the better ones more strongly. Meant for `agent/offline`, it goes on with data o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -146,20 +145,6 @@ class IQL(ReplayAgent):
     def modules(self) -> dict[str, nn.Module]:
         """Return the networks that learn, and the target."""
         return {**super().modules(), "value": self._value.network}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizers, replay buffer and averages."""
-        return {**super().state_dict(), "value": self._value.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        super().load_state_dict(state)
-        self._value.load_state_dict(state["value"])
-
-    def close(self) -> None:
-        """End the worker threads, and write out what the replay buffer has in files."""
-        super().close()
-        self._value.close()
 
 
 class BoxPolicy(RescaledGaussian):

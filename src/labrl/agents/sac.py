@@ -20,6 +20,7 @@ from torch import Tensor
 from labrl.agents.parts.actor_critic import (
     ReplayActorCriticConfig,
     ReplayAgent,
+    Stateful,
     critic_rows,
     critics_gradient,
     taken,
@@ -195,14 +196,9 @@ class SAC(ReplayAgent):
         """Return averages over some 100 updates, and coefficients at this frame."""
         return {**super().metrics(), **self._temperature.metrics()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizers, replay buffer, averages and temperature."""
-        return {**super().state_dict(), "temperature": self._temperature.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        super().load_state_dict(state)
-        self._temperature.load_state_dict(state["temperature"])
+    def parts(self) -> dict[str, Stateful]:
+        """Return learners, replay buffer and temperature."""
+        return {**super().parts(), "temperature": self._temperature}
 
 
 Backward = Callable[[NDArray], NDArray]

@@ -8,7 +8,8 @@ that are updated less often than the critics.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.agent import Actor, Observation, refuse_sampled
 from labrl.agents.parts.actor_critic import (
     ReplayActorCriticConfig,
     ReplayAgent,
+    Stateful,
     critic_rows,
     critics_gradient,
 )
@@ -86,25 +87,26 @@ class TD3(ReplayAgent):
 
     Config: type[DDPGConfig] = TD3Config
     NAME = "td3"
+    TRAITS = replace(ReplayAgent.TRAITS, draws=False)
     NUM_CRITICS = 2
 
     def __init__(
         self, config: TD3Config, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         assert isinstance(spaces.action, gym.spaces.Box)
-        self._config, actions = config, TanhActions(spaces.action)
+        self._config = config
+        size = math.prod(spaces.action.shape)
+        self._noise: ActionNoise = config.noise.build(num_envs=spaces.num_envs, size=size)
         super().__init__(
             config,
             spaces,
             clock,
             streams,
             compute,
-            actions=actions,
+            actions=TanhActions(spaces.action, lambda stream: self._noise.sample(clock.frame, stream)),
             num_critics=self.NUM_CRITICS,
             policy_statistics=("loss_policy",),
         )
-        size = actions.num_parameters
-        self._noise: ActionNoise = config.noise.build(num_envs=spaces.num_envs, size=size)
         self._target_policy: TargetNetwork[Any] = config.target.build(learner=self.policy)
         self._target_critics: TargetNetwork[Any] = config.target.build(learner=self.critics)
         self.targets = {"target_policy": self._target_policy, "target_critics": self._target_critics}
@@ -112,18 +114,6 @@ class TD3(ReplayAgent):
         by_hand = None if self.judge_kernel is None else self._policy_by_hand
         self._policy_loss = DerivedLoss(self.policy_loss, by_hand)
         self._noise_stream = streams.torch("noise", compute.device)
-
-    def act(self, observation: Observation) -> NDArray:
-        """Return actions with noise, or random ones at first. [num_envs, ...]"""
-        if self.experience.acts_at_random:
-            action = self.actions.random(len(observation.array), self.policy_stream)
-        else:
-            best = np.tanh(self.policy.forward(self.layout(observation.array)))
-            action = best + self._noise.sample(self._clock.frame, self.policy_stream)
-            action = np.minimum(np.maximum(action, -1), 1)
-        self._observation, self._action = observation.array, action
-        environments: NDArray = self.actions.to_env(action)
-        return environments
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
@@ -187,37 +177,35 @@ class TD3(ReplayAgent):
         kernel.backward(tanh_gradient(action, slope))
         return -values.mean(1)
 
-    def actor(self, sampled: bool) -> Actor:
-        """Return the policy as one module. Raise InputError for drawn actions."""
-        if sampled:
-            refuse_sampled(self.NAME)
-        return super().actor(sampled)
-
     def metrics(self) -> dict[str, float]:
         """Return averages over some 100 updates, and coefficients at this frame."""
         return {**super().metrics(), "exploration": self._noise.strength(self._clock.frame)}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizers, replay buffer, averages and noise."""
-        return {**super().state_dict(), "noise": self._noise.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
-        super().load_state_dict(state)
-        self._noise.load_state_dict(state["noise"])
+    def parts(self) -> dict[str, Stateful]:
+        """Return learners, replay buffer and noise."""
+        return {**super().parts(), "noise": self._noise}
 
 
 class TanhActions:
-    """tanh of a network's outputs, stretched to the bounds of a box; stored in [-1, 1]."""
+    """tanh of a network's outputs, with noise in training, stretched to the bounds of a box; stored in
+    [-1, 1]."""
 
-    def __init__(self, space: gym.spaces.Box) -> None:
-        box = self._box = BoxActions(space)
+    def __init__(
+        self, space: gym.spaces.Box, noise: Callable[[np.random.Generator], NDArray[np.float32]]
+    ) -> None:
+        """noise: draws that of one vector step, [num_envs, size]."""
+        box, self._noise = BoxActions(space), noise
+        self._box = box
         self.num_parameters, self.stored = box.size, box.stored
         self.random, self.to_env = box.random, box.to_env
 
     def mode(self, parameters: NDArray) -> NDArray:
         """Return the actions of outputs. [n, size] -> [n, size]"""
         return np.tanh(parameters)
+
+    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
+        """Return the actions of outputs with noise. [num_envs, size] -> [num_envs, size]"""
+        return np.minimum(np.maximum(np.tanh(parameters) + self._noise(generator), -1), 1)
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
         """Return actions as the environment takes them. [n, *action]"""

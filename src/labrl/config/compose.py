@@ -96,30 +96,14 @@ def hydra_initialized(config_dir: str | os.PathLike[str] | None) -> Iterator[Non
 def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> None:
     """Register labrl's extensions of Hydra and OmegaConf, and make the user's modules importable.
 
-    Raises InputError if `config_dir` is not a folder, for `~preset`, and for a list of options of a group.
-    Hydra would ignore the first, accept the second for some agents, and use only the last option of a list.
+    Raises InputError if `config_dir` is not a folder, and as `refuse_ignored` does.
     """
     from labrl.config.extensions import register
+    from labrl.mistakes.arguments import refuse_ignored
 
     if config_dir is not None and not os.path.isdir(config_dir):
         raise InputError(f"--config-dir {config_dir}: no such folder", code="not-found", key="--config-dir")
-    if any(override.partition("=")[0] == "~preset" for override in overrides):
-        raise InputError(
-            "~preset: the group preset cannot be removed. Set preset=none to apply no presets.",
-            code="missing",
-            key="preset",
-        )
-    for override in overrides:
-        group, _, option = override.lstrip("+").partition("=")
-        several = re.fullmatch(r"\[(.*)\]", option)
-        one_of = group.partition("@")[0]
-        if several and one_of not in ("experiment", "preset") and (config_folder() / one_of).is_dir():
-            raise InputError(
-                f"{override}: {one_of} takes one option, not a list. Write {group}=<option>, or labrl -m "
-                f"{group}={several[1].replace(' ', '')} for an experiment with each",
-                code="usage",
-                key=one_of,
-            )
+    refuse_ignored(overrides)
     register()
     find_modules(config_dir)
 

@@ -16,12 +16,11 @@ from typing import Any, TypeVar, cast, get_args
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
-from labrl.config import config_folder
 from labrl.config.component import Component
 from labrl.config.keys import hints, walk, written
 from labrl.config.types import real_number, whole_number
 from labrl.errors import Code, InputError, LabrlError, Mistake
-from labrl.mistakes.names import unknown_key
+from labrl.mistakes.names import option_meant, setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean
 from labrl.targets import TargetError, accepted_settings, load_target
 
@@ -171,7 +170,7 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
     parent, _, name = key.rpartition(".")
     known = groups.known.get(id(places.get(parent)), {})
     shown = repr(places.get(key)) if isinstance(places.get(key), str) else written(places.get(key))
-    hint = _option(key, given) or f" Write {_choice(key.partition('[')[0])}."
+    hint = option_meant(key, given) or f" Write {setting_of(key.partition('[')[0])}."
     code: Code = "range" if kind.startswith(("greater", "less", "too_")) else "type"
     allowed = re.sub(r"^\w+ should", "must", re.sub(r"(\d)\.0\b", r"\1", one["msg"]))
     match kind:
@@ -185,7 +184,7 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
             return replace(mistake, message=f"{mistake.message.removesuffix('.')}. {advice}")
         case "missing" | "union_tag_not_found":
             null = f" or {key}=null" if type(None) in get_args(known.get(name)) else ""
-            return Mistake("missing", key, f"{key} must be given: set {_choice(key)}{null}")
+            return Mistake("missing", key, f"{key} must be given: set {setting_of(key)}{null}")
         case "union_tag_invalid" | "literal_error":
             text = context.get("expected_tags") or context["expected"]
             text = text.replace(" or ", ", ").replace("False", "false").replace("True", "true")
@@ -215,22 +214,3 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
 def _below(key: str, part: str | int) -> str:
     """Return the full key of `part`, a name or a list index, below `key`."""
     return f"{key}[{part}]" if isinstance(part, int) else f"{key}.{part}" if key else part
-
-
-def _choice(key: str) -> str:
-    """Return what to type to set `key`, with an option if the key or its parent is a group."""
-    group, part = key.replace(".", "/"), key.rpartition(".")[0].replace(".", "/")
-    if (config_folder() / group).is_dir():
-        return f"{group}=<option>"
-    above = f" or {part}=<option>" if "/" in part and (config_folder() / part).is_dir() else ""
-    return f"{key}=<value>{above}"
-
-
-def _option(key: str, value: Any) -> str:
-    """Return ` Did you mean <group>=<value>?` if `key` or a key above it is a group with this option."""
-    parts = key.split(".") if isinstance(value, str) and value.isidentifier() else []
-    for count in range(len(parts), 0, -1):
-        group = "/".join(parts[:count])
-        if (config_folder() / group / f"{value}.yaml").is_file():
-            return f" Did you mean {group}={value}, with a slash? It is an option of that group."
-    return ""

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 
 from labrl.config import config_folder
-from labrl.errors import Code, Mistake
+from labrl.errors import Code, InputError, Mistake
 from labrl.mistakes.names import (
     VERBS,
     choice_of,
@@ -31,6 +31,30 @@ FLAGS = {
     ),
 }
 """Flags of `labrl`, which Hydra parses, and their allowed values."""
+
+
+def refuse_ignored(overrides: Sequence[str]) -> None:
+    """Raise InputError for overrides that Hydra accepts but does not follow.
+
+    These are `~preset`, which it accepts for some agents only, and a list of options of a group, of which it
+    uses the last.
+    """
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        group, several = key.partition("@")[0], re.fullmatch(r"\[(.*)\]", value)
+        if key == "~preset":
+            raise InputError(
+                "~preset: the group preset cannot be removed. Set preset=none to apply no presets.",
+                code="missing",
+                key="preset",
+            )
+        if several and group not in ("experiment", "preset") and (config_folder() / group).is_dir():
+            raise InputError(
+                f"{override}: {group} takes one option, not a list. Write {key}=<option>, or labrl -m "
+                f"{key}={several[1].replace(' ', '')} for an experiment with each",
+                code="usage",
+                key=group,
+            )
 
 
 def stray_arguments(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]:

@@ -67,6 +67,25 @@ def owners_of(key: str, known: Sequence[str] = ()) -> list[str]:
     return []
 
 
+def setting_of(key: str) -> str:
+    """Return what to type to set `key`, with an option if the key or its parent is a group."""
+    group, part = key.replace(".", "/"), key.rpartition(".")[0].replace(".", "/")
+    if (config_folder() / group).is_dir():
+        return f"{group}=<option>"
+    above = f" or {part}=<option>" if "/" in part and (config_folder() / part).is_dir() else ""
+    return f"{key}=<value>{above}"
+
+
+def option_meant(key: str, value: Any) -> str:
+    """Return ` Did you mean <group>=<value>?` if `key` or a key above it is a group with this option."""
+    parts = key.split(".") if isinstance(value, str) and value.isidentifier() else []
+    for count in range(len(parts), 0, -1):
+        group = "/".join(parts[:count])
+        if (config_folder() / group / f"{value}.yaml").is_file():
+            return f" Did you mean {group}={value}, with a slash? It is an option of that group."
+    return ""
+
+
 def all_keys(cfg: DictConfig | Mapping[str, Any]) -> list[str]:
     """Return every full key of a configuration."""
     plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg

@@ -66,6 +66,13 @@ class ExportedPolicy(nn.Module):
                 code="unsupported",
                 key="agent",
             )
+        if sampled and not kind.draws:
+            raise InputError(
+                f"--sampled: agent {policy.agent.NAME} draws no actions in evaluation, so its policy is "
+                "greedy. Leave --sampled out",
+                code="unsupported",
+                key="--sampled",
+            )
         self.actor = copy.deepcopy(policy.agent.actor(sampled)).eval().requires_grad_(False)
         for parameter in self.actor.parameters():
             parameter.data = parameter.data.clone()  # a piece of one vector, which would be saved whole

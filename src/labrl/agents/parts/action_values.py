@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from labrl.agents.agent import Actor, refuse_sampled
+from labrl.agents.agent import Actor
 from labrl.agents.parts.exploration import Exploration, Values, uniform_valid
 from labrl.clock import Clock
 from labrl.config.component import Component
@@ -192,10 +192,8 @@ class ValuePolicy:
         output = self.learner.forward(inputs, self._fresh(inputs) if state is None else state)
         return self._expected(output.outputs, mask), output.state
 
-    def actor(self, agent: str, sampled: bool) -> ValueActor:
-        """Return the best actions as one module. Raise InputError for drawn ones; agent: its name."""
-        if sampled:
-            refuse_sampled(agent)
+    def actor(self) -> ValueActor:
+        """Return the best actions as one module."""
         return ValueActor(self.network, self._value, self._first_action)
 
     def noise(self, rows: int) -> Tensor | None:

@@ -61,20 +61,43 @@ class ReplayActorCriticConfig(ExperienceConfig):
     down; null: no limit."""
 
 
+class Stateful(Protocol):
+    """A part of an agent that a checkpoint keeps."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state."""
+        ...
+
+
 class ActionsOf(Protocol):
     """Maps outputs of a policy network to actions as they are stored, and these to the environment's."""
 
     num_parameters: int
     """Outputs of the policy network."""
-    stored: gym.Space[Any]
-    """The space of actions as they are stored."""
-    to_env: Callable[[NDArray], NDArray]
-    """Returns stored actions as the environment takes them. [n, ...]"""
-    random: Callable[[int, np.random.Generator], NDArray]
-    """Draws so many uniform actions. [n, ...]"""
+
+    @property
+    def stored(self) -> gym.Space[Any]:
+        """The space of actions as they are stored."""
+        ...
+
+    def to_env(self, action: NDArray, /) -> NDArray:
+        """Return stored actions as the environment takes them. [n, ...]"""
+        ...
+
+    def random(self, count: int, generator: np.random.Generator, /) -> NDArray:
+        """Draw so many uniform actions. [count, ...]"""
+        ...
 
     def mode(self, parameters: NDArray) -> NDArray:
         """Return the best actions. [n, num_parameters] -> [n, ...]"""
+        ...
+
+    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
+        """Draw exploring actions. [n, num_parameters] -> [n, ...]"""
         ...
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
@@ -108,16 +131,12 @@ class ReplayActor(Actor):
 class ReplayAgent(Agent):
     """Networks, learners and replay buffer of an off-policy actor-critic, and the loop of its updates.
 
-    An agent that derives from it defines `update`. It sets `_observation` and `_action` where it acts.
+    An agent that derives from it defines `update`.
     """
 
     TRAITS = Traits(greedy=True, exports=True, ranks=True, learns_from_copies=True)
     CRITIC_STATISTICS = ("loss_critic", "td_error", "q_mean", "grad_norm_critic")
     """Averaged over some 100 updates of the critics; td_error is what priorities follow."""
-    _observation: NDArray
-    """Observations that were acted on last. [num_envs, *obs]"""
-    _action: NDArray
-    """The last actions, as they are stored. [num_envs, ...]"""
 
     def __init__(
         self,
@@ -127,13 +146,13 @@ class ReplayAgent(Agent):
         streams: Streams,
         compute: Compute,
         *,
-        actions: Any,
+        actions: ActionsOf,
         num_critics: int,
         policy_statistics: tuple[str, ...],
         critic_outputs: int = 1,
     ) -> None:
-        """actions: an `ActionsOf`; critic_outputs: numbers that a critic gives for a continuous action;
-        policy_statistics: names of the means that the policy's loss returns."""
+        """critic_outputs: numbers that a critic gives for a continuous action; policy_statistics: names of
+        the means that the policy's loss returns."""
         self._clock, self._ranks, self.actions = clock, compute.ranks, actions
         critic_lr = config.lr if config.critic_lr is None else config.critic_lr
         whole = not self.TRAITS.halves
@@ -202,8 +221,7 @@ class ReplayAgent(Agent):
             outputs = self.policy.forward(self.layout(observation.array))
             action = self.actions.sample(outputs, self.policy_stream)
         self._observation, self._action = observation.array, action
-        environments: NDArray = self.actions.to_env(action)
-        return environments
+        return self.actions.to_env(action)
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
@@ -258,8 +276,7 @@ class ReplayAgent(Agent):
     def greedy_action(self, observation: Observation) -> NDArray:
         """Return the policy's best actions. [num_envs, ...]"""
         outputs = self.policy.forward(self.layout(observation.array))
-        action: NDArray = self.actions.to_env(self.actions.mode(outputs))
-        return action
+        return self.actions.to_env(self.actions.mode(outputs))
 
     def actor(self, sampled: bool) -> Actor:
         """Return the policy as one module."""
@@ -309,29 +326,31 @@ class ReplayAgent(Agent):
         """Return the policy."""
         return {"policy": self.policy.network}
 
+    def parts(self) -> dict[str, Stateful]:
+        """Return the parts that have a state of their own, by their names in that of the agent."""
+        learners = {name: learner for name, (learner, _, _) in self.follows.items()}
+        return {**learners, "experience": self.experience}
+
     def state_dict(self) -> dict[str, Any]:
         """Return weights, optimizers, replay buffer, and the averages of the next metrics row."""
         return {
-            "policy": self.policy.state_dict(),
-            "critics": self.critics.state_dict(),
+            **{name: part.state_dict() for name, part in self.parts().items()},
             "targets": {name: target.network.state_dict() for name, target in self.targets.items()},
-            "experience": self.experience.state_dict(),
             "averages": {name: list(each) for name, each in self._averages.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        self.policy.load_state_dict(state["policy"])
-        self.critics.load_state_dict(state["critics"])
+        for name, part in self.parts().items():
+            part.load_state_dict(state[name])
         for name, target in self.targets.items():
             target.network.load_state_dict(state["targets"][name])
-        self.experience.load_state_dict(state["experience"])
         self._averages = {name: list(each) for name, each in state["averages"].items()}
 
     def close(self) -> None:
         """End the worker threads, and write out what the replay buffer has in files."""
-        self.policy.close()
-        self.critics.close()
+        for learner, _, _ in self.follows.values():
+            learner.close()
         self.experience.close()
 
 

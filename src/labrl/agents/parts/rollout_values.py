@@ -110,7 +110,7 @@ class RolloutValuesAgent(Agent):
     An agent that derives from it defines how it acts and learns. Nothing here calls that.
     """
 
-    TRAITS = Traits(masks=True, greedy=True, exports=True, ranks=True, shares_weights=True)
+    TRAITS = Traits(masks=True, greedy=True, exports=True, draws=False, ranks=True, shares_weights=True)
     _config: RolloutValuesConfig
 
     def __init__(
@@ -168,8 +168,8 @@ class RolloutValuesAgent(Agent):
         return self._policy.to_env(self._policy.values(inputs, observation.mask)[0].argmax(1))
 
     def actor(self, sampled: bool) -> Actor:
-        """Return the best actions as one module. Raise InputError for drawn ones."""
-        return self._policy.actor(self.NAME, sampled)
+        """Return the best actions as one module."""
+        return self._policy.actor()
 
     @property
     def weights(self) -> FlatParameters:
