@@ -55,19 +55,20 @@ class WorkersLauncher(TrialLauncher):
     """
 
     def __init__(self, n_jobs: int = -1) -> None:
-        """n_jobs: most trials at once, >= 1; -1: as many as the machine carries."""
+        """n_jobs: largest number of trials at once, >= 1; -1 for as many as the machine can run."""
         super().__init__()
         self._workers: list[_Worker] = []
         self._n_jobs = n_jobs
         self.limit = None if n_jobs == -1 else n_jobs
 
     def check(self) -> None:
-        """Raise InputError where the number of trials at once is no such number."""
-        if self._n_jobs == 0 or self._n_jobs < -1:
+        """Raise InputError if the number of trials at once is wrong."""
+        whole = isinstance(self._n_jobs, int) and not isinstance(self._n_jobs, bool)
+        if not whole or self._n_jobs == 0 or self._n_jobs < -1:
             raise InputError(
-                "hydra.launcher.n_jobs must be at least 1, or -1 for as many as the machine has room for, "
+                "hydra.launcher.n_jobs must be at least 1, or -1 for as many as the machine can run, "
                 f"got {self._n_jobs}",
-                code="range",
+                code="range" if whole else "type",
                 key="hydra.launcher.n_jobs",
             )
 

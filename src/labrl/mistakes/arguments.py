@@ -34,7 +34,7 @@ FLAGS = {
 
 
 def refuse_ignored(overrides: Sequence[str]) -> None:
-    """Raise InputError for overrides that Hydra accepts but does not follow.
+    """Raise InputError for overrides that Hydra accepts but ignores.
 
     These are `~preset`, which it accepts for some agents only, and a list of options of a group, of which it
     uses the last.
