@@ -33,6 +33,7 @@ from labrl.experiment.search.options import Confirm
 from labrl.experiment.search.recipe import BEST, Recipe
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import FACTS, HEARTBEAT, Plan, Study
+from labrl.experiment.summary import how_to_resume_experiment
 from labrl.seeding import derived_seed
 from labrl.session.interruption import Interruption
 from labrl.storage.atomic import write_atomic
@@ -319,7 +320,7 @@ def conclude(
     search.record()
     if code in (INTERRUPTED, TERMINATED):
         experiment.set_status("interrupted")
-        say(f"interrupted; to resume: labrl -m +resume={experiment.path}")
+        say(f"interrupted; to resume: {how_to_resume_experiment(experiment.path)}")
         return code
     facts = dict(experiment.info().get("search", {}))
     best = study.best()
@@ -364,7 +365,8 @@ def break_off(experiment: ExperimentFolder, storage: StudyStorage, error: Except
     with contextlib.suppress(OSError, LabrlError):  # it may be the disk that is full, or gone
         experiment.set_status("interrupted")
     say(f"the search cannot continue: {reason}   (its storage: {storage.told})")
-    say(f"the trials have saved their state. To continue after a repair: labrl -m +resume={experiment.path}")
+    resume = how_to_resume_experiment(experiment.path)
+    say(f"the trials have saved their state. To continue after a repair: {resume}")
     return FAILED
 
 
