@@ -162,8 +162,9 @@ class Search(RetryingQueue):
             say("another machine confirms the best trials on fresh seeds")
             return None
         confirmation = Confirmation.of(config, study.plan, best, study.seed, self.experiment.path)
+        top = min(config.top, len(best))
         say(
-            f"confirming the best {min(config.top, len(best))} trials"
+            f"confirming the best {f'{top} trials' if top > 1 else 'trial'}"
             f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
         )
         runs = ConfirmingRuns(confirmation, self.recipe, self._need, study.plan.retries, self._interruption)
