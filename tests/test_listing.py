@@ -70,7 +70,7 @@ def test_a_run_whose_tables_and_results_are_damaged_is_listed_beside_the_others(
     (session / "result.json").write_text("{")
     marker = runs / "new_dqn" / "run.json"
     marker.write_text(json.dumps({**json.loads(marker.read_text()), "sessions": []}))
-    assert [Path(entry.folder).name for entry in entries(runs)] == ["new_dqn", "grid", "old_ppo"]
+    assert [Path(entry["folder"]).name for entry in entries(runs)] == ["new_dqn", "grid", "old_ppo"]
 
 
 def test_the_table_has_the_newest_first_and_below_an_experiment_its_groups(runs: Path) -> None:

@@ -23,6 +23,8 @@ from exact_cases import (
 from test_callbacks_tensorboard import scalars
 
 from labrl.cli import main
+from labrl.errors import FAILED
+from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.storage.checkpoint import CheckpointStore
 
 PPO = small("ppo", "cartpole")
@@ -55,6 +57,29 @@ def test_killed_at_any_moment_it_loses_nothing_but_time(unbroken: Path, tmp_path
     assert main(["+resume=latest"]) == 0
     assert differences(unbroken, folder) == []
     assert board(folder) == board(unbroken), "no doubled and no missing point"
+
+
+class MovesTheRun(Callback):
+    """Moves the folder of the run away while it is played."""
+
+    frequencies = (100,)
+
+    def step(self, session: SessionView) -> None:
+        if session.clock.frame >= 1200 and Path("runs/here").exists():
+            Path("runs/here").rename("runs/there")
+
+
+def test_moved_away_while_it_runs_it_has_failed_and_goes_on_where_it_is(
+    unbroken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moves = "+callbacks.moves._target_=test_resume.MovesTheRun"
+    assert main([*PPO, TENSORBOARD, moves, folder_override(Path("runs/here"))]) == FAILED
+    said = capsys.readouterr().err
+    assert str(Path("runs/here").absolute()) in said
+    assert "+resume=" in said
+    assert not Path("runs/here").exists()
+    assert main(["+resume=runs/there"]) == 0
+    assert differences(unbroken, Path("runs/there")) == []
 
 
 def test_told_to_stop_it_says_the_command_that_goes_on_exactly(

@@ -57,6 +57,12 @@ SESSION_BYTES = 150 << 20
 """Least memory of the process of a session: torch, and a small environment and network."""
 
 
+class LostFolderError(LabrlError):
+    """Raised when a run folder has gone away while the run was going on. `key` is its path."""
+
+    codes = ("not-found",)
+
+
 def check(config: TrialConfig) -> None:
     """Refuse what contradicts the environment's spaces or the machine, before any session is built.
 
@@ -132,24 +138,33 @@ def recording_failure(run: RunFolder) -> Iterator[None]:
     """Record as the run's status what ends it before its sessions have: a failure or an interruption.
 
     An interruption gets a note that says how to go on, unless too little was written for that; then the
-    folder is deleted.
+    folder is deleted. Raises LostFolderError where there is no such folder any more.
     """
     try:
         with signals_raise():
             yield
-    except KeyboardInterrupt as stop:
+    except BaseException as error:
+        if not run.path.exists():
+            raise LostFolderError(
+                f"{run.path} was moved or deleted while its run was going on, which has ended. If it still "
+                "exists, labrl +resume=<where it is now> continues from its last checkpoint",
+                key=str(run.path),
+            ) from error
+        _record_failure(run, error)
+        raise
+
+
+def _record_failure(run: RunFolder, error: BaseException) -> None:
+    if isinstance(error, KeyboardInterrupt):
         if run.status != "running":
-            stop.add_note(f"training has ended; to make the report: {how_to_report(run.path)}")
+            error.add_note(f"training has ended; to make the report: {how_to_report(run.path)}")
         elif run.provenance.exists():
             run.set_status("interrupted")
-            stop.add_note(f"to resume: {how_to_resume(run.path)}")
+            error.add_note(f"to resume: {how_to_resume(run.path)}")
         else:
             run.discard_unplayed()
-        raise
-    except BaseException:
-        if run.status == "running":
-            run.set_status("failed")
-        raise
+    elif run.status == "running":
+        run.set_status("failed")
 
 
 def run_sessions(

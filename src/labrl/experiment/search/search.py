@@ -182,8 +182,9 @@ class Search(RetryingQueue):
             say("another machine confirms the best trials on fresh seeds")
             return None
         entry = to_confirm(config, study)
+        top = min(config.top, len(best))
         say(
-            f"confirming the best {min(config.top, len(best))} trials"
+            f"confirming the best {f'{top} trials' if top > 1 else 'trial'}"
             f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
         )
         home, interruption = self.experiment.path, self._interruption
