@@ -228,7 +228,7 @@ def test_a_restored_agent_goes_on_to_the_bit(name: str, action: gym.Space) -> No
     overrides = ("agent/memory=prioritized", "agent.n_step=2")
     agent, clock, streams = build(config_of(name, *overrides), action)
     world = World(VECTOR, 4)
-    play(agent, clock, world, 25)
+    play(agent, clock, world, 15)
     state, drawn = copy.deepcopy(agent.state_dict()), copy.deepcopy(streams.state_dict())
     frame, same_world = clock.frame, copy.deepcopy(world)
     assert play(agent, clock, world, 10) == 40
@@ -251,11 +251,11 @@ def test_metrics_have_the_same_keys_before_and_after_learning_and_change_nothing
     agent, clock, _ = build(config_of(name), action)
     before = agent.metrics()
     assert math.isnan(before["loss_critic"])
-    play(agent, clock, World(VECTOR, 4), 30)
+    play(agent, clock, World(VECTOR, 4), 15)
     after = agent.metrics()
     assert list(after) == list(before)
     assert all(np.isfinite(value) for value in after.values())
-    assert after["updates"] == 120 - 40
+    assert after["updates"] == 60 - 40
     assert agent.metrics() == after
 
 
