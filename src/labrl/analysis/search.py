@@ -95,7 +95,7 @@ class Confirmed:
     mean: float | None
     """Mean of `values`; None where a run failed."""
     folders: list[str]
-    """Run folder of each fresh seed, relative to the experiment's."""
+    """Run folder of each fresh seed, relative to the experiment's; a kept study has none."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Confirmed:
@@ -106,7 +106,7 @@ class Confirmed:
             searched=content["searched"][0] if content.get("searched") else None,
             values=[float(values[0]) for values in content["values"] if values],
             mean=content["mean"],
-            folders=list(content["folders"]),
+            folders=list(content.get("folders") or ()),
         )
 
     @property
