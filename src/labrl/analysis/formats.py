@@ -29,11 +29,14 @@ def number(value: Any, digits: int = 4) -> str:
     return text if "e" in text else f"{float(text):,}".removesuffix(".0")
 
 
-def score(value: float, thousands: int = 1) -> str:
-    """A return with one digit behind the point, 1,234.5, and below 1 with three significant ones, 0.0123.
+def score(value: float | None, thousands: int = 1) -> str:
+    """A return with one digit behind the point, 1,234.5, and below 1 with three significant ones, 0.0123;
+    a dash for none.
 
     thousands: digits behind the point from 1,000 on. Beyond 1e12 the exponent is written.
     """
+    if value is None:
+        return UNKNOWN
     size = abs(value)
     if size >= 1e12 or 0 < size < 0.95:
         return f"{value:.3g}"
