@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO, NoReturn
 
@@ -181,8 +180,7 @@ def _nursery() -> tuple[socket.socket, tuple[socket.socket, int]]:
     process = subprocess.Popen(program, pass_fds=files, start_new_session=True, cwd="/")
     theirs.close()
     its.close()
-    atexit.register(process.wait)
-    for end in (door.close, server.close, forkserver._forkserver._stop):  # called before the wait
+    for end in (process.wait, process.terminate, door.close):  # the last is called first
         atexit.register(end)
     return door, (server, process.pid)
 

@@ -25,9 +25,14 @@ from typing import Any, NoReturn
 SERVER = "multiprocessing.forkserver"
 """What the program of a fork server imports, by which it is told from other programs."""
 
+FILES = "/proc/self/fd"
+"""The open files of a process. Where a system has none, processes start as those of a user do."""
+
 
 def keep_server() -> None:
     """Fork a process that waits to become the fork server of this one; it ends with this one."""
+    if not os.path.isdir(FILES):
+        return
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
@@ -42,6 +47,8 @@ def take_server(waiting: Callable[[], tuple[socket.socket, int]]) -> None:
 
     waiting: returns the socket to a child of this process that is in `wait_to_serve`, and its process id.
     """
+    if not os.path.isdir(FILES):
+        return
     start_anew, taken = util.spawnv_passfds, False
 
     def start(path: bytes, arguments: list[str], files: list[int]) -> int:
@@ -101,7 +108,7 @@ def _place(files: list[int], numbers: list[int]) -> None:
     for index, number in enumerate(numbers):
         os.dup2(beyond + index, number, inheritable=number in (1, 2))
     kept = {0, *numbers}
-    for number in [int(name) for name in os.listdir("/proc/self/fd")]:
+    for number in [int(name) for name in os.listdir(FILES)]:
         if number not in kept:
             with contextlib.suppress(OSError):  # that of the listing
                 os.close(number)
