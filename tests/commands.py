@@ -180,7 +180,8 @@ def _nursery() -> tuple[socket.socket, tuple[socket.socket, int]]:
     process = subprocess.Popen(program, pass_fds=files, start_new_session=True, cwd="/")
     theirs.close()
     its.close()
-    for end in (process.wait, process.terminate, door.close):  # the last is called first
+    # The last is called first; a fork server may block the milder signals.
+    for end in (process.wait, process.kill, door.close):
         atexit.register(end)
     return door, (server, process.pid)
 
