@@ -188,6 +188,8 @@ def _nursery() -> tuple[socket.socket, tuple[socket.socket, int]]:
 
 def _serve(door: socket.socket, server: socket.socket) -> None:
     """Import what commands need, then fork one for each request."""
+    # A test may have started this process while it blocked signals for its children.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     from labrl.processes import let_threads_sleep
 
     let_threads_sleep()
