@@ -1,4 +1,4 @@
-"""Sweepers and launchers that Hydra finds through the entry points in pyproject.toml.
+"""Sweepers that Hydra finds through the entry points in pyproject.toml; launchers are in `labrl.experiment`.
 
 Hydra imports this module at every start, so the implementation of the sweepers is imported when needed.
 """
@@ -14,18 +14,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.experiment.clusters import RayTrials, SubmititLocal, SubmititSlurm
 from labrl.experiment.launcher import CallingLauncher, TrialLauncher
-from labrl.experiment.local import WorkersLauncher
-
-__all__ = [
-    "GridSweeper",
-    "OptunaSweeper",
-    "RayTrials",
-    "SubmititLocal",
-    "SubmititSlurm",
-    "WorkersLauncher",
-]
 
 
 class TrialSweeper(Sweeper):
