@@ -12,6 +12,6 @@
     job          a trial as Hydra runs it, in any process: composed, then run or continued
     summary      the final table of a grid
 
-`labrl.plugins` has the sweepers that Hydra finds. A sweeper makes the queue (`Grid`, `Search`, `ConfirmingRuns`), which
-gives tasks and gets their outcomes; a launcher knows no queue.
+`labrl.plugins` has the sweepers that Hydra finds. A sweeper makes the queue (`Grid`, `Search`,
+`ConfirmingRuns`), which gives tasks and gets their outcomes; a launcher knows no queue.
 """
