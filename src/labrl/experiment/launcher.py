@@ -1,4 +1,4 @@
-"""What runs the trials of an experiment: launchers of Hydra that take one trial after the other."""
+"""Launchers: Hydra plugins that run the trials of an experiment, given one at a time."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ class TrialLauncher(Launcher):
     """
 
     elsewhere = False
-    """Whether trials run on other machines, about whose cores and GPUs this one knows nothing."""
+    """Whether trials run on other machines, whose cores and GPUs are unknown here."""
     handles_signals = True
-    """Whether the scheduler handles signals and stops the trials; else trials handle them themselves."""
+    """Whether the scheduler handles signals and stops the trials; False: the trials handle signals."""
     queues = True
-    """Whether a cluster may get trials for which it has no room yet; a search's follow from those before."""
+    """Whether trials may be submitted before there is room for them. A search avoids this, because its trials
+    depend on earlier results."""
     limit: int | None = None
-    """Most trials at once; None: as many as there is room for."""
+    """Largest number of trials at the same time; None: as many as there is room for."""
     cores: int | None = None
-    """Cores of this machine that may be given away; None: all that there are."""
+    """Number of cores of this machine to use; None: all."""
     run: Callable[[Task], Outcome]
-    """Runs one trial in the calling process; picklable by cloudpickle."""
+    """Function that runs one trial in the calling process; cloudpickle can pickle it."""
 
     def __init__(self) -> None:
         self._jobs: dict[Any, Task] = {}
-        """Trials that were started and have not ended, by what runs them."""
+        """Running trials by their process or job."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Take over what Hydra knows. Raises InputError where the launcher cannot work here."""
-        # Imported late: at every start Hydra imports the launchers that it could use.
+        """Store Hydra's objects. Raises InputError if the launcher cannot work on this machine."""
+        # Imported late, because Hydra imports all launchers at every start.
         from labrl.experiment.job import HydraTrial
 
         self.check()
@@ -52,11 +53,11 @@ class TrialLauncher(Launcher):
         self.run = HydraTrial(hydra_context, config, job)
 
     def check(self) -> None:
-        """Raise InputError where the launcher cannot work here."""
+        """Raise InputError if the launcher cannot work on this machine."""
 
     @property
     def running(self) -> list[Task]:
-        """The trials that were started and have not ended."""
+        """The running trials."""
         return list(self._jobs.values())
 
     def has_room(self, need: Need) -> bool:
@@ -73,11 +74,11 @@ class TrialLauncher(Launcher):
 
     @abstractmethod
     def _outcomes(self, seconds: float) -> Sequence[tuple[Any, Outcome]]:
-        """Return those of `_jobs` that have ended, after at most `seconds`."""
+        """Return the entries of `_jobs` that have ended, after at most `seconds`."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ask the trials to save and end; called again until they have."""
+        """Ask the trials to save and end. The scheduler calls this until all have ended."""
 
     def __enter__(self) -> TrialLauncher:
         return self
@@ -86,9 +87,9 @@ class TrialLauncher(Launcher):
         self._jobs.clear()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run one trial for each list of overrides: Hydra's interface, for sweepers that are not labrl's.
+        """Run one trial for each list of overrides, for sweepers of Hydra and of others.
 
-        Raises SystemExit where a signal has ended them.
+        Raises SystemExit if a signal stopped them.
         """
         need = Need.of({}, len(job_overrides), Machine().cores)
         numbered = enumerate(job_overrides, start=initial_job_idx)
@@ -102,7 +103,7 @@ class TrialLauncher(Launcher):
 
 
 class _Returns(Queue):
-    """The trials of a sweeper that is not labrl's, with their outcomes as Hydra has them."""
+    """The trials of another sweeper, with their outcomes in Hydra's form."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         super().__init__(tasks)
@@ -116,12 +117,12 @@ class _Returns(Queue):
 
 
 class CallingLauncher(TrialLauncher):
-    """Runs trials in one call, in which they handle signals themselves: `hydra/launcher=basic` and others."""
+    """Runs trials in one call, during which they handle signals: `hydra/launcher=basic` and other plugins."""
 
     handles_signals = False
 
     def __init__(self, launcher: Launcher | None) -> None:
-        """launcher: of somebody else; None: trials run in this process, one after the other."""
+        """launcher: a launcher of another package; None: run trials in this process, one after the other."""
         super().__init__()
         self._launcher = launcher
         self.limit = 1 if launcher is None else None
@@ -131,7 +132,7 @@ class CallingLauncher(TrialLauncher):
         self._jobs[task.number] = task
 
     def _outcomes(self, seconds: float) -> Sequence[tuple[Any, Outcome]]:
-        """Run what was started to its end, however long that takes."""
+        """Run the started trials to their end, however long that takes."""
         if self._launcher is None:
             return [(number, self.run(task)) for number, task in self._jobs.items()]
         overrides = [task.overrides for task in self._jobs.values()]
@@ -139,19 +140,19 @@ class CallingLauncher(TrialLauncher):
         return list(zip(self._jobs, map(_returned, returns), strict=True))
 
     def stop(self) -> None:
-        """Do nothing: no trial runs when this can be called."""
+        """Do nothing, because no trial runs when this is called."""
 
 
 def _returned(returned: JobReturn) -> Outcome:
     try:
         outcome: Outcome = returned.return_value
-    except Exception as error:  # whatever the trial, or its process, has raised
+    except Exception as error:  # raised by the trial or its process
         return Outcome.failed(f"{type(error).__name__}: {error}")
     return outcome
 
 
 def check_installed(package: str, launcher: str) -> None:
-    """Raise InputError where the extra `package`, which `launcher` needs, is not installed."""
+    """Raise InputError if the extra `package`, which `launcher` needs, is not installed."""
     if importlib.util.find_spec(package) is None:
         raise InputError(
             f"hydra/launcher={launcher} needs the package {package}, which is not installed. "
