@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 SERVER = "multiprocessing.forkserver"
-"""What the program of a fork server imports, by which it is told from other programs."""
+"""Module that the program of a fork server imports, and no other program."""
 
 FILES = "/proc/self/fd"
 """The open files of a process. Where a system has none, processes start as those of a user do."""
@@ -131,7 +131,7 @@ def _take_signals(ignored: list[int], waiting: list[int]) -> None:
 
 
 class _Surroundings:
-    """What a spawned process inherits and one that is forked from a server does not."""
+    """Streams and signals that a spawned process inherits, but not a process forked from a server."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         popen = get_spawning_popen()

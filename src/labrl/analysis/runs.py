@@ -58,8 +58,10 @@ class SessionRun:
 
     @cached_property
     def outcome(self) -> dict[str, Any]:
-        """What is known without its tables: `frame`, `final_return`, `status`, ...; of a session that has not
-        ended its progress."""
+        """Result of the session, or its progress if it has not ended: `frame`, `final_return`, `status`, ...
+
+        It is read without the session's tables.
+        """
         found = {**self.reached, "status": self.status}
         if found.get("final_return") is None:
             found["final_return"] = recorded_return(self._folder.eval_csv, self._folder.train_csv)

@@ -29,7 +29,7 @@ class Task:
     overrides: list[str]
     """All overrides that compose it, including those for Hydra."""
     folder: Path
-    """Its run folder, which the overrides name too."""
+    """Run folder of the trial, which is also among the overrides."""
     need: Need
     """Cores and GPUs that it takes."""
     channel: str | None = None
@@ -43,7 +43,7 @@ class Task:
 
     @property
     def named(self) -> str:
-        """How messages call the trial."""
+        """Name of the trial in messages."""
         return self.label or f"trial {self.number}"
 
 
