@@ -378,9 +378,7 @@ NARROW = [("sac", BOX), ("crossq", CHOICE)]
     ("name", "action", "precision"),
     [
         *((name, action, "fp32") for name, action in ON_IMAGES),
-        *(
-            pytest.param(*one, "bf16", marks=() if one in NARROW else pytest.mark.matrix) for one in ON_IMAGES
-        ),
+        *(pytest.param(*one, "bf16", marks=() if one in NARROW else pytest.mark.matrix) for one in ON_IMAGES),
     ],
 )
 def test_images_are_learned_from(name: str, action: gym.Space, precision: str) -> None:
