@@ -26,7 +26,7 @@ os.environ["WANDB_MODE"] = "disabled"
 # torch reads the number of threads when it is imported
 from surroundings import remember_surroundings
 
-from labrl.trial import reporting
+from labrl.trial import playback, reporting
 
 # A busy machine may take a second over an example, and no promise is about that. The same code is tested
 # with the same examples each time; `make exact` draws others (--hypothesis-profile=random).
@@ -49,11 +49,14 @@ def pytest_unconfigure() -> None:
 
 
 LONGEST = (
-    *("test_experiment", "test_start", "test_config_compose", "test_search_processes", "test_restoring"),
-    *("test_docs", "test_export", "test_fork", "test_reduced_precision", "test_replay_actor_critic"),
-    *("test_known_optimum", "test_dqn_chain", "test_env_emulators", "test_dqn_session", "test_masks"),
-    *("test_enjoy", "test_closer_look", "test_stop", "test_clusters", "test_load", "test_torchrun"),
-    *("test_trial_processes", "test_shared_weights", "test_action_spaces", "test_offline_agents"),
+    *("test_export", "test_restoring", "test_experiment", "test_search_input", "test_start"),
+    *("test_search_processes", "test_docs", "test_fork", "test_config_compose", "test_start_from"),
+    *("test_known_optimum", "test_dqn_chain", "test_wandb_runs", "test_report_browser", "test_dqn_session"),
+    *("test_report", "test_session", "test_resume", "test_resume_refusals", "test_closer_look"),
+    *("test_clusters", "test_reduced_precision", "test_enjoy", "test_offline_agents", "test_masks"),
+    *("test_load", "test_search_run", "test_reporting", "test_action_spaces", "test_networks_are_plain"),
+    *("test_replay_actor_critic", "test_stop", "test_policy_kernels", "test_reference", "test_env_atari"),
+    *("test_env_emulators", "test_shared_weights", "test_mujoco", "test_replay_command", "test_dqn"),
 )
 """Files that take longest. They come first, so that no test process is alone with one at the end."""
 
@@ -71,37 +74,37 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-_make_report, _prepare = reporting.make_report, reporting.prepare
-
-
-@pytest.fixture(autouse=True)
-def _no_handlers_of_other_tests() -> None:
-    """Hydra leaves its console with the logger; it would write into the closed output of an earlier test."""
-    for logger in (logging.root, logging.getLogger("labrl")):
-        logger.handlers = [
-            handler for handler in logger.handlers if type(handler) is not logging.StreamHandler
-        ]
-
-
-@pytest.fixture(autouse=True)
-def _no_videos(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials end without videos, a second each, but in tests that are about them (`uses_videos`)."""
-    if "uses_videos" not in request.keywords:
-        monkeypatch.setattr("labrl.trial.playback.render_videos", lambda run, sessions: [])
+_make_report, _prepare, _render_videos = reporting.make_report, reporting.prepare, playback.render_videos
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_reports() -> Iterator[None]:
-    """Runs in a test's own process make no report: hundreds of them would take minutes of plotting."""
+def _no_reports_and_videos() -> Iterator[None]:
+    """Runs in a test's own process end without a report and videos, which would take minutes in all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reporting, "make_report", lambda folder, prepared=None: None)
         patch.setattr(reporting, "prepare", lambda folder: None)
+        patch.setattr(playback, "render_videos", lambda run, sessions: [])
         yield
 
 
 @pytest.fixture(autouse=True)
-def _reports_where_asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`@pytest.mark.report` is for tests that want one."""
-    if request.node.get_closest_marker("report"):
-        monkeypatch.setattr(reporting, "make_report", _make_report)
-        monkeypatch.setattr(reporting, "prepare", _prepare)
+def _as_in_a_new_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests marked `report` or `uses_videos` get these; no test has the console of an earlier one.
+
+    Hydra leaves its console with the logger, which would write into the closed output of an earlier test.
+    """
+    for logger in (logging.root, logging.getLogger("labrl")):
+        logger.handlers = [
+            handler for handler in logger.handlers if type(handler) is not logging.StreamHandler
+        ]
+    report, videos = (mark in request.keywords for mark in ("report", "uses_videos"))
+    if not report and not videos:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        if report:
+            patch.setattr(reporting, "make_report", _make_report)
+            patch.setattr(reporting, "prepare", _prepare)
+        if videos:
+            patch.setattr(playback, "render_videos", _render_videos)
+        yield

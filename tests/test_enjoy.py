@@ -19,7 +19,7 @@ from labrl.trial.showing import enjoy_request
 
 RUNS = {
     "ppo_cartpole": [*small("ppo", "cartpole"), "meta.keep_last=3"],
-    "rainbow_pong": [*small("dqn", "pong"), "agent.memory.storage=mmap"],
+    "rainbow_pong": [*small("dqn", "pong"), "agent.memory.storage=mmap", "env.image_size=44"],
     "random_pendulum": small("random", "pendulum"),
 }
 """Every kind of agent, action and backend; a replay memory in files, which must stay as they are."""

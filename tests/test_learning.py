@@ -39,8 +39,15 @@ class Match(gym.Env):
         return self.shown
 
 
-@pytest.mark.parametrize("continuous", [False, True])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("continuous", "shared"),
+    [
+        (False, True),
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.matrix),
+        pytest.param(True, True, marks=pytest.mark.matrix),
+    ],
+)
 def test_ppo_learns_a_game_with_a_known_best_return(continuous: bool, shared: bool, tmp_path: Path) -> None:
     overrides = [
         "env=gymnasium",

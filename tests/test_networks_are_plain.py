@@ -178,8 +178,21 @@ def test_fx_traces_it(name: str) -> None:
     assert_equal(traced(*inputs, *asked.values()), network(*inputs, **asked))
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.matrix)])
+COMPILED = (
+    *("nature_cnn", "auto_inputs", "renormalized", "lstm", "actor_critic_shared", "actor_critic_recurrent"),
+    *("q_network_dueling", "q_network_noisy", "policy_network", "critics", "critics_discrete"),
+)
+"""Networks that have among them every layer and every kind of output; the others are variations of them."""
+
+
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [
+        pytest.param(name, training, marks=() if training and name in COMPILED else pytest.mark.matrix)
+        for name in ALL
+        for training in (True, False)
+    ],
+)
 def test_it_compiles_whole(name: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True, raising=False)  # older ones ask for it
     torch._dynamo.reset()
