@@ -1,9 +1,10 @@
 """Commands in processes of their own, which start without importing PyTorch once more.
 
 Each test process has a nursery: a process that has imported what training needs, has composed the usual
-configurations (see `compositions`), and nothing else. It forks one process for each command. A fresh Python
-takes two seconds of a core before the first frame; tests about the start itself, its imports and its signals
-start one (`[sys.executable, "-m", "labrl"]`). What a command or a test process starts by multiprocessing is
+configurations (see `compositions`) and looked at the machine (see `surroundings`), and nothing else. It forks
+one process for each command. A fresh Python takes two seconds of a core before the first frame, and half a
+second to take all its objects apart at the end; tests about the start itself, its imports, its signals and
+its end start one (`[sys.executable, "-m", "labrl"]`). What a command or a test process starts by multiprocessing is
 forked from a copy of the nursery too (see `forked`).
 """
 

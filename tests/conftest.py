@@ -1,8 +1,8 @@
 """Switch off for every test: Weights & Biases under the user's login, videos and reports.
 
 What costs time in each run and is the same in all is done once, or not at all: what Hydra merges is
-remembered (see `compositions`), so is the state of the repository, files are not forced onto the disk, and
-the collector of garbage passes over what was imported.
+remembered (see `compositions`), so is the state of the repository (see `surroundings`), and the collector of
+garbage passes over what was imported.
 """
 
 from __future__ import annotations
