@@ -311,7 +311,7 @@ API = {
         "labrl.agents.parts.policy.PolicyAgent",
         "labrl.learning.learner.Learner",
     ],
-    "Networks": ["labrl.networks.torso.TorsoTraits", "labrl.networks.recurrent.Recurrent"],
+    "Networks": ["labrl.networks.building.TorsoTraits", "labrl.networks.recurrent.Recurrent"],
     "Replay buffers and explorations": [
         "labrl.memory.replay.Replay",
         "labrl.agents.parts.exploration.Exploration",

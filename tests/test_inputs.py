@@ -27,8 +27,9 @@ from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, make_env
 from labrl.envs.screen import WatchedGymnasium
 from labrl.memory.replay import Replay
+from labrl.networks.building import build_torso, check_reads
 from labrl.networks.spaces import SideBySide, Spaces
-from labrl.networks.torso import Inputs, NatureCNN, build_torso, check_reads
+from labrl.networks.torso import Inputs, NatureCNN
 from labrl.observations import array_dtype, example, flat_space, not_finite
 from labrl.seeding import episode_seed
 from labrl.step import Step

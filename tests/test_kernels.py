@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from options import component, options
 from torch import nn
 
-from labrl.learning.flat import FlatParameters
 from labrl.learning.kernels.networks import UnknownNetworkError, kernel_of
+from labrl.learning.learner import FlatParameters
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.q_network import QNetwork

@@ -25,8 +25,7 @@ from labrl.clock import Clock
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.flat import FlatParameters
-from labrl.learning.learner import DerivedLoss
+from labrl.learning.learner import DerivedLoss, FlatParameters
 from labrl.learning.optimizers import Optimizer, Separate
 from labrl.memory.rollout import Episodes, Minibatch, Rollout, check_budget, check_room
 from labrl.networks.actor_critic import ActorCritic, is_shared

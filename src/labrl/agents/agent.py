@@ -19,7 +19,7 @@ from labrl.config.component import Component
 from labrl.errors import InputError
 
 if TYPE_CHECKING:
-    from labrl.learning.flat import FlatParameters
+    from labrl.learning.learner import FlatParameters
     from labrl.networks.spaces import Spaces
     from labrl.step import Masks, Step
 

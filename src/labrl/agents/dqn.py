@@ -46,9 +46,9 @@ from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss, as_array
 from labrl.memory.rollout import Pieces, forgotten
 from labrl.memory.sequences import SequenceSample
+from labrl.networks.building import check_torso, traits_of
 from labrl.networks.q_network import QNetwork
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import check_torso, traits_of
 from labrl.schedules import value_at
 from labrl.seeding import Streams
 from labrl.step import Step

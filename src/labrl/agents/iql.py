@@ -26,7 +26,8 @@ from labrl.clock import Clock
 from labrl.config.component import Component
 from labrl.config.types import NonNegativeFloat, PositiveFloat
 from labrl.learning.compute import Compute
-from labrl.learning.learner import build_networks, make_learner
+from labrl.learning.learner import make_learner
+from labrl.networks.building import build_networks
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import BoxActions, RescaledGaussian
 from labrl.networks.spaces import Spaces
@@ -86,7 +87,6 @@ class IQL(ReplayAgent):
             lambda: (PolicyNetwork(torso, spaces.observation, 1),),
             streams.seed_of("initialization", "value"),
             spaces,
-            compute,
         )
         self._value = make_learner(
             network, spaces, compute, config.optimizer, config.max_grad_norm, batch_size=config.batch_size

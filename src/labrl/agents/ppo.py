@@ -34,9 +34,9 @@ from labrl.memory.rollout import (
     nearest_divisor,
 )
 from labrl.networks.actor_critic import ActorCritic
+from labrl.networks.building import traits_of
 from labrl.networks.distributions import Derived
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import traits_of
 from labrl.schedules import value_at
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
+from labrl.networks.building import build_torso
 from labrl.networks.layers import (
     Activation,
     Output,
@@ -22,7 +23,6 @@ from labrl.networks.layers import (
     orthogonal,
 )
 from labrl.networks.spaces import Spaces, sees_images
-from labrl.networks.torso import build_torso
 
 
 @dataclass(kw_only=True)

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveInt
+from labrl.networks.building import build_torso
 from labrl.networks.layers import Output, activation_layer
 from labrl.networks.q_network import Stream
 from labrl.networks.spaces import Spaces, is_vector, numbers, vector_space
-from labrl.networks.torso import MLP, AutoTorso, build_torso
+from labrl.networks.torso import MLP, AutoTorso
 
 
 @dataclass(kw_only=True)

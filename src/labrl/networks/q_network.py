@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from labrl.config.component import Component
 from labrl.config.types import PositiveFloat, PositiveInt
+from labrl.networks.building import build_torso
 from labrl.networks.layers import Activation, NoisyLinear, Output, activation_layer, check_head, in_float32
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import build_torso
 
 
 @dataclass(kw_only=True)

@@ -21,8 +21,8 @@ from labrl.envs.solo import RenderMode, SoloEnv
 from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
+from labrl.networks.building import is_recurrent
 from labrl.networks.spaces import Spaces
-from labrl.networks.torso import is_recurrent
 from labrl.observations import array_dtype, parts
 from labrl.seeding import derived_seed, session_seed
 from labrl.session.acting import ActingCopy

@@ -30,7 +30,8 @@ from labrl.config.types import (
     whole_number,
 )
 from labrl.learning.compute import Compute
-from labrl.learning.learner import build_networks, make_learner
+from labrl.learning.learner import make_learner
+from labrl.networks.building import build_networks
 from labrl.networks.distributions import INVALID
 from labrl.networks.layers import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
@@ -144,7 +145,6 @@ class ValuePolicy:
             lambda: (QNetwork(config.network, spaces, self.num_actions, value.num_outputs),),
             streams.seed_of("initialization"),
             spaces,
-            compute,
         )
         self.learner = make_learner(self.network, spaces, compute, config.optimizer, config.max_grad_norm)
         self._stream = streams.numpy("policy")
