@@ -18,7 +18,7 @@ from labrl.networks.batch_renorm import (
     RenormalizedMLP,
 )
 from labrl.networks.building import build_torso
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 
 TORSO = "agent.network.torso"
 RENORM = f"{TORSO}.renorm"

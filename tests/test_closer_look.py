@@ -24,9 +24,9 @@ from labrl.learning.compute import Compute
 from labrl.learning.learner import FlatParameters, make_learner
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.optimizers import Adam, Optimizer
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 from labrl.session.callbacks.closer_look import action_values, weights
+from labrl.spaces import Spaces
 
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
 RANGE = ("agent.value.v_min=-1", "agent.value.v_max=1")

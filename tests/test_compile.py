@@ -23,8 +23,8 @@ from labrl.config.compose import compose, resolve
 from labrl.envs.make import make_env
 from labrl.learning.compute import Compute
 from labrl.learning.learner import make_learner
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 

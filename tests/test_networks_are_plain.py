@@ -18,7 +18,7 @@ from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.building import build_torso
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.q_network import QNetwork
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 
 VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
 MATRIX = gym.spaces.Box(-1, 1, (3, 2), np.float64)

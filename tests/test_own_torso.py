@@ -14,14 +14,14 @@ from refusals import refused
 from torch import nn
 
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.errors import Code
 from labrl.learning.compute import Compute
 from labrl.networks.building import build_networks, build_torso
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 TORSO = "agent.network.torso"
 SEEN = spaces.Box(-1, 1, (3,), np.float64)

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.component import Component
-from labrl.networks.spaces import Spaces, sees_images
+from labrl.config import Component
+from labrl.spaces import Spaces, sees_images
 
 if TYPE_CHECKING:
     from labrl.learning.compute import Compute

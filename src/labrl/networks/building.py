@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from labrl.config.component import Component
+from labrl.config import Component, accepted_settings
 from labrl.errors import Code, InputError, LabrlError
-from labrl.networks.spaces import SideBySide, Spaces, sees_images, several_images, vector_space
-from labrl.observations import example
-from labrl.targets import accepted_settings
+from labrl.networks.layers import SideBySide, vector_space
+from labrl.spaces import Spaces, example, sees_images, several_images
 
 Built = TypeVar("Built", bound=tuple[nn.Module, ...])
 

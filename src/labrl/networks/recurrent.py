@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import PositiveInt
 from labrl.errors import InputError
 from labrl.networks.building import TorsoTraits, build_torso, check_reads, traits_of

@@ -15,21 +15,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import PositiveInt
 from labrl.errors import InputError
 from labrl.networks.building import TorsoTraits, build_torso, check_reads, refusal
 from labrl.networks.layers import (
     Activation,
     Initialization,
+    Shares,
+    SideBySide,
     activated,
     activation_layer,
     autocast_device,
     in_float32,
     initialized,
     normalization,
+    numbers,
 )
-from labrl.networks.spaces import Shares, SideBySide, is_image, numbers, range_of, several_images
+from labrl.spaces import is_image, range_of, several_images
 
 
 @dataclass(kw_only=True)

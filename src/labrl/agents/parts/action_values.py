@@ -21,7 +21,7 @@ from torch import Tensor
 from labrl.agents.agent import Actor
 from labrl.agents.parts.exploration import Exploration, Values, uniform_valid
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import (
     NonNegativeFloat,
     NonNegativeSchedule,
@@ -35,9 +35,9 @@ from labrl.networks.building import build_networks
 from labrl.networks.distributions import INVALID
 from labrl.networks.layers import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
-from labrl.networks.spaces import Spaces
 from labrl.schedules import LARGEST, value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Masks, States
 
 EPSILON = 2.0**-23

@@ -28,8 +28,8 @@ from labrl.learning.learner import Columns, DerivedLoss, FlatParameters
 from labrl.memory.rollout import Rollout, check_room
 from labrl.networks.building import check_torso
 from labrl.networks.q_network import QNetwork
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Masks, Step
 
 RETURNS_STATISTICS = ("loss", "td_error", "q_mean")

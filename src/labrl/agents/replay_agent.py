@@ -27,7 +27,7 @@ from labrl.agents.parts.experience import (
 )
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import NonNegativeSchedule, PositiveFloat
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
@@ -35,9 +35,9 @@ from labrl.learning.learner import Learner, make_learner
 from labrl.networks.building import build_networks, check_torso
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
 from labrl.networks.distributions import BoxActions
-from labrl.networks.spaces import Spaces, sees_images
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces, sees_images
 from labrl.step import Step
 
 AVERAGING = 0.01
