@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from labrl.agents.agent import Agent, Observation
-from labrl.agents.parts.experience import Transitions
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
+from labrl.memory.replay import Transitions
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 
@@ -69,6 +69,7 @@ def made_up(action: gym.Space, size: int = 16, seed: int = 0) -> Transitions:
         torch.randn((size, 3), generator=draw),
         0.9 * (torch.rand(size, generator=draw) > 0.3).float(),
         torch.rand(size, generator=draw),
+        np.arange(size),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,3 +191,15 @@ def test_wrong_input_is_raised_with_a_code(file: Path) -> None:
     raised = [call for call in calls if getattr(call.func, "id", "") == "InputError"]
     without = [call.lineno for call in raised if "code" not in {keyword.arg for keyword in call.keywords}]
     assert not without, f"lines {without}: give code=..., one of those in labrl.errors"
+
+
+def test_an_agent_loads_few_modules() -> None:
+    program = "import sys, labrl.agents.ppo; print(*[m for m in sys.modules if m.split('.')[0] == 'labrl'])"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert len(loaded.stdout.split()) <= 20
+
+
+def test_few_attributes_are_probed_for() -> None:
+    """What a part can do is declared; a probe is for objects of users and of other libraries."""
+    probes = [line for file in FILES for line in re.findall(r"(?:get|has)attr\(", file.read_text())]
+    assert len(probes) <= 10

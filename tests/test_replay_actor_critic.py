@@ -28,7 +28,7 @@ from replay_actor_critic_cases import (
 from torch import Tensor
 
 from labrl.agents.agent import NonFiniteError, Observation
-from labrl.agents.parts.experience import Transitions
+from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics
 from labrl.spaces import Spaces
 

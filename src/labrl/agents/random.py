@@ -21,7 +21,7 @@ from labrl.step import Masks, Step
 
 @dataclass(kw_only=True)
 class RandomConfig:
-    """Uniformly random actions: the baseline of every statistic."""
+    """Uniformly random actions, the baseline of all statistics."""
 
 
 class RandomAgent(Agent):
@@ -60,9 +60,9 @@ class RandomAgent(Agent):
 def uniform_actions(
     space: gym.Space[Any], n: int, generator: np.random.Generator, mask: Masks = None
 ) -> NDArray:
-    """Draw `n` independent uniform actions. [n, ...] Raises InputError for other spaces.
+    """Draw `n` independent uniform actions, [n, ...]. Raises InputError for unsupported spaces.
 
-    mask: which are valid, those of several choices side by side. [n, flags]
+    mask: valid actions, with the flags of several choices side by side, [n, flags].
     """
     if mask is not None:
         return _uniform_valid_actions(space, mask, generator)
@@ -85,7 +85,7 @@ def uniform_actions(
 
 
 def check_uniform(space: gym.Space[Any], override: str) -> None:
-    """Raise InputError if `space` has no random actions. override: the `key=value` that asks for them."""
+    """Raise InputError if `space` has no random actions. override: the `key=value` that requires them."""
     try:
         uniform_actions(space, 1, np.random.default_rng(0))
     except LabrlError as error:

@@ -16,8 +16,13 @@ from labrl.config.keys import key_of, walk, written
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
 
-FILTERS = ("status", "agent", "env", "name")
-"""Attributes of a run that a filter may use besides the keys of its configuration."""
+FILTERS: dict[str, Callable[[Run], str]] = {
+    "status": lambda run: run.status,
+    "agent": lambda run: run.agent,
+    "env": lambda run: run.env,
+    "name": lambda run: run.name,
+}
+"""What a filter may use of a run besides the keys of its configuration."""
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -177,7 +182,7 @@ def agreeing(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Ru
         if not equals:
             folders = {run.path: os.path.relpath(run.path, root.expanduser()) for run in runs}
             if not any(condition in folder for folder in folders.values()):
-                meant = (name for run in runs for name in FILTERS if getattr(run, name) == condition)
+                meant = (name for run in runs for name in FILTERS if FILTERS[name](run) == condition)
                 named = next((f" Did you mean {name}={condition}?" for name in meant), None)
                 raise InputError(
                     f"{condition}: no run in {root} has this in the name of its folder. A filter is a part "
@@ -188,7 +193,7 @@ def agreeing(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Ru
                 )
             kept = [run for run in kept if condition in folders[run.path]]
         elif key in FILTERS:
-            kept = [run for run in kept if fnmatch(getattr(run, key), text)]
+            kept = [run for run in kept if fnmatch(FILTERS[key](run), text)]
         elif all(value_at(run, key) is None for run in runs):
             tops = {
                 f"{group}.{name}"

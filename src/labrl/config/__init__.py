@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from labrl.errors import InputError, LabrlError
@@ -157,7 +156,8 @@ def _names_in(owner: Any, last: bool) -> list[str]:
 
     last: whether the path ends with this name, which excludes modules.
     """
-    return [name for name in dir(owner) if not (last and isinstance(getattr(owner, name, None), ModuleType))]
+    modules = {name for name, _ in inspect.getmembers(owner, inspect.ismodule)} if last else set()
+    return [name for name in dir(owner) if name not in modules]
 
 
 @contextmanager

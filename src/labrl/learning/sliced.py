@@ -152,7 +152,7 @@ class SlicedLearner(Learner[Network]):
         return bool(self._packed) and not self.flat.shared and keep_outputs(self._packed, num_rows)
 
     def close(self) -> None:
-        """End the worker threads."""
+        """Stop the worker threads."""
         if self._pool is not None:
             self._pool.shutdown()
 

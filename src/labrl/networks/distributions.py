@@ -220,7 +220,7 @@ class Categorical(ActionDistribution):
         return action + self._first if self._first else action
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Actions as the environment takes them. [batch]"""
+        """Return actions for the environment. [batch]"""
         return (parameters + gumbel(parameters) if sampled else parameters).argmax(1) + self._first
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
@@ -295,7 +295,7 @@ class MultiCategorical(ActionDistribution):
         return action + self._first
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Actions as the environment takes them. [batch, *action_shape]"""
+        """Return actions for the environment. [batch, *action_shape]"""
         logits = parameters + gumbel(parameters) if sampled else parameters
         choices = torch.stack([part.argmax(1) for part in logits.split(self.sizes, dim=1)], dim=1)
         return choices.reshape(-1, *self.action_shape) + torch.from_numpy(self._first)
@@ -351,7 +351,7 @@ class Bernoulli(ActionDistribution):
         return action
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Actions as the environment takes them. [batch, *action_shape]"""
+        """Return actions for the environment. [batch, *action_shape]"""
         if sampled:
             uniform = torch.rand_like(parameters)
             parameters = parameters + torch.log(uniform) - torch.log1p(-uniform)
@@ -421,7 +421,7 @@ class DiagonalGaussian(ActionDistribution):
         return typed(np.clip(action, self._low, self._high), self._dtype)
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Actions as the environment takes them. [batch, *action_shape]"""
+        """Return actions for the environment. [batch, *action_shape]"""
         mean, log_std = parameters.chunk(2, dim=1)
         action = mean + log_std.exp() * torch.randn_like(mean) if sampled else mean
         return self._bounded(action)
