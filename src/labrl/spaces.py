@@ -49,13 +49,13 @@ class Spaces:
     num_envs: int
     """Number of environments stepped together."""
     masked: bool = False
-    """Whether the environment says which actions are valid."""
+    """Whether the environment provides action masks."""
     goals: Goals | None = None
-    """Computes the rewards of other goals; None where there are no goals."""
+    """Computes the rewards of other goals; None if there are no goals."""
 
 
 def stored_choices(space: gym.Space[Any]) -> gym.Space[Any]:
-    """`space` with choices as numbers that torch takes for indices, whatever type the environment takes."""
+    """Return `space` with choices in a type that torch accepts as indices."""
     if isinstance(space, gym.spaces.Discrete):
         return gym.spaces.Discrete(int(space.n), start=int(space.start))
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -81,14 +81,14 @@ def is_image(space: gym.Space[Any]) -> bool:
 
 
 def is_vector(space: gym.Space[Any]) -> bool:
-    """Return whether observations are real numbers that an action can stand beside."""
+    """Return whether observations are real numbers, which an action can be appended to."""
     return (
         isinstance(space, gym.spaces.Box) and not is_image(space) and np.issubdtype(space.dtype, np.floating)
     )
 
 
 def has_bounds(space: gym.spaces.Box) -> bool:
-    """Return whether a box is bounded on every side; the largest numbers of a type are no bounds."""
+    """Return whether a box is bounded on every side. The largest numbers of a type do not count as bounds."""
     number = np.result_type(space.dtype, np.float16)  # flags cannot be subtracted
     with np.errstate(over="ignore"):
         width = np.subtract(space.high, space.low, dtype=number)
@@ -96,7 +96,7 @@ def has_bounds(space: gym.spaces.Box) -> bool:
 
 
 def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:
-    """(first value, number of values) of each choice that makes an observation; none for numbers."""
+    """Return (first value, number of values) of each choice in an observation; an empty list for numbers."""
     if isinstance(space, gym.spaces.Discrete):
         return [(int(space.start), int(space.n))]
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -105,10 +105,10 @@ def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:
 
 
 def range_of(space: gym.Space[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]] | float:
-    """The range of bytes, which networks read as shares of it: from 0 to 1.
+    """Return the range of bytes, by which networks scale them to [0, 1].
 
-    The largest value where all begin at 0 and have the same, 255 for most pixels and RAM; otherwise the
-    smallest values and the widths, each of the shape of `space`. 1 for all but bytes, which stay as they are.
+    This is the largest value if all ranges start at 0 and are equal, 255 for most pixels and RAM; otherwise,
+    lower bounds and widths of the shape of `space`. It is 1 for other types, which are not scaled.
     """
     if not isinstance(space, gym.spaces.Box) or space.dtype != np.uint8:
         return 1.0

@@ -1,9 +1,9 @@
-"""Deep Q-networks (Mnih et al., 2015, doi:10.1038/nature14236), and what they grew into.
+"""Deep Q-networks (Mnih et al., 2015, doi:10.1038/nature14236) and their extensions.
 
-Double (arXiv:1509.06461), dueling (arXiv:1511.06581), prioritized (arXiv:1511.05952), n-step returns, C51
-(arXiv:1707.06887), QR-DQN (arXiv:1710.10044), noisy networks (arXiv:1706.10295), and Rainbow
-(arXiv:1710.02298), which has them all but QR-DQN: one update, put together from parts in YAML. With a
-recurrent network it learns from sequences, as R2D2 does (Kapturowski et al., 2019).
+The extensions are double (arXiv:1509.06461), dueling (arXiv:1511.06581), prioritized (arXiv:1511.05952),
+n-step returns, C51 (arXiv:1707.06887), QR-DQN (arXiv:1710.10044), noisy networks (arXiv:1706.10295), and
+Rainbow (arXiv:1710.02298), which combines all except QR-DQN. They share one update, whose parts are selected
+in YAML. With a recurrent network, DQN learns from sequences, like R2D2 (Kapturowski et al., 2019).
 """
 
 from __future__ import annotations

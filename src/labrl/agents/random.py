@@ -1,4 +1,4 @@
-"""Uniformly random actions, and the agent that takes nothing else: the baseline of every statistic."""
+"""Uniformly random actions, and the agent that takes them, the baseline of all statistics."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class RandomAgent(Agent):
         return uniform_actions(self._space, len(observation.array), generator, observation.mask)
 
     def observe(self, step: Step) -> None:
-        """Remember nothing."""
+        """Ignore the outcome."""
 
     def learn(self) -> int:
-        """Learn nothing. Returns 0."""
+        """Make no update. Returns 0."""
         return 0
 
 

@@ -129,7 +129,7 @@ class Reinforce(PolicyAgent):
         return 1 if self.imitation is None else 1 + self.imitation.learn()
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Compute -(G - b) log pi(a|s), less the entropy bonus, and the mean STATISTICS."""
+        """Compute -(G - b) log pi(a|s) minus the entropy bonus, and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
         log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -(minibatch.advantage * log_prob).mean()

@@ -205,7 +205,29 @@ class ReplayAgent(Agent):
     @classmethod
     def check(cls, config: Any, spaces: Spaces) -> None:
         """Raise InputError for spaces that the agent or its networks do not support."""
-        check_actor_critic(cls.NAME, config, spaces, whole_minibatches=not cls.TRAITS.halves)
+        whole = not cls.TRAITS.halves
+        check_actions(cls.NAME, spaces.action)
+        check_memory(config, spaces)
+        if isinstance(spaces.action, gym.spaces.Box):
+            BoxActions.check(spaces.action, cls.NAME)
+        torso, other = config.network.torso, config.network.critic_torso
+        check_torso(torso, spaces, whole_minibatches=whole)
+        if other is None:
+            return
+        try:
+            check_torso(other, spaces, whole_minibatches=whole)
+        except LabrlError as error:
+            policy, critic = "agent.network.torso", "agent.network.critic_torso"
+            message = str(error).replace(policy, critic)
+            key = error.key and error.key.replace(policy, critic)
+            raise InputError(message, code=error.code, key=key) from None
+        if other.target != torso.target and sees_images(spaces.observation):
+            raise InputError(
+                f"agent.network.critic_torso must have the class of agent.network.torso, {torso.target}, got "
+                f"{other.target}: both use the same layout of images. Set agent.network.critic_torso=null.",
+                code="contradiction",
+                key="agent.network.critic_torso",
+            )
 
     @classmethod
     def for_rank(cls, config: Any, ranks: int) -> Any:
@@ -394,31 +416,3 @@ def critic_rows(losses: Tensor, values: Tensor, target: Tensor) -> Tensor:
     with torch.no_grad():
         error = torch.sub(values, target).abs_().mean(0)
         return torch.cat([torch.stack((losses, error)), values])
-
-
-def check_actor_critic(
-    agent: str, config: ReplayActorCriticConfig, spaces: Spaces, whole_minibatches: bool = False
-) -> None:
-    """Raise InputError for spaces that `agent` or its networks do not support."""
-    check_actions(agent, spaces.action)
-    check_memory(config, spaces)
-    if isinstance(spaces.action, gym.spaces.Box):
-        BoxActions.check(spaces.action, agent)
-    torso, other = config.network.torso, config.network.critic_torso
-    check_torso(torso, spaces, whole_minibatches=whole_minibatches)
-    if other is None:
-        return
-    try:
-        check_torso(other, spaces, whole_minibatches=whole_minibatches)
-    except LabrlError as error:
-        policy, critic = "agent.network.torso", "agent.network.critic_torso"
-        message = str(error).replace(policy, critic)
-        key = error.key and error.key.replace(policy, critic)
-        raise InputError(message, code=error.code, key=key) from None
-    if other.target != torso.target and sees_images(spaces.observation):
-        raise InputError(
-            f"agent.network.critic_torso must have the class of agent.network.torso, {torso.target}, got "
-            f"{other.target}: both use the same layout of images. Set agent.network.critic_torso=null.",
-            code="contradiction",
-            key="agent.network.critic_torso",
-        )

@@ -147,7 +147,7 @@ class SAC(ReplayAgent):
         return rows[1]
 
     def noisy(self, batch: Transitions) -> tuple[Transitions, Transitions]:
-        """Return a minibatch with random numbers for the loss of the critics, and for that of the policy."""
+        """Return a minibatch with noise for the loss of the critics, and one for the loss of the policy."""
         shape, stream = (2, len(batch.reward), self._soft.noise_size), self._noise_stream
         noise = torch.randn(shape, generator=stream, device=batch.reward.device)
         return replace(batch, noise=noise[0]), replace(batch, noise=noise[1])

@@ -364,7 +364,7 @@ def _is_own(target: str) -> bool:
 
 
 class Transforms:
-    """The transforms of a session, in order."""
+    """All transforms of a session, applied in order."""
 
     def __init__(self, parts: Mapping[str, Identity], copies: bool = False) -> None:
         """copies: whether the agent receives copies, because it may modify its inputs."""
@@ -385,8 +385,8 @@ class Transforms:
     ) -> Transforms:
         """Build the transforms of a configuration. Raises InputError for one that does not fit the spaces.
 
-        ranks: over which the statistics are taken; agent: who sees what they make, and gets copies if its
-        class is a user's own.
+        ranks: ranks whose experience enters the statistics; agent: agent that receives the results, as copies
+        if its class is not one of labrl's.
         """
         parts: dict[str, Identity] = {}
         for name, component in components.items():
@@ -396,7 +396,7 @@ class Transforms:
             if not isinstance(parts[name], Identity):
                 raise InputError(
                     f"transforms.{name}: {component.target} must be derived from "
-                    "labrl.agents.transforms.Identity, which defines every method of a transform.",
+                    "labrl.agents.transforms.Identity, which defines all methods of a transform.",
                     code="target",
                     key=f"transforms.{name}._target_",
                 )
@@ -406,30 +406,33 @@ class Transforms:
 
     @property
     def drifting(self) -> list[str]:
-        """Names of those whose view of the same step changes, because their statistics do."""
+        """Names of the transforms whose result for the same step changes with their statistics."""
         return [name for name, part in self._parts.items() if part.statistics()]
 
     def frozen(self, observation: NDArray) -> NDArray:
-        """Return the view in evaluation: no statistics change. [num_envs, *obs]"""
+        """Return the transformed observations in evaluation, without updating statistics. [num_envs, *obs]"""
         for part in self._active:
             observation = part.observation(observation)
         return observation.copy() if self._copies else observation
 
     def in_graph(self, observation: Any) -> Any:
-        """Return the same view of tensors. Raises InputError for a transform that cannot be exported."""
+        """Return the transformed observations as tensors, for an exported policy.
+
+        Raises InputError for a transform that cannot be exported.
+        """
         for part in self._parts.values():
             observation = part.in_graph(observation)
         return observation
 
     def collected(self, observation: NDArray) -> NDArray:
-        """Return the view of fresh observations, which enter the statistics first. [num_envs, *obs]"""
+        """Update the statistics with new observations, and return these transformed. [num_envs, *obs]"""
         for part in self._active:
             part.collect(observation)
             observation = part.observation(observation)
         return observation.copy() if self._copies else observation
 
     def step(self, step: Step) -> Step:
-        """Return the learner's view of a training step."""
+        """Return a training step as the learner sees it."""
         if not self._active:
             return step.copied() if self._copies else step
         same = step.next_observation is step.observation
@@ -444,18 +447,17 @@ class Transforms:
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with saved statistics."""
+        """Restore a saved state."""
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
 
     def part(self, name: str) -> tuple[str | None, dict[str, Any]]:
-        """Return the class and the state of one transform by its name in the configuration; None and {}
-        without one."""
+        """Return class and state of a transform by its name in the configuration; None and {} if absent."""
         if name not in self._parts:
             return None, {}
         kind = type(self._parts[name])
         return f"{kind.__module__}.{kind.__qualname__}", self._parts[name].state_dict()
 
     def restore_part(self, name: str, state: Mapping[str, Any]) -> None:
-        """Continue one transform with saved statistics."""
+        """Restore the saved state of one transform."""
         self._parts[name].load_state_dict(state)

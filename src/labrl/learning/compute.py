@@ -1,4 +1,4 @@
-"""The device, threads and precision that a session computes with."""
+"""Device, threads and precision of a session."""
 
 from __future__ import annotations
 
@@ -41,10 +41,6 @@ def _check_gpus(device: str, num_gpus: float) -> None:
         )
 
 
-def _no_log(text: str) -> None:
-    """Discard a line."""
-
-
 @dataclass(frozen=True)
 class Compute:
     """Device, number format and threads of one session."""
@@ -55,7 +51,7 @@ class Compute:
     """torch.float32, or torch.bfloat16 for matrix products and convolutions under autocast. Weights,
     gradients and optimizer state are float32 in both cases."""
     num_threads: int
-    """Processor cores that this session may keep busy, >= 1."""
+    """Number of processor cores that this session may use, >= 1."""
     workspace: Workspace = field(default_factory=Workspace)
     """Storage of large arrays."""
     ranks: Ranks = ALONE
@@ -66,8 +62,8 @@ class Compute:
     """Whether networks are compiled by torch.compile."""
     kernels: bool = True
     """Whether kernels compute small networks without autograd."""
-    note: Callable[[str], None] = _no_log
-    """Writes a line to the log of the session."""
+    note: Callable[[str], None] | None = None
+    """Writes a line to the log of the session; None to discard it."""
 
     @classmethod
     def choose(

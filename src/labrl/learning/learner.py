@@ -47,16 +47,16 @@ class Minibatch(Protocol):
 
 Batch = TypeVar("Batch", bound=Minibatch)
 Loss = Callable[[Any, Batch], tuple[Tensor, Tensor]]
-"""Maps a network and a minibatch, or a slice of one, to the mean loss and its statistics: means [k], or a
-column for each row [k, rows]."""
+"""Maps a network and a minibatch, or a slice of one, to the mean loss and its statistics: means, [k], or
+statistics of each row, [k, rows]."""
 
 
 @dataclass(frozen=True)
 class DerivedLoss(Generic[Batch]):
-    """A loss whose gradient is also derived by hand."""
+    """A loss with an optional hand-derived gradient."""
 
     by_autograd: Loss[Batch]
-    """The loss, to be differentiated by torch."""
+    """The loss, which torch differentiates."""
     by_hand: Callable[[Any, Batch], NDArray] | None
     """Maps the kernel of the network and a minibatch to the same statistics, float32, by calling `forward`
     and `backward` of the kernel. None if there is no derivation."""
@@ -91,7 +91,8 @@ def make_learner(
         # the class is replaced.
         network.__class__ = _compiled(type(network))  # type: ignore[arg-type]  # a class can be hashed
     if isinstance(optimizer, Component):
-        optimizer = partial(_one_optimizer, optimizer, max_grad_norm)
+        build = partial(optimizer.build, max_grad_norm=max_grad_norm)
+        optimizer = lambda flat: build(parameters=[flat.vector])  # noqa: E731  # one for all weights
     if sees_images(spaces.observation):
         from labrl.learning.sliced import SlicedLearner  # only images make slices worthwhile
 
@@ -109,12 +110,6 @@ def _compiled(kind: type[nn.Module]) -> Any:
     """Return a subclass of a network's class whose forward pass torch.compile compiles at its first call."""
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     return type(kind.__name__, (kind,), {**names, "forward": torch.compile(kind.forward)})
-
-
-def _one_optimizer(component: Component, max_grad_norm: float | None, flat: FlatParameters) -> Optimizer:
-    """Return one optimizer for all weights."""
-    built: Optimizer = component.build(parameters=[flat.vector], max_grad_norm=max_grad_norm)
-    return built
 
 
 CACHE_LINE = 16
@@ -321,7 +316,7 @@ class Learner(Generic[Network]):
         """Returns the kernel of a network: this one, or a copy."""
         self._kept: RolloutKernel | None = None
         self._beside = SecondHalf() if num_threads > 1 and not whole_minibatches else None
-        self._note: Callable[[str], None] | None = compute.note
+        self._note = compute.note
         self._make_kernel()
         self.flat.moved.append(self._make_kernel)
 
@@ -347,7 +342,7 @@ class Learner(Generic[Network]):
                 output: Any = kept.compute(inputs[0], inputs[1], rows)
             else:
                 output = kernel.forward(*inputs, **options)
-            # The next call overwrites what the kernel gives.
+            # The next call overwrites the output of the kernel.
             if isinstance(output, np.ndarray):
                 return output.copy()
             return type(output)._make(map(copy.copy, output))

@@ -1,4 +1,4 @@
-"""Optimizers of flat parameters, chosen by `agent/optimizer`: one for all weights, or one for each."""
+"""Optimizers of flat parameters (`agent/optimizer`)."""
 
 from __future__ import annotations
 

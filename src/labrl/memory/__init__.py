@@ -15,7 +15,7 @@ class Columns:
         return len(next(iter(vars(self).values())))
 
     def __getitem__(self, rows: slice) -> Self:
-        """Return some rows of all columns; a column that is None stays None."""
+        """Return a slice of the rows of all columns; columns that are None stay None."""
         columns = dict(vars(self))
         for name, column in columns.items():
             if column is not None:

@@ -355,9 +355,9 @@ class Replay:
         self._config: Any = config
         self.generator, self.num_envs, self.steps = generator, num_envs, 0
         self.live = config.capacity // num_envs
-        """Transitions of each environment that may be sampled, when full."""
+        """Number of transitions of each environment that can be sampled if the buffer is full."""
         self._folder = workspace.folder if config.storage == "mmap" else None
-        # Only what lies in files goes on being written to while a checkpoint counts on it.
+        # Only files are written to while a checkpoint needs their content.
         spare = 0 if self._folder is None else -(-workspace.frames_kept // num_envs)
         ring = self._ring = FrameRing(observation_space)
         live_frames = ring.length_for(self.live, n_step, config.steps_kept(n_step))

@@ -187,7 +187,7 @@ class SequenceReplay(Replay):
         steps = self.rows.reshape(-1).take(slots + (env * self.slots)[:, None])
         frames, led_to = steps["frame"], steps["next_frame"]
         start = np.zeros(frames.shape, np.bool_)
-        start[:, 1:] = frames[:, 1:] != led_to[:, :-1]  # a new episode's first observation was pushed between
+        start[:, 1:] = frames[:, 1:] != led_to[:, :-1]  # the first observation of a new episode is between
         before = Rows(
             self._ring.observations(np.repeat(env, burn_in), frames[:, :burn_in].ravel()),
             start[:, :burn_in].ravel(),

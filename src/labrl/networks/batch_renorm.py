@@ -93,7 +93,7 @@ class RenormalizedMLPConfig:
     hidden: list[PositiveInt]
     """Units of each layer."""
     activation: Activation
-    """After each layer: an activation of torch.nn by its name."""
+    """Activation after each layer, by its name in torch.nn."""
     initialization: Initialization
     """Initialization of the weights."""
     renorm: BatchRenormConfig

@@ -81,7 +81,7 @@ def check_torso(
     is_recurrent = traits_of(torso).recurrent
     if is_recurrent and recurrent is False:
         raise refusal(
-            f"{torso.target} is recurrent, and this agent carries no state between steps. Set "
+            f"{torso.target} is recurrent, but this agent carries no state between steps. Set "
             "agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network."
         )
     if recurrent and not is_recurrent:
@@ -97,7 +97,7 @@ def check_reads(torso: Component, space: gym.Space[Any]) -> None:
     """Raise InputError for observations that the torso cannot read."""
     if several_images(space) and not traits_of(torso).several_inputs:
         raise refusal(
-            f"{torso.target} reads one array, this environment's observations are {space}. Use "
+            f"{torso.target} reads one array, but this environment's observations are {space}. Use "
             "agent/network=auto or agent/network=inputs."
         )
     taken = accepted_settings(torso.load())
@@ -177,8 +177,8 @@ def _count_features(torso: nn.Module, batch: Tensor) -> int:
     features = _features(torso, batch)
     if batch._version != version:
         raise refusal(
-            f"{type(torso).__name__} changes the observations that it is given, which are stored to be "
-            "learned from. Clone them first in its forward().",
+            f"{type(torso).__name__} modifies its input, which is stored to be learned from. Clone it first "
+            "in forward().",
             "target",
         )
     expected = f"{type(torso).__name__} must turn observations into features [batch, features]"
@@ -260,6 +260,6 @@ def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
         if changes := vars(layer).get("changes"):
             raise refusal(
                 f"the forward pass of {type(layer).__name__} changes its buffer {changes[0]}, which would "
-                "differ between the threads that learn and the target network. Compute with weights and "
-                "constants alone, such as weight_norm or LayerNorm instead of spectral_norm."
+                "differ between the threads that learn and the target network. Use only weights and "
+                "constants, such as weight_norm or LayerNorm instead of spectral_norm."
             )

@@ -1,7 +1,4 @@
-"""The torsos of labrl: from observations to features, for vectors, images and several inputs.
-
-`labrl.networks.building` says what a torso is and checks it.
-"""
+"""Torsos for vectors, images and several inputs. `labrl.networks.building` defines and checks torsos."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ class MLPConfig:
     hidden: list[PositiveInt]
     """Units of each layer."""
     activation: Activation
-    """After each layer: an activation of torch.nn by its name."""
+    """Activation after each layer, by its name in torch.nn."""
     initialization: Initialization
     """Initialization of the weights."""
     layer_norm: bool
@@ -50,10 +47,9 @@ class MLPConfig:
 
 
 class MLP(nn.Sequential):
-    """Multi-layer perceptron for vectors; a Discrete or MultiDiscrete observation is one-hot encoded.
+    """Multi-layer perceptron for vectors and for Discrete or MultiDiscrete observations, one-hot encoded.
 
-    Bytes, of RAM or of images that are too small for convolutions, are read as shares of the range of their
-    space.
+    Bytes, such as RAM or images that are too small for convolutions, are scaled to [0, 1].
     """
 
     Config = MLPConfig
@@ -67,9 +63,9 @@ class MLP(nn.Sequential):
 
 
 class PixelConvolution(nn.Conv2d):
-    """A convolution of images as bytes, which it reads as shares of the range of their space.
+    """Convolution of images of bytes, which it scales to [0, 1].
 
-    `divisor` divides its few weights, which saves a pass over the many pixels.
+    It divides its few weights by `divisor`, which saves a pass over the many pixels.
     """
 
     def __init__(
@@ -85,7 +81,7 @@ class PixelConvolution(nn.Conv2d):
             self.shares = Shares(*(part.transpose(axes) for part in bounds))
 
     def forward(self, observation: Tensor) -> Tensor:
-        """[batch, height, width, channels] -> [batch, maps, h, w]"""
+        """Compute the maps. [batch, height, width, channels] -> [batch, maps, h, w]"""
         device = autocast_device()
         pixels = self.pixels(
             observation, torch.float32 if device is None else torch.get_autocast_dtype(device)
@@ -93,19 +89,19 @@ class PixelConvolution(nn.Conv2d):
         return nn.functional.conv2d(pixels, self.weight / self.divisor, self.bias, self.stride, self.padding)
 
     def pixels(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
-        """Bytes [batch, height, width, channels] -> [batch, channels, height, width], not yet divided.
+        """Convert bytes to floats without dividing them. [batch, h, w, channels] -> [batch, channels, h, w]
 
-        A permuted view of channels-last bytes is what the fast convolutions want, so that one pass makes
-        floats of them (every byte is exact in bfloat16).
+        Fast convolutions accept a permuted view of channels-last bytes, so one pass converts them (bfloat16
+        represents every byte exactly).
         """
         pixels = observation.permute(0, 3, 1, 2)
         return pixels.to(dtype) if self.shares is None else self.shares(pixels.float()).to(dtype)
 
 
 def image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
-    """Height, width, channels, and whether the channels (or stacked frames) are the first axis.
+    """Return height, width, channels, and whether the channels (or stacked frames) are the first axis.
 
-    Their axis is the short one: ALE puts it first, Gymnasium last.
+    The shortest axis has the channels: the first one in the ALE, the last one in Gymnasium.
     """
     shape = space.shape
     assert shape is not None
@@ -115,13 +111,13 @@ def image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
 
 
 class ImageTorso(nn.Module):
-    """Base of torsos for images: layout of pixels, and conversion to numbers."""
+    """Base of torsos for images, with their layout."""
 
     smallest: int
-    """Pixels of height and width below which nothing is left after the convolutions."""
+    """Smallest height and width in pixels that the convolutions support."""
 
     def __init__(self, config: Any, observation_space: gym.Space[Any]) -> None:
-        """Raise InputError as `check` does."""
+        """Raise InputError like `check`."""
         super().__init__()
         self.check(config, observation_space)
         self.image_shape = image_shape(observation_space)[:3]
@@ -130,7 +126,7 @@ class ImageTorso(nn.Module):
 
     @classmethod
     def check(cls, config: Any, observation_space: gym.Space[Any]) -> None:
-        """Raise InputError for what is no image, or too small a one."""
+        """Raise InputError for observations that are not images, or for images that are too small."""
         if not is_image(observation_space):
             raise refusal(
                 f"{cls.__name__} needs images (three axes of bytes), got {observation_space}. Use "
@@ -140,13 +136,13 @@ class ImageTorso(nn.Module):
         if min(height, width) < cls.smallest:
             raise refusal(
                 f"{cls.__name__} needs images of at least {cls.smallest} pixels each way, got {height} x "
-                f"{width}. Use agent/network=mlp or a torso of your own."
+                f"{width}. Use agent/network=mlp or your own torso."
             )
 
     def layout(self, observation: Any) -> Any:
-        """Channels last, once for all epochs: [num_envs, *obs] -> [num_envs, height, width, channels].
+        """Move the channels to the last axis. [num_envs, *obs] -> [num_envs, height, width, channels]
 
-        Takes arrays, and tensors in an exported policy.
+        This also accepts tensors, in an exported policy.
         """
         if not self.channels_first:
             return observation
@@ -154,19 +150,19 @@ class ImageTorso(nn.Module):
             return observation.permute(0, 2, 3, 1)
         channels = observation.shape[1]
         pixels = np.empty((len(observation), *observation.shape[2:], channels), observation.dtype)
-        for channel in range(channels):  # four times as fast as a copy of the transposed view
+        for channel in range(channels):  # four times faster than copying the transposed view
             pixels[..., channel] = observation[:, channel]
         return pixels
 
 
 @dataclass(kw_only=True)
 class NatureCNNConfig:
-    """The convolutional network of Mnih et al. (2015), doi:10.1038/nature14236."""
+    """Convolutional network of Mnih et al. (2015), doi:10.1038/nature14236."""
 
     features: PositiveInt | None
-    """Units of the fully connected layer after the convolutions; null: none, for a head that has its own."""
+    """Units of the fully connected layer after the convolutions; null: none, for heads with layers."""
     activation: Activation
-    """After each layer: an activation of torch.nn by its name."""
+    """Activation after each layer, by its name in torch.nn."""
     initialization: Initialization
     """Initialization of the weights."""
     layer_norm: bool
@@ -174,7 +170,7 @@ class NatureCNNConfig:
 
 
 class NatureCNN(ImageTorso):
-    """Three convolutions and a fully connected layer, for images of at least 36 x 36 pixels."""
+    """Nature CNN: three convolutions and a fully connected layer, for images of at least 36 x 36 pixels."""
 
     Config = NatureCNNConfig
     smallest = 36
@@ -198,34 +194,35 @@ class NatureCNN(ImageTorso):
 
     @staticmethod
     def _after(layer: nn.Conv2d | nn.Linear, config: NatureCNNConfig) -> list[nn.Module]:
-        """Return the normalization, if there is one, and the activation after a layer."""
+        """Return the optional normalization and the activation after a layer."""
         activate = activation_layer(config.activation)
         if not config.layer_norm:
             return [activate]
         return [normalization(layer), activate]
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
+        """Return features, [batch, features]. observation: [batch, height, width, channels]"""
         return self.linear(self.convolutions(self.first(observation)))
 
 
 @dataclass(kw_only=True)
 class InputsConfig:
-    """Torsos of several inputs."""
+    """Torsos for several inputs."""
 
     joint: Component
-    """Torso over the concatenated features of all images and all other inputs: one for vectors."""
+    """Torso for the concatenated features of all images and all other inputs; it must accept vectors."""
     image: Component
     """Torso of each image."""
     own: dict[str, Component]
-    """Torsos of single images, by name, in place of `image`."""
+    """Torsos of particular images, by name, instead of `image`."""
 
 
 class Inputs(nn.Module):
-    """A torso for each image, and one over what they make of them beside all other inputs.
+    """A torso for each image, and a joint torso for their features and all other inputs.
 
-    Vectors and choices without images are one vector, and any torso for vectors reads it.
-    It reads rows of bytes: images as they are, all else as float32. Images alone have no joint torso.
+    Without images, several inputs are one vector, which any torso for vectors accepts. With images, the
+    network's input is rows of bytes: images unchanged, other inputs as float32. If there are only images,
+    there is no joint torso.
     """
 
     Config = InputsConfig
@@ -239,11 +236,11 @@ class Inputs(nn.Module):
         others = {name: inner for name, inner in observation_space.spaces.items() if name not in images}
         self._numbers = SideBySide(gym.spaces.Dict(others)) if others else None
         size = math.prod(self._numbers.space.shape) if self._numbers is not None else 0
-        # A module has methods of its own, which an input may be called as.
+        # Add a suffix, because an input may have the name of a method of modules.
         self.images = nn.ModuleDict()
         self._layouts: dict[str, Any] = {}
         self._num_bytes = 4 * size
-        """Bytes of the numbers, with which a row begins."""
+        """Number of bytes of the numbers at the start of a row."""
         self._shapes: list[tuple[int, ...]] = []
         for name, inner in images.items():
             part = build_torso(_of(config, name), inner)
@@ -256,7 +253,7 @@ class Inputs(nn.Module):
 
     @classmethod
     def check(cls, config: InputsConfig, observation_space: gym.Space[Any]) -> None:
-        """Raise InputError for observations that are no Dict, and torsos that cannot read their input."""
+        """Raise InputError for other observations, and for torsos that cannot read their input."""
         if not several_images(observation_space):
             raise refusal(
                 f"Inputs is for several inputs with images among them, got {observation_space}. Use "
@@ -275,10 +272,10 @@ class Inputs(nn.Module):
             check_reads(_of(config, name), observation_space.spaces[name])
 
     def layout(self, observation: Any) -> Any:
-        """A batch with a field for each input as rows of bytes. [batch] -> [batch, bytes]
+        """Convert a batch with a field for each input to rows of bytes. [batch] -> [batch, bytes]
 
-        Tensors by name, in an exported policy, become rows of float32: no other runtime reads bytes as
-        numbers.
+        Tensors by name, in an exported policy, are converted to rows of float32, because other runtimes
+        cannot reinterpret bytes as numbers.
         """
         if isinstance(observation, dict):
             rows = [] if self._numbers is None else [self._numbers(observation)]
@@ -293,7 +290,7 @@ class Inputs(nn.Module):
         return np.concatenate(parts, axis=1)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation: as `layout` makes it, [batch, bytes]. Returns [batch, features]."""
+        """Return features, [batch, features]. observation: [batch, bytes]"""
         numbers, pictures = _numbers_and_pictures(observation, self._num_bytes)
         features, begin = [], 0
         for part, shape in zip(self.images.values(), self._shapes, strict=True):
@@ -302,19 +299,19 @@ class Inputs(nn.Module):
             begin = end
         if self._numbers is None:
             return torch.cat(features, dim=1)
-        # Positions need more than bfloat16's three digits.
+        # Numbers such as positions need more than the three digits of bfloat16.
         return in_float32(self.joint, torch.cat([*(part.float() for part in features), numbers], dim=1))
 
 
-@torch.fx.wrap  # torch.fx cannot trace a choice by a dtype
+@torch.fx.wrap  # torch.fx cannot trace a branch on a dtype
 def _numbers_and_pictures(rows: Tensor, num_bytes: int) -> tuple[Tensor, Tensor]:
-    """Split rows as `Inputs.layout` makes them into numbers in float32 and the values of pictures.
+    """Split rows of `Inputs.layout` into numbers in float32 and the values of images.
 
-    num_bytes: of the numbers, as float32.
+    num_bytes: number of bytes of the numbers, as float32.
     """
     if rows.dtype != torch.uint8 or num_bytes == 0:
         return rows[:, : num_bytes // 4], rows[:, num_bytes // 4 :]
-    # A copy even of one row, which counts as contiguous whatever number of bytes follows it.
+    # Copy even a single row, which torch considers contiguous although other bytes follow.
     numbers = rows[:, :num_bytes].clone(memory_format=torch.contiguous_format).view(torch.float32)
     return numbers, rows[:, num_bytes:]
 
@@ -324,16 +321,16 @@ def _of(config: InputsConfig, name: str) -> Component:
 
 
 def fitting(own: Component, images: Component, others: Component, space: gym.Space[Any]) -> Component:
-    """Return the torso for a space: `images`, `others` for all else, or both, by `own`, for several inputs.
+    """Return the torso that fits a space: `images`, `others`, or one with `own` for several inputs.
 
-    Raise InputError for stacked pictures in colour, which are neither.
+    Raises InputError for stacked color images, which are not supported.
     """
     is_bytes = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8
     if is_bytes and len(space.shape or ()) == 4:
         raise refusal(
-            f"{own.target} reads vectors and images of three axes, and these are stacks of pictures in "
-            f"colour, {space.shape}. Set env.grayscale=true for a game of the ALE, or use a torso of your "
-            "own: ~agent.network.torso '+agent.network.torso={_target_: my_module.MyTorso}'."
+            f"{own.target} supports vectors and images with three axes, but observations are stacks of color "
+            f"images, {space.shape}. Set env.grayscale=true for a game of the ALE, or use your own torso: "
+            "~agent.network.torso '+agent.network.torso={_target_: my_module.MyTorso}'."
         )
     if isinstance(space, gym.spaces.Dict):
         return Component(f"{__name__}.Inputs", InputsConfig(joint=own, image=own, own={}))
@@ -342,16 +339,16 @@ def fitting(own: Component, images: Component, others: Component, space: gym.Spa
 
 @dataclass(kw_only=True)
 class AutoTorsoConfig:
-    """A torso that fits the observation space."""
+    """Torso that fits the observation space."""
 
     mlp: MLPConfig
-    """Used for vectors and discrete observations."""
+    """Torso for vectors and discrete observations."""
     cnn: NatureCNNConfig
-    """Used for images."""
+    """Torso for images."""
 
 
 class AutoTorso(nn.Sequential):
-    """The Nature CNN for images that are large enough, an MLP for all else; both for several inputs."""
+    """Nature CNN for images that are large enough, MLP for everything else, both for several inputs."""
 
     Config = AutoTorsoConfig
     TRAITS = TorsoTraits(several_inputs=True)
@@ -363,7 +360,7 @@ class AutoTorso(nn.Sequential):
 
     @classmethod
     def check(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> Component:
-        """Return the torso that fits. Raise InputError where none does."""
+        """Return the torso that fits. Raises InputError if none does."""
         own, cnn, mlp = (
             Component(f"{__name__}.{name}", settings)
             for name, settings in (("AutoTorso", config), ("NatureCNN", config.cnn), ("MLP", config.mlp))

@@ -437,9 +437,9 @@ class CategoricalValue:
         return Differentiated(losses, losses, p * target.sum(1, keepdims=True) - target)
 
     def _projected(self, probability: NDArray, reward: NDArray, discount: NDArray) -> NDArray:
-        """Return the distribution of r + gamma^n Z on the atoms, as `categorical_target` does. [rows, atoms]
+        """Return the distribution of r + gamma^n Z on the atoms, like `categorical_target`. [rows, atoms]
 
-        probability: of the atoms of Z, [rows, atoms].
+        probability: probabilities of the atoms of Z, [rows, atoms].
         """
         support = self._atoms
         atoms = len(support)

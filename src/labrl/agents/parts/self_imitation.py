@@ -255,9 +255,9 @@ class SelfImitation:
             self._held = now
 
     def _add(self, held: list[Any], following: NDArray) -> None:
-        """Store a step whose reward is its return and which leads nowhere.
+        """Store a step as a transition that terminates, with its return as the reward.
 
-        following: the next observation that the memory gets, which it compares with.
+        following: observation of the next stored step, with which the replay buffer compares it.
         """
         observation, action, mask, worth, over = held
         step = Step(
@@ -273,7 +273,7 @@ class SelfImitation:
 
 
 def _stored_space(space: gym.Space[Any], distribution: ActionDistribution) -> gym.Space[Any]:
-    """Return the space of actions as the policy draws them: real numbers also where they get rounded."""
+    """Return the space of the policy's samples, which are real numbers even if they are rounded later."""
     if isinstance(space, gym.spaces.Box):
         return gym.spaces.Box(-np.inf, np.inf, distribution.action_shape, np.float32)
     return stored_choices(space)
