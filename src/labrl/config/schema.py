@@ -91,7 +91,8 @@ class MetaConfig:
     """Number of GPUs for the whole trial, >= 0. With a fraction such as 0.5, trials share a GPU. null: all
     GPUs; in an experiment, one GPU shared by the trials that run at the same time."""
     device: Continues[Literal["auto", "cpu", "cuda"]]
-    """Device of the networks; auto: a GPU if there is one."""
+    """Device of the networks. auto: a GPU, if there is one, for agents that see images, and the CPU for all
+    others, whose small networks it computes several times as fast."""
     precision: Literal["auto", "fp32", "bf16"]
     """Precision of networks for image observations; auto: bf16 if the processor is fast at it."""
     compile: bool

@@ -21,7 +21,7 @@ from labrl.envs.solo import RenderMode, SoloEnv
 from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces
+from labrl.networks.spaces import Spaces, sees_images
 from labrl.networks.torso import is_recurrent
 from labrl.observations import array_dtype, parts
 from labrl.seeding import derived_seed, session_seed
@@ -124,7 +124,8 @@ class LoadedPolicy:
         num_envs = config.env.config.num_envs // ranks
         self.spaces = Spaces(self.observation_space, self.action_space, num_envs, masked)
         """Spaces that the agent is built for; the observation space is one array or a flat Dict."""
-        compute = Compute.choose("auto", precision or config.meta.precision, num_threads)
+        images = sees_images(self.observation_space)
+        compute = Compute.choose("auto", precision or config.meta.precision, num_threads, images=images)
         copy = ActingCopy(config, self.spaces, self.seed, compute, ranks)
         self.agent, self.transforms = copy.agent, copy.transforms
         try:

@@ -21,7 +21,7 @@ from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe, gives_masks, goals_of
 from labrl.envs.sample import drop_spares, kept_for_the_run
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
-from labrl.networks.spaces import Spaces
+from labrl.networks.spaces import Spaces, sees_images
 from labrl.processes import (
     SIGNALS,
     exit_code_of,
@@ -75,15 +75,16 @@ def check(config: TrialConfig) -> None:
             code="usage",
             key="search",
         )
-    check_machine(config)
     observation_space, action_space = describe(config.env)
+    images = sees_images(observation_space)
+    check_machine(config, images)
     goals = goals_of(config.env, observation_space)
     spaces = Spaces(observation_space, action_space, config.env.config.num_envs, goals=goals)
     config.agent.check("check", spaces)
     check_abilities(config, action_space, masked=gives_masks(config.env))
     check_launch(config)
     _check_room(config.meta.max_session)
-    check_shared_weights(config)
+    check_shared_weights(config, images)
     Transforms.build(config.transforms, spaces)
     check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
     check_callbacks(config)
