@@ -23,13 +23,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from omegaconf import OmegaConf
 
-from labrl.config import config_folder
+from labrl.config import Component, config_folder, load_target
 from labrl.config import types as scalars
-from labrl.config.component import Component
 from labrl.config.compose import compose
 from labrl.config.keys import Traits, dataclasses_in, traits, traits_in
 from labrl.config.schema import TrialConfig
-from labrl.targets import load_target
 
 UNIONS = (Union, types.UnionType)
 
@@ -308,10 +306,10 @@ API = {
         "labrl.agents.agent.Traits",
         "labrl.step.Step",
         "labrl.step.Episode",
-        "labrl.agents.parts.policy.PolicyAgent",
+        "labrl.agents.policy_agent.PolicyAgent",
         "labrl.learning.learner.Learner",
     ],
-    "Networks": ["labrl.networks.torso.TorsoTraits", "labrl.networks.recurrent.Recurrent"],
+    "Networks": ["labrl.networks.building.TorsoTraits", "labrl.networks.recurrent.Recurrent"],
     "Replay buffers and explorations": [
         "labrl.memory.replay.Replay",
         "labrl.agents.parts.exploration.Exploration",

@@ -15,8 +15,8 @@ from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))

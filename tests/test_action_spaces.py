@@ -18,7 +18,7 @@ from labrl.agents.random import uniform_actions
 from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.networks.spaces import Spaces, has_bounds
+from labrl.spaces import Spaces, has_bounds
 
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
 SPACES = {

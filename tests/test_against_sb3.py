@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from labrl.agents.agent import Observation
 from labrl.agents.parts.experience import Experience
-from labrl.agents.parts.policy import PolicyAgent
+from labrl.agents.policy_agent import PolicyAgent
 from labrl.config.compose import compose, resolve
 from labrl.memory.replay import Sample
 from labrl.memory.rollout import Minibatch

@@ -16,7 +16,6 @@ PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
 VOCABULARY = (
     "errors",
     "config.types",
-    "config.component",
     "config.keys",
     "config.schema",
     "experiment.search.options",
@@ -24,7 +23,6 @@ VOCABULARY = (
     "session.options",
     "mistakes.spelling",
     "script",
-    "targets",
 )
 
 

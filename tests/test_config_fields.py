@@ -20,10 +20,9 @@ import yaml
 
 import labrl
 from labrl import schedules
-from labrl.config import config_folder
+from labrl.config import config_folder, load_target
 from labrl.config.keys import dataclasses_in, hints
 from labrl.config.schema import TrialConfig
-from labrl.targets import load_target
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "generate_reference.py"
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import (
     Fraction,
     NonNegativeInt,

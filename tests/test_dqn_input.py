@@ -11,7 +11,7 @@ from refusals import refused
 from labrl.agents.dqn import DQN
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 
 NOISY = ["agent.network.noisy=0.5", "agent/exploration=epsilon_greedy"]
 

@@ -24,7 +24,7 @@ from labrl.agents.iql import advantage_weight, expectile_losses
 from labrl.agents.parts.experience import Transitions
 from labrl.agents.td3_bc import EPSILON, cloning_loss
 from labrl.config.compose import compose, resolve
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 
 LR, TAU = 1e-2, 0.05
 BRISK = (f"agent.lr={LR}", f"agent.target.tau={TAU}")

@@ -15,8 +15,8 @@ from labrl.clock import Clock
 from labrl.config.types import PositiveFloat
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Step
 
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.policy import (
+from labrl.agents.policy_agent import (
     PolicyAgent,
     PolicyConfig,
     check_policy,
@@ -25,14 +25,13 @@ from labrl.clock import Clock
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.flat import FlatParameters
-from labrl.learning.learner import DerivedLoss
+from labrl.learning.learner import DerivedLoss, FlatParameters
 from labrl.learning.optimizers import Optimizer, Separate
 from labrl.memory.rollout import Episodes, Minibatch, Rollout, check_budget, check_room
 from labrl.networks.actor_critic import ActorCritic, is_shared
-from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 
 @dataclass(kw_only=True)

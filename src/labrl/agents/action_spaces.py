@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from labrl.errors import InputError
-from labrl.networks.spaces import has_bounds
+from labrl.spaces import has_bounds
 
 DQN_FAMILY = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "rainbow", "rainbow_lite")
 

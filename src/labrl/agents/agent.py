@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.errors import InputError
 
 if TYPE_CHECKING:
-    from labrl.learning.flat import FlatParameters
-    from labrl.networks.spaces import Spaces
+    from labrl.learning.learner import FlatParameters
+    from labrl.spaces import Spaces
     from labrl.step import Masks, Step
 
 Options = TypeVar("Options")

@@ -12,16 +12,16 @@ from typing import Never
 import torch
 from torch import Tensor
 
-from labrl.agents.parts.actor_critic import critic_rows, taken
 from labrl.agents.parts.experience import Transitions
+from labrl.agents.replay_agent import critic_rows, taken
 from labrl.agents.sac import SAC, SoftActorCriticConfig, soft_value, squared_errors
 from labrl.clock import Clock
 from labrl.config.types import PositiveInt
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.networks.critics import Critics
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 
 @dataclass(kw_only=True)

@@ -17,20 +17,21 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from labrl.agents.parts.actor_critic import ReplayActorCriticConfig, ReplayAgent, critic_rows, taken
 from labrl.agents.parts.experience import Transitions
 from labrl.agents.parts.targets import TargetNetwork
+from labrl.agents.replay_agent import ReplayActorCriticConfig, ReplayAgent, critic_rows, taken
 from labrl.agents.sac import CategoricalPolicy
 from labrl.agents.td3 import squared_errors
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import NonNegativeFloat, PositiveFloat
 from labrl.learning.compute import Compute
-from labrl.learning.learner import build_networks, make_learner
+from labrl.learning.learner import make_learner
+from labrl.networks.building import build_networks
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import BoxActions, RescaledGaussian
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 Expectile = Annotated[float, Field(gt=0, lt=1)]
 
@@ -86,7 +87,6 @@ class IQL(ReplayAgent):
             lambda: (PolicyNetwork(torso, spaces.observation, 1),),
             streams.seed_of("initialization", "value"),
             spaces,
-            compute,
         )
         self._value = make_learner(
             network, spaces, compute, config.optimizer, config.max_grad_norm, batch_size=config.batch_size

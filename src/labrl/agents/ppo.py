@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.agents.agent import divided
-from labrl.agents.parts.policy import (
+from labrl.agents.policy_agent import (
     OutputGradients,
     PolicyAgent,
     PolicyConfig,
@@ -34,10 +34,10 @@ from labrl.memory.rollout import (
     nearest_divisor,
 )
 from labrl.networks.actor_critic import ActorCritic
+from labrl.networks.building import traits_of
 from labrl.networks.distributions import Derived
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import traits_of
 from labrl.schedules import value_at
+from labrl.spaces import Spaces
 
 if TYPE_CHECKING:
     from labrl.clock import Clock

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from labrl.agents.agent import Observation, check_finite, divided
 from labrl.agents.parts.exploration import exploration_class
-from labrl.agents.parts.rollout_values import (
+from labrl.agents.rollout_values_agent import (
     RETURNS_STATISTICS,
     Returns,
     RolloutValuesAgent,
@@ -27,9 +27,9 @@ from labrl.config.types import PositiveInt
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.memory.rollout import check_budget, check_minibatches
-from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Masks
 
 

@@ -14,8 +14,8 @@ from labrl.agents.parts.exploration import uniform_valid
 from labrl.clock import Clock
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces, has_bounds
 from labrl.seeding import Streams
+from labrl.spaces import Spaces, has_bounds
 from labrl.step import Masks, Step
 
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.policy import (
+from labrl.agents.policy_agent import (
     PolicyAgent,
     PolicyConfig,
     check_policy,
@@ -25,9 +25,9 @@ from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import Episodes, Minibatch
 from labrl.networks.actor_critic import ActorCritic
-from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 
 @dataclass(kw_only=True)

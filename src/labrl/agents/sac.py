@@ -17,7 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.actor_critic import (
+from labrl.agents.parts.experience import Transitions
+from labrl.agents.parts.targets import TargetNetwork
+from labrl.agents.replay_agent import (
     ReplayActorCriticConfig,
     ReplayAgent,
     Stateful,
@@ -25,10 +27,8 @@ from labrl.agents.parts.actor_critic import (
     critics_gradient,
     taken,
 )
-from labrl.agents.parts.experience import Transitions
-from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import NonNegativeSchedule, PositiveFloat, Schedule
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
@@ -40,9 +40,9 @@ from labrl.networks.distributions import (
     Categorical,
     squashed_sample,
 )
-from labrl.networks.spaces import Spaces
 from labrl.schedules import largest, smallest, value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 
 @dataclass(kw_only=True)

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from labrl.agents.agent import Observation, check_finite
 from labrl.agents.parts.exploration import exploration_class
-from labrl.agents.parts.rollout_values import Returns, RolloutValuesAgent, RolloutValuesConfig, returns_loss
+from labrl.agents.rollout_values_agent import Returns, RolloutValuesAgent, RolloutValuesConfig, returns_loss
 from labrl.clock import Clock
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.memory.rollout import check_budget
-from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Masks
 
 

@@ -19,25 +19,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.actor_critic import (
+from labrl.agents.parts.experience import Transitions
+from labrl.agents.parts.noise import ActionNoise
+from labrl.agents.parts.targets import TargetNetwork
+from labrl.agents.replay_agent import (
     ReplayActorCriticConfig,
     ReplayAgent,
     Stateful,
     critic_rows,
     critics_gradient,
 )
-from labrl.agents.parts.experience import Transitions
-from labrl.agents.parts.noise import ActionNoise
-from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import NonNegativeFloat, PositiveInt
 from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import BoxActions
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Step
 
 

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.agents.parts.action_values import quantile_huber_loss
-from labrl.agents.parts.actor_critic import critic_rows
 from labrl.agents.parts.experience import Transitions
+from labrl.agents.replay_agent import critic_rows
 from labrl.agents.sac import SAC, SACConfig, SquashedChoice, soft_value
 from labrl.clock import Clock
 from labrl.config.types import NonNegativeInt, PositiveInt
 from labrl.learning.compute import Compute
 from labrl.networks.critics import Critics, PolicyNetwork
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 
 @dataclass(kw_only=True)

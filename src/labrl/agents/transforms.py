@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import PositiveFloat, PositiveInt, Probability
 from labrl.errors import InputError
 from labrl.learning.ranks import ALONE, Ranks
-from labrl.networks.spaces import Spaces, is_image
+from labrl.spaces import Spaces, is_image
 from labrl.step import Step
 
 

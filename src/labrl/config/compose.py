@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
 from labrl.config.keys import walk, written
+from labrl.config.stand_ins import with_stand_ins
 from labrl.errors import InputError, LabrlError, Mistake
-from labrl.targets import with_stand_ins
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig

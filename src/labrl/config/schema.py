@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.keys import Continues, Scores, Traits, Watches
 from labrl.config.types import (
     Early,

@@ -8,7 +8,7 @@ respected.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,25 +19,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from labrl.config.component import Component
-from labrl.learning.flat import FlatParameters, Network
-from labrl.networks.spaces import Spaces, sees_images
-from labrl.networks.torso import BY_THE_MINIBATCH, UNSEEDED, refusal
+from labrl.config import Component
+from labrl.spaces import Spaces, sees_images
 
 if TYPE_CHECKING:
     from labrl.learning.compute import Compute
     from labrl.learning.kernels.networks import Kernel, RolloutKernel, WatchedKernel
     from labrl.learning.optimizers import Optimizer
 
-DRAWS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
-"""Layers that draw what they drop, or none where their `p` is 0."""
-DROPS = nn.RNNBase, nn.MultiheadAttention
-"""Layers with the same inside them, where their `dropout` is not 0."""
-
-Built = TypeVar("Built", bound=tuple[nn.Module, ...])
-
+Network = TypeVar("Network", bound=nn.Module)
 
 LARGE_PRODUCTS = 2**23
 """Weights times samples of a minibatch from which on a matrix product gains from several threads."""
@@ -93,61 +84,8 @@ class DerivedLoss(Generic[Batch]):
         return self.by_autograd(network, minibatch)
 
 
-NewOptimizer = Callable[[FlatParameters], "Optimizer"]
-
-
-def build_networks(
-    make: Callable[[], Built], seed: int, spaces: Spaces, compute: Compute, whole_minibatches: bool = False
-) -> Built:
-    """Return what `make` builds, its weights drawn from `seed` alone, laid out for the observations.
-
-    whole_minibatches: as for `check_torso`. With meta.compile, they and copies of them compute by code that
-    torch.compile makes at their first call. Raise InputError for layers with which a run would not repeat.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        networks = make()
-    for network in networks:
-        _check_layers(network, whole_minibatches)
-        if sees_images(spaces.observation):
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
-        network.to(compute.device)
-        if compute.compiled:
-            # The class is changed and not the object: a compiled method that an object carries would, in a
-            # copy of it, still compute with the weights of the original.
-            network.__class__ = _compiled(type(network))  # type: ignore[arg-type]  # a class can be hashed
-    return networks
-
-
-def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
-    """Raise InputError for layers of a user's network that draw numbers, mix the rows of a batch or keep
-    something of it: copies of the network, for other threads and as a target, would not have the same."""
-    for name, layer in network.named_modules():
-        found = f"{name} of {type(network).__name__} is a {type(layer).__name__}"
-        if isinstance(layer, DRAWS) and layer.p > 0:
-            raise refusal(f"{found}, {UNSEEDED}. Leave it out, or set its p to 0.")
-        if isinstance(layer, DROPS) and layer.dropout > 0:
-            raise refusal(f"{found} with dropout, {UNSEEDED}. Set dropout to 0.")
-        if isinstance(layer, nn.RReLU):
-            raise refusal(f"{found}, {UNSEEDED}. Use nn.LeakyReLU.")
-        if whole_minibatches:
-            continue
-        if isinstance(layer, _BatchNorm):
-            raise refusal(
-                f"{found}: it {BY_THE_MINIBATCH}. Use nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
-            )
-        if changes := vars(layer).get("changes"):
-            raise refusal(
-                f"the forward pass of {type(layer).__name__} changes its buffer {changes[0]}, which would "
-                "differ between the threads that learn and the target network. Compute with weights and "
-                "constants alone, such as weight_norm or LayerNorm instead of spectral_norm."
-            )
-
-
-@cache
-def _compiled(kind: type[nn.Module]) -> Any:
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (kind,), {**names, "forward": torch.compile(kind.forward)})
+NewOptimizer = Callable[["FlatParameters"], "Optimizer"]
+"""Makes the optimizer of the parameters of a network."""
 
 
 def make_learner(
@@ -166,6 +104,10 @@ def make_learner(
     Euclidean norm of a gradient, None without a limit; batch_size: rows of a minibatch, where matrix products
     may be large enough for several threads; whole_minibatches: never cut one into slices.
     """
+    if compute.compiled:
+        # The class is changed and not the object: a compiled method that an object carries would, in a copy
+        # of it, still compute with the weights of the original.
+        network.__class__ = _compiled(type(network))  # type: ignore[arg-type]  # a class can be hashed
     if isinstance(optimizer, Component):
         optimizer = partial(_one_optimizer, optimizer, max_grad_norm)
     if sees_images(spaces.observation):
@@ -180,10 +122,129 @@ def make_learner(
     return Learner(network, compute, optimizer)
 
 
+@cache
+def _compiled(kind: type[nn.Module]) -> Any:
+    """Return the class of a network with a forward pass that torch.compile makes at its first call."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind,), {**names, "forward": torch.compile(kind.forward)})
+
+
 def _one_optimizer(component: Component, max_grad_norm: float | None, flat: FlatParameters) -> Optimizer:
     """Return an optimizer of all weights together."""
     built: Optimizer = component.build(parameters=[flat.vector], max_grad_norm=max_grad_norm)
     return built
+
+
+CACHE_LINE = 16
+"""Floats in a cache line: matrix kernels are slower on addresses that are not a multiple of it."""
+
+
+class FlatParameters:
+    """Makes the trainable parameters of `module` views of one vector, and their gradients views of
+    another."""
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = trainable(module)
+        size = sum(_aligned(parameter.numel()) for parameter in parameters)
+        self.vector = nn.Parameter(torch.zeros(size, device=parameters[0].device))
+        """All weights, [size]."""
+        self.gradient = torch.zeros_like(self.vector.data)
+        """Their gradient, [size]; the same as `vector.grad`."""
+        self.vector.grad = self.gradient
+        self.shared = False
+        """Whether others than the optimizer may write the weights at any time."""
+        self.moved: list[Callable[[], None]] = []
+        """Called when the weights lie in other memory."""
+        self._bound: list[list[nn.Parameter]] = []
+        self._pieces: list[tuple[nn.Parameter, slice]] = []
+        self._bind(module, copy_values=True)
+        for parameter, place in zip(parameters, views(parameters, self.gradient), strict=True):
+            parameter.grad = place
+
+    def _bind(self, module: nn.Module, copy_values: bool) -> None:
+        parameters = trainable(module)
+        for parameter, place in zip(parameters, views(parameters, self.vector.data), strict=True):
+            if copy_values:
+                place.copy_(parameter.data)
+            parameter.data = place
+        self._bound.append(parameters)
+
+    def move_to(self, memory: Tensor) -> None:
+        """Use `memory` for the weights from now on, in all copies of the network too. [size]
+
+        Other processes may write there.
+        """
+        self.vector.data = memory
+        self.shared = True
+        for parameters in self._bound:
+            for parameter, place in zip(parameters, views(parameters, memory), strict=True):
+                if parameter.dtype == memory.dtype:  # a copy in bfloat16 follows when it is refreshed
+                    parameter.data = place
+        for piece, where in self._pieces:
+            piece.data = memory[where]
+        for tell in self.moved:
+            tell()
+
+    def pieces(self, module: nn.Module, owners: Sequence[nn.Module]) -> list[nn.Parameter]:
+        """Return the parameters of some modules inside `module`, in as few pieces as possible, with
+        gradients."""
+        owned = {id(parameter) for owner in owners for parameter in owner.parameters()}
+        ranges: list[list[int]] = []
+        start = 0
+        for parameter in trainable(module):
+            stop = start + _aligned(parameter.numel())
+            if id(parameter) in owned and ranges and ranges[-1][1] == start:
+                ranges[-1][1] = stop
+            elif id(parameter) in owned:
+                ranges.append([start, stop])
+            start = stop
+        pieces = []
+        for first, end in ranges:
+            piece = nn.Parameter(self.vector.data[first:end])
+            piece.grad = self.gradient[first:end]
+            pieces.append(piece)
+            self._pieces.append((piece, slice(first, end)))
+        return pieces
+
+    def with_gradient(self, module: Network) -> tuple[Network, Tensor]:
+        """Return a copy of `module` with the same weights in the same memory, and its gradient. [size]"""
+        twin, gradient = self.replica(module, same_buffers=True), torch.zeros_like(self.gradient)
+        parameters = trainable(twin)
+        for parameter, place in zip(parameters, views(parameters, gradient), strict=True):
+            parameter.grad = place
+        return twin, gradient
+
+    def replica(self, module: Network, same_buffers: bool = False) -> Network:
+        """Return a copy of `module` with the same weights in the same memory, and no gradients yet.
+
+        same_buffers: whether its buffers lie in the memory of the original's too.
+        """
+        twin = copy.deepcopy(module)
+        self._bind(twin, copy_values=False)
+        for parameter in twin.parameters():
+            parameter.grad = None
+        if same_buffers:
+            for own, buffer in zip(twin.buffers(), module.buffers(), strict=True):
+                own.data = buffer.data
+        return twin
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that gradients are computed for."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def views(parameters: Sequence[nn.Parameter], vector: Tensor) -> list[Tensor]:
+    """Return pieces of `vector` with the shapes and memory layouts of the parameters."""
+    pieces, start = [], 0
+    for parameter in parameters:
+        pieces.append(vector.as_strided(parameter.shape, parameter.stride(), start))
+        start += _aligned(parameter.numel())
+    return pieces
+
+
+def _aligned(count: int) -> int:
+    return -(-count // CACHE_LINE) * CACHE_LINE
 
 
 class MoreThreads:

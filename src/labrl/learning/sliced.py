@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.learning.compute import Compute
-from labrl.learning.flat import Network, trainable, views
 from labrl.learning.kernels.networks import hooks_of
-from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_array
+from labrl.learning.learner import Batch, Learner, Loss, Network, NewOptimizer, as_array, trainable, views
 from labrl.learning.reduced_precision import FastNatureCNN, NarrowWeights, install_packed, keep_outputs
 
 Result = TypeVar("Result")

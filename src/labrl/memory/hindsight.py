@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from labrl.config.types import Probability
 from labrl.errors import InputError
 from labrl.memory.replay import Replay, ReplayConfig, ReplayTraits, Sample
-from labrl.observations import ACHIEVED, DESIRED, Goals
+from labrl.spaces import ACHIEVED, DESIRED, Goals
 from labrl.step import Masks, States, Step
 
 

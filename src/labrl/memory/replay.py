@@ -19,10 +19,10 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import PositiveInt, Probability
 from labrl.errors import DamagedFileError, InputError
-from labrl.observations import Goals, array_dtype
+from labrl.spaces import Goals, array_dtype
 from labrl.step import Masks, States, Step
 from labrl.workspace import Layout, Workspace
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.errors import InputError, LabrlError
-from labrl.observations import array_dtype
+from labrl.spaces import array_dtype
 from labrl.workspace import gigabytes, memory_available
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import PositiveInt
+from labrl.networks.building import build_torso
 from labrl.networks.layers import (
     Activation,
     Output,
@@ -21,8 +22,7 @@ from labrl.networks.layers import (
     initialized,
     orthogonal,
 )
-from labrl.networks.spaces import Spaces, sees_images
-from labrl.networks.torso import build_torso
+from labrl.spaces import Spaces, sees_images
 
 
 @dataclass(kw_only=True)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
-from labrl.networks.layers import Activation, Initialization, activation_layer, initialized
-from labrl.networks.spaces import numbers
-from labrl.networks.torso import ImageTorso, NatureCNN, NatureCNNConfig, TorsoTraits, build_torso, fitting
+from labrl.networks.building import TorsoTraits, build_torso
+from labrl.networks.layers import Activation, Initialization, activation_layer, initialized, numbers
+from labrl.networks.torso import ImageTorso, NatureCNN, NatureCNNConfig, fitting
 
 
 @dataclass(kw_only=True)

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import PositiveInt
-from labrl.networks.layers import Output, activation_layer
+from labrl.networks.building import build_torso
+from labrl.networks.layers import Output, activation_layer, numbers, vector_space
 from labrl.networks.q_network import Stream
-from labrl.networks.spaces import Spaces, is_vector, numbers, vector_space
-from labrl.networks.torso import MLP, AutoTorso, build_torso
+from labrl.networks.torso import MLP, AutoTorso
+from labrl.spaces import Spaces, is_vector
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.errors import InputError
-from labrl.networks.spaces import has_bounds
+from labrl.spaces import has_bounds
 
 INVALID = -1e9
 """Logit of an action that is not valid: its probability is exactly 0, and all else stays finite."""

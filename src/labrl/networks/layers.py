@@ -1,13 +1,18 @@
-"""Single layers: the activations that may follow one, how weights begin, how outputs are normalized."""
+"""Single layers: reading of observations, activations, initialization and normalization."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+import gymnasium as gym
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from labrl.spaces import choices_of, range_of, sees_images
 
 Layer = TypeVar("Layer", bound=nn.Linear | nn.Conv2d)
 Result = TypeVar("Result")
@@ -178,3 +183,108 @@ class NoisyLinear(nn.Module):
         # eps_w is an outer product: it is applied to inputs and outputs and never made.
         spread = nn.functional.linear(x * inputs, self.weight_sigma, self.bias_sigma)
         return mean + outputs * spread
+
+
+class Shares(nn.Module):
+    """Bytes as shares of their ranges, where these differ or do not begin at 0."""
+
+    low: Tensor
+    width: Tensor
+
+    def __init__(self, low: NDArray[np.float32], width: NDArray[np.float32]) -> None:
+        """low, width: smallest values and widths of the ranges, in the shape of an observation."""
+        super().__init__()
+        self.register_buffer("low", torch.tensor(low), persistent=False)
+        self.register_buffer("width", torch.tensor(width), persistent=False)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """[batch, *shape] -> [batch, *shape], in [0, 1]"""
+        return (numbers - self.low) / self.width
+
+
+class Numbers(nn.Module):
+    """Observations as rows of numbers, choices one-hot, bytes as shares of the range of their space."""
+
+    def __init__(self, space: gym.Space[Any], shares: bool = True) -> None:
+        """shares: otherwise bytes stay as they are."""
+        super().__init__()
+        self._size, self._choices = math.prod(space.shape or ()), choices_of(space)
+        bounds = range_of(space) if shares else 1.0
+        self._unit = 1.0 if isinstance(bounds, tuple) else 1 / bounds
+        self.shares = Shares(*(part.ravel() for part in bounds)) if isinstance(bounds, tuple) else None
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """[batch, *obs] -> [batch, size], float32"""
+        rows = observation.reshape(-1, self._size)
+        if self._choices:
+            columns = [rows[:, i].long() - first for i, (first, _) in enumerate(self._choices)]
+            pairs = zip(columns, self._choices, strict=True)
+            rows = torch.cat([nn.functional.one_hot(column, n) for column, (_, n) in pairs], dim=1)
+        numbers = rows.float()
+        if self.shares is not None:
+            return self.shares(numbers)
+        return numbers if self._unit == 1 else numbers * self._unit
+
+
+def numbers(space: gym.Space[Any], shares: bool = True) -> list[nn.Module]:
+    """The module that makes rows of numbers of observations; none where they are such rows.
+
+    Agents give real numbers as float32.
+    """
+    if (
+        not isinstance(space, gym.spaces.Box)
+        or not space.shape
+        or space.dtype not in (np.float32, np.float64)
+    ):
+        return [Numbers(space, shares)]
+    return [] if len(space.shape) == 1 else [nn.Flatten()]
+
+
+def vector_space(space: gym.Space[Any]) -> gym.Space[Any]:
+    """Return the space that networks see: for several inputs without images, one vector."""
+    if isinstance(space, gym.spaces.Dict) and not sees_images(space):
+        return SideBySide(space).space
+    return space
+
+
+class SideBySide:
+    """Inputs that are no images as one vector of real numbers, choices one-hot."""
+
+    def __init__(self, space: gym.spaces.Dict) -> None:
+        self._parts = [(name, choices_of(inner), range_of(inner)) for name, inner in space.spaces.items()]
+        size = sum(gym.spaces.flatdim(inner) for inner in space.spaces.values())
+        self.space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        """Space of the vector."""
+
+    def __call__(self, observation: Any) -> Any:
+        """A batch with a field for each input -> [batch, size], float32; of tensors by name, a tensor."""
+        if isinstance(observation, dict):
+            parts = [_tensor(observation[name], choices, bounds) for name, choices, bounds in self._parts]
+            return torch.cat(parts, dim=1)
+        columns = [_numbers(observation[name], choices, bounds) for name, choices, bounds in self._parts]
+        return np.concatenate(columns, axis=1, dtype=np.float32)
+
+
+def _tensor(values: Tensor, choices: list[tuple[int, int]], bounds: Any) -> Tensor:
+    """Return a tensor of values as numbers in float32, as `_numbers` does for an array."""
+    if not choices and isinstance(bounds, tuple):
+        low, width = map(torch.from_numpy, bounds)
+        return ((values - low) / width).flatten(1)
+    rows = values.reshape(values.shape[0], -1)
+    if not choices:
+        return rows.float() if bounds == 1 else rows.float() * (1 / bounds)
+    columns = [nn.functional.one_hot(rows[:, i].long() - first, n) for i, (first, n) in enumerate(choices)]
+    return torch.cat(columns, dim=1).float()
+
+
+def _numbers(values: NDArray, choices: list[tuple[int, int]], bounds: Any) -> NDArray:
+    """[batch, *input] -> [batch, numbers]; bounds: what `range_of` says of the input's space."""
+    if not choices and isinstance(bounds, tuple):
+        low, width = bounds
+        return ((values - low) / width).reshape(len(values), -1)
+    rows = values.reshape(len(values), -1)
+    if not choices:
+        return rows if bounds == 1 else rows * np.float32(1 / bounds)
+    return np.concatenate(
+        [rows[:, i, None] == np.arange(first, first + n) for i, (first, n) in enumerate(choices)], axis=1
+    )

@@ -11,11 +11,11 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.errors import InputError
 from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Wanted
 from labrl.mistakes.spelling import did_you_mean
-from labrl.observations import array_dtype, flat_space, packed
+from labrl.spaces import array_dtype, flat_space, packed
 
 
 @dataclass(kw_only=True)

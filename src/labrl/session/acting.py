@@ -13,8 +13,8 @@ from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces, sees_images
 from labrl.seeding import Streams
+from labrl.spaces import Spaces, sees_images
 from labrl.workspace import Workspace
 
 

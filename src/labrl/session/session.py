@@ -17,7 +17,6 @@ from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
-from labrl.networks.spaces import Spaces, sees_images
 from labrl.processes import collect_as_usual
 from labrl.seeding import Streams, session_seed
 from labrl.session.beginning import load_learned
@@ -30,6 +29,7 @@ from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import Hogwild
 from labrl.session.sources import make_source
 from labrl.session.team import Alone, Own, RankTeam
+from labrl.spaces import Spaces, sees_images
 from labrl.step import Episode
 from labrl.storage import session_log
 from labrl.storage.run_folder import SessionFolder

@@ -64,7 +64,7 @@ def check_machine(config: TrialConfig, images: bool) -> None:
     """
     # Late: the processes that only count cores need no torch.
     from labrl.learning.compute import Compute
-    from labrl.networks.torso import is_recurrent
+    from labrl.networks.building import is_recurrent
 
     meta = config.meta
     check_resources(math.ceil(meta.num_cpus or 1), meta.num_gpus, machine_cpus(), len(visible_gpus()))

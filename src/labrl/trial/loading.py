@@ -21,13 +21,12 @@ from labrl.envs.solo import RenderMode, SoloEnv
 from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces, sees_images
-from labrl.networks.torso import is_recurrent
-from labrl.observations import array_dtype, parts
+from labrl.networks.building import is_recurrent
 from labrl.seeding import derived_seed, session_seed
 from labrl.session.acting import ActingCopy
 from labrl.session.episodes import Played
 from labrl.session.evaluation import Quota, played_steps
+from labrl.spaces import Spaces, array_dtype, parts, sees_images
 from labrl.storage.checkpoint import loading
 from labrl.storage.chosen import chosen_checkpoint, chosen_session
 from labrl.trial.devices import available_cpus

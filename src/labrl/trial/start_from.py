@@ -14,9 +14,9 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.make import describe, gives_masks, goals_of
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces
 from labrl.session.acting import ActingCopy
 from labrl.session.beginning import OBSERVATION, Fit, Learned, fit, is_in, learned, parts_of
+from labrl.spaces import Spaces
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.loading import LoadedPolicy, load

@@ -21,7 +21,6 @@ from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe, gives_masks, goals_of
 from labrl.envs.sample import drop_spares, kept_for_the_run
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
-from labrl.networks.spaces import Spaces, sees_images
 from labrl.processes import (
     SIGNALS,
     exit_code_of,
@@ -36,6 +35,7 @@ from labrl.session.callbacks.display import SessionProgress
 from labrl.session.callbacks.progress import TrialPanel
 from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import check_shared_weights, forget_shared_weights
+from labrl.spaces import Spaces, sees_images
 from labrl.steady_output import doing
 from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.provenance import write_provenance

@@ -21,7 +21,7 @@ from torch import Tensor
 from labrl.agents.agent import Actor
 from labrl.agents.parts.exploration import Exploration, Values, uniform_valid
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import (
     NonNegativeFloat,
     NonNegativeSchedule,
@@ -30,13 +30,14 @@ from labrl.config.types import (
     whole_number,
 )
 from labrl.learning.compute import Compute
-from labrl.learning.learner import build_networks, make_learner
+from labrl.learning.learner import make_learner
+from labrl.networks.building import build_networks
 from labrl.networks.distributions import INVALID
 from labrl.networks.layers import factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
-from labrl.networks.spaces import Spaces
 from labrl.schedules import LARGEST, value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Masks, States
 
 EPSILON = 2.0**-23
@@ -144,7 +145,6 @@ class ValuePolicy:
             lambda: (QNetwork(config.network, spaces, self.num_actions, value.num_outputs),),
             streams.seed_of("initialization"),
             spaces,
-            compute,
         )
         self.learner = make_learner(self.network, spaces, compute, config.optimizer, config.max_grad_norm)
         self._stream = streams.numpy("policy")

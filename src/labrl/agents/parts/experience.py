@@ -14,7 +14,7 @@ from torch import Tensor
 
 from labrl.agents.agent import divided
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.schema import TrialConfig
 from labrl.config.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
 from labrl.errors import InputError, LabrlError
@@ -22,8 +22,8 @@ from labrl.learning.compute import Compute
 from labrl.learning.learner import Columns, Learner
 from labrl.memory.offline import OfflineData, Wanted
 from labrl.memory.replay import Replay, Sample, replay_class
-from labrl.networks.spaces import Spaces, stored_choices
 from labrl.seeding import Streams
+from labrl.spaces import Spaces, stored_choices
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import NonNegativeSchedule, ProbabilitySchedule
 from labrl.errors import InputError
 from labrl.schedules import value_at

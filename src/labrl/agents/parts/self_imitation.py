@@ -16,21 +16,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.policy import OutputGradients, evaluated_by_hand
+from labrl.agents.policy_agent import OutputGradients, evaluated_by_hand
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Columns, DerivedLoss
 from labrl.memory.replay import Replay
 from labrl.memory.rollout import Episodes
 from labrl.networks.distributions import ActionDistribution, Derived, masked
-from labrl.networks.spaces import Spaces, stored_choices
 from labrl.schedules import value_at
+from labrl.spaces import Spaces, stored_choices
 from labrl.step import Masks, Step
 
 if TYPE_CHECKING:
-    from labrl.agents.parts.policy import PolicyAgent
+    from labrl.agents.policy_agent import PolicyAgent
 
 
 @dataclass(kw_only=True)

@@ -8,8 +8,7 @@ from typing import Any, Generic
 import torch
 
 from labrl.config.types import Fraction, PositiveInt
-from labrl.learning.flat import Network
-from labrl.learning.learner import Learner, as_arrays
+from labrl.learning.learner import Learner, Network, as_arrays
 
 
 class TargetNetwork(Generic[Network]):

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from labrl.learning.kernels.mlp import ACTIVATIONS, ALL, Layer, Operation, Pass, Weight
 from labrl.networks.actor_critic import ActorCritic, ActorCriticOutput, GaussianHead
 from labrl.networks.critics import Critics, PolicyNetwork
-from labrl.networks.layers import Normalized, Output
+from labrl.networks.layers import Normalized, Numbers, Output
 from labrl.networks.q_network import QNetwork, QOutput, Stream
-from labrl.networks.spaces import Numbers
 
 MOST_SIZES = 8
 """Numbers of rows for which a kernel keeps buffers."""

@@ -15,22 +15,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
 from labrl.errors import InputError
-from labrl.learning.learner import build_networks, make_learner
+from labrl.learning.learner import make_learner
 from labrl.memory.rollout import Minibatch, Pieces, Rollout, forgotten
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
+from labrl.networks.building import build_networks, check_torso
 from labrl.networks.distributions import ActionBounds, ActionDistribution, Derived, distribution_for, masked
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
+from labrl.spaces import Spaces
 
 if TYPE_CHECKING:
     from labrl.agents.parts.self_imitation import SelfImitation
     from labrl.clock import Clock
     from labrl.learning.compute import Compute
-    from labrl.learning.flat import FlatParameters
+    from labrl.learning.learner import FlatParameters
     from labrl.learning.optimizers import Optimizer
     from labrl.learning.ranks import Ranks
     from labrl.seeding import Streams
@@ -124,7 +124,6 @@ class PolicyAgent(Agent):
             lambda: (ActorCritic(config.network, spaces, num_parameters, log_std_init, has_value),),
             streams.seed_of("initialization"),
             spaces,
-            compute,
         )
         optimizer = config.optimizer if new_optimizer is None else partial(new_optimizer, self.network)
         self.learner = make_learner(self.network, spaces, compute, optimizer, config.max_grad_norm)

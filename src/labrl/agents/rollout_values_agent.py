@@ -24,13 +24,12 @@ from labrl.agents.parts.action_values import (
 from labrl.clock import Clock
 from labrl.config.types import PositiveInt, Probability
 from labrl.learning.compute import Compute
-from labrl.learning.flat import FlatParameters
-from labrl.learning.learner import Columns, DerivedLoss
+from labrl.learning.learner import Columns, DerivedLoss, FlatParameters
 from labrl.memory.rollout import Rollout, check_room
+from labrl.networks.building import check_torso
 from labrl.networks.q_network import QNetwork
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import check_torso
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Masks, Step
 
 RETURNS_STATISTICS = ("loss", "td_error", "q_mean")

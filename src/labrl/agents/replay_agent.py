@@ -27,17 +27,17 @@ from labrl.agents.parts.experience import (
 )
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.config import Component
 from labrl.config.types import NonNegativeSchedule, PositiveFloat
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
-from labrl.learning.learner import Learner, build_networks, make_learner
+from labrl.learning.learner import Learner, make_learner
+from labrl.networks.building import build_networks, check_torso
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
 from labrl.networks.distributions import BoxActions
-from labrl.networks.spaces import Spaces, sees_images
-from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces, sees_images
 from labrl.step import Step
 
 AVERAGING = 0.01
@@ -163,7 +163,6 @@ class ReplayAgent(Agent):
             ),
             streams.seed_of("initialization"),
             spaces,
-            compute,
             whole_minibatches=whole,
         )
         learns: dict[str, Any] = {
