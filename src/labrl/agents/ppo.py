@@ -22,7 +22,14 @@ from labrl.agents.policy_agent import (
     evaluated_by_hand,
     refuse_self_imitation,
 )
-from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
+from labrl.config.types import (
+    NonNegativeFloat,
+    NonNegativeSchedule,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    ProbabilitySchedule,
+)
 from labrl.errors import InputError
 from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import (
@@ -60,8 +67,8 @@ class PPOConfig(PolicyConfig):
     >= 1; must divide horizon and batch_size; null: all of the horizon. null with other networks."""
     gae_lambda: Probability
     """Decay of the advantage estimator, lambda, in [0, 1]."""
-    clip_range: NonNegativeSchedule
-    """Range of the probability ratio, epsilon in eq. 7, >= 0."""
+    clip_range: ProbabilitySchedule
+    """Range of the probability ratio, epsilon in eq. 7, in [0, 1]."""
     value_clip_range: NonNegativeSchedule | None
     """Largest change of a value in one update, >= 0; null: values are not clipped."""
     value_coef: NonNegativeFloat

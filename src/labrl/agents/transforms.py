@@ -275,7 +275,11 @@ class ScaleRewardConfig:
     """Rewards times a constant."""
 
     scale: float
-    """Factor of every reward."""
+    """Factor of every reward, not 0."""
+
+    def __post_init__(self) -> None:
+        if self.scale == 0:
+            raise ValueError("must have a scale other than 0, which would make every reward 0")
 
 
 class ScaleReward(Identity):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.types import NonNegativeSchedule, PositiveFloat
+from labrl.config.types import NonNegativeSchedule, PositiveFloat, ProbabilitySchedule
 from labrl.memory.replay import Replay, ReplayConfig
 from labrl.schedules import value_at
 
@@ -28,8 +28,8 @@ class PrioritizedReplayConfig(ReplayConfig):
     alpha: NonNegativeSchedule
     """Exponent of the priorities, eq. 1, >= 0; 0 is uniform sampling. On a schedule, a priority is what the
     exponent made of the error when the transition was learned from."""
-    beta: NonNegativeSchedule
-    """Exponent of the importance weights, section 3.4, >= 0; 1 corrects the bias in full."""
+    beta: ProbabilitySchedule
+    """Exponent of the importance weights, section 3.4, in [0, 1]; 1 corrects the bias in full."""
     eps: PositiveFloat
     """Added to every error, so that none is never sampled, > 0."""
     stratified: bool

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
@@ -26,8 +27,8 @@ class BatchRenormConfig:
     """Share of a minibatch in the running mean and variance, in (0, 1]."""
     warmup: NonNegativeInt
     """Minibatches in which the minibatch alone counts, as in batch normalization, >= 0."""
-    r_max: PositiveFloat
-    """Largest correction of a minibatch's deviation, as a factor and as its inverse."""
+    r_max: Annotated[float, Field(ge=1)]
+    """Largest correction of a minibatch's deviation, as a factor and as its inverse, >= 1."""
     d_max: PositiveFloat
     """Largest correction of its mean, in running deviations."""
     eps: PositiveFloat

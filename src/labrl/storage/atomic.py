@@ -82,7 +82,8 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
 
     Without `durable` a reader still never sees half a file; only a loss of power may lose it.
     """
-    data = content.encode() if isinstance(content, str) else content
+    # Without a UTF-8 locale, a path has surrogates, which stand for bytes.
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     # the process id keeps two processes that write the same file from sharing a temporary one
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,12 @@ def write_mp4(path: Path, frames_per_second: float) -> Iterator[Mp4]:
     import av
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{path.stem}.*.tmp.mp4"):
+        with suppress(PermissionError):  # someone else's process
+            try:
+                os.kill(int(leftover.name.split(".")[-3]), 0)
+            except ProcessLookupError:
+                leftover.unlink(missing_ok=True)  # it was killed
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.mp4")
     try:
         # The index at the front, so that a browser shows the video before it has all of it.

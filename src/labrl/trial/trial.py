@@ -224,12 +224,11 @@ def run_sessions(
                 _read_result(config, run, index, codes.get(index, DONE), before.get(index, {}))
             )
         sessions = [dataclasses.asdict(session) for session in result.sessions]
-        run.set_status(_run_status(result), sessions=sessions)
+        wants_videos = config.meta.videos and result.exit_code in (DONE, FAILED)
+        run.set_status(_run_status(result), sessions=sessions, videos_due=wants_videos)
         if result.stopped_at_start:
             return result
-        if config.meta.videos and result.exit_code in (DONE, FAILED):
-            doing("making videos of the best and the last episode")
-            playback.render_videos(run, result.sessions)
+        playback.make_videos(run)
         if config.meta.report:
             doing(reporting.MAKING)
             result.report = reporting.make_report(run.path, prepared)
