@@ -22,14 +22,6 @@ from labrl.agents.policy_agent import (
     evaluated_by_hand,
     refuse_self_imitation,
 )
-from labrl.config.types import (
-    NonNegativeFloat,
-    NonNegativeSchedule,
-    PositiveFloat,
-    PositiveInt,
-    Probability,
-    ProbabilitySchedule,
-)
 from labrl.errors import InputError
 from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import (
@@ -45,6 +37,14 @@ from labrl.networks.building import traits_of
 from labrl.networks.distributions import Derived
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
+from labrl.types import (
+    NonNegativeFloat,
+    NonNegativeSchedule,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    ProbabilitySchedule,
+)
 
 if TYPE_CHECKING:
     from labrl.clock import Clock

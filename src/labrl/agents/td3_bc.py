@@ -20,12 +20,12 @@ from labrl.agents.parts.experience import Transitions
 from labrl.agents.replay_agent import ReplayActor
 from labrl.agents.td3 import TD3, DDPGConfig, TD3Config, tanh_gradient
 from labrl.clock import Clock
-from labrl.config.types import NonNegativeFloat
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.networks.critics import PolicyNetwork
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, is_vector
+from labrl.types import NonNegativeFloat
 
 EPSILON = 1e-3
 """Added to the deviation of each observed number."""

@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.config import Component
-from labrl.config.types import PositiveFloat, PositiveInt, Probability
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.spaces import Spaces, is_image
 from labrl.step import Step
+from labrl.types import PositiveFloat, PositiveInt, Probability
 
 
 class RunningMoments:

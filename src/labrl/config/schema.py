@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.keys import Continues, Scores, Traits, Watches
-from labrl.config.types import (
+from labrl.dashboards.options import WandbConfig
+from labrl.experiment.search.options import SearchConfig
+from labrl.session.options import AsyncUnrollConfig, ProfileConfig, StartFromConfig
+from labrl.types import (
     Early,
     Frequency,
     NonNegativeFloat,
@@ -21,9 +24,6 @@ from labrl.config.types import (
     RowFrequency,
     frames_between,
 )
-from labrl.dashboards.options import WandbConfig
-from labrl.experiment.search.options import SearchConfig
-from labrl.session.options import AsyncUnrollConfig, ProfileConfig, StartFromConfig
 
 
 @dataclass(kw_only=True)

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.types import NonNegativeSchedule, PositiveFloat, ProbabilitySchedule
 from labrl.memory.replay import Replay, ReplayConfig
 from labrl.schedules import value_at
+from labrl.types import NonNegativeSchedule, PositiveFloat, ProbabilitySchedule
 
 WIDTH = 16
 """Children of a node of the tree. A level costs a few NumPy calls whatever its width, so few wide levels beat

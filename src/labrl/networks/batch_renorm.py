@@ -12,11 +12,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-from labrl.config import Component
-from labrl.config.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from labrl.component import Component
 from labrl.networks.building import TorsoTraits, build_torso
 from labrl.networks.layers import Activation, Initialization, activation_layer, initialized, numbers
 from labrl.networks.torso import ImageTorso, NatureCNN, NatureCNNConfig, fitting
+from labrl.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from labrl.config.keys import key_of
-from labrl.config.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from labrl.errors import InputError
+from labrl.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.compose import check_with_stand_ins, to_plain, typed
 from labrl.config.keys import walk
 from labrl.config.validate import dataclass_of

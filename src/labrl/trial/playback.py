@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.compose import prepare
 from labrl.config.validate import dataclass_of
 from labrl.envs.protocol import Backend, action_dtype
