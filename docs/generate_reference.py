@@ -23,8 +23,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from omegaconf import OmegaConf
 
-from labrl.config import Component, config_folder, load_target
-from labrl.config import types as scalars
+from labrl import types as scalars
+from labrl.component import Component, load_target
+from labrl.config import config_folder
 from labrl.config.compose import compose
 from labrl.config.keys import Traits, dataclasses_in, traits, traits_in
 from labrl.config.schema import TrialConfig
@@ -102,7 +103,7 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 @cache
 def named_types() -> list[tuple[Any, str]]:
-    """Return the scalar types of labrl.config.types with their docstrings."""
+    """Return the scalar types of labrl.types with their docstrings."""
     body = ast.parse(inspect.getsource(scalars)).body
     found = []
     for assigned, text in itertools.pairwise(body):

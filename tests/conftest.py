@@ -50,14 +50,25 @@ def pytest_unconfigure() -> None:
 
 
 def _remember_repository() -> None:
-    """Let runs record the state of labrl's own repository as it was when the first of them began."""
-    describe, own = provenance.describe_repository, Path(__file__).parents[1]
-    once = functools.cache(describe)
+    """Let runs record labrl's own repository and the graphics cards as the first of them found them.
+
+    Git is not asked either where no folder above has a repository, such as those of tests.
+    """
+    describe, ask, own = provenance.describe_repository, provenance._git, Path(__file__).parents[1]
+    describe_once, ask_once, path = functools.cache(describe), functools.cache(ask), os.environ.get("PATH")
 
     def described(root: Path) -> tuple[dict[str, Any], str]:
-        return copy.deepcopy(once(root)) if root == own else describe(root)
+        return copy.deepcopy(describe_once(root)) if root == own else describe(root)
+
+    def asked(folder: Path, *arguments: str) -> str | None:
+        if folder == own / "src" / "labrl" and os.environ.get("PATH") == path:
+            return ask_once(folder, *arguments)
+        known = any((parent / ".git").exists() for parent in (folder, *folder.parents))
+        return ask(folder, *arguments) if known else None
 
     provenance.describe_repository = described
+    provenance._git = asked
+    provenance._gpus = functools.cache(provenance._gpus)
 
 
 _remember_repository()

@@ -88,18 +88,20 @@ def rollouts(monkeypatch: pytest.MonkeyPatch) -> list[Minibatch]:
     return seen
 
 
-def assert_same_future(make: Callable[[], tuple[Any, Clock, Streams]], world: Any, steps: int) -> None:
-    """An agent that is saved after some steps and restored into a new one learns the same to the bit."""
+def assert_same_future(
+    make: Callable[[], tuple[Any, Clock, Streams]], world: Any, steps: int, further: int = 40
+) -> None:
+    """Check that an agent that is saved after `steps` and restored learns the same in `further` steps."""
     agent, clock, streams = make()
     play(agent, clock, world, steps)
     saved = copy.deepcopy((agent.state_dict(), streams.state_dict(), clock.state_dict(), world))
-    assert play(agent, clock, world, 40) > 0
+    assert play(agent, clock, world, further) > 0
     restored, clock, streams = make()
     state, streams_state, clock_state, world = saved
     clock.load_state_dict(clock_state)
     streams.load_state_dict(streams_state)
     restored.load_state_dict(state)
-    play(restored, clock, world, 40)
+    play(restored, clock, world, further)
     for name, network in agent.modules().items():
         assert torch.equal(weights_of(network), weights_of(restored.modules()[name])), name
     assert_equal(agent.metrics(), restored.metrics())

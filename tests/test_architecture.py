@@ -17,7 +17,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
 VOCABULARY = (
     "errors",
-    "config.types",
+    "component",
+    "types",
     "config.keys",
     "config.schema",
     "experiment.search.options",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 from labrl.session.callbacks import Callback, build_callbacks

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+import pytest
+from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.compose import compose
 from labrl.errors import InputError
@@ -55,3 +57,27 @@ def test_a_change_of_a_composed_configuration_is_not_remembered() -> None:
     was = cfg.agent.gamma
     cfg.agent.gamma = 0.123
     assert compose(["agent=sac"]).agent.gamma == was
+
+
+def nodes(node: Any, key: str = "") -> list[Any]:
+    """Return all that makes up each node of a configuration."""
+    fields, inner = vars(node), vars(node).get("_content")
+    keys = inner.items() if isinstance(inner, dict) else enumerate(inner or ()) if inner != str(inner) else ()
+    children = [(f"{key}.{name}", child) for name, child in keys]
+    assert all(child._parent is node for _, child in children)
+    own = key, type(node), fields["_metadata"], fields["_flags_cache"], fields.get("_val"), str(inner is None)
+    return [own, *(one for name, child in children for one in nodes(child, name))]
+
+
+@pytest.mark.parametrize("overrides", [["agent=rainbow", "env=pong"], ["hydra/sweeper=optuna", "search=ppo"]])
+def test_a_copy_of_a_configuration_is_the_one_that_omegaconf_makes(overrides: list[str]) -> None:
+    cfg = compose(overrides, with_hydra=True)
+    copied, expected = copy.deepcopy(cfg), DictConfig.__deepcopy__.__wrapped__(cfg, {})  # type: ignore[attr-defined]
+    assert nodes(copied) == nodes(expected)
+    assert not {id(node) for node in vars(copied)["_content"].values()} & {
+        id(node) for node in vars(cfg)["_content"].values()
+    }
+    part = copy.deepcopy(cfg.agent)
+    assert part._parent is cfg
+    part.gamma = 0.123
+    assert cfg.agent.gamma != 0.123

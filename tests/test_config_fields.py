@@ -20,7 +20,8 @@ import yaml
 
 import labrl
 from labrl import schedules
-from labrl.config import config_folder, load_target
+from labrl.component import load_target
+from labrl.config import config_folder
 from labrl.config.keys import dataclasses_in, hints
 from labrl.config.schema import TrialConfig
 

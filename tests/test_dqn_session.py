@@ -23,7 +23,7 @@ SMALL = ["agent.batch_size=16", "agent.updates_per_frame=0.25", "agent.target.ev
 CARTPOLE = [*QUIET, *SMALL, "env=cartpole", "env.num_envs=3", "env.max_frame=600", "meta.log_frequency=150"]
 CARTPOLE += ["agent.learning_starts=60", "agent.memory.capacity=240"]
 PONG = [*QUIET, *SMALL, "env=pong", "env.num_envs=2", "env.max_frame=160", "meta.log_frequency=40"]
-PONG += ["agent.learning_starts=40", "agent.memory.capacity=64", "env.noop_max=1"]
+PONG += ["agent.learning_starts=40", "agent.memory.capacity=64", "env.noop_max=1", "env.image_size=44"]
 RUNS = {
     "dqn on cartpole": ["agent=dqn", "agent.network.torso.mlp.hidden=[32]", *CARTPOLE],
     "rainbow on cartpole": ["agent=rainbow", "agent.network.head=[32]", *CARTPOLE],

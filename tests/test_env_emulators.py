@@ -20,14 +20,21 @@ from labrl.step import Step
 
 @functools.cache
 def breakout(num_threads: int) -> list[Step]:
-    env = make_env(atari("breakout", max_episode_frames=240), seed=3, num_threads=num_threads, num_envs=4)
+    game = atari("breakout", max_episode_frames=240, noop_max=4)
+    env = make_env(game, seed=3, num_threads=num_threads, num_envs=4)
     env.reset()
     steps = play(env, sampled(env, seed=1), 130)
     env.close()
     return steps
 
 
-@pytest.mark.parametrize("num_threads", [FEW_THREADS, FEW_THREADS + 1, 2 * FEW_THREADS + 4])
+@pytest.mark.parametrize(
+    "num_threads",
+    [
+        FEW_THREADS + 1,
+        *(pytest.param(n, marks=pytest.mark.matrix) for n in (FEW_THREADS, 2 * FEW_THREADS + 4)),
+    ],
+)
 def test_what_is_played_does_not_depend_on_the_number_of_threads(num_threads: int) -> None:
     alone = breakout(1)
     assert_same_steps(alone, breakout(num_threads))
@@ -36,7 +43,7 @@ def test_what_is_played_does_not_depend_on_the_number_of_threads(num_threads: in
 
 
 def test_a_saved_game_comes_back_although_another_was_prepared() -> None:
-    game = atari("pong", max_episode_frames=200)
+    game = atari("pong", max_episode_frames=200, noop_max=4)
     env = make_env(game, seed=5, num_threads=FEW_THREADS + 1, num_envs=2)
     env.reset()
     play(env, sampled(env, seed=1), 70)

@@ -16,7 +16,7 @@ from refusals import refused
 from test_restoring import changed_futures
 
 import labrl
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.envs.goals import GoalEnv

@@ -21,7 +21,7 @@ from test_restoring import changed_futures
 import labrl
 from labrl.agents.transforms import NormalizeObservation, NormalizeObservationConfig, RunningMoments
 from labrl.cli import main, replay
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, make_env

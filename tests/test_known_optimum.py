@@ -77,7 +77,9 @@ class Regulator:
         return k
 
 
-@pytest.mark.parametrize("agent", ["sac", "crossq", "tqc", "td3", "ddpg"])
+@pytest.mark.parametrize(
+    "agent", ["sac", "crossq", "tqc", "td3", pytest.param("ddpg", marks=pytest.mark.matrix)]
+)
 def test_the_best_gain_of_a_regulator_is_found(agent: str) -> None:
     """The best Gaussian policy has, with quadratic values, the mean of the best deterministic one."""
     overrides = [*LEARNING, FALLING, f"agent.gamma={Regulator.DISCOUNT}"]

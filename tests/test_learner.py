@@ -29,7 +29,7 @@ from options import component, options
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from labrl.config import Component
+from labrl.component import Component
 from labrl.learning.learner import LARGE_PRODUCTS, FlatParameters, Learner, make_learner
 from labrl.learning.optimizers import Adam, Optimizer
 from labrl.networks.actor_critic import ActorCritic

@@ -14,7 +14,7 @@ from refusals import refused
 from torch import nn
 
 from labrl.clock import Clock
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.errors import Code

@@ -11,7 +11,7 @@ import torch
 from options import component
 from torch import Tensor
 
-from labrl.config import Component
+from labrl.component import Component
 from labrl.learning.learner import FlatParameters
 from labrl.memory.rollout import Pieces
 from labrl.networks.recurrent import Recurrent, RecurrentConfig

@@ -14,7 +14,7 @@ from options import component, options
 from refusals import refused
 from torch import nn
 
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe
 from labrl.networks.batch_renorm import RenormalizedCNN

@@ -30,7 +30,7 @@ from labrl.agents.transforms import (
     SignRewardConfig,
     Transforms,
 )
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
 from labrl.spaces import Spaces

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from types import FrameType, FunctionType
 from typing import Any
 
-from labrl.config import MAIN, being_imported, used_of_main
+from labrl.component import MAIN, being_imported, used_of_main
 from labrl.errors import InputError
 
 Dumps = Callable[[Any], bytes]

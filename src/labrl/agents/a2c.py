@@ -22,7 +22,6 @@ from labrl.agents.policy_agent import (
     refuse_self_imitation,
 )
 from labrl.clock import Clock
-from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss, FlatParameters
@@ -32,6 +31,7 @@ from labrl.networks.actor_critic import ActorCritic, is_shared
 from labrl.schedules import value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
+from labrl.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config import Component
+from labrl.component import Component
 from labrl.errors import InputError
 
 if TYPE_CHECKING:

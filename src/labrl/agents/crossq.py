@@ -15,13 +15,13 @@ from torch import Tensor
 from labrl.agents.replay_agent import critic_rows, taken
 from labrl.agents.sac import SAC, SoftActorCriticConfig, soft_value, squared_errors
 from labrl.clock import Clock
-from labrl.config.types import PositiveInt
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)

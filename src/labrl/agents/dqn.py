@@ -39,7 +39,7 @@ from labrl.agents.parts.experience import (
 from labrl.agents.parts.exploration import exploration_class
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
-from labrl.config import Component
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss, as_array

@@ -22,8 +22,7 @@ from labrl.agents.replay_agent import ReplayActorCriticConfig, ReplayAgent, crit
 from labrl.agents.sac import CategoricalPolicy
 from labrl.agents.td3 import squared_errors
 from labrl.clock import Clock
-from labrl.config import Component
-from labrl.config.types import NonNegativeFloat, PositiveFloat
+from labrl.component import Component
 from labrl.learning.compute import Compute
 from labrl.learning.learner import make_learner
 from labrl.memory.replay import Transitions
@@ -32,6 +31,7 @@ from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import BoxActions, RescaledGaussian
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
+from labrl.types import NonNegativeFloat, PositiveFloat
 
 Expectile = Annotated[float, Field(gt=0, lt=1)]
 

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite
-from labrl.config import Component
-from labrl.config.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.learner import make_learner
 from labrl.memory.rollout import Minibatch, Pieces, Rollout, forgotten
@@ -25,6 +24,7 @@ from labrl.networks.building import build_networks, check_torso
 from labrl.networks.distributions import ActionBounds, ActionDistribution, Derived, distribution_for, masked
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
+from labrl.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
 
 if TYPE_CHECKING:
     from labrl.agents.parts.self_imitation import SelfImitation

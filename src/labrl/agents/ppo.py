@@ -22,7 +22,6 @@ from labrl.agents.policy_agent import (
     evaluated_by_hand,
     refuse_self_imitation,
 )
-from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from labrl.errors import InputError
 from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import (
@@ -38,6 +37,14 @@ from labrl.networks.building import traits_of
 from labrl.networks.distributions import Derived
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
+from labrl.types import (
+    NonNegativeFloat,
+    NonNegativeSchedule,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    ProbabilitySchedule,
+)
 
 if TYPE_CHECKING:
     from labrl.clock import Clock
@@ -60,8 +67,8 @@ class PPOConfig(PolicyConfig):
     must divide horizon and batch_size; null: the whole horizon; null for networks that are not recurrent."""
     gae_lambda: Probability
     """Decay of the advantage estimator, lambda, in [0, 1]."""
-    clip_range: NonNegativeSchedule
-    """Range of the probability ratio, epsilon in eq. 7, >= 0."""
+    clip_range: ProbabilitySchedule
+    """Range of the probability ratio, epsilon in eq. 7, in [0, 1]."""
     value_clip_range: NonNegativeSchedule | None
     """Largest change of a value in one update, >= 0; null: values are not clipped."""
     value_coef: NonNegativeFloat

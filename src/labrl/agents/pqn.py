@@ -22,7 +22,6 @@ from labrl.agents.rollout_values_agent import (
     returns_loss,
 )
 from labrl.clock import Clock
-from labrl.config.types import PositiveInt
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.memory.rollout import check_budget, check_minibatches
@@ -30,6 +29,7 @@ from labrl.schedules import value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Masks
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)

@@ -19,7 +19,6 @@ from labrl.agents.policy_agent import (
     refuse_episodes,
 )
 from labrl.clock import Clock
-from labrl.config.types import NonNegativeFloat, PositiveInt
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss
@@ -28,6 +27,7 @@ from labrl.networks.actor_critic import ActorCritic
 from labrl.schedules import value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
+from labrl.types import NonNegativeFloat, PositiveInt
 
 
 @dataclass(kw_only=True)

@@ -26,8 +26,7 @@ from labrl.agents.parts.experience import (
 )
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
-from labrl.config import Component
-from labrl.config.types import NonNegativeSchedule, PositiveFloat
+from labrl.component import Component
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner, make_learner
@@ -39,6 +38,7 @@ from labrl.schedules import value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, sees_images
 from labrl.step import Step
+from labrl.types import NonNegativeSchedule, PositiveFloat
 
 AVERAGING = 0.01
 """Weight of an update in the averages of statistics, which cover about 100 updates."""

@@ -22,7 +22,6 @@ from labrl.agents.parts.action_values import (
     chosen,
 )
 from labrl.clock import Clock
-from labrl.config.types import PositiveInt, Probability
 from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss, FlatParameters
 from labrl.memory import Columns
@@ -32,6 +31,7 @@ from labrl.networks.q_network import QNetwork
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Masks, Step
+from labrl.types import PositiveInt, Probability
 
 RETURNS_STATISTICS = ("loss", "td_error", "q_mean")
 """Names of the means over a minibatch that `returns_loss` returns."""

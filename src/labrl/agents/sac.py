@@ -27,8 +27,7 @@ from labrl.agents.replay_agent import (
     taken,
 )
 from labrl.clock import Clock
-from labrl.config import Component
-from labrl.config.types import NonNegativeSchedule, PositiveFloat, Schedule
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss
@@ -43,6 +42,7 @@ from labrl.networks.distributions import (
 from labrl.schedules import largest, smallest, value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
+from labrl.types import NonNegativeSchedule, PositiveFloat, Schedule
 
 
 @dataclass(kw_only=True)

@@ -29,8 +29,7 @@ from labrl.agents.replay_agent import (
     critics_gradient,
 )
 from labrl.clock import Clock
-from labrl.config import Component
-from labrl.config.types import NonNegativeFloat, PositiveInt
+from labrl.component import Component
 from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss
 from labrl.memory.replay import Transitions
@@ -39,6 +38,7 @@ from labrl.networks.distributions import BoxActions
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Step
+from labrl.types import NonNegativeFloat, PositiveInt
 
 
 @dataclass(kw_only=True)

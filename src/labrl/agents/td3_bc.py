@@ -19,13 +19,13 @@ from labrl.agents.agent import Actor
 from labrl.agents.replay_agent import ReplayActor
 from labrl.agents.td3 import TD3, DDPGConfig, TD3Config, tanh_gradient
 from labrl.clock import Clock
-from labrl.config.types import NonNegativeFloat
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import PolicyNetwork
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, is_vector
+from labrl.types import NonNegativeFloat
 
 EPSILON = 1e-3
 """Number added to the standard deviation of each component of the observation."""

@@ -18,12 +18,12 @@ from labrl.agents.parts.action_values import quantile_huber_loss
 from labrl.agents.replay_agent import critic_rows
 from labrl.agents.sac import SAC, SACConfig, SquashedChoice, soft_value
 from labrl.clock import Clock
-from labrl.config.types import NonNegativeInt, PositiveInt
 from labrl.learning.compute import Compute
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
+from labrl.types import NonNegativeInt, PositiveInt
 
 
 @dataclass(kw_only=True)

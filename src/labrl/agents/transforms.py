@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.config import Component
-from labrl.config.types import PositiveFloat, PositiveInt, Probability
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.spaces import Spaces, is_image
 from labrl.step import Step
+from labrl.types import PositiveFloat, PositiveInt, Probability
 
 
 class RunningMoments:
@@ -275,7 +275,11 @@ class ScaleRewardConfig:
     """Multiplication of rewards by a constant."""
 
     scale: float
-    """Factor of every reward."""
+    """Factor of every reward, not 0."""
+
+    def __post_init__(self) -> None:
+        if self.scale == 0:
+            raise ValueError("must have a scale other than 0, which would make every reward 0")
 
 
 class ScaleReward(Identity):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,7 +79,8 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
             same = len(shown) == len(charts) and all(map(operator.is_, shown, charts))
             figure = (_panels if len(sheet.charts) > 1 else _single)(sheet, charts, figure if same else None)
             shown = charts
-            png, svg = folder / f"{sheet.name}.png", folder / f"{sheet.name}.svg"
+            name = os.fsdecode(sheet.name.encode())  # whatever the locale
+            png, svg = folder / f"{name}.png", folder / f"{name}.svg"
             dpi = DPI * 2 / 3 if figure.get_figwidth() > COLUMN else DPI
             for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
                 if not axis.get_label_text():  # or all its ticks are measured, to put an empty label beside

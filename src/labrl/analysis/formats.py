@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from labrl.analysis.intervals import METHOD
-
 UNKNOWN = "–"
+
+METHOD = "stratified bootstrap"
+"""Method by which labrl computes intervals, named where they are shown."""
 
 INTERVAL = f"95 % interval ({METHOD})"
 """Heading of a column of intervals."""

@@ -19,8 +19,6 @@ Array = NDArray[np.float64]
 Scores = Array | Sequence[ArrayLike]
 
 CONFIDENCE = 0.95
-METHOD = "stratified bootstrap"
-"""Name of the method behind the intervals here, for whoever shows one."""
 PAIR_METHOD = "stratified bootstrap, of 0 and 1 Newcombe's score"
 """The method behind the interval of a probability of improvement."""
 RUNS_FOR_IQM = 4

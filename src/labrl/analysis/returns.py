@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labrl.analysis.formats import interval_by, number
-from labrl.analysis.intervals import METHOD, aggregates, statistic_of
+from labrl.analysis.formats import METHOD, interval_by, number
+from labrl.analysis.intervals import aggregates, statistic_of
 from labrl.analysis.measures import final_return
 from labrl.storage.tables import read_rows
 

@@ -200,7 +200,8 @@ class Run:
     @property
     def name(self) -> str:
         """Name of the folder."""
-        return self.path.name
+        # Without a UTF-8 locale, Python's text has surrogates in the place of other letters.
+        return os.fsencode(self.path.name).decode("utf-8", "replace")
 
     @property
     def agent(self) -> str:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.analysis.formats import UNKNOWN, interval_by, number
-from labrl.analysis.intervals import METHOD, Estimate, aggregates
+from labrl.analysis.formats import METHOD, UNKNOWN, interval_by, number
+from labrl.analysis.intervals import Estimate, aggregates
 from labrl.analysis.runs import Run, load_run
 from labrl.errors import LabrlError
 

@@ -163,7 +163,7 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(cfg, DictConfig):
         return dict(cfg)
     # The node `hydra` is left out, because some of its values exist only in a Hydra job.
-    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]) if "hydra" in cfg else cfg
     composed = dict(walk(OmegaConf.to_container(own, resolve=False)))
     own_class = ", or for a class env.id=null env.name=<name> 'env.make={_target_: <module>.<class>}'"
     missing = {key: own_class * (key == "env.id") for key, value in composed.items() if value == "???"}

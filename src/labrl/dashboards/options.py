@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from labrl.config.types import NonNegativeFloat
+from labrl.types import NonNegativeFloat
 
 
 def _short(longest: int, forbidden: str = "") -> AfterValidator:

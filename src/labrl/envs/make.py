@@ -6,7 +6,7 @@ from typing import Any
 
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
-from labrl.config import Component
+from labrl.component import Component
 from labrl.envs.protocol import Backend
 from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError

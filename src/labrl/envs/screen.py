@@ -13,7 +13,7 @@ import numpy as np
 from ale_py import roms
 from numpy.typing import NDArray
 
-from labrl.config import accepted_settings
+from labrl.component import accepted_settings
 from labrl.envs.atari import AtariConfig, AtariEnv, vector_env
 from labrl.envs.gym import GymnasiumConfig, GymnasiumEnv
 from labrl.envs.protocol import Transition

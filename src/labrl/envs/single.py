@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 from gymnasium import error
 
-from labrl.config import Component, importing
+from labrl.component import Component, importing
 from labrl.envs.games import games
 from labrl.errors import EnvironmentFailedError, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean

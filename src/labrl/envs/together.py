@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from labrl.config import Component
+from labrl.component import Component
 from labrl.envs.checked import LATE, expected
 from labrl.envs.masks import KEY, carries_mask, choices, first_flags, first_valid, flags_of
 from labrl.envs.single import EnvFactory, answered, takes

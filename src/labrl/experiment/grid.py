@@ -30,8 +30,10 @@ from labrl.config.keys import (
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
+from labrl.session.options import check_start_from
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
 from labrl.storage.run_folder import RunFolder
+from labrl.trial.composed import misfit
 from labrl.trial.past import Past, row_of, table, unresolved, ways_out
 
 Compose = Callable[[list[str]], DictConfig]
@@ -359,7 +361,10 @@ def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
     """
     try:
         check_values(trial.cfg)
-    except LabrlError as error:
+        check_start_from(trial.cfg.start_from.run, trial.record.overrides)
+    except InputError as error:
+        if misfit(trial.cfg, trial.cfg.hydra.runtime.choices["agent"], error):
+            return
         shared = set.intersection(*map(set, trials))
         own = " ".join(override for override in trial.record.overrides if override not in shared)
         if not own:

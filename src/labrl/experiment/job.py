@@ -18,7 +18,7 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.errors import HydraException
 from hydra.types import HydraContext
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import explain, prepare
@@ -178,8 +178,13 @@ _existing: Path | None = None
 def _run_job(*, config: DictConfig, job_dir_key: str, job_subdir_key: str | None, **rest: Any) -> JobReturn:
     """Run Hydra's `run_job`, which makes the folder of the trial before it calls the job."""
     global _existing
-    parts = [OmegaConf.select(config, key) for key in (job_dir_key, job_subdir_key) if key is not None]
-    folder = Path(os.path.abspath(os.path.join(*map(str, parts))))
+    keys = [key for key in (job_dir_key, job_subdir_key) if key is not None]
+    parts = [str(OmegaConf.select(config, key)) for key in keys]
+    parts = [os.path.normpath(part) if part else part for part in parts]
+    with read_write(config.hydra):
+        for key, part in zip(keys, parts, strict=True):
+            OmegaConf.update(config, key, part)  # Of a/../b, Hydra would make the folder a as well.
+    folder = Path(os.path.abspath(os.path.join(*parts)))
     _existing = next(path for path in (folder, *folder.parents) if path.exists())
     return run_job(config=config, job_dir_key=job_dir_key, job_subdir_key=job_subdir_key, **rest)
 

@@ -153,8 +153,7 @@ class Grid(Queue):
             say(f"interrupted; to resume: {how_to_resume_experiment(self.folder.path)}")
             return code
         print_experiment(self.folder.path, list(self.records.values()), self.outcomes, status)
-        if reporting.wants_report(self.folder.path):
-            reporting.report_experiment(self.folder.path)
+        reporting.finish_experiment(self.folder.path, reporting.wants_report(self.folder.path))
         return code
 
     def _change(self, record: TrialRecord, status: Any, error: str | None = None) -> None:

@@ -67,11 +67,19 @@ class Compute:
 
     @classmethod
     def choose(
-        cls, device: str, precision: str, num_threads: int, session: int = 0, num_gpus: float | None = None
+        cls,
+        device: str,
+        precision: str,
+        num_threads: int,
+        session: int = 0,
+        num_gpus: float | None = None,
+        images: bool = True,
     ) -> Compute:
         """Resolve `auto` for this machine and distribute the sessions over its GPUs.
 
-        num_gpus: number of GPUs granted to the trial, None for all. Raises InputError if there are fewer.
+        num_gpus: number of GPUs granted to the trial, None for all; images: whether the agent sees images.
+        Without images, networks are so small that starting a computation on a GPU takes longer than the
+        computation takes on a CPU. Raises InputError if more GPUs are requested than there are.
         """
         if num_gpus is not None:
             _check_gpus(device, num_gpus)
@@ -82,7 +90,8 @@ class Compute:
                 code="resources",
                 key="meta.device",
             )
-        on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available() and num_gpus != 0)
+        wanted = device == "cuda" or (device == "auto" and images and num_gpus != 0)
+        on_gpu = wanted and torch.cuda.is_available()
         granted = torch.cuda.device_count() if num_gpus is None else math.ceil(num_gpus)
         chosen = torch.device("cuda", session % granted) if on_gpu else torch.device("cpu")
         if precision == "auto":

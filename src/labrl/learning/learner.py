@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config import Component
+from labrl.component import Component
 from labrl.spaces import Spaces, sees_images
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
-from labrl.config.types import Fraction, PositiveFloat, real_number
+from labrl.types import Fraction, PositiveFloat, real_number
 
 
 class Optimizer(Protocol):

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.types import Probability
 from labrl.errors import InputError
 from labrl.memory.replay import Replay, ReplayConfig, ReplayTraits, Transitions
 from labrl.spaces import ACHIEVED, DESIRED, Goals
 from labrl.step import Masks, States, Step
+from labrl.types import Probability
 
 
 @dataclass(kw_only=True)

@@ -11,11 +11,11 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config import Component
-from labrl.config.types import PositiveInt, Probability
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.memory.replay import Replay, ReplayConfig, Transitions
 from labrl.step import Masks
+from labrl.types import PositiveInt, Probability
 from labrl.workspace import Workspace
 
 AT_ONCE = 4096

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.types import NonNegativeSchedule, PositiveFloat
 from labrl.memory.replay import Replay, ReplayConfig
 from labrl.schedules import value_at
+from labrl.types import NonNegativeSchedule, PositiveFloat, ProbabilitySchedule
 
 WIDTH = 16
 """Children of a node of the tree. Each level costs a few NumPy calls, regardless of its width, so a few wide
@@ -29,8 +29,8 @@ class PrioritizedReplayConfig(ReplayConfig):
     alpha: NonNegativeSchedule
     """Exponent of the priorities, eq. 1, >= 0; 0: uniform sampling. With a schedule, a priority keeps the
     exponent of the frame at which the transition was last learned from."""
-    beta: NonNegativeSchedule
-    """Exponent of the importance weights, section 3.4, >= 0; 1: full correction of the bias."""
+    beta: ProbabilitySchedule
+    """Exponent of the importance weights, section 3.4, in [0, 1]; 1: full correction of the bias."""
     eps: PositiveFloat
     """Number added to every error, so that each transition can be sampled, > 0."""
     stratified: bool

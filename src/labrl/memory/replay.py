@@ -19,12 +19,12 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config import Component
-from labrl.config.types import PositiveInt, Probability
+from labrl.component import Component
 from labrl.errors import DamagedFileError, InputError
 from labrl.memory import Columns
 from labrl.spaces import Goals, array_dtype
 from labrl.step import Masks, States, Step
+from labrl.types import PositiveInt, Probability
 from labrl.workspace import Layout, Workspace
 
 _log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.types import NonNegativeInt, PositiveInt
 from labrl.errors import InputError
 from labrl.memory.replay import Replay, ReplayTraits, StorageConfig
 from labrl.step import Masks, States, Step
+from labrl.types import NonNegativeInt, PositiveInt
 from labrl.workspace import Layout
 
 

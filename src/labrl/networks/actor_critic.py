@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config import Component
-from labrl.config.types import PositiveInt
+from labrl.component import Component
 from labrl.networks.building import build_torso
 from labrl.networks.layers import (
     Activation,
@@ -23,6 +22,7 @@ from labrl.networks.layers import (
     orthogonal,
 )
 from labrl.spaces import Spaces, sees_images
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)

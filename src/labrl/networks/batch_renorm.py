@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-from labrl.config import Component
-from labrl.config.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from labrl.component import Component
 from labrl.networks.building import TorsoTraits, build_torso
 from labrl.networks.layers import Activation, Initialization, activation_layer, initialized, numbers
 from labrl.networks.torso import ImageTorso, NatureCNN, NatureCNNConfig, fitting
+from labrl.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -26,8 +27,8 @@ class BatchRenormConfig:
     """Weight of a minibatch in the running mean and variance, in (0, 1]."""
     warmup: NonNegativeInt
     """Number of initial minibatches without correction, as in batch normalization, >= 0."""
-    r_max: PositiveFloat
-    """Largest correction of a minibatch's standard deviation, as a factor or its inverse."""
+    r_max: Annotated[float, Field(ge=1)]
+    """Largest correction of a minibatch's standard deviation, as a factor or its inverse, >= 1."""
     d_max: PositiveFloat
     """Largest correction of a minibatch's mean, in running standard deviations."""
     eps: PositiveFloat

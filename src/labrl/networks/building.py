@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from labrl.config import Component, accepted_settings
+from labrl.component import Component, accepted_settings
 from labrl.errors import Code, InputError, LabrlError
 from labrl.networks.layers import SideBySide, vector_space
 from labrl.spaces import Spaces, example, sees_images, several_images

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labrl.config import Component
-from labrl.config.types import PositiveInt
+from labrl.component import Component
 from labrl.networks.building import build_torso
 from labrl.networks.layers import Output, activation_layer, numbers, vector_space
 from labrl.networks.q_network import Stream
 from labrl.networks.torso import MLP, AutoTorso
 from labrl.spaces import Spaces, is_vector
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)

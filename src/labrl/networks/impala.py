@@ -10,9 +10,9 @@ import gymnasium as gym
 from pydantic import Field
 from torch import Tensor, nn
 
-from labrl.config.types import PositiveInt
 from labrl.networks.layers import Activation, Initialization, activation_layer, initialized
 from labrl.networks.torso import ImageTorso, PixelConvolution
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)

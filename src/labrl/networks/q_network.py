@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config import Component
-from labrl.config.types import PositiveFloat, PositiveInt
+from labrl.component import Component
 from labrl.networks.building import build_torso
 from labrl.networks.layers import Activation, NoisyLinear, Output, activation_layer, check_head, in_float32
 from labrl.spaces import Spaces
+from labrl.types import PositiveFloat, PositiveInt
 
 
 @dataclass(kw_only=True)

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from labrl.config import Component
-from labrl.config.types import PositiveInt
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.networks.building import TorsoTraits, build_torso, check_reads, traits_of
 from labrl.networks.layers import in_float32
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labrl.config import Component
-from labrl.config.types import PositiveInt
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.networks.building import TorsoTraits, build_torso, check_reads, refusal
 from labrl.networks.layers import (
@@ -30,6 +29,7 @@ from labrl.networks.layers import (
     numbers,
 )
 from labrl.spaces import is_image, range_of, several_images
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)

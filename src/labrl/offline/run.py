@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
 from labrl.memory.offline import AT_ONCE, OfflineConfig, OfflineData, PieceReplay, Wanted

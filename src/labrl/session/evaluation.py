@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from labrl.agents.agent import Agent, Observation
 from labrl.agents.random import uniform_actions
 from labrl.agents.transforms import Transforms
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labrl.analysis.baselines import baseline_path, deciding_keys, human_range, random_baseline
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.compose import prepare
 from labrl.config.validate import dataclass_of
 from labrl.errors import DONE, FAILED, BusyFolderError

@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
+from labrl.component import Component
 from labrl.config.compose import check_with_stand_ins, to_plain, typed
 from labrl.config.keys import walk
+from labrl.config.validate import dataclass_of
+from labrl.errors import InputError
 from labrl.processes import start_fork_server
 from labrl.session import callbacks
+from labrl.session.options import check_start_from
 from labrl.steady_output import doing
 from labrl.storage.provenance import Command
 from labrl.trial.past import Past
@@ -43,7 +47,11 @@ class Composed:
     @classmethod
     def of(cls, cfg: DictConfig, folder: str, command: Command) -> Composed:
         """Resolve and check a configuration. Raises InputError."""
-        plain = to_plain(cfg)
+        try:
+            plain = to_plain(cfg)
+        except InputError as error:
+            raise misfit(cfg, command.choices.get("agent", ""), error) or error from None
+        check_start_from(plain["start_from"]["run"], command.overrides)
         check_with_stand_ins(cfg, plain)
         if "torch" not in sys.modules:
             doing("loading PyTorch")
@@ -56,6 +64,27 @@ class Composed:
         from labrl.trial.trial import run_trial
 
         return run_trial(self) if again is None else again.run(self)
+
+
+def misfit(cfg: DictConfig, agent: str, error: InputError) -> InputError | None:
+    """Return the error for an agent that cannot act in the environment; None if it can.
+
+    Such an agent is refused before its missing values, such as `agent.value.v_min`, are asked for. agent: the
+    option of the group `agent`; error: what is wrong with `cfg`. Returns None as well if that is more than
+    missing values of the agent.
+    """
+    if any(one.code != "missing" or not (one.key or "").startswith("agent.") for one in error.mistakes):
+        return None
+    # Imported late: only this error needs environments.
+    from labrl.agents.action_spaces import check_actions
+    from labrl.envs.make import describe
+
+    try:
+        env = dataclass_of(Component, OmegaConf.to_container(cfg.env, resolve=True), "env")
+        check_actions(agent, describe(env)[1])
+    except InputError as other:
+        return other
+    return None
 
 
 class Again(ABC):

@@ -57,15 +57,18 @@ def threads_per_session(num_cpus: float | None, num_sessions: int) -> int:
     return max(1, int(cores // num_sessions))
 
 
-def check_machine(config: TrialConfig) -> None:
-    """Raise InputError where a trial needs more than this machine has, or a compiler that it lacks."""
+def check_machine(config: TrialConfig, images: bool) -> None:
+    """Raise InputError where a trial needs more than this machine has, or a compiler that it lacks.
+
+    images: whether the agent sees images.
+    """
     # Late: the processes that only count cores need no torch.
     from labrl.learning.compute import Compute
     from labrl.networks.building import is_recurrent
 
     meta = config.meta
     check_resources(math.ceil(meta.num_cpus or 1), meta.num_gpus, machine_cpus(), len(visible_gpus()))
-    compute = Compute.choose(meta.device, meta.precision, num_threads=1, num_gpus=meta.num_gpus)
+    compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, images=images)
     if meta.compile and is_recurrent(config.agent):
         raise InputError(
             "meta.compile=true: recurrent networks are not compiled, because their cells are kernels of "

@@ -26,7 +26,7 @@ from labrl.seeding import derived_seed, session_seed
 from labrl.session.acting import ActingCopy
 from labrl.session.episodes import Played
 from labrl.session.evaluation import Quota, played_steps
-from labrl.spaces import Spaces, array_dtype, parts
+from labrl.spaces import Spaces, array_dtype, parts, sees_images
 from labrl.storage.checkpoint import loading
 from labrl.storage.chosen import chosen_checkpoint, chosen_session
 from labrl.trial.devices import available_cpus
@@ -123,7 +123,8 @@ class LoadedPolicy:
         num_envs = config.env.config.num_envs // ranks
         self.spaces = Spaces(self.observation_space, self.action_space, num_envs, masked)
         """Spaces that the agent is built for; the observation space is one array or a flat Dict."""
-        compute = Compute.choose("auto", precision or config.meta.precision, num_threads)
+        images = sees_images(self.observation_space)
+        compute = Compute.choose("auto", precision or config.meta.precision, num_threads, images=images)
         copy = ActingCopy(config, self.spaces, self.seed, compute, ranks)
         self.agent, self.transforms = copy.agent, copy.transforms
         try:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.compose import prepare
 from labrl.config.validate import dataclass_of
 from labrl.envs.protocol import Backend, action_dtype
 from labrl.envs.watch import Watched, watch
 from labrl.errors import DONE, FAILED, EnvironmentFailedError, InputError, LabrlError
+from labrl.steady_output import doing
 from labrl.storage.episodes import RecordedEpisode, checksum, read_episode, recorded_names
 from labrl.storage.provenance import read_command
 from labrl.storage.run_folder import RunFolder, SessionFolder
@@ -209,6 +210,19 @@ def _no_display(why: str) -> InputError:
         code="usage",
         key="render",
     )
+
+
+def make_videos(run: RunFolder) -> None:
+    """Make the videos of a run that has ended, unless it has them or wants none.
+
+    A trial that is killed at its end leaves them to the next report or resume.
+    """
+    info = run.info()
+    if info.get("videos_due"):
+        doing("making videos of the best and the last episode")
+        prepare(_config_dir(run))
+        render_videos(run, [SessionResult(**one) for one in info.get("sessions", [])])
+        run.set_status(info["status"], videos_due=False)
 
 
 def render_videos(run: RunFolder, sessions: Sequence[SessionResult]) -> list[Path]:

@@ -156,14 +156,29 @@ def record_changes(folder: RunFolder) -> None:
         write_json(folder.changed, entries)
 
 
-def report_experiment(folder: Path) -> None:
-    """Make the report of an experiment and say where it is."""
+def finish_experiment(folder: Path, report: bool) -> None:
+    """Make what the trials have left to be made: videos of killed trials and, if wanted, the report."""
     from labrl.trial.summary import say
 
-    doing(MAKING)
-    report = make_report(folder)
-    if report is not None:
-        say(f"report: {report}")
+    _make_videos(folder)
+    if report:
+        doing(MAKING)
+        made = make_report(folder)
+        if made is not None:
+            say(f"report: {made}")
+
+
+def _make_videos(folder: Path) -> None:
+    """Make the videos that a killed run or trial in `folder` has left to be made."""
+    for marker in (*folder.glob(MARKER), *folder.glob(f"*/{MARKER}")):
+        with contextlib.suppress(LabrlError, OSError):
+            run = RunFolder.open(marker.parent)
+            if run.info().get("videos_due"):
+                # Imported late: environments take a second to import.
+                from labrl.trial.playback import make_videos
+
+                with run.lock():
+                    make_videos(run)
 
 
 def wants_report(folder: Path) -> bool:
@@ -194,6 +209,7 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
         if (folder / MARKER).exists() and not _up_to_date(RunFolder(folder)):
             with contextlib.suppress(OSError):  # someone else's run, or a full disk: then it is not known
                 record_changes(RunFolder(folder))
+        _make_videos(folder)
         built = build(folder, target)
     else:
         built = build_comparison(find_runs(places), target or Path("comparison"), by)

@@ -86,6 +86,7 @@ class Resume(Again):
         BusyFolderError where the run is still alive and FinishedError where nothing is left to do.
         """
         from labrl.envs.sample import kept_for_the_run
+        from labrl.trial.playback import make_videos
         from labrl.trial.trial import check, recording_failure, run_sessions
 
         run, config = self.past.folder, composed.config
@@ -103,6 +104,7 @@ class Resume(Again):
                 if not left:
                     if run.status in ("running", "interrupted"):  # killed before it recorded its end
                         run.set_status("finished", sessions=[one.read_result() for one in run.sessions()])
+                    make_videos(run)
                     raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
                 _check_saved(run, left, reached)
                 if contradictions(changed):

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from labrl.config.types import NonNegativeInt, PositiveInt, Probability
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
 from labrl.trial.find import choices
 from labrl.trial.request import Request, frame_of, read
+from labrl.types import NonNegativeInt, PositiveInt, Probability
 
 T = TypeVar("T")
 

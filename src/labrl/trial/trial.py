@@ -35,7 +35,7 @@ from labrl.session.callbacks.display import SessionProgress
 from labrl.session.callbacks.progress import TrialPanel
 from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import check_shared_weights, forget_shared_weights
-from labrl.spaces import Spaces
+from labrl.spaces import Spaces, sees_images
 from labrl.steady_output import doing
 from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.provenance import write_provenance
@@ -75,15 +75,16 @@ def check(config: TrialConfig) -> None:
             code="usage",
             key="search",
         )
-    check_machine(config)
     observation_space, action_space = describe(config.env)
+    images = sees_images(observation_space)
+    check_machine(config, images)
     goals = goals_of(config.env, observation_space)
     spaces = Spaces(observation_space, action_space, config.env.config.num_envs, goals=goals)
     config.agent.check("check", spaces)
     check_abilities(config, action_space, masked=gives_masks(config.env))
     check_launch(config)
     _check_room(config.meta.max_session)
-    check_shared_weights(config)
+    check_shared_weights(config, images)
     Transforms.build(config.transforms, spaces)
     check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
     check_callbacks(config)
@@ -223,12 +224,11 @@ def run_sessions(
                 _read_result(config, run, index, codes.get(index, DONE), before.get(index, {}))
             )
         sessions = [dataclasses.asdict(session) for session in result.sessions]
-        run.set_status(_run_status(result), sessions=sessions)
+        wants_videos = config.meta.videos and result.exit_code in (DONE, FAILED)
+        run.set_status(_run_status(result), sessions=sessions, videos_due=wants_videos)
         if result.stopped_at_start:
             return result
-        if config.meta.videos and result.exit_code in (DONE, FAILED):
-            doing("making videos of the best and the last episode")
-            playback.render_videos(run, result.sessions)
+        playback.make_videos(run)
         if config.meta.report:
             doing(reporting.MAKING)
             result.report = reporting.make_report(run.path, prepared)

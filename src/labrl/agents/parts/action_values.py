@@ -21,14 +21,7 @@ from torch import Tensor
 from labrl.agents.agent import Actor
 from labrl.agents.parts.exploration import Exploration, Values, uniform_valid
 from labrl.clock import Clock
-from labrl.config import Component
-from labrl.config.types import (
-    NonNegativeFloat,
-    NonNegativeSchedule,
-    PositiveFloat,
-    PositiveInt,
-    whole_number,
-)
+from labrl.component import Component
 from labrl.learning.compute import Compute
 from labrl.learning.learner import make_learner
 from labrl.networks.building import build_networks
@@ -39,6 +32,13 @@ from labrl.schedules import LARGEST, value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Masks, States
+from labrl.types import (
+    NonNegativeFloat,
+    NonNegativeSchedule,
+    PositiveFloat,
+    PositiveInt,
+    whole_number,
+)
 
 EPSILON = 2.0**-23
 """Relative distance between neighboring numbers in float32."""

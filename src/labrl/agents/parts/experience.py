@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from labrl.agents.agent import divided
 from labrl.clock import Clock
-from labrl.config import Component
+from labrl.component import Component
 from labrl.config.schema import TrialConfig
-from labrl.config.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
 from labrl.memory.offline import OfflineData, Wanted
 from labrl.memory.replay import Replay, Transitions, replay_class
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, stored_choices
+from labrl.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
 
 
 @dataclass(kw_only=True)

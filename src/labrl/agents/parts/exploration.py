@@ -10,11 +10,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config import Component
-from labrl.config.types import NonNegativeSchedule, ProbabilitySchedule
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.schedules import value_at
 from labrl.step import Masks
+from labrl.types import NonNegativeSchedule, ProbabilitySchedule
 
 
 class Values(NamedTuple):

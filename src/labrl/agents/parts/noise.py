@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.types import NonNegativeSchedule, Probability
 from labrl.schedules import value_at
+from labrl.types import NonNegativeSchedule, Probability
 
 
 class ActionNoise:

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from labrl.agents.policy_agent import OutputGradients, evaluated_by_hand
 from labrl.clock import Clock
-from labrl.config import Component
-from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt
+from labrl.component import Component
 from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss
 from labrl.memory import Columns
@@ -29,6 +28,7 @@ from labrl.networks.distributions import ActionDistribution, Derived, masked
 from labrl.schedules import value_at
 from labrl.spaces import Spaces, stored_choices
 from labrl.step import Masks, Step
+from labrl.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt
 
 if TYPE_CHECKING:
     from labrl.agents.policy_agent import PolicyAgent

@@ -7,8 +7,8 @@ from typing import Any, Generic
 
 import torch
 
-from labrl.config.types import Fraction, PositiveInt
 from labrl.learning.learner import Learner, Network, as_arrays
+from labrl.types import Fraction, PositiveInt
 
 
 class TargetNetwork(Generic[Network]):

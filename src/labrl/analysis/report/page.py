@@ -113,7 +113,8 @@ def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
 
 def relative(path: Path, folder: Path) -> str:
     """Return `path` as a link from a file in `folder`."""
-    return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    link = Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    return os.fsencode(link).decode("utf-8", "replace")  # whatever the locale
 
 
 def _order(value: Any) -> str:

@@ -31,9 +31,11 @@ from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
 from labrl.experiment.sweep import hydra_overrides
+from labrl.session.options import check_start_from
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.folder import place
 from labrl.trial.baseline import random_return
+from labrl.trial.composed import misfit
 from labrl.trial.summary import say
 
 OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
@@ -57,7 +59,11 @@ def search(
     before any trial starts.
     """
     silence()
-    plain = to_plain(cfg)
+    try:
+        plain = to_plain(cfg)
+    except InputError as error:
+        raise misfit(cfg, cfg.hydra.runtime.choices["agent"], error) or error from None
+    check_start_from(plain["start_from"]["run"], overrides)
     known = dataclass_of(SearchConfig, plain["search"], "search").space
     # A number given as seed is that of the search; its trials have seeds that follow from it.
     typed = [override for override in overrides if not re.fullmatch(r"\+*seed=(\d+|null)", override)]

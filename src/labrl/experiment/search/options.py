@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from labrl.config.types import NonNegativeInt, PositiveInt, Probability, whole_number
+from labrl.types import NonNegativeInt, PositiveInt, Probability, whole_number
 
 Measure = Literal["final_return", "best_return", "auc", "strength", "wall"]
 """Measure of a session's evaluation checkpoints; see docs/how-to/search.md."""

@@ -348,8 +348,7 @@ def conclude(
     say(f"frames: {frames['search']:,} in the search, {frames['confirmation']:,} in the confirmation")
     code = FAILED if code or not best else DONE
     experiment.set_status("failed" if code else "finished", search=facts)
-    if report:
-        reporting.report_experiment(experiment.path)
+    reporting.finish_experiment(experiment.path, report)
     say(f"experiment folder: {experiment.path}")
     storage.close()
     return code

@@ -8,8 +8,8 @@ from typing import Any
 
 from labrl.config import config_folder
 from labrl.config.keys import split_override, walk
-from labrl.config.types import PositiveInt, Probability
 from labrl.errors import InputError
+from labrl.types import PositiveInt, Probability
 
 
 @dataclass(kw_only=True)

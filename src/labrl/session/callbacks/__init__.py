@@ -8,7 +8,7 @@ from labrl.errors import InputError
 from labrl.session.callbacks.callback import Callback
 
 if TYPE_CHECKING:
-    from labrl.config import Component
+    from labrl.component import Component
     from labrl.config.schema import TrialConfig
     from labrl.session.callbacks.evaluate import Evaluate
     from labrl.workspace import Workspace
