@@ -1,4 +1,4 @@
-"""The table that an experiment ends with."""
+"""The final summary of a grid on the terminal."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from labrl.storage.experiment_folder import ExperimentStatus, TrialRecord
 from labrl.trial.summary import say
 
 MOST_ROWS = 40
-"""Trials that the table shows; `experiment.json` has all."""
+"""Largest number of trials in the table; `experiment.json` contains all."""
 
 
 def varying(records: Collection[TrialRecord]) -> dict[int, list[str]]:
-    """The overrides of each trial that not all trials have, by number."""
+    """Return the overrides of each trial that not all trials have, by number."""
     overrides = [set(record.overrides) for record in records]
     shared = set.intersection(*overrides) if overrides else set()
     if len(overrides) == 1:
@@ -35,7 +35,7 @@ def varying(records: Collection[TrialRecord]) -> dict[int, list[str]]:
 
 
 def said_of(record: TrialRecord, records: Collection[TrialRecord], outcome: Outcome) -> str:
-    """One line about a trial that has ended."""
+    """Return a line about a trial that has ended."""
     overrides = " ".join(varying(records)[record.number])
     told = f"trial {record.number} {outcome.status}: {overrides}".rstrip(": ")
     if outcome.returns:
@@ -50,7 +50,7 @@ def print_experiment(
     status: ExperimentStatus,
     console: Console | None = None,
 ) -> None:
-    """Trials and groups, what they reached, what failed, and where everything was written."""
+    """Print a table of the trials and one of the groups, failures, and the path of the folder."""
     console = console or Terminal()
     overrides = varying(records)
     table = Table(title="trials", title_justify="left", box=None, pad_edge=False)
@@ -67,7 +67,7 @@ def print_experiment(
         console.print(table)
         say(MEANING, console)
     if len(records) > table.row_count:
-        say(f"and {len(records) - table.row_count} more, see experiment.json", console)
+        say(f"and {len(records) - table.row_count} more trials in experiment.json", console)
     _print_groups(records, overrides, outcomes, console)
     for record in records:
         if record.error:
@@ -92,12 +92,12 @@ def _print_groups(
     outcomes: Mapping[int, Outcome],
     console: Console,
 ) -> None:
-    """Print the final return with its interval of trials that differ only in the seed."""
+    """Print the final return, with its interval, of each group of trials that differ only in the seed."""
     groups: dict[frozenset[str], list[float]] = {}
     names: dict[frozenset[str], str] = {}
     for record in records:
         own = [override for override in overrides[record.number] if split_override(override)[0] != "seed"]
-        key = frozenset(own)  # a resume may have put them into another order
+        key = frozenset(own)  # A resume may have changed the order.
         names.setdefault(key, " ".join(own) or "all")
         groups.setdefault(key, []).extend(
             outcomes[record.number].returns if record.number in outcomes else ()

@@ -1,4 +1,4 @@
-"""Turn the command line of a search into a `Search`, and run it."""
+"""Start a search from its command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
 more time than short trials do."""
 
 OWN_STUDY = "labrl"
-"""Name of the study in a storage that holds no other."""
+"""Name of the study in its own storage."""
 
 
 def search(
@@ -53,10 +53,9 @@ def search(
     job: Job,
     launcher: TrialLauncher,
 ) -> int:
-    """Run the search that `cfg` and the `overrides` of the command line describe. Returns an exit code.
+    """Run the search that `cfg` and the `overrides` of the command line describe. Return the exit code.
 
-    job: what Hydra would run for each trial, which knows what was typed. Raises InputError for wrong input,
-    before any trial starts.
+    job: the function that runs each trial. Raises InputError for wrong input before any trial starts.
     """
     silence()
     try:
@@ -65,7 +64,7 @@ def search(
         raise misfit(cfg, cfg.hydra.runtime.choices["agent"], error) or error from None
     check_start_from(plain["start_from"]["run"], overrides)
     known = dataclass_of(SearchConfig, plain["search"], "search").space
-    # A number given as seed is that of the search; its trials have seeds that follow from it.
+    # A typed seed is that of the search, from which those of its trials are derived.
     typed = [override for override in overrides if not re.fullmatch(r"\+*seed=(\d+|null)", override)]
     space = Space.of(known, settings.params or {}, typed)
     recipe = Recipe(space, _choices(cfg), unwatched(typed), job.config_dir)
@@ -108,13 +107,13 @@ def search(
 
 
 def _check_total(asked: TrialConfig, settings: Settings, overrides: Sequence[str]) -> None:
-    """Raise InputError where two numbers of trials were asked for. A ready space may bring another one."""
+    """Raise InputError if two numbers of trials were typed. A ready-made space may set another one."""
     total = asked.meta.max_trial
     typed = any(key_of(override) == "meta.max_trial" for override in overrides)
     if typed and total not in (None, settings.n_trials):
         raise InputError(
             f"hydra.sweeper.n_trials={settings.n_trials} and meta.max_trial={total} contradict each other: "
-            "both are the number of trials of the search. Leave one out, or give both the same value.",
+            "both are the number of trials of the search. Leave one out, or set both to the same value.",
             code="contradiction",
             key="meta.max_trial",
         )
@@ -123,7 +122,7 @@ def _check_total(asked: TrialConfig, settings: Settings, overrides: Sequence[str
 def _plan(
     asked: TrialConfig, base: TrialConfig, space: Space, settings: Settings, env: Mapping[str, Any]
 ) -> Plan:
-    """Return the plan of the study. Raises InputError where measures, pruner and storage do not fit."""
+    """Return the plan of the study. Raises InputError if measures, pruner and storage do not fit."""
     objective, pruner = asked.search.objective, asked.search.pruner
     measures: list[Measure] = list(objective) if isinstance(objective, list) else [objective]
     if len(measures) > 1 and not isinstance(pruner, NoPruner):
@@ -133,16 +132,16 @@ def _plan(
     check_pruner(pruner, base)
     if settings.storage is not None and settings.study_name is None:
         raise InputError(
-            f"hydra.sweeper.storage={settings.storage} can hold several studies, so the study needs a name, "
-            "by which other machines join it: set hydra.sweeper.study_name=<name>",
+            f"hydra.sweeper.storage={settings.storage} can contain several studies, so the study needs a "
+            "name, with which other machines join it. Set hydra.sweeper.study_name=<name>",
             code="missing",
             key="hydra.sweeper.study_name",
         )
     baseline = random_return(env, base.env) if "strength" in measures else 0.0
     if baseline is None:
         raise InputError(
-            "search.objective=strength needs the return of the random policy, which could not be measured in "
-            "this environment. Set search.objective=auc, which ranks trials in nearly the same way",
+            "search.objective=strength needs the return of the random policy, which cannot be measured in "
+            "this environment. Set search.objective=auc, which ranks trials almost identically",
             code="unsupported",
             key="search.objective",
         )
@@ -179,10 +178,10 @@ def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
 def _give_slots(
     launcher: TrialLauncher, config: TrialConfig, settings: Settings, name: str
 ) -> tuple[Need, int | None]:
-    """Tell the launcher how many trials may run at once, and on how many cores. Return the slots of a trial.
+    """Set the number of trials at the same time and their cores in the launcher.
 
-    The number, which is returned too, is as requested, or as many as have room; None if the launcher finds
-    that out.
+    Returns the slots of a trial and that number, which is the requested one or as many as there is room for;
+    None if the launcher decides.
     """
     meta, jobs, total = dataclasses.asdict(config.meta), settings.n_jobs, settings.n_trials
     launcher.queues = False
@@ -190,7 +189,7 @@ def _give_slots(
         if name == "submitit_slurm" and jobs is None:
             raise InputError(
                 "hydra.sweeper.n_jobs must be given with hydra/launcher=submitit_slurm: the number of jobs "
-                "that run at once, because each trial of a search follows from those before it",
+                "at the same time, because each trial of a search depends on those before it",
                 code="missing",
                 key="hydra.sweeper.n_jobs",
             )
@@ -227,11 +226,11 @@ def _choices(cfg: DictConfig) -> dict[str, str]:
 
 
 def _check_same(experiment: ExperimentFolder, study_name: str) -> None:
-    """Raise InputError for a folder whose trials belong to another experiment."""
+    """Raise InputError if a folder belongs to another experiment."""
     info = experiment.info()
     if info.get("kind") != "search":
         raise InputError(
-            f"{experiment.path} holds an experiment that is not a search. Set hydra.sweep.dir to another "
+            f"{experiment.path} contains an experiment that is not a search. Set hydra.sweep.dir to another "
             "folder",
             code="usage",
             key="hydra.sweep.dir",
@@ -239,8 +238,8 @@ def _check_same(experiment: ExperimentFolder, study_name: str) -> None:
     then = info.get("search", {}).get("study_name", study_name)
     if then != study_name:
         raise InputError(
-            f"hydra.sweeper.study_name={study_name}: {experiment.path} holds the trials of the study {then}. "
-            "A study needs a folder of its own: leave out +resume and hydra.sweep.dir",
+            f"hydra.sweeper.study_name={study_name}: {experiment.path} contains the trials of the study "
+            f"{then}. Each study needs its own folder: leave out +resume and hydra.sweep.dir",
             code="contradiction",
             key="hydra.sweeper.study_name",
         )
@@ -272,6 +271,6 @@ def _announce(study: Study, storage: StudyStorage, at_once: str, experiment: Exp
         f"{study.total} trials{already}, {at_once} at a time, {study.sampler.name}, pruner {plan.pruner.kind}"
     )
     if study.total == 1:
-        say("meta.max_trial=1: a single trial has nothing to be compared with. Set meta.max_trial=20 or so")
+        say("meta.max_trial=1: a search needs several trials to compare. Set, for example, meta.max_trial=20")
     say(f"experiment folder: {experiment.path}")
     say(f"to watch: optuna-dashboard {shlex.quote(storage.told)}")

@@ -25,10 +25,10 @@ from labrl.trial.trial import check
 
 
 def check_space(recipe: Recipe, ready: str = "none", keys: Collection[str] = ()) -> TrialConfig:
-    """Compose the space of a search. Return the configuration without any searched value.
+    """Check the space of a search by composing it. Return the configuration without searched values.
 
-    ready: the option of `search`, of which the space has these `keys`. Raises InputError for a key or an
-    option that does not exist, and for a range with a value in it that its key can never have.
+    ready: the option of `search`, whose space has the `keys`. Raises InputError for a key or an option that
+    does not exist, and for a range with a value that its key does not allow.
     """
     corners = recipe.space.corners()
     first = {key: values[0] for key, values in corners.items()}
@@ -44,7 +44,7 @@ def check_space(recipe: Recipe, ready: str = "none", keys: Collection[str] = ())
             if key.startswith("+"):
                 _check_own(composed, key, recipe.space.written[key])
     filled = OmegaConf.create(default)
-    for key in first:  # keys that the space adds, such as `+agent.lr`
+    for key in first:  # Keys that the space adds, such as `+agent.lr`.
         if key.startswith("+") and not _is_key(default, key[1:]):
             OmegaConf.update(filled, key[1:], OmegaConf.select(OmegaConf.create(firsts), key[1:]))
     config = resolve(filled)
@@ -55,7 +55,8 @@ def check_space(recipe: Recipe, ready: str = "none", keys: Collection[str] = ())
 def _together(recipe: Recipe, values: Mapping[str, Any], ready: str, keys: Collection[str]) -> dict[str, Any]:
     """Compose the trial with these values.
 
-    Raises InputError where a searched key is missing beside others: `agent.epochs` with agent=dqn.
+    Raises InputError if a searched key does not exist with other values, such as `agent.epochs` with
+    agent=dqn.
     """
     try:
         return to_plain(recipe.compose(values))
@@ -73,7 +74,7 @@ def _together(recipe: Recipe, values: Mapping[str, Any], ready: str, keys: Colle
 
 
 def check_ready(name: str, recipe: Recipe) -> None:
-    """Raise InputError for settings of the ready space `name` besides its agent, which trials would lack."""
+    """Raise InputError if the option `name` of `search` sets keys that trials do not get from it."""
     base, brought = to_plain(recipe.compose({})), to_plain(recipe.compose({}, f"search={name}"))
     lost = [
         change
@@ -83,16 +84,16 @@ def check_ready(name: str, recipe: Recipe) -> None:
     if lost:
         told = " ".join(f"{change.key}={change.new}" for change in lost[:5])
         raise InputError(
-            f"search={name} sets {told}{' ...' if len(lost) > 5 else ''}, which the trials would not get: "
-            "they take only search.space and the agent from it. Type these overrides on the command line, or "
-            "put them into a recipe of their own (experiment=<name>).",
+            f"search={name} sets {told}{' ...' if len(lost) > 5 else ''}, which trials would not get: they "
+            "take only search.space and the agent from it. Type these overrides on the command line, or "
+            "put them into an option of experiment (experiment=<name>).",
             code="unsupported",
             key="search",
         )
 
 
 def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
-    """Raise InputError for a pruner that no trial would report to before its end."""
+    """Raise InputError for a pruner to which no trial would report before its end."""
     budget, every = config.env.config.max_frame, config.eval_frames
     if isinstance(pruner, NoPruner):
         return
@@ -112,8 +113,8 @@ def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
         key, first = "search.pruner.warmup", pruner.warmup
     if first > last:
         raise InputError(
-            f"{key}={first} would let every trial reach its end: the last evaluation before that is at frame "
-            f"{last} (meta.eval_frequency={every}, env.max_frame={budget}). "
+            f"{key}={first} would let every trial reach its end, because the last evaluation before the end "
+            f"is at frame {last} (meta.eval_frequency={every}, env.max_frame={budget}). "
             f"Set {key} to at most {last}, or search/pruner=none",
             code="contradiction",
             key=key,
@@ -121,16 +122,16 @@ def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
 
 
 def _is_key(plain: Mapping[str, Any], key: str) -> bool:
-    """Return whether `key` is a value of the configuration, and no group or new key."""
+    """Return whether `key` is a value of the configuration, not a group or a new key."""
     node = dict(walk(plain)).get(key, ABSENT)
     is_group = "/" in key or (isinstance(node, Mapping) and "." not in key)
     return node is not ABSENT and not is_group
 
 
 def _check_value(recipe: Recipe, default: Mapping[str, Any], key: str, value: Any) -> None:
-    """Raise InputError if `key` can never have `value`, whatever the others are.
+    """Raise InputError if `key` does not allow `value`, whatever the other values are.
 
-    The value is set as Hydra would do; composing with Hydra would take a hundred times as long.
+    The value is set directly, because composing with Hydra takes a hundred times as long.
     """
     (override,) = OverridesParser.create().parse_overrides(recipe.space.overrides({key: value})[-1:])
     changed = OmegaConf.create(dict(default))
@@ -139,15 +140,15 @@ def _check_value(recipe: Recipe, default: Mapping[str, Any], key: str, value: An
             OmegaConf.update(changed, key, override.value(), merge=True)
         plain = to_plain(changed)
     except (OmegaConfBaseException, LabrlError):
-        to_plain(recipe.compose({key: value}))  # which says what is wrong, if it is
+        to_plain(recipe.compose({key: value}))  # raises the right error, if there is one
         return
     _check_own(plain, key, recipe.space.written[key])
 
 
 def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
-    """Raise InputError for what is wrong with `key` in itself.
+    """Raise InputError for an error of `key` alone.
 
-    Contradictions with other keys are left to the trial: with other values of these it may be right.
+    Contradictions with other keys are left to the trial, because other values of these may be right.
     """
     try:
         dataclass_of(TrialConfig, plain)
@@ -156,7 +157,7 @@ def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
         wrong = [mistake for mistake in error.mistakes if own.match(mistake.key or "")]
         if wrong:
             whole = re.sub(r"(interval\([^)]*\))", r"int(\1)", written)
-            hint = f" Whole numbers alone are written '{whole}'" if "whole number" in wrong[0].message else ""
+            hint = f" For whole numbers, write '{whole}'" if "whole number" in wrong[0].message else ""
             first = wrong[0]
             message = f"{written}: {first.message}{hint}"
             raise InputError(message, code=first.code, key=first.key) from error

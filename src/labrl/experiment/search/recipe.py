@@ -29,7 +29,7 @@ class Recipe:
     choices: Mapping[str, str]
     """The option of each group that every trial has, whether typed or not."""
     how: list[str]
-    """Overrides that say how a trial of a search is run, not what is learned."""
+    """Overrides for how a trial of a search is run, which do not affect learning."""
     config_dir: str | None = None
     """A folder with a user's own groups."""
 
@@ -43,7 +43,7 @@ class Recipe:
         return overrides if max_session is None else [*overrides, f"meta.max_session={max_session}"]
 
     def configuration(self, params: Mapping[str, Any]) -> list[str]:
-        """Return the overrides for what is learned with these values, as one would type them."""
+        """Return the overrides of a trial with these values, without those for how it is run."""
         overrides = self.space.overrides(params)
         typed = set(map(key_of, overrides))
         named = [f"{group}={self.choices[group]}" for group in ("agent", "env") if group not in typed]
@@ -54,12 +54,12 @@ class Recipe:
         return [f"hydra.sweep.dir={quoted(str(folder.parent))}", f"hydra.sweep.subdir={quoted(folder.name)}"]
 
     def command(self, params: Mapping[str, Any]) -> str:
-        """Return the line for a shell."""
+        """Return the shell command of the trial with these values."""
         where = ["--config-dir", self.config_dir] if self.config_dir else []
         return shlex.join(["labrl", *where, *self.configuration(params)])
 
     def as_yaml(self, params: Mapping[str, Any], home: Path, told: Sequence[str]) -> str:
-        """Return a whole recipe for the group `experiment`. told: what is known about it, as comments."""
+        """Return a YAML file for the group `experiment`. told: lines of comments."""
         parents: list[str] = []
         groups: dict[str, str] = {}
         keys: dict[str, Any] = {}
@@ -69,7 +69,7 @@ class Recipe:
             if override.is_delete() or override.package is not None:
                 left_out.append(str(override.input_line))
             elif key == "experiment":
-                parents.append(str(value))  # experiment=best stands where this one stood
+                parents.append(str(value))  # experiment=best replaces it
             elif key in self.choices:
                 groups[key] = str(value)
             else:
@@ -79,7 +79,10 @@ class Recipe:
             f"# labrl --config-dir {shlex.quote(str(home))} experiment=best",
             *(f"# {line}" for line in told),
             f"# {self.command(params)}",
-            *(f"# what a file cannot say, to be typed: {shlex.quote(override)}" for override in left_out),
+            *(
+                f"# to be typed, because a file cannot contain it: {shlex.quote(override)}"
+                for override in left_out
+            ),
         ]
         defaults = [{f"override /{group}": option} for group, option in groups.items()]
         body = {"defaults": [*parents, "_self_", *defaults], **keys}
@@ -93,7 +96,7 @@ def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """An override's value as YAML has it."""
+    """Return the value of an override as plain data."""
     if isinstance(value, dict):
         return {str(_plain(key)): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

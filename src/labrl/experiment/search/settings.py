@@ -14,31 +14,31 @@ from labrl.errors import InputError
 
 @dataclass(kw_only=True)
 class Settings:
-    """`hydra.sweeper`, as hydra-optuna-sweeper has it."""
+    """Settings of `hydra.sweeper`, the same as in hydra-optuna-sweeper."""
 
     sampler: dict[str, Any]
-    """The `_target_` of a sampler of Optuna, and its settings."""
+    """The `_target_` of an Optuna sampler, with its settings."""
     direction: Any
-    """`minimize` or `maximize`, a list for several objectives; null: the usual one of each measure."""
+    """`minimize` or `maximize`, a list for several objectives; null: the usual direction of each measure."""
     storage: str | None
-    """The address of the study's storage; null: an SQLite file in the experiment folder."""
+    """URL of the study's storage; null: an SQLite file in the experiment folder."""
     study_name: str | None
-    """null: `labrl`; to be given where a storage holds other studies."""
+    """Name of the study, required with `storage`; null: `labrl`."""
     n_trials: PositiveInt
-    """Trials in total, over all machines and resumes, >= 1."""
+    """Total number of trials, over all machines and resumes, >= 1."""
     n_jobs: PositiveInt | None
-    """Trials at once, >= 1; null: as many as there is room for."""
+    """Number of trials at the same time, >= 1; null: as many as there is room for."""
     max_failure_rate: Probability
-    """Share of the trials that may fail, in [0, 1]."""
+    """Fraction of the trials that may fail, in [0, 1]."""
     params: dict[str, Any] | None
-    """More of `search.space`, by key."""
+    """Further entries of `search.space`, by key."""
 
 
 def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raise InputError where the agent lacks keys of the ready space, as far as that is sure.
+    """Raise InputError if the agent lacks keys of the ready-made space.
 
-    plain: the configuration without any searched value; choices: the option of each group; overrides: the
-    overrides. Where options are searched too, `check_space` finds out.
+    plain: the configuration without searched values; choices: the option of each group; overrides: the
+    overrides of the command line. If options are searched too, `check_space` finds out later.
     """
     typed = dict(map(split_override, overrides))
     space = plain["search"]["space"]
@@ -51,12 +51,12 @@ def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], overr
 
 
 def not_its(ready: str, lacking: Sequence[str], agent: str) -> InputError:
-    """Return the error where the ready space `ready` searches keys that the agent does not have."""
+    """Return the error for a ready-made space that searches keys which the agent does not have."""
     fits = (config_folder() / "search" / f"{agent}.yaml").is_file()
     instead = f"set search={agent}, or " if fits else ""
     return InputError(
         f"search={ready} searches {', '.join(lacking)}, which agent={agent} does not have. Either "
-        f"{instead}leave out agent={agent}, or give ranges of your own, such as "
+        f"{instead}leave out agent={agent}, or type your own ranges, such as "
         "'agent.lr=tag(log, interval(1e-5, 1e-2))'",
         code="contradiction",
         key="search",
