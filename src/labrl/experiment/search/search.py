@@ -30,7 +30,7 @@ from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, run_queue
 from labrl.experiment.search.channel import Hub
 from labrl.experiment.search.objective import trial_values
 from labrl.experiment.search.options import Confirm
-from labrl.experiment.search.recipe import BEST, Recipe
+from labrl.experiment.search.space import BEST, Recipe
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import FACTS, HEARTBEAT, Plan, Study
 from labrl.experiment.summary import how_to_resume_experiment

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import Any
 from urllib.parse import quote, unquote
 
 import optuna
+from filelock import FileLock
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -56,10 +56,10 @@ class StudyStorage:
         """The URL without its password."""
         return re.sub(r"(://[^:/@]+):[^@]*@", r"\1:***@", self.url)
 
-    def lock(self, name: str) -> AbstractContextManager[None]:
+    def lock(self, name: str) -> AbstractContextManager[Any]:
         """Return the lock of the study `name`, which one process on all machines holds at a time."""
         if self._file is not None:
-            return _FileLock(self._file.with_name(f"{self._file.name}.lock"))
+            return _file_lock(self._file.with_name(f"{self._file.name}.lock"))
         return self._database_lock(name)
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ class StudyStorage:
             if self._file is not None:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 if self._kind == "journal":
-                    lock = _FileLock(self._file.with_name(f"{self._file.name}.writing"))
+                    lock = _file_lock(self._file.with_name(f"{self._file.name}.writing"))
                     return JournalStorage(JournalFileBackend(str(self._file), lock_obj=lock))
             else:
                 self._engine = create_engine(self.url, connect_args=seconds)
@@ -116,30 +116,12 @@ class StudyStorage:
                 connection.execute(text(give), {"key": key})
 
 
-class _FileLock(JournalFileOpenLock):
-    """A lock that the operating system releases if its process is killed.
+def _file_lock(path: Path) -> Any:
+    """Return a lock that the operating system releases if its process is killed.
 
     Optuna's locks are files and links, which a killed process leaves behind, and others wait 30 seconds.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._held: IO[bytes] | None = None
-
-    def acquire(self) -> bool:
-        self._held = open(self._path, "ab")  # noqa: SIM115 (closed by release)
-        fcntl.flock(self._held, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        assert self._held is not None
-        self._held.close()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
+    return FileLock(path, poll_interval=0.002, fallback_to_soft=False, preserve_lock_file=True)
 
 
 def _in_url(path: Path) -> str:
