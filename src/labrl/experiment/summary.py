@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from labrl.analysis.formats import brackets, number
@@ -48,10 +47,8 @@ def print_experiment(
     records: Sequence[TrialRecord],
     outcomes: Mapping[int, Outcome],
     status: ExperimentStatus,
-    console: Console | None = None,
 ) -> None:
     """Print a table of the trials and one of the groups, failures, and the path of the folder."""
-    console = console or Terminal()
     overrides = varying(records)
     table = Table(title="trials", title_justify="left", box=None, pad_edge=False)
     for name in ("#", "status", "final return", "overrides"):
@@ -64,21 +61,21 @@ def print_experiment(
         reached = _return(outcome.returns if outcome else ())
         table.add_row(str(record.number), record.status, reached, " ".join(overrides[record.number]))
     if table.row_count:
-        console.print(table)
-        say(MEANING, console)
+        Terminal().print(table)
+        say(MEANING)
     if len(records) > table.row_count:
-        say(f"and {len(records) - table.row_count} more trials in experiment.json", console)
-    _print_groups(records, overrides, outcomes, console)
+        say(f"and {len(records) - table.row_count} more trials in experiment.json")
+    _print_groups(records, overrides, outcomes)
     for record in records:
         if record.error:
             told = f"trial {record.number} failed: {_first_line(record.error)}"
-            console.print(told, style="red", markup=False, highlight=False, soft_wrap=True)
+            Terminal().print(told, style="red", markup=False, highlight=False, soft_wrap=True)
             if (path / record.folder).exists():
-                say(f"  run folder: {path / record.folder}", console)
+                say(f"  run folder: {path / record.folder}")
     if status != "finished":
         how = "interrupted; to resume" if status == "interrupted" else "to run unfinished trials again"
-        say(f"{how}: {how_to_resume_experiment(path)}", console)
-    say(f"experiment folder: {path}", console)
+        say(f"{how}: {how_to_resume_experiment(path)}")
+    say(f"experiment folder: {path}")
 
 
 def how_to_resume_experiment(path: Path) -> str:
@@ -90,7 +87,6 @@ def _print_groups(
     records: Sequence[TrialRecord],
     overrides: Mapping[int, list[str]],
     outcomes: Mapping[int, Outcome],
-    console: Console,
 ) -> None:
     """Print the final return, with its interval, of each group of trials that differ only in the seed."""
     groups: dict[frozenset[str], list[float]] = {}
@@ -105,7 +101,7 @@ def _print_groups(
     if all(len(returns) < 2 for returns in groups.values()):
         return
     most = max(map(len, groups.values()))
-    say(f"groups: {statistic_name(most)} of the seeds {INTERVALS}", console)
+    say(f"groups: {statistic_name(most)} of the seeds {INTERVALS}")
     table = Table(box=None, pad_edge=False)
     for name in ("final return", "seeds", "overrides"):
         table.add_column(name, justify="left" if name == "overrides" else "right", overflow="fold")
@@ -114,7 +110,7 @@ def _print_groups(
     )
     for key, returns in by_return:
         table.add_row(_return(returns, interval=True), str(len(returns)), names[key])
-    console.print(table)
+    Terminal().print(table)
 
 
 def _return(returns: Sequence[float], interval: bool = False) -> str:
