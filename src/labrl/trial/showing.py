@@ -1,4 +1,8 @@
-"""Options of `labrl +enjoy=...` and `labrl-replay`."""
+"""Options of `labrl +enjoy=...` and `labrl-replay`.
+
+This module is separate from `labrl.trial.request`, because it imports pydantic, for which `labrl --cfg job`
+must not wait.
+"""
 
 from __future__ import annotations
 
