@@ -121,6 +121,9 @@ def _is_leaf(key: str, value: Any) -> bool:
 
 
 def _told_briefly(value: Any, digits: int) -> str:
+    """Return a value with at most `digits` digits, or `digits` - 3 entries of a mapping."""
+    if isinstance(value, Mapping) and len(value) > digits - 3:
+        return f"{told(dict(list(value.items())[: digits - 3])).removesuffix('}')}, …}}"
     return told(float(f"{value:.{digits}g}") if isinstance(value, float) else value)
 
 

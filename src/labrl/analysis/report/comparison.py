@@ -11,7 +11,7 @@ import numpy as np
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import GREY, Style, group_styles
 from labrl.analysis.figures import Sheet
-from labrl.analysis.formats import INTERVAL, UNKNOWN, interval, moment, number
+from labrl.analysis.formats import UNKNOWN, interval, moment, number
 from labrl.analysis.groups import Group, by_env, told, varied
 from labrl.analysis.intervals import METHOD, SCORE_METHOD, curve
 from labrl.analysis.report.page import relative
@@ -85,6 +85,7 @@ def comparison_report(
         "path": experiment.path if experiment else None,
         "envs": envs,
         "pair_method": f"{METHOD}; {SCORE_METHOD} for a probability of 0 or 1",
+        "aggregate_names": NAMES,
         "improvement": improvement,
         "most_in_matrix": MOST_IN_MATRIX,
         "statistics": statistics,
@@ -208,8 +209,7 @@ class EnvComparison:
             middle = {"group": View([place], [final.value], *ends)}
             lines.append(Line(one.key, one.group.name, one.style, middle, "points"))
         axis = Axis("", ticks=[one.group.name for one, _ in shown])
-        unit = f"with its {INTERVAL}, and the return of each seed"
-        return Chart("Final return", {"group": axis}, lines, unit)
+        return Chart("Final return", {"group": axis}, lines, "with its 95 % interval, and each seed")
 
     def _profile(self) -> Chart | None:
         profile = self.entry["profile"]

@@ -151,7 +151,7 @@
       const names = named ? axis.ticks : tickTexts(axis.log ? at.map((mark) => 10 ** mark) : at);
       for (const [place, mark] of at.entries()) {
         if (mark < x0 || mark > x1) continue;
-        const x = this.x(mark), last = !named && x > right - 12, most = Math.max(4, Math.floor(room / 6.2));
+        const x = this.x(mark), last = !named && x > right - 12, most = Math.max(4, Math.floor(room / 6.8));
         make("line", { class: "axis", x1: x, x2: x, y1: bottom, y2: bottom + 4 }, svg);
         const long = named && names[place].length > most, text = long ? `${names[place].slice(0, most - 1)}…` : names[place];
         const anchor = last ? "end" : named && x > right - 5 ? "end" : "middle";
