@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.dashboards.login import Mode
-from labrl.errors import DONE, FAILED, INTERRUPTED
+from labrl.errors import DONE, FAILED, INTERRUPTED, first_line
 from labrl.storage.atomic import write_json
 from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.folder import read_json
@@ -68,7 +68,7 @@ class WandbSession:
     def go_offline(self, error: Exception) -> None:
         """Keep the run offline from the beginning, because W&B could not be reached."""
         self.mode = "offline"
-        self._warn(f"not reached ({_first_line(error)}), kept offline")
+        self._warn(f"not reached ({first_line(error)}), kept offline")
 
     def start(self) -> None:
         """Create or continue the W&B run. Raises what W&B raises."""
@@ -130,7 +130,7 @@ class WandbSession:
         """Give this run up, and remember why."""
         self.ended = True
         late = isinstance(error, TimeoutError)
-        self._warn("not all was sent in time" if late else f"given up ({_first_line(error)})")
+        self._warn("not all was sent in time" if late else f"given up ({first_line(error)})")
 
     def _warn(self, text: str) -> None:
         self.warning = self.warning or text
@@ -224,7 +224,3 @@ class WandbSession:
             for file in files:
                 artifact.add_file(str(file), name=file.name)
             self._wandb.log_artifact(artifact)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
