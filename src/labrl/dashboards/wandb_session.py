@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.dashboards.login import Mode
-from labrl.errors import DONE, FAILED, INTERRUPTED
+from labrl.errors import DONE, FAILED, INTERRUPTED, first_line
 from labrl.storage.atomic import write_json
 from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.folder import read_json
@@ -68,7 +68,7 @@ class WandbSession:
     def go_offline(self, error: Exception) -> None:
         """Keep the run offline from its start, because W&B cannot be reached."""
         self.mode = "offline"
-        self._warn(f"not reachable ({_first_line(error)}), so the run is kept offline")
+        self._warn(f"not reachable ({first_line(error)}), so the run is kept offline")
 
     def start(self) -> None:
         """Create or continue the W&B run. Raises the errors of W&B."""
@@ -131,7 +131,7 @@ class WandbSession:
         self.ended = True
         late = isinstance(error, TimeoutError)
         self._warn(
-            "the upload did not finish in time" if late else f"an error ended it ({_first_line(error)})"
+            "the upload did not finish in time" if late else f"an error ended it ({first_line(error)})"
         )
 
     def _warn(self, text: str) -> None:
@@ -226,7 +226,3 @@ class WandbSession:
             for file in files:
                 artifact.add_file(str(file), name=file.name)
             self._wandb.log_artifact(artifact)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

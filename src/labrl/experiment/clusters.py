@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.errors import InputError
+from labrl.errors import InputError, first_line
 from labrl.experiment.launcher import TrialLauncher, check_installed
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import Outcome, Task
@@ -305,6 +305,5 @@ class RayTrials(TrialLauncher):
         except ray.exceptions.RayTaskError as error:
             return Outcome.failed(f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}")
         except Exception as error:
-            first_line = str(error).strip().partition("\n")[0]
-            return Outcome.lost(f"{type(error).__name__}: {first_line}", interrupted=self._told)
+            return Outcome.lost(f"{type(error).__name__}: {first_line(error)}", interrupted=self._told)
         return outcome

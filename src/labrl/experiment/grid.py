@@ -30,10 +30,9 @@ from labrl.config.keys import (
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
-from labrl.session.options import check_start_from
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
 from labrl.storage.run_folder import RunFolder
-from labrl.trial.composed import misfit
+from labrl.trial.composed import check_start_from, misfit
 from labrl.trial.past import Past, row_of, table, unresolved, ways_out
 
 Compose = Callable[[list[str]], DictConfig]

@@ -12,6 +12,7 @@ from rich.table import Table
 from labrl.analysis.formats import brackets, number
 from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_name
 from labrl.config.keys import split_override
+from labrl.errors import first_line
 from labrl.experiment.scheduler import Outcome
 from labrl.session.callbacks.display import Terminal
 from labrl.storage.experiment_folder import ExperimentStatus, TrialRecord
@@ -39,7 +40,7 @@ def said_of(record: TrialRecord, records: Collection[TrialRecord], outcome: Outc
     told = f"trial {record.number} {outcome.status}: {overrides}".rstrip(": ")
     if outcome.returns:
         told += f", final return {_return(outcome.returns)}"
-    return f"{told}: {_first_line(outcome.error)}" if outcome.error else told
+    return f"{told}: {first_line(outcome.error)}" if outcome.error else told
 
 
 def print_experiment(
@@ -68,7 +69,7 @@ def print_experiment(
     _print_groups(records, overrides, outcomes)
     for record in records:
         if record.error:
-            told = f"trial {record.number} failed: {_first_line(record.error)}"
+            told = f"trial {record.number} failed: {first_line(record.error)}"
             Terminal().print(told, style="red", markup=False, highlight=False, soft_wrap=True)
             if (path / record.folder).exists():
                 say(f"  run folder: {path / record.folder}")
@@ -118,7 +119,3 @@ def _return(returns: Sequence[float], interval: bool = False) -> str:
     if found is None:
         return "-"
     return brackets(found.value, found.low, found.high) if interval else number(found.value)
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "").partition("\n")[0]

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.component import Component
 from labrl.config.compose import check_with_stand_ins, to_plain, typed
-from labrl.config.keys import walk
-from labrl.config.validate import dataclass_of
+from labrl.config.keys import key_of, walk
 from labrl.errors import InputError
 from labrl.processes import start_fork_server
 from labrl.session import callbacks
-from labrl.session.options import check_start_from
 from labrl.steady_output import doing
 from labrl.storage.provenance import Command
 from labrl.trial.past import Past
@@ -77,6 +74,8 @@ def misfit(cfg: DictConfig, agent: str, error: InputError) -> InputError | None:
         return None
     # Imported late: only this error needs environments.
     from labrl.agents.action_spaces import check_actions
+    from labrl.config.component import Component
+    from labrl.config.validate import dataclass_of
     from labrl.envs.make import describe
 
     try:
@@ -85,6 +84,22 @@ def misfit(cfg: DictConfig, agent: str, error: InputError) -> InputError | None:
     except InputError as other:
         return other
     return None
+
+
+def check_start_from(run: str | None, overrides: Sequence[str]) -> None:
+    """Raise InputError for keys of `start_from` among the `overrides` of a trial that name no run.
+
+    A trial with `start_from.run=null` may have them, because a grid may compare it with others.
+    """
+    keys = [key_of(override) for override in overrides]
+    lone = [override for override, key in zip(overrides, keys, strict=True) if key.startswith("start_from.")]
+    if run is None and lone and not {"start_from", "start_from.run"} & set(keys):
+        raise InputError(
+            f"{' '.join(lone)} has no effect without start_from.run, the run whose weights the agent starts "
+            "from. Add start_from.run=<run folder>, or leave it out.",
+            code="contradiction",
+            key=key_of(lone[0]),
+        )
 
 
 class Again(ABC):

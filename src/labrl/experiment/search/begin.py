@@ -42,11 +42,10 @@ from labrl.experiment.search.space import Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
 from labrl.experiment.sweep import hydra_overrides
-from labrl.session.options import check_start_from
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.folder import place
 from labrl.trial.baseline import random_return
-from labrl.trial.composed import misfit
+from labrl.trial.composed import check_start_from, misfit
 from labrl.trial.summary import say
 from labrl.trial.trial import check
 

@@ -14,7 +14,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.errors import InputError, LabrlError
+from labrl.errors import InputError, LabrlError, first_line
 from labrl.experiment.search.space import Space
 from labrl.seeding import derived_seed
 
@@ -89,7 +89,7 @@ class NumberedSampler(BaseSampler):
         except LabrlError:
             raise
         except Exception as error:
-            why = str(error).strip().partition("\n")[0]
+            why = first_line(error)
             if isinstance(error, ImportError):
                 why = f'a package is missing: pip install "labrl[search]" ({why})'
             raise InputError(

@@ -188,8 +188,23 @@ class Search(RetryingQueue):
             f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
         )
         home, interruption = self.experiment.path, self._interruption
-        runs = ConfirmingRuns(entry, home, self.recipe, self._need, study.plan.retries, interruption)
-        run_queue(runs, launcher, interruption)
+        runs = [
+            (name, self.recipe.overrides(one["params"], seed, max_session=1))
+            for one in entry["candidates"]
+            for name, seed in zip(one["folders"], entry["seeds"], strict=True)
+        ]
+        tasks = [
+            Task(
+                number=number,
+                overrides=[*overrides, *self.recipe.place(home / name)],
+                folder=home / name,
+                need=self._need,
+                log=TRIAL_LOG,
+                label=name,
+            )
+            for number, (name, overrides) in enumerate(runs)
+        ]
+        run_queue(ConfirmingRuns(study.plan.retries, interruption, tasks), launcher, interruption)
         return None if interruption.requested else confirmed(entry, home, study.plan)
 
     def _report(self, number: int) -> bool:
@@ -241,32 +256,6 @@ def to_confirm(config: Confirm, study: Study) -> dict[str, Any]:
 
 class ConfirmingRuns(RetryingQueue):
     """The queue of a confirmation: a run for each candidate and seed."""
-
-    def __init__(
-        self,
-        entry: Mapping[str, Any],
-        home: Path,
-        recipe: Recipe,
-        need: Need,
-        retries: int,
-        interruption: Interruption,
-    ) -> None:
-        """entry: result of `to_confirm`; home: the experiment folder; retries: number of times that a run
-        continues after its process has died."""
-        tasks: list[Task] = []
-        for one in entry["candidates"]:
-            for name, seed in zip(one["folders"], entry["seeds"], strict=True):
-                overrides = recipe.overrides(one["params"], seed, max_session=1)
-                task = Task(
-                    number=len(tasks),
-                    overrides=[*overrides, *recipe.place(home / name)],
-                    folder=home / name,
-                    need=need,
-                    log=TRIAL_LOG,
-                    label=name,
-                )
-                tasks.append(task)
-        super().__init__(retries, interruption, tasks)
 
     def done(self, task: Task, outcome: Outcome) -> None:
         """Print a failure. Other results are in the folder of the run."""

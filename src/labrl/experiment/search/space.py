@@ -27,7 +27,7 @@ from optuna.distributions import (
 
 from labrl.config.compose import compose
 from labrl.config.keys import key_of, quoted
-from labrl.errors import InputError
+from labrl.errors import InputError, first_line
 
 OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
 """Overrides that control the search and are not part of its trials."""
@@ -139,7 +139,7 @@ def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
+    text = first_line(str(error))
     if "log" in text and "low" in text:
         return "a range on a logarithmic scale must begin above 0"
     if ("low" in text and "high" in text) or "at least one value" in text:

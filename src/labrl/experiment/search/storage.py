@@ -18,7 +18,7 @@ from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from labrl.errors import InputError
+from labrl.errors import InputError, first_line
 from labrl.storage.experiment_folder import STUDY_FILE
 
 SECONDS_TO_CONNECT = 10
@@ -91,7 +91,7 @@ class StudyStorage:
             if self._kind == "postgresql":
                 how = 'Type pip install "labrl[search]"'
             return f"the driver of this database is missing ({error}). {how}"
-        return f"this storage cannot be opened: {_first_line(error)}"
+        return f"this storage cannot be opened: {first_line(error)}"
 
     def failed(self, error: Exception) -> str | None:
         """Return the reason if `error` is a failure of this storage, otherwise None."""
@@ -99,7 +99,7 @@ class StudyStorage:
             error = error.__cause__ if isinstance(error.__cause__, Exception) else error
         elif not isinstance(error, SQLAlchemyError | OSError):
             return None
-        return _first_line(error)
+        return first_line(error)
 
     @contextmanager
     def _database_lock(self, name: str) -> Iterator[None]:
@@ -130,11 +130,6 @@ def _in_url(path: Path) -> str:
     SQLAlchemy decodes percent signs and ends the path at a question mark, and Optuna replaces braces.
     """
     return re.sub(r"[%?{}]", lambda found: quote(found[0], safe=""), str(path))
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def silence() -> None:
