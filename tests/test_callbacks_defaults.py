@@ -10,7 +10,8 @@ import pytest
 from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.session.callbacks import Callback, build_callbacks
+from labrl.session.callbacks import Callback
+from labrl.session.callbacks.build import build_callbacks
 from labrl.workspace import Workspace
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from labrl.analysis.charts import Chart, Line, View
 from labrl.analysis.colours import mixed
-from labrl.analysis.formats import short_number, shortened, told_apart
+from labrl.analysis.formats import distinct_texts, short_number, shortened
 
 COLUMN, TEXT = 3.25, 6.75
 """Widths of a column and of the text of a conference paper, in inches."""
@@ -112,7 +112,7 @@ class ShortNumbers(Formatter):
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
         """Return the labels of all ticks."""
-        return told_apart([10.0**value if self._log else value for value in values], short_number)
+        return distinct_texts([10.0**value if self._log else value for value in values], short_number)
 
 
 def moving_average(values: NDArray[np.float64], rows: int) -> NDArray[np.float64]:

@@ -42,14 +42,14 @@ def short_number(value: float, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
-def told_apart(values: Sequence[Any], say: Callable[[Any, int], str]) -> list[str]:
-    """Format each value by `say` with as few digits as keep all of them different, but at least four."""
-    different = len({say(value, 17) for value in values})
+def distinct_texts(values: Sequence[Any], text_of: Callable[[Any, int], str]) -> list[str]:
+    """Format each value by `text_of` with as few digits as keep all of them different, but at least four."""
+    different = len({text_of(value, 17) for value in values})
     for digits in range(4, 17):
-        texts = [say(value, digits) for value in values]
+        texts = [text_of(value, digits) for value in values]
         if len(set(texts)) == different:
             return texts
-    return [say(value, 17) for value in values]
+    return [text_of(value, 17) for value in values]
 
 
 def time_unit(longest: float) -> tuple[str, float]:

@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from labrl.analysis.formats import told_apart
+from labrl.analysis.formats import distinct_texts
 from labrl.analysis.runs import Run, SessionRun, group_config
 from labrl.config.keys import key_of, walk, written
 from labrl.errors import InputError
@@ -111,11 +111,11 @@ def varied(runs: Sequence[Run]) -> dict[str, list[Any]]:
     )
     # Whether the typed values differ between all groups.
     pairs = {(repr(values), run.group_key) for *values, run in zip(*typed.values(), runs, strict=True)}
-    told_apart = len({values for values, _ in pairs}) == len({run.group_key for run in runs})
-    return typed if typed and told_apart else differing
+    separated = len({values for values, _ in pairs}) == len({run.group_key for run in runs})
+    return typed if typed and separated else differing
 
 
-def told(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a value of the configuration as it is typed on a command line. Text stays as it is."""
     return value if isinstance(value, str) else written(value)
 
@@ -125,11 +125,11 @@ def _is_leaf(key: str, value: Any) -> bool:
     return key != "" and "[" not in key and not (isinstance(value, Mapping) and value)
 
 
-def _told_briefly(value: Any, digits: int) -> str:
+def _brief_text(value: Any, digits: int) -> str:
     """Return a value with at most `digits` digits, or `digits` - 3 entries of a mapping."""
     if isinstance(value, Mapping) and len(value) > digits - 3:
-        return f"{told(dict(list(value.items())[: digits - 3])).removesuffix('}')}, …}}"
-    return told(float(f"{value:.{digits}g}") if isinstance(value, float) else value)
+        return f"{value_text(dict(list(value.items())[: digits - 3])).removesuffix('}')}, …}}"
+    return value_text(float(f"{value:.{digits}g}") if isinstance(value, float) else value)
 
 
 def _together(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
@@ -141,7 +141,7 @@ def _together(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, li
 
 
 def _value(run: Run, by: str) -> str:
-    return {"agent": run.agent, "env": run.env}.get(by) or told(value_at(run, by))
+    return {"agent": run.agent, "env": run.env}.get(by) or value_text(value_at(run, by))
 
 
 def _names(firsts: Sequence[Run]) -> list[str]:
@@ -150,11 +150,11 @@ def _names(firsts: Sequence[Run]) -> list[str]:
     named = {}
     for rivals in _together(firsts, lambda run: (run.agent, run.env)).values():
         different = varied(rivals) if len(rivals) > 1 else {}
-        told_of = [
-            (_short(key), told_apart(values, _told_briefly)) for key, values in [*different.items()][:3]
+        columns = [
+            (_short(key), distinct_texts(values, _brief_text)) for key, values in [*different.items()][:3]
         ]
         for place, run in enumerate(rivals):
-            parts = [run.agent, *(f"{key}={values[place]}" for key, values in told_of)]
+            parts = [run.agent, *(f"{key}={values[place]}" for key, values in columns)]
             if len(different) > 3:
                 parts.append("…")
             if len(rivals) > 1 and not different:
@@ -219,14 +219,14 @@ def agreeing(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Ru
                 key=key,
             )
         else:
-            kept = [run for run in kept if _is_told(value_at(run, key), text)]
+            kept = [run for run in kept if _matches(value_at(run, key), text)]
     return kept
 
 
-def _is_told(value: Any, text: str) -> bool:
+def _matches(value: Any, text: str) -> bool:
     """Return whether `text`, which may contain * and ?, matches the value. Numbers are compared by value."""
     if not isinstance(value, int | float) or isinstance(value, bool):
-        return fnmatch(told(value), text)
+        return fnmatch(value_text(value), text)
     try:
         return value == float(text)
     except ValueError:

@@ -127,7 +127,7 @@ class Confirmed:
             return None
         return aggregates(np.array(self.values))["mean"]._replace(value=self.mean)
 
-    def told(self) -> str:
+    def sentence(self) -> str:
         """Return text such as `101.3 on 3 fresh seeds (95 % interval ...)`."""
         if self.estimate is None:
             return "no value on fresh seeds, because a run failed"
@@ -227,27 +227,27 @@ def verdict(search: SearchResult) -> Iterator[str]:
             else "it was not run again on fresh seeds."
         )
         return
-    yield f"Trial {winner.trial} won the confirmation: {objective} {winner.told()}."
+    yield f"Trial {winner.trial} won the confirmation: {objective} {winner.sentence()}."
     if default is not None and default.mean is not None and winner.mean is not None:
         better = winner.mean > default.mean if search.maximize[0] else winner.mean < default.mean
         known = [one for one in (winner.estimate, default.estimate) if one is not None]
         lows, highs = [one.low for one in known], [one.high for one in known]
         if not better:
-            yield f"It is no better than the default: {default.told()}."
+            yield f"It is no better than the default: {default.sentence()}."
         elif None in lows or None in highs or max(lows) <= min(highs):  # type: ignore[type-var,operator]
             yield (
-                f"Its mean is better than that of the default, {default.told()}, but the intervals overlap. "
-                "More seeds (search.confirm.sessions) may separate them."
+                f"Its mean is better than that of the default, {default.sentence()}, but the intervals "
+                "overlap. More seeds (search.confirm.sessions) may separate them."
             )
         else:
-            yield f"It is better than the default: {default.told()}."
+            yield f"It is better than the default: {default.sentence()}."
     before = search.confirmed[0]
     if before.trial == winner.trial:
         yield f"It also won the search, with {number(before.searched)}, {luck}."
     else:
         yield (
             f"Trial {before.trial} won the search with {number(before.searched)}, {luck}, but lost the "
-            f"confirmation: {before.told()}."
+            f"confirmation: {before.sentence()}."
         )
 
 

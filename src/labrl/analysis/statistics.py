@@ -403,14 +403,14 @@ def _profile(scores: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any] | Non
 def _unlike(statistics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     counted = [entry for entry in statistics if entry["counted"]]
     if len({entry["scores_of"] for entry in counted}) > 1:
-        told = ", ".join(f"{entry['name']}: {entry['scores_of']} episodes" for entry in counted)
-        yield f"the groups are scored by different kinds of episodes ({told})"
+        facts = ", ".join(f"{entry['name']}: {entry['scores_of']} episodes" for entry in counted)
+        yield f"the groups are scored by different kinds of episodes ({facts})"
     ends = {entry["name"]: max(session["frames"] for session in entry["sessions"]) for entry in counted}
     if ends and min(ends.values()) < 0.9 * max(ends.values()):
-        told = ", ".join(f"{name}: {frames:,}" for name, frames in ends.items())
+        facts = ", ".join(f"{name}: {frames:,}" for name, frames in ends.items())
         if len(ends) > FEW_GROUPS:
-            told = f"from {min(ends.values()):,} to {max(ends.values()):,}"
-        yield f"the final returns are at different frames ({told}): compare the curves instead"
+            facts = f"from {min(ends.values()):,} to {max(ends.values()):,}"
+        yield f"the final returns are at different frames ({facts}): compare the curves instead"
     for entry in statistics:
         if not entry["counted"]:
             yield f"{entry['name']}: no session that can be compared"

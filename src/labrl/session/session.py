@@ -20,8 +20,8 @@ from labrl.learning.ranks import ALONE, Ranks
 from labrl.processes import collect_as_usual
 from labrl.seeding import Streams, session_seed
 from labrl.session.beginning import load_learned
-from labrl.session.callbacks import Callback, build_callbacks
-from labrl.session.callbacks.callback import SessionView
+from labrl.session.callbacks.build import build_callbacks
+from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.callbacks.stop import Stop
 from labrl.session.episodes import EpisodeWindow, Highlights

@@ -243,13 +243,13 @@ class CheckpointStore:
         """Raise DamagedFileError if there are checkpoints but `latest` found none that is complete."""
         if latest is None and self.broken:
             raise DamagedFileError(
-                f"{self.told_broken}, and none is complete. Restore one from a copy, or delete "
+                f"{self.broken_message}, and none is complete. Restore one from a copy, or delete "
                 f"{self.folder.parent} to start the session anew.",
                 key=str(self.folder),
             )
 
     @property
-    def told_broken(self) -> str:
+    def broken_message(self) -> str:
         """Message, in one line, with the number of broken checkpoints and what is wrong with the first."""
         path, why = next(iter(self.broken.items()))
         count = f"{len(self.broken)} checkpoint" + ("s are" if len(self.broken) > 1 else " is")
@@ -273,7 +273,7 @@ class CheckpointStore:
                 self.broken[path] = str(error).removeprefix(f"{path}: ")
                 continue
             if self.broken:
-                _log.warning("%s: skipped", self.told_broken)
+                _log.warning("%s: skipped", self.broken_message)
             return whole
         return None
 

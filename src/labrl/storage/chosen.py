@@ -58,7 +58,8 @@ def chosen_checkpoint(session: SessionFolder, wanted: str, key: str = "checkpoin
     there = [f"{frame}" for frame in frames] + ([f"{best} (best)"] if best is not None else [])
     if store.broken:
         raise DamagedFileError(
-            f"session {session.index} has no complete checkpoint: {store.told_broken}", key=str(store.folder)
+            f"session {session.index} has no complete checkpoint: {store.broken_message}",
+            key=str(store.folder),
         )
     if not there:
         raise InputError(

@@ -225,9 +225,9 @@ def _read(folder: RunFolder, path: Path, kind: type) -> Any:
             key=str(path),
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
-        told = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise DamagedFileError(
-            f"{path} cannot be read: {told}. The other files record: {folder.known}", key=str(path)
+            f"{path} cannot be read: {reason}. The other files record: {folder.known}", key=str(path)
         ) from error
 
 

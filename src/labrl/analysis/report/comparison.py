@@ -12,7 +12,7 @@ from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import GREY, Style, group_styles
 from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import METHOD, UNKNOWN, interval, moment, number
-from labrl.analysis.groups import Group, by_env, told, varied
+from labrl.analysis.groups import Group, by_env, value_text, varied
 from labrl.analysis.intervals import SCORE_METHOD, curve
 from labrl.analysis.report.page import relative
 from labrl.analysis.report.search import search_content
@@ -267,8 +267,10 @@ def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]
 def _setting_axis(key: str, values: Sequence[Any]) -> tuple[Axis, np.ndarray]:
     """Return the axis of a key's values, and their positions on it. [groups]"""
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        names = list(dict.fromkeys(map(told, values)))
-        return Axis(key, names), np.array([names.index(told(value)) for value in values], dtype=np.float64)
+        names = list(dict.fromkeys(map(value_text, values)))
+        return Axis(key, names), np.array(
+            [names.index(value_text(value)) for value in values], dtype=np.float64
+        )
     places = np.array(values, dtype=np.float64)
     whole = bool((places == np.round(places)).all())
     log = bool(places.min() > 0 and places.max() > 9.99 * places.min())
@@ -295,13 +297,13 @@ def _verdict(entry: Mapping[str, Any]) -> str:
         return f"On {env}, {name} has a final return of {best.sentence()}."
     (second, other), pair = others[0], improvement(entry, name, others[0][1]["name"])
     head = f"{name} is best with" if entry["best"] else f"no group is clearly the best: {name} has"
-    told_of = f"On {env}, {head} a final return of {best.sentence()}, followed by {other['name']} with "
-    told_of += f"{number(second.value)}."
+    sentence = f"On {env}, {head} a final return of {best.sentence()}, followed by {other['name']} with "
+    sentence += f"{number(second.value)}."
     if pair is None or pair.low is None:
-        return told_of
+        return sentence
     method = SCORE_METHOD if pair.value in (0.0, 1.0) else METHOD
     chance = f"{pair.value:.2f} (95 % interval {interval(pair.low, pair.high)}, {method})"
-    return f"{told_of} A seed of {name} beats one of {other['name']} with probability {chance}."
+    return f"{sentence} A seed of {name} beats one of {other['name']} with probability {chance}."
 
 
 def _warnings(
@@ -357,8 +359,8 @@ def _trials(
         number, status = trial.get("number", number), str(trial.get("status", ""))
         if known and status in ("", "running"):
             status = known["status"]
-        told_of = {"number": number, "status": status, "error": str(trial.get("error") or "")}
-        yield {**blank, **known, **told_of}
+        facts = {"number": number, "status": status, "error": str(trial.get("error") or "")}
+        yield {**blank, **known, **facts}
         number += 1
     listed = len(experiment.info.get("trials", [])) if experiment else 0
     yield from ({**known, "number": place} for place, known in enumerate(found.values(), listed))

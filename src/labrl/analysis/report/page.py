@@ -22,7 +22,7 @@ from markupsafe import Markup
 from labrl.analysis.charts import Chart
 from labrl.analysis.colours import Style
 from labrl.analysis.formats import INTERVAL, UNKNOWN, duration, interval, interval_by, moment, number, typed
-from labrl.analysis.groups import told
+from labrl.analysis.groups import value_text
 from labrl.analysis.returns import MEANING
 from labrl.storage.provenance import as_yaml
 
@@ -93,7 +93,7 @@ def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
-    for show in (number, duration, moment, told, typed, quote):
+    for show in (number, duration, moment, value_text, typed, quote):
         environment.filters[show.__name__] = show
     environment.filters["thousands"] = lambda value: UNKNOWN if value is None else f"{value:,}"
     environment.filters["order"] = _order

@@ -15,7 +15,7 @@ from labrl.analysis.charts import Chart, Line, View
 from labrl.analysis.colours import agent_style
 from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import UNKNOWN, moment, number, typed
-from labrl.analysis.groups import told
+from labrl.analysis.groups import value_text
 from labrl.analysis.returns import NAMES
 from labrl.analysis.rows import known
 from labrl.analysis.runs import Run
@@ -247,7 +247,10 @@ def _changed(run: Run) -> list[list[str]] | None:
     """Return the differences from the defaults at the end of the run; None if they were not recorded."""
     try:
         entries = json.loads(RunFolder(run.path).changed.read_text(encoding="utf-8"))
-        return [[entry["key"], told(entry.get("value")), told(entry.get("default"))] for entry in entries]
+        return [
+            [entry["key"], value_text(entry.get("value")), value_text(entry.get("default"))]
+            for entry in entries
+        ]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -264,7 +267,7 @@ def _origin(run: Run, packages: Mapping[str, str]) -> dict[str, str]:
         "run folder": str(run.path),
         "started": moment(run.created),
         "last updated": moment(run.info.get("updated", "")),
-        "seed": told(facts.get("seed", run.seed)),
+        "seed": value_text(facts.get("seed", run.seed)),
         **{f"code of {name.replace('_', ' ')}": _code(git) for name, git in _dict(facts.get("git")).items()},
         "Python": str(_dict(facts.get("python")).get("version", "")),
         "packages": ", ".join(f"{name} {packages[name]}" for name in IMPORTANT if name in packages),
@@ -299,7 +302,7 @@ def _resume(facts: Mapping[str, Any]) -> list[str]:
     alone = len(frames) == 1
     where = [f"{frame:,}" if alone else f"session {index}: {frame:,}" for index, frame in frames.items()]
     changes = [
-        f"{change.get('key')}: {told(change.get('then'))} → {told(change.get('now'))}"
+        f"{change.get('key')}: {value_text(change.get('then'))} → {value_text(change.get('now'))}"
         for change in map(_dict, facts.get("changed") or [])
     ]
     changes += ["forced"] if facts.get("forced") else []

@@ -33,7 +33,7 @@
       default: return `${at}m-${r},0a${r},${r} 0 1 0 ${2 * r},0a${r},${r} 0 1 0 -${2 * r},0z`;
     }
   }
-  function told(value) {
+  function shortText(value) {
     if (!known(value)) return "–";
     const size = Math.abs(value);
     if (size >= 1e13) return value.toExponential(3);
@@ -215,7 +215,7 @@
         const shape = line.mark === "cross"
           ? make("path", { d: `M${x - 3},${y - 3}l6,6m0,-6l-6,6`, style: `stroke:${colour};stroke-width:1.6;fill:none` }, group)
           : make("path", { d: spot(line.dash, x, y, 4), style: `fill:${colour};opacity:.85` }, group);
-        make("title", {}, shape, `${(line.labels && line.labels[i]) || line.name}: ${told(view.y[i])}`);
+        make("title", {}, shape, `${(line.labels && line.labels[i]) || line.name}: ${shortText(view.y[i])}`);
       });
     }
     watch() {
@@ -277,14 +277,14 @@
       light(closest.line.key);
       const axis = this.spec.axes[this.axis], value = axis.log ? 10 ** closest.x : closest.x;
       this.tip.replaceChildren();
-      html("b", axis.ticks[closest.x] ?? `${axis.label} ${told(value)}`, this.tip);
+      html("b", axis.ticks[closest.x] ?? `${axis.label} ${shortText(value)}`, this.tip);
       const shown = rows.length > 9 ? rows.slice(0, 8) : rows;
       for (const row of [...shown].sort((a, b) => b.y - a.y)) {
         const entry = html("div", null, this.tip);
         html("i", null, entry).style.background = this.colour(row.line);
         const name = html("span", row.line.name, entry);
         if (row === closest) name.style.fontWeight = "600";
-        html("em", told(row.y) + (known(row.low) ? ` (${told(row.low)} to ${told(row.high)})` : ""), entry);
+        html("em", shortText(row.y) + (known(row.low) ? ` (${shortText(row.low)} to ${shortText(row.high)})` : ""), entry);
       }
       if (shown.length < rows.length) html("div", `and ${rows.length - shown.length} more`, this.tip).className = "soft";
       const x = this.x(closest.x), scale = this.place.clientWidth / this.box.width;
