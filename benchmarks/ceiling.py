@@ -29,11 +29,12 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.learning.compute import Compute
-from labrl.learning.learner import Columns, make_learner
+from labrl.learning.learner import make_learner
 from labrl.learning.optimizers import Adam, AdamConfig
+from labrl.memory import Columns
 from labrl.networks.actor_critic import ActorCritic
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.trial.devices import keep_freed_memory
 
 MATRIX = 1024

@@ -23,13 +23,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from omegaconf import OmegaConf
 
+from labrl import types as scalars
+from labrl.component import Component, load_target
 from labrl.config import config_folder
-from labrl.config import types as scalars
-from labrl.config.component import Component
 from labrl.config.compose import compose
 from labrl.config.keys import Traits, dataclasses_in, traits, traits_in
 from labrl.config.schema import TrialConfig
-from labrl.targets import load_target
 
 UNIONS = (Union, types.UnionType)
 
@@ -104,7 +103,7 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 @cache
 def named_types() -> list[tuple[Any, str]]:
-    """Return the scalar types of labrl.config.types with their docstrings."""
+    """Return the scalar types of labrl.types with their docstrings."""
     body = ast.parse(inspect.getsource(scalars)).body
     found = []
     for assigned, text in itertools.pairwise(body):
@@ -308,10 +307,10 @@ API = {
         "labrl.agents.agent.Traits",
         "labrl.step.Step",
         "labrl.step.Episode",
-        "labrl.agents.parts.policy.PolicyAgent",
+        "labrl.agents.policy_agent.PolicyAgent",
         "labrl.learning.learner.Learner",
     ],
-    "Networks": ["labrl.networks.torso.TorsoTraits", "labrl.networks.recurrent.Recurrent"],
+    "Networks": ["labrl.networks.building.TorsoTraits", "labrl.networks.recurrent.Recurrent"],
     "Replay buffers and explorations": [
         "labrl.memory.replay.Replay",
         "labrl.agents.parts.exploration.Exploration",

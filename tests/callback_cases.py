@@ -15,7 +15,7 @@ from options import options
 
 from labrl.agents.agent import Agent, Observation
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.seeding import Streams
 from labrl.session.callbacks.callback import Callback, Row, Table
 from labrl.session.callbacks.evaluate import Evaluate

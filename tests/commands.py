@@ -4,8 +4,8 @@ Each test process has a nursery: a process that has imported what training needs
 configurations (see `compositions`) and looked at the machine (see `surroundings`), and nothing else. It forks
 one process for each command. A fresh Python takes two seconds of a core before the first frame, and half a
 second to take all its objects apart at the end; tests about the start itself, its imports, its signals and
-its end start one (`[sys.executable, "-m", "labrl"]`). What a command or a test process starts by multiprocessing is
-forked from a copy of the nursery too (see `forked`).
+its end start one (`[sys.executable, "-m", "labrl"]`). What a command or a test process starts by
+multiprocessing is forked from a copy of the nursery too (see `forked`).
 """
 
 from __future__ import annotations

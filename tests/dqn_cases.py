@@ -21,8 +21,8 @@ from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner
 from labrl.memory.replay import Replay
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Episode, Step
 
 FAMILY = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "rainbow", "rainbow_lite")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from options import options
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.envs.vector import VectorEnv
 from labrl.step import Step

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from labrl.config.compose import compose
 from labrl.config.keys import quoted, typed_override
-from labrl.observations import same
+from labrl.spaces import same
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.episodes import read_episode, recorded_names
 from labrl.storage.run_folder import SessionFolder

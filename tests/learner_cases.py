@@ -13,7 +13,8 @@ from options import component
 from torch import Tensor, nn
 
 from labrl.learning.compute import Compute
-from labrl.learning.learner import Columns, Learner
+from labrl.learning.learner import Learner
+from labrl.memory import Columns
 
 CPU = torch.device("cpu")
 ADAM = component("agent.optimizer", "agent=a2c agent/optimizer=adam")

@@ -14,15 +14,15 @@ import torch
 from dqn_cases import Noise, weights_of
 
 from labrl.agents.agent import Agent, Observation
-from labrl.agents.parts.policy import PolicyAgent
+from labrl.agents.policy_agent import PolicyAgent
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
 from labrl.memory.rollout import Minibatch
 from labrl.networks.actor_critic import ActorCritic
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 DISCRETE = gym.spaces.Discrete(3)

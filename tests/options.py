@@ -6,7 +6,7 @@ import dataclasses
 from functools import cache
 from typing import Any
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from labrl.agents.agent import Agent, Observation
-from labrl.agents.parts.experience import Transitions
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces
+from labrl.memory.replay import Transitions
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
@@ -69,6 +69,7 @@ def made_up(action: gym.Space, size: int = 16, seed: int = 0) -> Transitions:
         torch.randn((size, 3), generator=draw),
         0.9 * (torch.rand(size, generator=draw) > 0.3).float(),
         torch.rand(size, generator=draw),
+        np.arange(size),
     )
 
 

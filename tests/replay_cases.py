@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from options import options
 
 from labrl.memory.prioritized import PrioritizedReplay
-from labrl.memory.replay import Replay, Sample
+from labrl.memory.replay import Replay, Transitions
 from labrl.step import Step
 from labrl.workspace import Workspace
 
@@ -142,7 +142,7 @@ class NaiveReplay:
         return stored and (window[-1].cut or len(window) == self.n_step)
 
 
-def assert_all_as_seen(sample: Sample, naive: NaiveReplay, pairs: list[tuple[int, int]]) -> None:
+def assert_all_as_seen(sample: Transitions, naive: NaiveReplay, pairs: list[tuple[int, int]]) -> None:
     """The transitions of `sample` are those of (step, env) `pairs`, in this order."""
     windows = [naive.window(t, env) for t, env in pairs]
     np.testing.assert_array_equal(sample.observation, [window[0].observation for window in windows])
@@ -185,7 +185,7 @@ def _build(cls: Any, option: str, space: gym.Space, num_envs: int, n_step: int, 
     )
 
 
-def everything(memory: Replay) -> Sample:
+def everything(memory: Replay) -> Transitions:
     """Return all that may be sampled, the newest first; needs newest_share=1."""
     return memory.sample(len(memory), 0)
 
@@ -201,9 +201,10 @@ def load(memory: Replay, state: tuple[Any, Any]) -> None:
     memory.generator.bit_generator.state = state[1]
 
 
-def assert_same(left: Sample, right: Sample) -> None:
+def assert_same(left: Transitions, right: Transitions) -> None:
     """Bit for bit."""
-    for name, one, other in zip(Sample._fields, left, right, strict=True):
+    for name, one in vars(left).items():
+        other = vars(right)[name]
         if one is None or other is None:
             assert one is other, "both have masks or neither"
             continue

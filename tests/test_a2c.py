@@ -26,7 +26,7 @@ from on_policy_cases import (
 from refusals import refused
 
 from labrl.agents.a2c import A2C, policy_objective
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 from labrl.step import Step
 
 ADAM = "agent/optimizer=adam"

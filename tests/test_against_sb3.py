@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from labrl.agents.agent import Observation
 from labrl.agents.parts.experience import Experience
-from labrl.agents.parts.policy import PolicyAgent
+from labrl.agents.policy_agent import PolicyAgent
 from labrl.config.compose import compose, resolve
-from labrl.memory.replay import Sample
+from labrl.memory.replay import Transitions
 from labrl.memory.rollout import Minibatch
 from labrl.step import Step
 
@@ -215,7 +215,7 @@ def test_dqn(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = gradients_at_steps(model.policy.optimizer)
     model.train(1, batch_size=16)
     columns = {name: getattr(batch, name).numpy() for name in STORED}
-    drawn = Sample(**columns, weight=np.ones(16, np.float32), index=np.arange(16))
+    drawn = Transitions(**columns, weight=np.ones(16, np.float32), index=np.arange(16))
     monkeypatch.setattr(Experience, "due", lambda _: 1)
     monkeypatch.setattr(Experience, "sample", lambda _: drawn)
     assert agent.learn() == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,8 +16,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
 VOCABULARY = (
     "errors",
-    "config.types",
-    "config.component",
+    "component",
+    "types",
     "config.keys",
     "config.schema",
     "experiment.search.options",
@@ -23,7 +25,6 @@ VOCABULARY = (
     "session.options",
     "mistakes.spelling",
     "script",
-    "targets",
 )
 
 
@@ -203,3 +204,15 @@ def test_wrong_input_is_raised_with_a_code() -> None:
     ]
     without = [(file, line) for file, line, keywords in raised if "code" not in keywords]
     assert not without, "give code=..., one of those in labrl.errors"
+
+
+def test_an_agent_loads_few_modules() -> None:
+    program = "import sys, labrl.agents.ppo; print(*[m for m in sys.modules if m.split('.')[0] == 'labrl'])"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert len(loaded.stdout.split()) <= 20
+
+
+def test_few_attributes_are_probed_for() -> None:
+    """What a part can do is declared; a probe is for objects of users and of other libraries."""
+    probes = [line for file in FILES for line in re.findall(r"(?:get|has)attr\(", file.read_text())]
+    assert len(probes) <= 10

@@ -17,12 +17,12 @@ from labrl.agents.agent import Observation
 from labrl.agents.random import RandomAgent
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.networks.spaces import Spaces
 from labrl.session.acting import ActingCopy
 from labrl.session.callbacks import Callback
 from labrl.session.episodes import Played
 from labrl.session.evaluation import EvaluationEnvs, Quota, Snapshot
 from labrl.session.session import Session
+from labrl.spaces import Spaces
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder
 from labrl.trial.worker import restored_session

@@ -17,8 +17,8 @@ from labrl.networks.batch_renorm import (
     RenormalizedCNN,
     RenormalizedMLP,
 )
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import build_torso
+from labrl.networks.building import build_torso
+from labrl.spaces import Spaces
 
 TORSO = "agent.network.torso"
 RENORM = f"{TORSO}.renorm"

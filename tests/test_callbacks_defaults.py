@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.session.callbacks import Callback, build_callbacks
+from labrl.session.callbacks import Callback
+from labrl.session.callbacks.build import build_callbacks
 from labrl.workspace import Workspace
 
 

@@ -46,6 +46,12 @@ def files() -> list[Path]:
         ["hydra/launcher=slrm"],
         ["--config-dir", "nowhere"],
         ["--no-such-flag"],
+        ["hydra.verbose=maybe"],
+        ["hydra.verbose=3"],
+        ["start_from.checkpoint=3"],
+        ["-m", "seed=1,2", "start_from.session=0"],
+        ["-sc", "install=tcsh"],
+        ["-sc"],
     ],
     ids=str,
 )

@@ -21,13 +21,12 @@ from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
 from labrl.learning import noise_scale
 from labrl.learning.compute import Compute
-from labrl.learning.flat import FlatParameters
-from labrl.learning.learner import make_learner
+from labrl.learning.learner import FlatParameters, make_learner
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.optimizers import Adam, Optimizer
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
 from labrl.session.callbacks.closer_look import action_values, weights
+from labrl.spaces import Spaces
 
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
 RANGE = ("agent.value.v_min=-1", "agent.value.v_max=1")

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from learner_cases import ADAM
 from torch import Tensor, nn
 
 from labrl.agents.agent import Observation
@@ -21,9 +22,9 @@ from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.envs.make import make_env
 from labrl.learning.compute import Compute
-from labrl.learning.learner import build_networks
-from labrl.networks.spaces import Spaces
+from labrl.learning.learner import make_learner
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 COMPILER = shutil.which(os.environ.get("CXX", "g++"))
 
@@ -50,7 +51,7 @@ def test_a_copy_of_a_compiled_network_computes_with_its_own_weights(monkeypatch:
     monkeypatch.setattr(torch, "compile", traced)
     compute = Compute(torch.device("cpu"), torch.float32, 1, compiled=True)
     spaces = Spaces(gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2), 1)
-    (network,) = build_networks(lambda: (Doubling(),), 0, spaces, compute)
+    network = make_learner(Doubling(), spaces, compute, ADAM).network
     twin = copy.deepcopy(network)
     with torch.no_grad():
         twin.weight.fill_(3.0)

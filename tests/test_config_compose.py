@@ -13,8 +13,8 @@ import yaml
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
 
+from labrl.component import Component
 from labrl.config import config_folder
-from labrl.config.component import Component
 from labrl.config.compose import applied_presets, compose, resolve, to_plain
 from labrl.config.presets import GAME, GeneratedSource, choices_of, preset_names, rule
 from labrl.config.schema import TrialConfig

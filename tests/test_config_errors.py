@@ -105,6 +105,8 @@ def mistaken(*overrides: str) -> InputError:
         ("env.num_envs=0", "range", "1"),
         ("env.num_envs=many", "type", "whole number"),
         ("agent.gamma=1.5", "range", "1"),
+        ("agent.clip_range=3", "range", "1"),
+        ("agent.gae_lambda=-0.1", "range", "0"),
         ("agent.log_std_init=11", "range", "10"),
         ("agent.lr=fast", "type", "linear"),
         ("agent.normalize_advantage=1", "type", "true"),

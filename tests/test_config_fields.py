@@ -19,10 +19,10 @@ import yaml
 
 import labrl
 from labrl import schedules
+from labrl.component import load_target
 from labrl.config import config_folder
 from labrl.config.keys import dataclasses_in, hints
 from labrl.config.schema import TrialConfig
-from labrl.targets import load_target
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "generate_reference.py"
 

@@ -9,8 +9,11 @@ from typing import Any, Literal
 
 import pytest
 
-from labrl.config.component import Component
-from labrl.config.types import (
+from labrl.component import Component
+from labrl.config.validate import dataclass_of
+from labrl.errors import InputError
+from labrl.schedules import LinearSchedule
+from labrl.types import (
     Fraction,
     NonNegativeInt,
     NonNegativeSchedule,
@@ -20,9 +23,6 @@ from labrl.config.types import (
     Probability,
     Schedule,
 )
-from labrl.config.validate import dataclass_of
-from labrl.errors import InputError
-from labrl.schedules import LinearSchedule
 
 
 @dataclass(kw_only=True)
@@ -285,7 +285,7 @@ def test_component_without_config_checks_keys_against_the_signature() -> None:
         (f"{__name__}.Prat", "Part"),
         ("no_such_package.Thing", "no_such_package"),
         ("labrl", "labrl"),
-        ("labrl.config.types.SMALLEST", "SMALLEST"),
+        ("labrl.types.SMALLEST", "SMALLEST"),
         (3, "3"),
     ],
 )

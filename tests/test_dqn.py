@@ -31,8 +31,8 @@ from labrl.agents.parts.action_values import ExpectedValue, ExpectedValueConfig,
 from labrl.agents.parts.experience import Experience
 from labrl.clock import Clock
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)

@@ -3,15 +3,20 @@ out."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 import pytest
+from exact_cases import QUIET
 from refusals import refused
 
+import labrl
 from labrl.agents.dqn import DQN
+from labrl.cli import main
 from labrl.config.compose import compose, resolve
-from labrl.errors import Code
-from labrl.networks.spaces import Spaces
+from labrl.errors import WRONG_INPUT, Code
+from labrl.spaces import Spaces
 
 NOISY = ["agent.network.noisy=0.5", "agent/exploration=epsilon_greedy"]
 
@@ -130,3 +135,34 @@ def test_a_network_that_cannot_read_the_observations_is_refused_before_it_is_bui
     config = resolve(compose(["agent=dqn", "agent/network=nature_cnn"])).agent.config
     with refused("unsupported", "agent.network.torso"):
         DQN.check(config, Spaces(gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(3), 1))
+
+
+@pytest.mark.parametrize("agent", ["c51", "rainbow"])
+def test_an_agent_that_does_not_fit_is_not_asked_for_its_values(agent: str, tmp_path: Path) -> None:
+    """The first message asked for v_min; that the agent needs discrete actions came after it."""
+    with refused("unsupported", "agent", f"agent={agent}", "agent=ppo") as error:
+        labrl.train([f"agent={agent}", "env=pendulum", f"hydra.run.dir={tmp_path / 'run'}"])
+    assert len(error.value.mistakes) == 1
+    with refused("missing", "agent.value.v_min"):
+        labrl.train(
+            [f"agent={agent}", "env=gymnasium", "env.id=MountainCar-v0", f"hydra.run.dir={tmp_path / 'run'}"]
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pair_that_does_not_fit_leaves_the_other_trials_of_a_grid(tmp_path: Path) -> None:
+    """A value that only the other environment needs was asked for, and no trial ran."""
+    quick = ["env.max_frame=200", "agent.learning_starts=100", "agent.batch_size=32", *QUIET, "seed=1"]
+    grid = ["agent=c51", "env=cartpole,pendulum", "hydra/launcher=basic", f"hydra.sweep.dir={tmp_path / 'e'}"]
+    assert main(["-m", *quick, *grid]) == WRONG_INPUT
+    assert [path.parent.name for path in tmp_path.glob("e/*/run.json")] == ["0_c51_cartpole"]
+
+
+def test_an_agent_of_a_search_that_does_not_fit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-m", "hydra/sweeper=optuna", "agent=c51", "env=pendulum", "agent.lr=interval(1e-4,1e-3)"]
+    assert main([*words, f"hydra.sweep.dir={tmp_path / 'e'}"]) == WRONG_INPUT
+    said = capsys.readouterr().err
+    assert "agent=ppo" in said
+    assert "v_min" not in said

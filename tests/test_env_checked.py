@@ -11,7 +11,7 @@ from env_cases import own_env
 from gymnasium import spaces
 from refusals import refused
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, gives_masks, make_env
 from labrl.errors import EnvironmentFailedError

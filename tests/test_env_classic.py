@@ -11,7 +11,7 @@ from env_cases import gymnasium_env, sampled
 from gymnasium.envs.classic_control import AcrobotEnv
 from gymnasium.spaces import Box
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.gym import GymnasiumEnv
 from labrl.envs.make import make_env

@@ -19,7 +19,7 @@ from refusals import refused
 
 import labrl.envs.gym
 import labrl.envs.workers
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.envs.make import describe, make_env
 from labrl.envs.workers import EnvironmentLostError
 from labrl.errors import Code

@@ -10,7 +10,7 @@ import pytest
 from env_cases import gymnasium_env, own_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.envs.gym import GymnasiumEnv
 
 

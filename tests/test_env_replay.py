@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from refusals import refused
 from vector_env import Walks
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.envs.make import make_env
 from labrl.envs.vector import ActionRecord, ReplayError
 from labrl.storage.tree import pack, unpack

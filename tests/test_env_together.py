@@ -16,7 +16,7 @@ from vector_env import Doors, Walks
 import labrl
 import labrl.envs.gym
 from labrl.cli import main, replay
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, gives_masks, make_env
 from labrl.envs.masks import first_valid

@@ -17,7 +17,7 @@ from labrl.agents.parts.exploration import (
     Values,
     exploration_class,
 )
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.schedules import LinearSchedule
 

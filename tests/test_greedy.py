@@ -14,8 +14,8 @@ from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.trial.trial import check
 
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))

@@ -18,7 +18,7 @@ from labrl import train
 from labrl.config.compose import compose, resolve
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.q_network import QNetwork
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 
 SPACES = Spaces(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2), 1)
 TORSO = component("agent.network.torso", "agent/network=mlp", hidden=[8])

@@ -16,7 +16,7 @@ from refusals import refused
 from test_restoring import changed_futures
 
 import labrl
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.envs.goals import GoalEnv
@@ -24,7 +24,7 @@ from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.errors import Code
 from labrl.memory.hindsight import HindsightReplay
-from labrl.observations import flat_space
+from labrl.spaces import flat_space
 from labrl.step import Step
 from labrl.trial.trial import check
 from labrl.workspace import Workspace

@@ -21,16 +21,17 @@ from test_restoring import changed_futures
 import labrl
 from labrl.agents.transforms import NormalizeObservation, NormalizeObservationConfig, RunningMoments
 from labrl.cli import main, replay
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, make_env
 from labrl.envs.screen import WatchedGymnasium
 from labrl.memory.replay import Replay
-from labrl.networks.spaces import SideBySide, Spaces
-from labrl.networks.torso import Inputs, NatureCNN, build_torso, check_reads
-from labrl.observations import array_dtype, example, flat_space, not_finite
+from labrl.networks.building import build_torso, check_reads
+from labrl.networks.layers import SideBySide
+from labrl.networks.torso import Inputs, NatureCNN
 from labrl.seeding import episode_seed
+from labrl.spaces import Spaces, array_dtype, example, flat_space, not_finite
 from labrl.step import Step
 from labrl.storage.tree import pack, unpack
 from labrl.workspace import Workspace

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from options import component, options
 from torch import nn
 
-from labrl.learning.flat import FlatParameters
 from labrl.learning.kernels.networks import UnknownNetworkError, kernel_of
+from labrl.learning.learner import FlatParameters
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.critics import Critics, PolicyNetwork
+from labrl.networks.layers import Numbers
 from labrl.networks.q_network import QNetwork
-from labrl.networks.spaces import Numbers, Spaces
+from labrl.spaces import Spaces
 
 UNITS = st.integers(3, 9)  # the normalization of one or two is 0, or sums that cancel
 TORSO = st.fixed_dictionaries(

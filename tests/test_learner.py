@@ -29,13 +29,12 @@ from options import component, options
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from labrl.config.component import Component
-from labrl.learning.flat import FlatParameters
-from labrl.learning.learner import LARGE_PRODUCTS, Learner, make_learner
+from labrl.component import Component
+from labrl.learning.learner import LARGE_PRODUCTS, FlatParameters, Learner, make_learner
 from labrl.learning.optimizers import Adam, Optimizer
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.q_network import QNetwork
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 
 BOX, TWO = gym.spaces.Box(-1, 1, (3, 2)), gym.spaces.Discrete(2)
 SPACES = Spaces(BOX, TWO, 4)

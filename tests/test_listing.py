@@ -38,6 +38,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder `runs` in the working folder: two runs and an experiment of three trials."""
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "runs"
+    (home / "2026-01-01_000000_killed_before_its_start").mkdir(parents=True)
     write_run(home / "old_ppo", [rising(100), rising(200)], created=ago(days=3))
     pong = config_with(env__name="pong", agent__lr=1e-4)
     write_run(
@@ -283,6 +284,7 @@ def test_the_exit_code_tells_no_match_from_a_wrong_filter(
         said = capsys.readouterr()
         assert word in said.err
         assert said.out == ""
+    assert list_runs([*form, "="]) == list_runs([*form, "=ppo"]) == WRONG_INPUT
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from labrl.agents.agent import Observation
 from labrl.agents.parts.action_values import ExpectedValue
 from labrl.agents.parts.exploration import EpsilonGreedy, EpsilonGreedyConfig, Values, uniform_valid
 from labrl.agents.random import uniform_actions
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, gives_masks, make_env
 from labrl.envs.masks import NoValidActionError

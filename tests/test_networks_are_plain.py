@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from labrl.networks.actor_critic import ActorCritic
+from labrl.networks.building import build_torso
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.q_network import QNetwork
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import build_torso
+from labrl.spaces import Spaces
 
 VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
 MATRIX = gym.spaces.Box(-1, 1, (3, 2), np.float64)

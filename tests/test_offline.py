@@ -21,7 +21,7 @@ from replay_cases import STACK, VECTOR, NaiveReplay, World, assert_all_as_seen, 
 from test_restoring import changed_futures, session_in
 
 import labrl
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.errors import Code

@@ -21,10 +21,10 @@ from torch import Tensor
 import labrl
 from labrl.agents.agent import Observation
 from labrl.agents.iql import advantage_weight, expectile_losses
-from labrl.agents.parts.experience import Transitions
 from labrl.agents.td3_bc import EPSILON, cloning_loss
 from labrl.config.compose import compose, resolve
-from labrl.networks.spaces import Spaces
+from labrl.memory.replay import Transitions
+from labrl.spaces import Spaces
 
 LR, TAU = 1e-2, 0.05
 BRISK = (f"agent.lr={LR}", f"agent.target.tau={TAU}")
@@ -138,7 +138,7 @@ def of_two_actions(share: float) -> Transitions:
     """One state, where action 1 pays 1 and action 0 nothing, and then it ends; `share` of them are 1."""
     action = (torch.arange(64) < 64 * share).long()
     look = torch.ones((64, 3))
-    return Transitions(look, action, action.float(), look, torch.zeros(64), torch.ones(64))
+    return Transitions(look, action, action.float(), look, torch.zeros(64), torch.ones(64), np.arange(64))
 
 
 @pytest.mark.parametrize("inverse_temperature", [0.0, 2.0])

@@ -14,15 +14,14 @@ from refusals import refused
 from torch import nn
 
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.errors import Code
 from labrl.learning.compute import Compute
-from labrl.learning.learner import build_networks
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import build_torso
+from labrl.networks.building import build_networks, build_torso
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 TORSO = "agent.network.torso"
 SEEN = spaces.Box(-1, 1, (3,), np.float64)
@@ -151,8 +150,7 @@ def test_weights_that_wait_for_the_first_observation_have_seen_one() -> None:
 
 def all_built(layer: str, whole_minibatches: bool = False, **options: Any) -> None:
     make = lambda: (Holding(SEEN, layer, options),)  # noqa: E731
-    compute = Compute(torch.device("cpu"), torch.float32, 1)
-    build_networks(make, 0, Spaces(SEEN, gym.spaces.Discrete(2), 1), compute, whole_minibatches)
+    build_networks(make, 0, Spaces(SEEN, gym.spaces.Discrete(2), 1), whole_minibatches)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,16 @@ def test_processes_start_with_a_long_folder_for_temporary_files(tmp_path: Path) 
     assert not list(folder.glob("pymp-*"))
 
 
+def test_no_folder_is_made_on_the_way_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `a/../b`, Hydra made a as well, and a refusal left it behind."""
+    monkeypatch.chdir(tmp_path)
+    tiny = ["agent=random", "env.max_frame=64", "meta.report=false", "meta.videos=false", "wandb=disabled"]
+    assert labrl.cli.main(["agent.lr=abc", "hydra.run.dir=${env.name}x/../run"]) == 2
+    assert list(tmp_path.iterdir()) == []
+    assert labrl.cli.main([*tiny, "hydra.run.dir=${env.name}x/../run"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 REFUSED = ("agent.lr=abc", "agent=dqn env=pendulum", "-m seed=1,2 agent.lr=abc")
 
 

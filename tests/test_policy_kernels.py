@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 import labrl
 from labrl.agents.a2c import policy_objective
-from labrl.agents.parts.policy import OutputGradients, policy_gradient
 from labrl.agents.parts.self_imitation import imitation_gradient, imitation_losses
+from labrl.agents.policy_agent import OutputGradients, policy_gradient
 from labrl.agents.ppo import clipped_policy_gradient, clipped_surrogate, value_loss
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner

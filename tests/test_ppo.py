@@ -21,9 +21,9 @@ from labrl.agents.ppo import PPO, PPOConfig, clipped_surrogate, value_loss
 from labrl.clock import Clock
 from labrl.learning.compute import Compute
 from labrl.networks.actor_critic import ActorCritic
-from labrl.networks.spaces import Spaces
 from labrl.schedules import LinearSchedule
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Episode, Step
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)

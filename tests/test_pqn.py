@@ -17,7 +17,7 @@ from refusals import refused
 from test_a2c import Recorded
 
 from labrl.agents.pqn import PQN
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 
 SMALL = ("agent.network.torso.mlp.hidden=[32]", "agent.batch_size=8", "agent.horizon=8")
 

@@ -13,7 +13,7 @@ from options import component, options
 
 from labrl.networks.layers import NoisyLinear, factor_noise
 from labrl.networks.q_network import QNetwork
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)

@@ -11,8 +11,8 @@ import torch
 from options import component
 from torch import Tensor
 
-from labrl.config.component import Component
-from labrl.learning.flat import FlatParameters
+from labrl.component import Component
+from labrl.learning.learner import FlatParameters
 from labrl.memory.rollout import Pieces
 from labrl.networks.recurrent import Recurrent, RecurrentConfig
 

@@ -41,8 +41,8 @@ from labrl.learning.reduced_precision import (
     install_packed,
 )
 from labrl.networks.layers import Output
-from labrl.networks.spaces import Spaces
 from labrl.networks.torso import NatureCNN, NatureCNNConfig
+from labrl.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("without_amx")
 BF16 = compute(2, torch.bfloat16)

@@ -19,7 +19,7 @@ from labrl.agents.reinforce import Reinforce
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.envs.make import describe
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 from labrl.step import Step
 
 BASELINES = {

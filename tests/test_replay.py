@@ -255,7 +255,7 @@ def test_a_sample_does_not_change_with_the_memory() -> None:
     for observation, action, step in world.steps(10):
         memory.add(observation, action, step)
     sample = memory.sample(8, 0)
-    arrays = [array for array in sample if array is not None]  # there is no mask here
+    arrays = [array for array in vars(sample).values() if array is not None]  # there is no mask here
     before = [array.copy() for array in arrays]
     for observation, action, step in world.steps(30):
         memory.add(observation, action, step)

@@ -28,9 +28,9 @@ from replay_actor_critic_cases import (
 from torch import Tensor
 
 from labrl.agents.agent import NonFiniteError, Observation
-from labrl.agents.parts.experience import Transitions
+from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 
 LR, TAU = 1e-2, 0.05
 SMALL_CNN = ("agent.network.torso.cnn.features=16",)

@@ -9,7 +9,7 @@ from refusals import refused
 
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 
 VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from pictures_env import AlwaysDrawn, Drawn, ListOnly
 from refusals import refused
 
 import labrl
-from labrl.cli import main, replay
+from labrl.cli import main, replay, report
 from labrl.envs.watch import watch
 from labrl.errors import DONE, FAILED, WRONG_INPUT
 from labrl.storage.episodes import RecordedEpisode, read_episode, write_episode
@@ -76,6 +77,44 @@ def test_a_trial_ends_with_videos_of_its_best_session_unless_told_not_to(tmp_pat
     assert lengths(made / "best.mp4")[0] > 1
     labrl.train([*overrides, "meta.videos=false", f"hydra.run.dir={tmp_path / 'without'}"])
     assert not (tmp_path / "without" / "session_0" / "videos").exists()
+
+
+@pytest.mark.uses_videos
+@pytest.mark.parametrize("command", ["report", "resume", "experiment"])
+def test_videos_lost_to_a_kill_are_made_later(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were lost, and half a video stayed behind."""
+    overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
+    path = tmp_path / "run"
+    whole = ["-m", *overrides, "seed=1", f"hydra.sweep.dir={path}", "hydra.sweep.subdir=0"]
+    whole += ["hydra/launcher=basic"]
+
+    class Killed(BaseException):
+        pass
+
+    def killed(*given: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(playback, "render_videos", killed)
+        with pytest.raises(Killed):
+            main(whole if command == "experiment" else [*overrides, f"hydra.run.dir={path}"])
+    videos = next(path.glob("**/session_0")) / "videos"
+    videos.mkdir()
+    (videos / ".best.999999999.tmp.mp4").write_bytes(b"half a video")
+    running = videos / f".best.{os.getppid()}.tmp.mp4"
+    running.write_bytes(b"of a process that lives")
+    if command == "report":
+        assert report([str(path)]) == DONE
+    elif command == "resume":
+        assert main([f"+resume={path}"]) == WRONG_INPUT, "it has finished"
+    else:
+        assert main(["-m", f"+resume={path}"]) == DONE
+    assert sorted(videos.iterdir()) == sorted([running, videos / "best.mp4", videos / "last.mp4"])
+    made = {one.name: one.stat().st_mtime_ns for one in videos.iterdir()}
+    assert report([str(path)]) == DONE
+    assert {one.name: one.stat().st_mtime_ns for one in videos.iterdir()} == made, "once"
 
 
 @pytest.mark.uses_videos
@@ -261,4 +300,3 @@ def test_an_environment_of_ones_own_is_found_as_when_it_was_played(tmp_path: Pat
         command = [sys.executable, "-P", "-c", f"import sys; {program}"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr + done.stdout
-    assert "as it was recorded, to the bit" in done.stdout

@@ -14,7 +14,7 @@ from refusals import damaged, refused
 from replay_cases import STACK, VECTOR, World, everything, load, prioritized, saved, uniform
 
 from labrl import workspace
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.errors import Code
 from labrl.memory.replay import Replay

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from replay_cases import NUMBER, STACK, VECTOR, World, assert_same, load, prioritized, saved, uniform
 
 from labrl.errors import LabrlError
-from labrl.memory.replay import Replay, Sample
+from labrl.memory.replay import Replay, Transitions
 from labrl.step import Step
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.tree import pack
@@ -24,7 +24,7 @@ from labrl.workspace import Workspace
 Steps = list[tuple[np.ndarray, np.ndarray, Step]]
 
 
-def run(memory: Replay, steps: Steps) -> list[Sample]:
+def run(memory: Replay, steps: Steps) -> list[Transitions]:
     """Add the steps, with a batch learned from after each."""
     samples = []
     for number, (observation, action, step) in enumerate(steps):

@@ -62,7 +62,7 @@ def test_an_experiment_gets_one_unless_no_trial_wants_it(
     assert not reporting.wants_report(tmp_path / "no")
     write_run(tmp_path / "yes" / "0", [rising(1)], config=config_with(meta__report=True))
     assert reporting.wants_report(tmp_path / "yes")
-    reporting.report_experiment(tmp_path / "yes")
+    reporting.finish_experiment(tmp_path / "yes", report=True)
     assert "report: " in capsys.readouterr().out
 
 
@@ -116,7 +116,7 @@ def test_one_folder_is_made_again_in_place_even_of_a_killed_run(
     said = capsys.readouterr().out
     assert f"report: {path / 'report.html'}" in said
     assert "cartpole" in said
-    assert "the run was killed: it ended without a word, and can be resumed" in said
+    assert "was killed" in said
     assert (path / "report.html").exists()
     assert RunFolder.open(path).changed.exists()
 
@@ -200,17 +200,25 @@ def test_bad_input_is_refused_by_the_word_or_folder(
     assert told in capsys.readouterr().err
 
 
-def test_a_locale_without_utf8_is_no_end_of_a_report(tmp_path: Path) -> None:
-    """There was a UnicodeDecodeError."""
-    path = write_run(tmp_path / "a", [rising(10)], config=config_with(env__name="Grüße → ±"))
+@pytest.mark.parametrize("several", [False, True])
+def test_a_locale_without_utf8_is_no_end_of_a_report(several: bool, tmp_path: Path) -> None:
+    """There was a UnicodeDecodeError; a folder with an umlaut in its name ended with another one."""
+    path = write_run(tmp_path / "größe", [rising(10)], config=config_with(env__name="Grüße → ±"))
+    places, page = [str(path)], path / "report.html"
+    if several:
+        places += [str(write_run(tmp_path / "b", [rising(5)])), "--out", str(tmp_path / "größer")]
+        page = tmp_path / "größer" / "report.html"
     locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    program = f"import sys; from labrl.cli import report; sys.exit(report([{str(path)!r}]))"
+    program = "from labrl.cli import report; raise SystemExit(report())"
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **locale}, capture_output=True, check=False
+        [sys.executable, "-c", program, *places],
+        env={**os.environ, **locale},
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert f"report: {path}" in done.stdout.decode()
-    assert "Grüße → ±" in (path / "report.html").read_text()
+    assert "Grüße → ±" in page.read_text()
+    assert "größe" in page.read_text()
 
 
 def test_help_of_labrl_report_waits_for_nothing_heavy() -> None:

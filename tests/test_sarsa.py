@@ -19,7 +19,7 @@ from test_a2c import Recorded
 from labrl.agents.agent import Observation
 from labrl.agents.parts.exploration import Boltzmann, BoltzmannConfig, EpsilonGreedy, EpsilonGreedyConfig
 from labrl.agents.sarsa import Sarsa
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 
 SMALL = "agent.network.torso.mlp.hidden=[32]"
 

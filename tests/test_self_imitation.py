@@ -16,7 +16,7 @@ from test_a2c import Recorded
 from labrl.agents.parts.self_imitation import imitation_losses
 from labrl.agents.reinforce import Reinforce
 from labrl.memory.prioritized import PrioritizedReplay
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 from labrl.step import Episode, Step
 
 OVERRIDES = (

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError

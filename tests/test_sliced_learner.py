@@ -28,7 +28,7 @@ from torch.nn.utils import parametrize
 
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner, make_learner
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("without_amx")
 SPACES = Spaces(gym.spaces.Box(0, 255, (3, 36, 36), np.uint8), gym.spaces.Discrete(2), 4)

@@ -177,13 +177,15 @@ from compositions import remember
 import labrl, labrl.cli
 remember()
 from labrl.errors import InputError
-told = []
+told, experiments = [], False
 for command in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as error:
         assert labrl.cli.main(command) == 2, command
     told.append(error.getvalue())
     loaded = [name for name in {heavy} if name in sys.modules]
     assert not loaded, (command, loaded)
+    experiments = experiments or "-m" in command
+    assert experiments or "numpy" not in sys.modules, command
 try:
     labrl.train(["agent.lr=abc"])
 except InputError as error:

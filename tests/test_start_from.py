@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from exact_cases import QUIET, differences, small
+from refusals import refused
 
 import labrl
 from labrl.analysis.report.build import build
@@ -70,6 +71,18 @@ def test_an_agent_begins_with_the_weights_of_the_run(name: str, runs: Path, tmp_
     assert facts["sessions"]["0"]["frame"] == labrl.load(source).frame
     manifest = json.loads((source / "session_0/checkpoints/best/manifest.json").read_text())
     assert facts["sessions"]["0"]["sha256"] == manifest["files"]["state.pt"]["sha256"]
+
+
+@pytest.mark.parametrize("override", ["checkpoint=3", "session=0", "parts=torso", "partial=true"])
+def test_a_key_that_names_no_run_is_refused(override: str, runs: Path, tmp_path: Path) -> None:
+    """It was ignored."""
+    lone = [*SOURCES["ppo"], f"start_from.{override}", f"hydra.run.dir={tmp_path / 'run'}"]
+    key = f"start_from.{override.partition('=')[0]}"
+    with refused("contradiction", key, "start_from.run"):
+        labrl.train(lone)
+    with refused("contradiction", key, "start_from.run"):
+        labrl.train([f"+resume={runs / 'ppo'}", f"start_from.{override}", "env.max_frame=1600"])
+    labrl.train([*lone, "start_from.run=null"])  # as one trial of a grid that compares runs
 
 
 def test_statistics_of_observations_are_taken(runs: Path, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from labrl.agents.ppo import PPO, PPOConfig
 from labrl.clock import Clock
 from labrl.envs.make import make_env
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 
 DISCOUNT = 0.9
 

@@ -14,15 +14,15 @@ from options import component, options
 from refusals import refused
 from torch import nn
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe
 from labrl.networks.batch_renorm import RenormalizedCNN
+from labrl.networks.building import build_torso, check_torso
 from labrl.networks.impala import ImpalaCNN, Residual
-from labrl.networks.layers import Activation, Initialization
-from labrl.networks.spaces import SideBySide, Spaces
-from labrl.networks.torso import MLP, MLPConfig, NatureCNN, build_torso, check_torso
-from labrl.observations import array_dtype
+from labrl.networks.layers import Activation, Initialization, SideBySide
+from labrl.networks.torso import MLP, MLPConfig, NatureCNN
+from labrl.spaces import Spaces, array_dtype
 
 TORSO = "agent.network.torso"
 ONE_ARRAY = [

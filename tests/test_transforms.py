@@ -30,10 +30,10 @@ from labrl.agents.transforms import (
     SignRewardConfig,
     Transforms,
 )
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
-from labrl.networks.spaces import Spaces
+from labrl.spaces import Spaces
 from labrl.step import Step
 
 OBSERVATION = options("transforms.observation", "transforms/observation=normalize")

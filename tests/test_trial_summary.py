@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from labrl.analysis.intervals import METHOD, aggregates
+from labrl.analysis.formats import METHOD
+from labrl.analysis.intervals import aggregates
 from labrl.session.callbacks.display import Display, SessionProgress
 from labrl.trial.result import SessionResult, TrialResult
 from labrl.trial.summary import COLUMNS, print_summary

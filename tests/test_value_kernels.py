@@ -30,8 +30,8 @@ from labrl.agents.parts.action_values import (
     chosen,
     derived_values,
 )
-from labrl.agents.parts.actor_critic import critics_gradient
-from labrl.agents.parts.rollout_values import returns_gradient
+from labrl.agents.replay_agent import critics_gradient
+from labrl.agents.rollout_values_agent import returns_gradient
 from labrl.agents.sac import soft_policy, soft_value
 from labrl.agents.sac import squared_errors as half_squared_errors
 from labrl.agents.td3 import squared_errors, tanh_gradient

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labrl.agents.parts.policy import PolicyAgent, PolicyConfig, evaluated
-from labrl.config.types import PositiveInt
+from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, evaluated
 from labrl.memory.rollout import Episodes, Minibatch
 from labrl.schedules import value_at
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from labrl.agents.agent import Agent, Observation
 from labrl.clock import Clock
-from labrl.config.types import PositiveFloat
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Step
+from labrl.types import PositiveFloat
 
 
 @dataclass(kw_only=True)

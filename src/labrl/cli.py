@@ -125,6 +125,8 @@ def _run(arguments: list[str], typed: Typed) -> int:
     if (others := _without_presets_asked(arguments)) is not None:
         return _print_presets(get_args(others))
     args = get_args(arguments)
+    if args.shell_completion:
+        _check_completion(args.overrides)
     if args.shell_completion and (completed := completions(os.environ.get("COMP_LINE", ""))) is not None:
         print("\n".join(completed))
         return DONE
@@ -176,6 +178,18 @@ def _run(arguments: list[str], typed: Typed) -> int:
                 key="hydra.sweep.dir" if args.multirun else "hydra.run.dir",
             ) from error
     return job.exit_code
+
+
+def _check_completion(overrides: Sequence[str]) -> None:
+    """Raise InputError unless the overrides of `--shell-completion` name an action and a shell."""
+    name, _, shell = "".join(overrides).partition("=")
+    if name not in ("install", "uninstall", "query") or shell not in ("bash", "fish", "zsh"):
+        raise InputError(
+            f"{' '.join(['--shell-completion', *overrides])}: takes install, uninstall or query with bash, "
+            'fish or zsh. Write eval "$(labrl --shell-completion install=bash)"',
+            code="unknown-option",
+            key="--shell-completion",
+        )
 
 
 def _shows_null(args: Namespace) -> bool:
@@ -332,7 +346,7 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(argv)
         from labrl.analysis.listing import as_table, entries
 
-        _check_statuses(args.filters)
+        _check_filters(args.filters)
         if not args.root.expanduser().is_dir():
             raise InputError(
                 f"{args.root}: no such folder. Set another one with labrl-runs --root <folder>",
@@ -352,8 +366,8 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
     return _ended(parser.prog, command)
 
 
-def _check_statuses(filters: Sequence[str]) -> None:
-    """Raise InputError if a filter contains a status that does not exist."""
+def _check_filters(filters: Sequence[str]) -> None:
+    """Raise InputError if a filter has no key, or a status that does not exist."""
     from fnmatch import fnmatch
     from typing import get_args
 
@@ -362,7 +376,14 @@ def _check_statuses(filters: Sequence[str]) -> None:
     # "killed" is the listing's name for a run whose process has died without recording an end.
     known = (*get_args(RunStatus), "killed")
     for condition in filters:
-        key, _, value = condition.partition("=")
+        key, equals, value = condition.partition("=")
+        if equals and not key:
+            raise InputError(
+                f"{condition}: a filter needs a key before the equals sign, such as status=finished, "
+                "env=pong or agent.lr=1e-4",
+                code="syntax",
+                key=condition,
+            )
         if key == "status" and not any(fnmatch(status, value) for status in known):
             guess = did_you_mean(value, known, prefix="status=")
             raise InputError(

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from types import FrameType, FunctionType
 from typing import Any
 
+from labrl.component import MAIN, being_imported, used_of_main
 from labrl.errors import InputError
-from labrl.targets import MAIN, being_imported, used_of_main
 
 Dumps = Callable[[Any], bytes]
 

@@ -1,1 +1,1 @@
-"""Algorithms: one file each, readable beside its paper."""
+"""Agents: one file for each algorithm, which reads like its paper."""

@@ -1,4 +1,4 @@
-"""Advantage actor-critic (Mnih et al., 2016, arXiv:1602.01783), all environments in step with each other."""
+"""Advantage actor-critic (Mnih et al., 2016, arXiv:1602.01783), with synchronized environments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.policy import (
+from labrl.agents.policy_agent import (
     PolicyAgent,
     PolicyConfig,
     check_policy,
@@ -22,41 +22,40 @@ from labrl.agents.parts.policy import (
     refuse_self_imitation,
 )
 from labrl.clock import Clock
-from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.flat import FlatParameters
-from labrl.learning.learner import DerivedLoss
+from labrl.learning.learner import DerivedLoss, FlatParameters
 from labrl.learning.optimizers import Optimizer, Separate
 from labrl.memory.rollout import Episodes, Minibatch, Rollout, check_budget, check_room
 from labrl.networks.actor_critic import ActorCritic, is_shared
-from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
+from labrl.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt, Probability
 
 
 @dataclass(kw_only=True)
 class A2CConfig(PolicyConfig):
-    """Options of A2C. Either `horizon` or `episodes` says when to learn."""
+    """Options of A2C. Either `horizon` or `episodes` determines when to learn."""
 
     horizon: PositiveInt | None
     """Agent steps of each environment in one update, t_max in the paper, >= 1."""
     episodes: PositiveInt | None
     """Whole episodes in one update, over all environments, >= 1."""
     gae_lambda: Probability
-    """Decay of the advantage estimator, lambda, in [0, 1]; 1: the paper's returns over the rest of the
-    rollout, 0: one-step returns."""
+    """Decay of the advantage estimator, lambda, in [0, 1]; 1: returns over the rest of the rollout, as in
+    the paper; 0: one-step returns."""
     value_coef: NonNegativeFloat
     """Weight of half the squared error of the values, >= 0."""
     value_lr: NonNegativeSchedule | None
-    """Learning rate of the value network, >= 0, which then has its own optimizer and gradient norm; null: one
-    optimizer for policy and values."""
+    """Learning rate of the value network, >= 0, which then has a separate optimizer and gradient norm; null:
+    one optimizer for policy and values."""
     normalize_advantage: bool
-    """Whether advantages are scaled to mean 0 and deviation 1 in each update."""
+    """Whether advantages are scaled to mean 0 and standard deviation 1 in each update."""
 
 
 def policy_objective(log_prob: Tensor, advantage: Tensor) -> Tensor:
-    """Mean of log pi(a|s) A, whose gradient is that of the expected return (section 4, eq. for A3C).
+    """Compute the mean of log pi(a|s) A, whose gradient is that of the expected return (section 4).
 
     log_prob, advantage: [batch]. Returns a scalar to be maximized.
     """
@@ -64,12 +63,13 @@ def policy_objective(log_prob: Tensor, advantage: Tensor) -> Tensor:
 
 
 class A2C(PolicyAgent):
-    """Makes one update on each rollout, which is then forgotten.
+    """Makes one update on each rollout and then discards it.
 
-    The advantage of a step is R - V(s), with R the discounted rewards until the rollout ends and the value of
-    the state it ends in; lambda below 1 mixes in shorter returns. Over whole episodes R is the full return.
-    With a recurrent network each rollout is one sequence: a gradient reaches back to its first step, the
-    state as far as the episode's first, as in the asynchronous original (section 5.1).
+    The advantage of a step is R - V(s), where R is the sum of the discounted rewards until the end of the
+    rollout and of the discounted value of its last state; lambda below 1 mixes in shorter returns. Over whole
+    episodes, R is the full return. With a recurrent network, each rollout is one sequence: gradients reach
+    back to its first step, the recurrent state to the first step of the episode, as in the asynchronous
+    original (section 5.1).
     """
 
     Config = A2CConfig
@@ -98,8 +98,7 @@ class A2C(PolicyAgent):
                 sequence_length=config.horizon if recurrent else 1,
                 state_size=recurrent,
             )
-        # The weights that acted are those that the gradient is of: what layers gave need not be computed
-        # again.
+        # Acting used the same weights as the gradient, so the outputs of the layers can be reused.
         self.keeps_outputs = (
             config.horizon is not None
             and not recurrent
@@ -109,12 +108,12 @@ class A2C(PolicyAgent):
 
     @classmethod
     def check_config(cls, config: A2CConfig, env: Any) -> None:
-        """Raise InputError unless one option says when to learn, and within the budget."""
+        """Raise InputError unless exactly one option determines when to learn, within the budget."""
         if (config.horizon is None) == (config.episodes is None):
             given = "neither" if config.horizon is None else "both"
             raise InputError(
-                "agent.horizon (in steps) or agent.episodes (whole episodes) says when to learn, and the "
-                f"other must be null: got {given}. Set agent.horizon=5 agent.episodes=null, or "
+                "agent.horizon (in steps) or agent.episodes (whole episodes) determines when to learn, and "
+                f"the other must be null: got {given}. Set agent.horizon=5 agent.episodes=null, or "
                 "agent.horizon=null agent.episodes=8.",
                 code="contradiction",
                 key="agent.horizon",
@@ -138,7 +137,7 @@ class A2C(PolicyAgent):
             )
         if config.value_lr is not None and is_shared(config.network, spaces):
             raise InputError(
-                "agent.value_lr is the learning rate of a separate value network, and here policy and values "
+                "agent.value_lr is the learning rate of a separate value network, but policy and values "
                 "share one network. Set agent.network.shared=false or agent.value_lr=null.",
                 code="contradiction",
                 key="agent.value_lr",
@@ -146,7 +145,7 @@ class A2C(PolicyAgent):
 
     @classmethod
     def for_rank(cls, config: A2CConfig, ranks: int) -> A2CConfig:
-        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
+        """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
         refuse_episodes(config.episodes)
         refuse_self_imitation(config.self_imitation)
         return config
@@ -176,18 +175,17 @@ class A2C(PolicyAgent):
         value_error = 0.5 * (minibatch.value_target - value).square().mean()
         entropy = entropies.mean()
         loss = policy + self._config.value_coef * value_error
-        if self._entropy_coef:  # a term of weight zero would still be differentiated
+        if self._entropy_coef:  # torch would still differentiate a term with weight zero
             loss = loss - self._entropy_coef * entropy
         return loss, torch.stack([policy, value_error, entropy]).detach()
 
     def _loss_by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
+        """Compute the gradient of `loss` with a kernel of the network. Returns the mean STATISTICS."""
         value_coef, entropy_coef = self._config.value_coef, self._entropy_coef
         return policy_gradient_by_hand(self.distribution, kernel, minibatch, value_coef, entropy_coef)
 
     def _two_optimizers(self, network: ActorCritic, weights: FlatParameters) -> Optimizer:
-        """Make an optimizer of the policy and one of the values, each with its own learning rate and
-        limit."""
+        """Return an optimizer for the policy and one for the values, with separate rates and clipping."""
         config = self._config
         assert config.value_lr is not None
         value_lr = config.value_lr
@@ -199,7 +197,7 @@ class A2C(PolicyAgent):
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, in the middle of a rollout too."""
+        """Restore a saved state, also in the middle of a rollout."""
         super().load_state_dict(state)
         count = self.rollout.num_envs
         for t in range(self.rollout.t if self.keeps_outputs else 0):

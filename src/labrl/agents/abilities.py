@@ -1,4 +1,4 @@
-"""Refuse configurations that ask an agent for more than the traits of its class declare."""
+"""Refuse configurations that require more of an agent than the traits of its class declare."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from labrl.errors import InputError
 
 
 def check_abilities(config: TrialConfig, actions: gym.Space[Any], masked: bool) -> None:
-    """Raise InputError for what the agent of `config` does not support.
+    """Raise InputError for options that the agent of `config` does not support.
 
-    actions: space of the environment; masked: whether that provides action masks.
+    actions: action space of the environment; masked: whether the environment provides action masks.
     """
     meta, target = config.meta, config.agent.target
     agent = agent_class(config.agent)
@@ -32,24 +32,23 @@ def check_abilities(config: TrialConfig, actions: gym.Space[Any], masked: bool) 
         check_uniform(actions, f"meta.eval_epsilon={meta.eval_epsilon:g}")
     if meta.gradient_noise and not agent.TRAITS.halves:
         raise InputError(
-            "meta.gradient_noise=true compares gradients of half a minibatch and of the whole, and agent "
-            f"{target} normalizes by the minibatch. Set meta.gradient_noise=false.",
+            "meta.gradient_noise=true compares gradients over half a minibatch and all of it, but agent "
+            f"{target} normalizes by the whole minibatch. Set meta.gradient_noise=false.",
             code="unsupported",
             key="meta.gradient_noise",
         )
     if meta.distributed and not agent.TRAITS.shares_weights:
         raise InputError(
-            f"meta.distributed={meta.distributed}: {target} cannot train weights together with other "
-            "sessions; agents that learn from their own rollouts can, such as agent=ppo. Set "
-            "meta.distributed=false.",
+            f"meta.distributed={meta.distributed}: {target} cannot share weights with other sessions. Agents "
+            "that learn from their own rollouts can, such as agent=ppo. Set meta.distributed=false.",
             code="unsupported",
             key="meta.distributed",
         )
     if meta.async_unroll is not None and not agent.TRAITS.learns_from_copies:
         raise InputError(
-            f"meta.async_unroll: agent {target} learns only from what it has just played with its own "
-            "weights. Set meta.async_unroll=null, or choose an agent with a replay buffer: agent=dqn, sac, "
-            "crossq, td3 or ddpg.",
+            f"meta.async_unroll: agent {target} learns only from steps of its current weights. Set "
+            "meta.async_unroll=null, or choose an agent with a replay buffer: agent=dqn, sac, crossq, td3 or "
+            "ddpg.",
             code="unsupported",
             key="meta.async_unroll",
         )

@@ -1,4 +1,4 @@
-"""Kinds of action spaces by agent, and the errors that name the agents that fit."""
+"""Action spaces that each agent supports, and errors that name the agents that fit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from labrl.errors import InputError
-from labrl.networks.spaces import has_bounds
+from labrl.spaces import has_bounds
 
 DQN_FAMILY = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "rainbow", "rainbow_lite")
 
@@ -27,20 +27,20 @@ ACTS_IN: dict[str, tuple[str, ...]] = {
     "iql": ("Discrete", "Box"),
     "random": ANY,
 }
-"""The kinds of action spaces that each `agent=` acts in, by the names of Gymnasium's classes."""
+"""Action spaces that each agent supports, by the names of Gymnasium's classes."""
 
 _RESCALE = ("sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql")
-"""Agents whose actions lie in (-1, 1) and are stretched to the bounds of a box of real numbers."""
+"""Agents whose actions are scaled from (-1, 1) to the bounds of a box of real numbers."""
 
 MASKLESS = ("sac", "crossq", "iql")
-"""Agents that choose among actions and support no masks of the valid ones."""
+"""Agents with discrete actions that do not support action masks."""
 
 _SAID_FIRST = ("ppo", "dqn", "sac", "td3")
-"""The agents that are named first, where many fit."""
+"""Agents that are named first if many fit."""
 
 
 def fitting_agents(space: gym.Space[Any]) -> list[str]:
-    """Return the agents that act in `space`, those that one would try first before the others."""
+    """Return the agents that support `space`, with the most common ones first."""
     fitting = [agent for agent in ACTS_IN if _fits(agent, space) and _reaches(agent, space)]
     return sorted(
         fitting, key=lambda agent: _SAID_FIRST.index(agent) if agent in _SAID_FIRST else len(fitting)
@@ -48,9 +48,9 @@ def fitting_agents(space: gym.Space[Any]) -> list[str]:
 
 
 def check_actions(agent: str, space: gym.Space[Any]) -> None:
-    """Raise InputError, with the agents that fit, if `agent` (as in `agent=`) cannot act in `space`.
+    """Raise InputError, with the agents that fit, if `agent` (as in `agent=`) does not support `space`.
 
-    An agent that is not in the list is a user's own, and knows itself where it can act.
+    Agents of users, which are not in the list, check the space themselves.
     """
     if agent not in ACTS_IN or _fits(agent, space):
         return
@@ -58,15 +58,15 @@ def check_actions(agent: str, space: gym.Space[Any]) -> None:
     listed = " and ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
     others = ", ".join(f"agent={name}" for name in fitting_agents(space))
     raise InputError(
-        f"agent={agent} acts in {listed} spaces, and this environment's actions are {space}. "
-        + (f"Agents that can act there: {others}." if others else "None of labrl's agents can act there."),
+        f"agent={agent} supports {listed} action spaces, but this environment's is {space}. "
+        + (f"Agents that support it: {others}." if others else "None of labrl's agents supports it."),
         code="unsupported",
         key="agent",
     )
 
 
 def refuse_masks(agent: str, space: gym.Space[Any], env: str) -> Never:
-    """Raise InputError, with the agents that support the action masks of the environment called `env`."""
+    """Raise InputError, with the agents that support the action masks of environment `env`."""
     others = ", ".join(f"agent={name}" for name in fitting_agents(space) if name not in MASKLESS)
     raise InputError(
         f"env.name={env} provides action masks, which agent={agent} does not support. Agents that do: "
@@ -77,12 +77,12 @@ def refuse_masks(agent: str, space: gym.Space[Any], env: str) -> Never:
 
 
 def _fits(agent: str, space: gym.Space[Any]) -> bool:
-    """Compare the names of the classes that `space` is derived from, so that a user's own Box is a Box."""
+    """Return whether `agent` supports the class of `space`, by the names of its base classes."""
     return any(kind.__name__ in ACTS_IN[agent] for kind in type(space).__mro__)
 
 
 def _reaches(agent: str, space: gym.Space[Any]) -> bool:
-    """Return whether `agent` needs nothing that a box may lack: bounds, and room between whole numbers."""
+    """Return whether a box has what `agent` needs: bounds and real numbers."""
     if not isinstance(space, gym.spaces.Box) or agent not in (*_RESCALE, "random"):
         return True
     return has_bounds(space) and (agent == "random" or bool(np.issubdtype(space.dtype, np.floating)))

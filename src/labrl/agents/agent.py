@@ -15,12 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.errors import InputError
 
 if TYPE_CHECKING:
-    from labrl.learning.flat import FlatParameters
-    from labrl.networks.spaces import Spaces
+    from labrl.learning.learner import FlatParameters
+    from labrl.spaces import Spaces
     from labrl.step import Masks, Step
 
 Options = TypeVar("Options")
@@ -28,107 +28,107 @@ Options = TypeVar("Options")
 
 @dataclass(slots=True)
 class Observation:
-    """The learner's view of the observations to act on, with masks and starts of episodes."""
+    """Observations to act on, as the learner sees them, with action masks and starts of episodes."""
 
     array: NDArray
     """[num_envs, *obs]"""
     mask: Masks = None
-    """Valid actions, [num_envs, flags]; None where all always are."""
+    """Valid actions, [num_envs, flags]; None if all are always valid."""
     start: NDArray[np.bool_] | None = None
-    """Whether observations are the first of their episodes, [num_envs]. Given in evaluation, where recurrent
-    states are reset by it; None in training, where `Agent.observe` says which episodes are over."""
+    """Whether each observation is the first of its episode, [num_envs]. Evaluation provides it, to reset
+    recurrent states; None in training, where `Agent.observe` reports which episodes are over."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
     """Capabilities of a class of agents besides acting, observing and learning.
 
-    A session calls the methods that a trait names only where the class declares it.
+    A session calls the methods named by a trait only if the class declares the trait.
     """
 
     masks: bool = False
-    """Whether it chooses only valid actions, where an environment provides masks."""
+    """Whether it respects the action masks of an environment."""
     greedy: bool = False
-    """Whether its policy has a best action: `greedy_action`."""
+    """Whether its policy has a best action, `greedy_action`."""
     policy_numbers: bool = False
-    """Whether it reports the numbers that its actions are drawn by: `policy_numbers`."""
+    """Whether it reports the numbers from which its actions are drawn, `policy_numbers`."""
     exports: bool = False
-    """Whether its policy can be had as one module: `actor`."""
+    """Whether its policy can be exported as one module, `actor`."""
     draws: bool = True
-    """Whether its policy draws actions, so that an exported one can: `actor(sampled=True)`."""
+    """Whether its policy draws actions, so that `actor(sampled=True)` is available."""
     ranks: bool = False
-    """Whether several ranks of torchrun can train it together: `for_rank`."""
+    """Whether several ranks of torchrun can train it together, with `for_rank`."""
     learns_from_copies: bool = False
-    """Whether it learns from the actions of a copy with older weights (it is off-policy): `decision` and
-    `adopt`."""
+    """Whether it can learn from the actions of a copy with older weights (off-policy learning), with
+    `decision` and `adopt`."""
     shares_weights: bool = False
-    """Whether the sessions of a trial can train its `weights` together."""
+    """Whether the sessions of a trial can share and train its `weights`."""
     halves: bool = True
-    """Whether the mean gradient of two halves of a minibatch is that of the whole."""
+    """Whether the gradient over a minibatch is the mean of the gradients over its halves."""
 
 
 class Actor(nn.Module):
-    """A policy from what a network reads to actions: tensors alone, so that it can be exported."""
+    """A policy that maps network inputs to actions with tensors only, so that it can be exported."""
 
     network: Any
-    """Network that chooses actions."""
+    """Network that chooses the actions."""
     state_size = 0
-    """Numbers of a recurrent state, 0 without one."""
+    """Size of the recurrent state, 0 if there is none."""
 
     def layout(self, observation: Any) -> Tensor:
-        """Return what the network reads. observation: a tensor [batch, *obs], or a dict of such."""
+        """Return the network's input. observation: a tensor [batch, *obs], or a dict of such tensors."""
         read: Tensor = self.network.layout(observation)
         return read.float() if read.dtype == torch.float64 else read
 
     def forward(
         self, inputs: Tensor, mask: Tensor | None, state: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return actions, as the environment takes them, what they were chosen by, and the next state.
+        """Return actions for the environment, the network outputs they were chosen from, and the next state.
 
-        inputs: in the network's layout, [batch, ...]; mask: valid actions, [batch, flags], None for all;
-        state: [batch, state_size], None without one. Returns [batch, *action], [batch, numbers] and
-        [batch, state_size].
+        inputs: in the network's layout, [batch, ...]; mask: valid actions, [batch, flags], None if all are;
+        state: recurrent state, [batch, state_size], None if there is none. Returns [batch, *action], [batch,
+        numbers] and [batch, state_size].
         """
         raise NotImplementedError
 
 
 class Pauses(Protocol):
-    """Frames in which environments are not played and the agent only learns."""
+    """Phases in which the environments are not played and the agent only learns."""
 
     @property
     def collecting(self) -> bool:
-        """Whether environments are played now."""
+        """Whether the environments are currently played."""
 
     @property
     def frames_played(self) -> int:
-        """Frames so far in which environments were played."""
+        """Number of frames so far in which the environments were played."""
 
 
 class Agent(ABC):
-    """Acts, observes the outcome, and learns when it is time.
+    """Acts, observes the outcome, and learns when an update is due.
 
-    Built as `Target(config, spaces=Spaces, clock=Clock, streams=Streams, compute=Compute)`. It knows no
-    environment, no session and no file. A class without an attribute `Config` gets its options as keyword
-    arguments instead of `config`.
+    Built as `Target(config, spaces=Spaces, clock=Clock, streams=Streams, compute=Compute)`. An agent does not
+    depend on environments, sessions or files. A class without an attribute `Config` receives its options as
+    keyword arguments instead of `config`.
     """
 
     NAME: ClassVar[str] = ""
-    """Name of the agent in messages; empty: the path of its class."""
+    """Name of the agent in messages; '' for the path of its class."""
     TRAITS: ClassVar[Traits] = Traits()
     pauses: Pauses | None = None
-    """Frames in which environments are not played; None: they always are."""
+    """Phases in which the environments are not played; None if there are none."""
 
     @classmethod  # noqa: B027 - may be left out
     def check_config(cls, config: Any, env: Any) -> None:
-        """Raise InputError where the options contradict those of the environment. Nothing is built yet."""
+        """Raise InputError if the options contradict those of the environment. Nothing is built yet."""
 
     @classmethod  # noqa: B027 - may be left out
     def check(cls, config: Any, spaces: Spaces) -> None:
-        """Raise InputError for options and spaces that it cannot learn with. Nothing is built yet."""
+        """Raise InputError for options and spaces that the agent does not support. Nothing is built yet."""
 
     @classmethod
     def for_rank(cls, config: Any, ranks: int) -> Any:
-        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
+        """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
         return config
 
     @abstractmethod
@@ -137,42 +137,44 @@ class Agent(ABC):
 
     @abstractmethod
     def observe(self, step: Step) -> None:
-        """Receive the learner's view of the outcome of the last actions."""
+        """Receive the outcome of the last actions, as the learner sees it."""
 
     @abstractmethod
     def learn(self) -> int:
-        """Update if it is time. Return the number of optimizer updates made.
+        """Make the updates that are due. Returns the number of optimizer updates made.
 
-        The clock has not counted this step yet: code that is timed by frames adds those of a vector step to
-        `clock.frame`, as `Experience.due` does.
+        The clock has not counted the current step yet: code that is timed by frames adds the frames of a
+        vector step to `clock.frame`, as `Experience.due` does.
         """
 
     @abstractmethod
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        """Return actions of the policy under evaluation, sampled with `generator`. [num_envs, ...]"""
+        """Return the policy's actions in evaluation, sampled with `generator`. [num_envs, ...]"""
 
     def greedy_action(self, observation: Observation) -> NDArray:
         """Return the policy's best actions, without random numbers. [num_envs, ...]"""
         raise NotImplementedError
 
     def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
-        """Return the numbers that actions are drawn by: probabilities, or means and deviations. [num_envs,
-        ...] each"""
+        """Return the numbers from which actions are drawn: probabilities, or means and standard deviations.
+
+        [num_envs, ...] each
+        """
         raise NotImplementedError
 
     def actor(self, sampled: bool) -> Actor:
-        """Return what chooses actions as one module, whose weights are the agent's own.
+        """Return the policy as one module, which shares the agent's weights.
 
-        sampled: whether actions are drawn; otherwise they are those of `greedy_action`.
+        sampled: whether actions are drawn; otherwise they are the actions of `greedy_action`.
         """
         raise NotImplementedError
 
     def decision(self) -> dict[str, NDArray]:
-        """Return what the last `act` decided, in the agent's own terms. [num_envs, ...] each"""
+        """Return the decision of the last `act`, in the agent's own terms. [num_envs, ...] each"""
         raise NotImplementedError
 
     def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
-        """Adopt a copy's decision at `observation` as its own; `observe` then gives the outcome."""
+        """Adopt a copy's decision at `observation`, the outcome of which `observe` receives next."""
         raise NotImplementedError
 
     @property
@@ -181,27 +183,27 @@ class Agent(ABC):
         raise NotImplementedError
 
     def metrics(self) -> dict[str, float]:
-        """Return the columns of a training row about learning: the same keys each time, nan where unknown.
+        """Return the columns of a training row about learning: always the same keys, nan where unknown.
 
-        It must change nothing: the end of a budget has a row that a longer run does not have.
+        It must not change the agent's state, because a run with a larger budget lacks the final row.
         """
         return {}
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return the networks by name, for summaries and norms."""
+        """Return the networks by name, for summaries and weight norms."""
         return {}
 
     def followers(self) -> dict[str, str]:
-        """Name those of `modules` that only follow another one, such as target networks, with that one.
+        """Return the names of `modules` that follow another one, such as target networks, with its name.
 
-        They get its weights where these are set from outside.
+        When weights are loaded from another run, they receive the weights of the module that they follow.
         """
         return {}
 
     def acting_modules(self) -> dict[str, nn.Module]:
-        """Return those of `modules` by which it chooses actions.
+        """Return those of `modules` that choose actions.
 
-        A copy of the agent in another process acts by these, the clock and the transforms alone.
+        A copy of the agent in another process acts with only these, the clock and the transforms.
         """
         return self.modules()
 
@@ -210,16 +212,16 @@ class Agent(ABC):
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - may be left out
-        """Continue from a saved state."""
+        """Restore a saved state."""
 
     def close(self) -> None:  # noqa: B027 - may be left out
-        """End threads and processes in the background."""
+        """Stop background threads and processes."""
 
 
 def agent_class(component: Component) -> type[Agent]:
-    """Return the class that `component` names; `Agent` itself, without traits, where it names a function.
+    """Return the class that `component` names, or `Agent`, without traits, if it names a function.
 
-    Raises InputError for a class that is not derived from `Agent`, or lacks a method.
+    Raises InputError for a class that is not derived from `Agent` or lacks a method.
     """
     target = component.load()
     if not isinstance(target, type):
@@ -233,9 +235,10 @@ def agent_class(component: Component) -> type[Agent]:
 
 
 def build_agent(component: Component, ranks: int = 1, **runtime: Any) -> Agent:
-    """Build the agent of one of `ranks` ranks; runtime: what else it is built with.
+    """Build the agent of one of `ranks` ranks.
 
-    Raises InputError where `component` makes no agent, or one that cannot be trained by so many ranks.
+    runtime: arguments that are known only at run time. Raises InputError if `component` does not make an
+    agent, or if several ranks cannot train it.
     """
     agent_class(component)
     agent = for_rank(component, ranks).build(**runtime)
@@ -245,7 +248,7 @@ def build_agent(component: Component, ranks: int = 1, **runtime: Any) -> Agent:
 
 
 def for_rank(component: Component, ranks: int) -> Component:
-    """Return the agent of one of `ranks` ranks. Raises InputError where several cannot train it together."""
+    """Return the agent of one of `ranks` ranks. Raises InputError if several cannot train it together."""
     if ranks == 1:
         return component
     kind = agent_class(component)
@@ -262,10 +265,10 @@ def for_rank(component: Component, ranks: int) -> Component:
 def divided(
     options: Options, name: str, ranks: int, parent: str = "agent", sequence_length: int = 1
 ) -> Options:
-    """Return `options` with the equal part of one rank of their option `name`.
+    """Return `options` for one rank, with option `name` divided by the number of ranks.
 
-    parent: key of the options; sequence_length: steps that a rank learns from together. Raises InputError
-    where the number is no multiple of the ranks times that length.
+    parent: key of the options; sequence_length: steps of a sequence. Raises InputError unless the number is a
+    multiple of the ranks times the sequence length.
     """
     number, unit = vars(options)[name], ranks * sequence_length
     if number % unit:
@@ -292,20 +295,20 @@ def _no_agent(component: Component, why: str) -> InputError:
 
 
 class NonFiniteError(Exception):
-    """A loss, a gradient or a weight is no longer a finite number, so that training cannot continue."""
+    """A loss, a gradient or a weight is no longer finite, so training cannot continue."""
 
     def __init__(self, term: str, frame: int) -> None:
         super().__init__(
             f"{term} is not finite at frame {frame}. The last checkpoint before it is kept. "
             "Usual causes are a learning rate that is too high, rewards or observations of extreme size, and "
-            "observations that are not finite, about which there is a warning above."
+            "observations that are not finite (see the warning above)."
         )
         self.term = term
         self.frame = frame
 
 
 def check_finite(frame: int, terms: Mapping[str, float]) -> None:
-    """Raise NonFiniteError for the first of some terms that is not a finite number."""
+    """Raise NonFiniteError for the first of the terms that is not finite."""
     for term, value in terms.items():
         if not math.isfinite(value):
             raise NonFiniteError(term, frame)

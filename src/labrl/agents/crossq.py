@@ -1,7 +1,7 @@
 """CrossQ (Bhatt et al., 2024, arXiv:1902.05605): SAC with batch renormalization and without target networks.
 
-The critics look at (s, a) and (s', a') in one forward pass, so that the statistics of their normalization
-are those of both: what the next actions do to the values needs no target network to be steady.
+The critics process (s, a) and (s', a') in one forward pass, so that the statistics of their normalization
+cover both. This keeps learning stable without a target network.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Never
 import torch
 from torch import Tensor
 
-from labrl.agents.parts.actor_critic import critic_rows, taken
-from labrl.agents.parts.experience import Transitions
+from labrl.agents.replay_agent import critic_rows, taken
 from labrl.agents.sac import SAC, SoftActorCriticConfig, soft_value, squared_errors
 from labrl.clock import Clock
-from labrl.config.types import PositiveInt
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
+from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -29,11 +29,11 @@ class CrossQConfig(SoftActorCriticConfig):
     """Options of CrossQ."""
 
     policy_delay: PositiveInt
-    """Updates of the critics for each of policy and temperature, >= 1."""
+    """Updates of the critics for each update of policy and temperature, >= 1."""
 
 
 class CrossQ(SAC):
-    """SAC with another update: the critics are their own targets."""
+    """SAC with critics that serve as their own targets."""
 
     Config = CrossQConfig
     NAME = "crossq"
@@ -47,7 +47,7 @@ class CrossQ(SAC):
 
     @classmethod
     def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
-        """Raise InputError for spaces, entropies and minibatches that do not fit."""
+        """Raise InputError for unsupported spaces, target entropies and minibatches."""
         super().check(config, spaces)
         if config.batch_size < 2:
             raise InputError(
@@ -68,7 +68,7 @@ class CrossQ(SAC):
         )
 
     def update(self, batch: Transitions) -> Tensor:
-        """Make one update, with the policy normalized by the minibatch when it learns, and only then."""
+        """Make one update. The policy uses the statistics of the minibatch only while it learns."""
         following, here = self.noisy(batch)
         rows = self.critics.gradient(self.joint_loss, following)
         self.step("critics", rows)
@@ -81,7 +81,7 @@ class CrossQ(SAC):
         return rows[1]
 
     def joint_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the loss of the critics, eq. 2, with both halves in one pass."""
+        """Compute the loss of the critics, eq. 2, with both pairs in one forward pass."""
         soft, policy = self._soft, self.policy_network
         with torch.no_grad():
             choice, entropy = soft.choose(policy(batch.next_observation), batch.noise)

@@ -1,9 +1,9 @@
-"""Deep Q-networks (Mnih et al., 2015, doi:10.1038/nature14236), and what they grew into.
+"""Deep Q-networks (Mnih et al., 2015, doi:10.1038/nature14236) and their extensions.
 
-Double (arXiv:1509.06461), dueling (arXiv:1511.06581), prioritized (arXiv:1511.05952), n-step returns, C51
-(arXiv:1707.06887), QR-DQN (arXiv:1710.10044), noisy networks (arXiv:1706.10295), and Rainbow
-(arXiv:1710.02298), which has them all but QR-DQN: one update, put together from parts in YAML. With a
-recurrent network it learns from sequences, as R2D2 does (Kapturowski et al., 2019).
+The extensions are double (arXiv:1509.06461), dueling (arXiv:1511.06581), prioritized (arXiv:1511.05952),
+n-step returns, C51 (arXiv:1707.06887), QR-DQN (arXiv:1710.10044), noisy networks (arXiv:1706.10295), and
+Rainbow (arXiv:1710.02298), which combines all except QR-DQN. They share one update, whose parts are selected
+in YAML. With a recurrent network, DQN learns from sequences, like R2D2 (Kapturowski et al., 2019).
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from labrl.agents.parts.action_values import (
 from labrl.agents.parts.experience import (
     Experience,
     ExperienceConfig,
-    Transitions,
     check_experience,
     check_memory,
     experience_for_rank,
@@ -40,17 +39,18 @@ from labrl.agents.parts.experience import (
 from labrl.agents.parts.exploration import exploration_class
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss, as_array
+from labrl.memory.replay import Transitions
 from labrl.memory.rollout import Pieces, forgotten
 from labrl.memory.sequences import SequenceSample
+from labrl.networks.building import check_torso, traits_of
 from labrl.networks.q_network import QNetwork
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import check_torso, traits_of
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Step
 
 
@@ -63,7 +63,7 @@ class DQNConfig(ExperienceConfig, ValuePolicyConfig):
     target: Component
     """Update of the target network."""
     double: bool
-    """Whether the online network picks the next action that the target network values."""
+    """Whether the online network chooses the next action, whose value the target network computes."""
 
 
 def td_loss(
@@ -78,10 +78,10 @@ def td_loss(
 ) -> tuple[Tensor, Tensor]:
     """Compute the weighted mean loss of Z(s, a) against r + gamma^n Z'(s', argmax over a' of E Z''(s', a')).
 
-    outputs: of the online network Z for the actions taken, [n, outputs]; later: of the target network Z', n
-    steps on; judged: of the network Z'' that chooses the next action, Z' or (double) Z, [n, actions, outputs]
-    each; reward, discount, weight: [n]; next_mask: which next actions are valid, [n, actions]. Returns the
-    mean, and DQN.ROWS of each transition, [3, n].
+    outputs: outputs of the online network Z for the actions taken, [n, outputs]; later: outputs of the target
+    network Z' after n steps; judged: outputs of the network Z'' that chooses the next action, Z' or (double)
+    Z, [n, actions, outputs] each; reward, discount, weight: [n]; next_mask: valid next actions, [n, actions].
+    Returns the mean, and DQN.ROWS of each transition, [3, n].
     """
     with torch.no_grad():
         expected = value.expected(judged)
@@ -95,9 +95,9 @@ def td_loss(
 
 
 def best(value: DerivedValues, outputs: NDArray, mask: NDArray | None) -> NDArray:
-    """Return the actions with the largest mean return among the valid ones. [rows]
+    """Return the valid actions with the largest mean return. [rows]
 
-    outputs: [rows, actions, outputs]; mask: which actions are valid, [rows, actions], None: all are.
+    outputs: [rows, actions, outputs]; mask: valid actions, [rows, actions], None if all are.
     """
     expected = value.means(outputs)
     return (expected if mask is None else np.where(mask, expected, -np.inf)).argmax(1)
@@ -115,11 +115,11 @@ def td_gradient(
 ) -> tuple[NDArray, NDArray]:
     """Differentiate the loss of DQN, the mean of w L(Z(s, a), r + gamma^n Z'(s', a')).
 
-    By the outputs for the action taken it is w / rows times the derivative of L, by all others it is 0.
+    The derivative by the outputs for the action taken is w / rows times that of L; all others are 0.
 
-    outputs: of the online network Z, later: of the target network Z', n steps on, [rows, actions, outputs]
-    each; next_action: a', action, reward, discount, weight: [rows]. Returns loss, error and mean return of
-    each row, [3, rows], and the derivatives by `outputs`.
+    outputs: outputs of the online network Z; later: outputs of the target network Z' after n steps, [rows,
+    actions, outputs] each; next_action: a', action, reward, discount, weight: [rows]. Returns loss, error and
+    mean return of each row, [3, rows], and the derivatives by `outputs`.
     """
     rows, actions, size = outputs.shape
     first = np.arange(0, rows * actions, actions)
@@ -137,20 +137,20 @@ def td_gradient(
 
 
 class DQN(Agent):
-    """Acts by its action values, stores transitions, and learns from minibatches of them.
+    """Acts with its action values, stores transitions, and learns from minibatches of them.
 
-    With a recurrent network, each sequence is replayed from the state with which acting began it. Over the
-    burn-in the state is brought up to date without a gradient, for both networks apart (R2D2, section 3).
-    Left out of R2D2: its rescaled values, the last action and reward as inputs, and many actors.
+    With a recurrent network, each sequence is replayed from the state with which it was collected. The
+    burn-in updates the state without gradients, separately for both networks (R2D2, section 3). Not included
+    from R2D2 are rescaled values, the last action and reward as inputs, and multiple actors.
     """
 
     Config = DQNConfig
     NAME = "dqn"
     TRAITS = Traits(masks=True, greedy=True, exports=True, draws=False, ranks=True, learns_from_copies=True)
     ROWS = ("loss", "td_error", "q_mean")
-    """Statistics of each transition of a minibatch; priorities follow td_error."""
+    """Statistics of each transition of a minibatch; td_error determines priorities."""
     AVERAGING = 0.01
-    """Weight of the latest update in the averages of a metrics row: they reach some 100 updates back."""
+    """Weight of an update in the averages of a metrics row, which cover about 100 updates."""
 
     def __init__(
         self, config: DQNConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
@@ -184,8 +184,8 @@ class DQN(Agent):
         check_experience(config, env, traits_of(config.network.torso).recurrent)
         if exploration_class(config.exploration).TRAITS.noisy and config.network.noisy is None:
             raise InputError(
-                f"agent.exploration: {config.exploration.target} explores by the noise of the network's "
-                "weights, and with agent.network.noisy=null they have none. Set agent.network.noisy=0.5 or "
+                f"agent.exploration: {config.exploration.target} explores through noise in the network's "
+                "weights, but agent.network.noisy=null means no noise. Set agent.network.noisy=0.5 or "
                 "agent/exploration=epsilon_greedy.",
                 code="contradiction",
                 key="agent.exploration",
@@ -193,19 +193,19 @@ class DQN(Agent):
 
     @classmethod
     def check(cls, config: DQNConfig, spaces: Spaces) -> None:
-        """Raise InputError for spaces in which it cannot act or that its network cannot read."""
+        """Raise InputError for spaces that the agent or its network does not support."""
         check_actions(cls.NAME, spaces.action)
         check_torso(config.network.torso, spaces, recurrent=None)
         check_memory(config, spaces)
 
     @classmethod
     def for_rank(cls, config: DQNConfig, ranks: int) -> DQNConfig:
-        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
+        """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
         learned = config.memory.config.learned if config.memory.load().TRAITS.sequences else 1
         return experience_for_rank(config, ranks, sequence_length=learned)
 
     def act(self, observation: Observation) -> NDArray:
-        """Choose exploring actions for the environments, among the valid ones. [num_envs]"""
+        """Choose valid exploring actions for the environments. [num_envs]"""
         policy, self._observation, self._before = self._policy, observation, self._state
         self._action, self._state = policy.choose(
             policy.network.layout(observation.array),
@@ -216,14 +216,14 @@ class DQN(Agent):
         return policy.to_env(self._action)
 
     def observe(self, step: Step) -> None:
-        """Store the outcome of the last actions, and forget the episodes that are over."""
+        """Store the outcome of the last actions, and reset recurrent states where episodes are over."""
         seen = self._observation
         self.experience.memory.add(seen.array, self._action, step, seen.mask, self._before)
-        if self._recurrent:  # a lost life ends no episode: what was seen before it is still of use
+        if self._recurrent:  # not after a lost life, because earlier observations remain useful
             self._state = forgotten(self._state, step.episode_over, self._state.shape[1])
 
     def learn(self) -> int:
-        """Make the updates that are due after this vector step. Returns how many."""
+        """Make the updates that are due after this vector step. Returns the number of updates."""
         before = self._clock.frame  # the clock ticks afterwards
         self._target.frames_passed(before, before + self.experience.frames_per_step)
         count = self.experience.due()
@@ -232,18 +232,18 @@ class DQN(Agent):
         return count
 
     def _update(self) -> None:
-        """Make one step of the optimizer on one minibatch. Raises NonFiniteError."""
+        """Make one optimizer step on one minibatch. Raises NonFiniteError."""
         learner, frame = self._policy.learner, self._clock.frame
         sample: Any = self.experience.sample()
-        # Online network, target network and, for single transitions, the choice of the next action: each has
-        # noise of its own.
+        # Online network, target network and, for single transitions, the choice of the next action have
+        # separate noise.
         if self._recurrent:
             by_sequences = partial(self._sequence_loss, self._policy.noise(2))
             self._rows = learner.gradient(by_sequences, sample, samples=sample.at.shape[1])
         else:
             by_hand = None if self._derived is None else self._loss_by_hand
             loss = DerivedLoss(partial(self.loss, self._policy.noise(3)), by_hand)
-            self._rows = learner.gradient(loss, Transitions.of(sample, learner, layout=None))
+            self._rows = learner.gradient(loss, sample.as_tensors(learner.tensor))
         norm = learner.step(value_at(self._config.lr, frame))
         if not math.isfinite(norm):
             finite_loss = math.isfinite(float(self._rows[0].sum()))
@@ -260,7 +260,7 @@ class DQN(Agent):
         self._target.updated()
 
     def loss(self, noise: Tensor | None, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the loss of transitions. noise: for each of three uses of a network, [3, num_noise]"""
+        """Compute the loss of transitions. noise: noise for three uses of networks, [3, num_noise]."""
         online, delayed, choosing = (None, None, None) if noise is None else noise
         tensor, layout = self._policy.learner.tensor, self._policy.network.layout
         following = tensor(layout(batch.next_observation))
@@ -273,7 +273,7 @@ class DQN(Agent):
         return td_loss(self._value, outputs, later, judged, reward, discount, weight, batch.next_mask)
 
     def _loss_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of a network without noise. Returns the ROWS."""
+        """Compute the gradient of `loss` with a kernel of a network without noise. Returns the ROWS."""
         assert self._derived is not None
         layout = self._policy.network.layout
         following = layout(batch.next_observation)
@@ -281,7 +281,7 @@ class DQN(Agent):
         if self._config.double:
             judged = kernel.forward(following).outputs
         next_action = best(self._derived, judged, as_array(batch.next_mask))
-        outputs = kernel.forward(layout(batch.observation)).outputs  # in place of those for `following`
+        outputs = kernel.forward(layout(batch.observation)).outputs  # overwrites those for `following`
         columns = batch.action, batch.reward, batch.discount, batch.weight
         statistics, gradient = td_gradient(
             self._derived, outputs, later, next_action, *(column.numpy() for column in columns)
@@ -292,7 +292,7 @@ class DQN(Agent):
     def _sequence_loss(
         self, noise: Tensor | None, network: QNetwork, batch: SequenceSample
     ) -> tuple[Tensor, Tensor]:
-        """Compute the loss of sequences after the burn-in. noise: for both networks, [2, num_noise]"""
+        """Compute the loss of sequences after the burn-in. noise: noise for both networks, [2, num_noise]."""
         online, delayed = (None, None) if noise is None else noise
         tensor, first = self._policy.learner.tensor, batch.rows.begin[:-1, None]
         at, following = tensor((batch.at + first).ravel()), tensor((batch.following + first).ravel())
@@ -319,11 +319,11 @@ class DQN(Agent):
         return network(tensor(layout(rows.observation)), pieces.states(state), pieces.lengths, noise).outputs
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        """Return the best actions, by the mean weights of a noisy network. [num_envs]"""
+        """Return the best actions, with the mean weights of a noisy network. [num_envs]"""
         return self.greedy_action(observation)
 
     def greedy_action(self, observation: Observation) -> NDArray:
-        """Return the best actions, by the mean weights of a noisy network. [num_envs]"""
+        """Return the best actions, with the mean weights of a noisy network. [num_envs]"""
         policy, state = self._policy, self._evaluation_state
         start = np.ones(len(observation.array), np.bool_) if observation.start is None else observation.start
         values, self._evaluation_state = policy.values(
@@ -334,7 +334,7 @@ class DQN(Agent):
         return policy.to_env(values.argmax(1))
 
     def actor(self, sampled: bool) -> Actor:
-        """Return the best actions as one module."""
+        """Return the greedy policy as one module."""
         return self._policy.actor()
 
     def decision(self) -> dict[str, NDArray]:
@@ -342,12 +342,12 @@ class DQN(Agent):
         return {"action": self._action, **({"state": self._before} if self._recurrent else {})}
 
     def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
-        """Take a copy's actions for one's own."""
+        """Adopt the actions of a copy at `observation`."""
         self._observation, self._action = observation, decision["action"]
         self._before = decision["state"] if self._recurrent else self._state
 
     def metrics(self) -> dict[str, float]:
-        """Return averages over some 100 updates, the largest value of the last one, and coefficients."""
+        """Return averages over about 100 updates, the largest value of the last one, and coefficients."""
         return {
             **dict(zip(self.ROWS, self._average.mean(1).tolist(), strict=True)),
             "q_max": float(self._rows[-1].max()),
@@ -364,7 +364,7 @@ class DQN(Agent):
         return {"q_network": self._policy.network, "target": self._target.network}
 
     def followers(self) -> dict[str, str]:
-        """Name the target network."""
+        """Return the target network with the name of the network that it follows."""
         return {"target": "q_network"}
 
     def acting_modules(self) -> dict[str, nn.Module]:
@@ -372,7 +372,7 @@ class DQN(Agent):
         return {"q_network": self._policy.network}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer, memory, recurrent state, and the averages of the next metrics row."""
+        """Return weights, optimizer, replay buffer, recurrent state, and averages of the next metrics row."""
         return {
             **self._policy.learner.state_dict(),
             "target": self._target.network.state_dict(),
@@ -384,17 +384,17 @@ class DQN(Agent):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         self._policy.learner.load_state_dict(state)
         self._target.network.load_state_dict(state["target"])
         self.experience.load_state_dict(state["experience"])
         self._state = state["state"]
         for rows, saved in ((self._rows, state["rows"]), (self._average, state["average"])):
-            # Only their means are reported, which stay right if +force has changed the batch size.
+            # Only the means are reported, which remain correct if +force has changed the batch size.
             rows.copy_(saved if saved.shape == rows.shape else saved.mean(1, keepdim=True))
         self._average_norm = float(state["average_norm"])
 
     def close(self) -> None:
-        """End the worker threads and close the memory."""
+        """Stop the worker threads and close the replay buffer."""
         self._policy.learner.close()
         self.experience.close()

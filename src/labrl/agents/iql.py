@@ -1,8 +1,8 @@
-"""Implicit Q-learning, IQL (Kostrikov et al., 2022, arXiv:2110.06169), for data of others.
+"""Implicit Q-learning, IQL (Kostrikov et al., 2022, arXiv:2110.06169), for offline data (`agent/offline`).
 
-No action is valued that is not in the data. A network of state values follows an expectile of the values of
-the actions there, near their maximum; the critics follow it; and the policy imitates the actions of the data,
-the better ones more strongly. Meant for `agent/offline`, it goes on with data of its own.
+IQL never evaluates actions that are not in the data. A network of state values follows an expectile of the
+values of the data's actions, near their maximum; the critics follow the state values; and the policy imitates
+the actions of the data, better ones more strongly. It can continue with transitions that it collects.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from labrl.agents.parts.actor_critic import ReplayActorCriticConfig, ReplayAgent, critic_rows, taken
-from labrl.agents.parts.experience import Transitions
 from labrl.agents.parts.targets import TargetNetwork
+from labrl.agents.replay_agent import ReplayActorCriticConfig, ReplayAgent, critic_rows, taken
 from labrl.agents.sac import CategoricalPolicy
 from labrl.agents.td3 import squared_errors
 from labrl.clock import Clock
-from labrl.config.component import Component
-from labrl.config.types import NonNegativeFloat, PositiveFloat
+from labrl.component import Component
 from labrl.learning.compute import Compute
-from labrl.learning.learner import build_networks, make_learner
+from labrl.learning.learner import make_learner
+from labrl.memory.replay import Transitions
+from labrl.networks.building import build_networks
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import BoxActions, RescaledGaussian
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
+from labrl.types import NonNegativeFloat, PositiveFloat
 
 Expectile = Annotated[float, Field(gt=0, lt=1)]
 
@@ -42,10 +43,10 @@ class IQLConfig(ReplayActorCriticConfig):
     target: Component
     """Update of the target critics."""
     expectile: Expectile
-    """Expectile of the values of the data's actions that a state's value follows, tau, in (0, 1); 0.5: their
-    mean; towards 1: their maximum."""
+    """Expectile of the values of the data's actions that a state's value follows, tau, in (0, 1); 0.5: the
+    mean; close to 1: the maximum."""
     inverse_temperature: NonNegativeFloat
-    """Preference for better actions, beta, per unit of advantage, >= 0; 0: behaviour cloning."""
+    """Preference for better actions, beta, per unit of advantage, >= 0; 0: behavior cloning."""
     max_weight: PositiveFloat
     """Largest weight of a transition in the policy's loss, > 0."""
 
@@ -61,7 +62,7 @@ def advantage_weight(advantage: Tensor, inverse_temperature: float, largest: flo
 
 
 class IQL(ReplayAgent):
-    """A policy, two critics with a target, and a network of state values, algorithm 1."""
+    """A policy, two critics with target networks, and a network of state values, algorithm 1."""
 
     Config = IQLConfig
     NAME = "iql"
@@ -86,7 +87,6 @@ class IQL(ReplayAgent):
             lambda: (PolicyNetwork(torso, spaces.observation, 1),),
             streams.seed_of("initialization", "value"),
             spaces,
-            compute,
         )
         self._value = make_learner(
             network, spaces, compute, config.optimizer, config.max_grad_norm, batch_size=config.batch_size
@@ -139,18 +139,18 @@ class IQL(ReplayAgent):
         return taken(values, batch.action).amin(0)
 
     def metrics(self) -> dict[str, float]:
-        """Return averages over some 100 updates, and coefficients at this frame."""
+        """Return averages over about 100 updates, and coefficients at this frame."""
         return {**super().metrics(), **self.averages("value"), "weight_norm_value": self._value.weight_norm}
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return the networks that learn, and the target."""
+        """Return the networks that learn, and the target critics."""
         return {**super().modules(), "value": self._value.network}
 
 
 class BoxPolicy(RescaledGaussian):
-    """A Gaussian over a box known as [-1, 1]: its mean is tanh of a parameter, its deviation is limited.
+    """A Gaussian over a box scaled to [-1, 1], with the tanh of a parameter as mean and limited deviation.
 
-    Actions of the data may lie at a bound, where a squashed Gaussian would have no density.
+    Actions of the data may lie at the bounds, where a squashed Gaussian has no density.
     """
 
     LOG_STD_RANGE = (-5.0, 2.0)
@@ -175,11 +175,11 @@ class BoxPolicy(RescaledGaussian):
         return super().log_prob_entropy(self._limited(parameters), action)
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions as the environment takes them. [n, *action]"""
+        """Return actions for the environment. [n, *action]"""
         return super().in_graph(self._limited(parameters), sampled)
 
     def _limited(self, parameters: Tensor) -> Tensor:
-        """Return means in (-1, 1) and log deviations within their range. [n, 2 size]"""
+        """Return means in (-1, 1) and log standard deviations within their range. [n, 2 size]"""
         mean, log_std = parameters.chunk(2, dim=1)
         return torch.cat((mean.tanh(), log_std.clamp(*self.LOG_STD_RANGE)), dim=1)
 

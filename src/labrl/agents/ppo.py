@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.agents.agent import divided
-from labrl.agents.parts.policy import (
+from labrl.agents.policy_agent import (
     OutputGradients,
     PolicyAgent,
     PolicyConfig,
@@ -22,7 +22,6 @@ from labrl.agents.parts.policy import (
     evaluated_by_hand,
     refuse_self_imitation,
 )
-from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveFloat, PositiveInt, Probability
 from labrl.errors import InputError
 from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import (
@@ -34,10 +33,18 @@ from labrl.memory.rollout import (
     nearest_divisor,
 )
 from labrl.networks.actor_critic import ActorCritic
+from labrl.networks.building import traits_of
 from labrl.networks.distributions import Derived
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import traits_of
 from labrl.schedules import value_at
+from labrl.spaces import Spaces
+from labrl.types import (
+    NonNegativeFloat,
+    NonNegativeSchedule,
+    PositiveFloat,
+    PositiveInt,
+    Probability,
+    ProbabilitySchedule,
+)
 
 if TYPE_CHECKING:
     from labrl.clock import Clock
@@ -47,7 +54,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class PPOConfig(PolicyConfig):
-    """Options of PPO; entropy_coef is c2 in eq. 9."""
+    """Options of PPO; `entropy_coef` is c2 in eq. 9."""
 
     horizon: PositiveInt
     """Agent steps that each environment contributes to one rollout, >= 1."""
@@ -56,25 +63,25 @@ class PPOConfig(PolicyConfig):
     batch_size: PositiveInt
     """Steps in a minibatch, >= 1; must divide horizon * env.num_envs."""
     sequence_length: PositiveInt | None
-    """Consecutive steps of one environment through which a recurrent network propagates gradients,
-    >= 1; must divide horizon and batch_size; null: all of the horizon. null with other networks."""
+    """Consecutive steps of one environment through which a recurrent network propagates gradients, >= 1;
+    must divide horizon and batch_size; null: the whole horizon; null for networks that are not recurrent."""
     gae_lambda: Probability
     """Decay of the advantage estimator, lambda, in [0, 1]."""
-    clip_range: NonNegativeSchedule
-    """Range of the probability ratio, epsilon in eq. 7, >= 0."""
+    clip_range: ProbabilitySchedule
+    """Range of the probability ratio, epsilon in eq. 7, in [0, 1]."""
     value_clip_range: NonNegativeSchedule | None
     """Largest change of a value in one update, >= 0; null: values are not clipped."""
     value_coef: NonNegativeFloat
     """Weight of the value loss, c1 in eq. 9, >= 0."""
     normalize_advantage: bool
-    """Whether advantages are scaled to mean 0 and deviation 1 in each minibatch."""
+    """Whether advantages are scaled to mean 0 and standard deviation 1 in each minibatch."""
     target_kl: PositiveFloat | None
-    """Divergence of the new policy from the old one, > 0, in nats: no further epoch begins after one whose
-    mean is more than 1.5 times this; null: all epochs are made."""
+    """Divergence of the new policy from the old one, > 0, in nats: the epochs end after one with a mean
+    divergence above 1.5 times this; null: all epochs are made."""
 
 
 def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """Pessimistic policy objective, eq. 7: mean of min(r A, clip(r, 1-eps, 1+eps) A).
+    """Compute the pessimistic objective of the policy, eq. 7: the mean of min(r A, clip(r, 1-eps, 1+eps) A).
 
     ratio, advantage: [batch]. Returns a scalar to be maximized.
     """
@@ -82,9 +89,10 @@ def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
 
 
 def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | None) -> Tensor:
-    """Half the mean squared error, of the worse of the value and the value clipped to its old one.
+    """Compute half the mean squared error of the value, or of the clipped value where that is worse.
 
-    The clipping follows the first author's code (Engstrom et al., 2020, arXiv:2005.12729, section 3).
+    The value is clipped near its old one, as in the first author's code (Engstrom et al., 2020,
+    arXiv:2005.12729, section 3).
     value, old_value, target: [batch]. Returns a scalar to be minimized.
     """
     error = (value - target).square()
@@ -108,12 +116,12 @@ def clipped_policy_gradient(
 ) -> tuple[NDArray, OutputGradients]:
     """Differentiate the loss of PPO, the mean of -min(r A, clip(r) A) + c1 L - c2 H.
 
-    With the ratio r = pi(a|s) / pi_old(a|s). By log pi the first term is -r A, and 0 where the clipped
-    product is the smaller one: beyond 1 + clip for A > 0, below 1 - clip for A < 0. L is (V - R)^2 / 2, with
-    value clipping the larger one of that and (V_clip - R)^2 / 2, V_clip = V_old + clip(V - V_old): its
-    derivative by V is V - R, and 0 where V_clip is at its bound and the larger one. All arrays are [rows].
-    Returns the means of the policy's loss, L, the entropy, the divergence and the share of clipped ratios,
-    [5], and the derivatives.
+    r = pi(a|s) / pi_old(a|s) is the probability ratio. The derivative of the first term with respect to
+    log pi is -r A, or 0 where the clipped product is smaller: above 1 + clip for A > 0, below 1 - clip for
+    A < 0. L is (V - R)^2 / 2, or with value clipping the maximum of this and (V_clip - R)^2 / 2 with V_clip =
+    V_old + clip(V - V_old). Its derivative with respect to V is V - R, or 0 where V_clip is at its bound and
+    has the larger error. All arrays are [rows]. Returns the means of the policy loss, L, the entropy, the
+    divergence and the share of clipped ratios, [5], and the derivatives.
     """
     rows = len(value)
     terms = np.empty((5, rows), np.float32)
@@ -137,9 +145,9 @@ def clipped_policy_gradient(
 
 
 def value_error(value: NDArray, target: NDArray, old: NDArray, clip: float | None, out: NDArray) -> NDArray:
-    """Return half the derivative of the squared error of values, and write the squared error into `out`.
+    """Return half the derivative of the squared error of values, and write the squared error to `out`.
 
-    old, clip: with value clipping, as in `clipped_policy_gradient`. [rows] each
+    old, clip: old values and range of value clipping, as in `clipped_policy_gradient`. All arrays are [rows].
     """
     error = value - target
     np.multiply(error, error, out=out)
@@ -157,9 +165,9 @@ def value_error(value: NDArray, target: NDArray, old: NDArray, clip: float | Non
 class PPO(PolicyAgent):
     """Collects a rollout with one policy, then makes several epochs of minibatch updates on it.
 
-    With a recurrent network, an epoch takes whole sequences in random order, each from the state that it was
-    collected from. That state is the one of the weights that collected the rollout, as in the authors'
-    code: it grows stale over the epochs, but by little, since the clipping keeps the policy near.
+    With a recurrent network, an epoch visits whole sequences in random order, each from the state with which
+    it was collected. As in the authors' code, this state comes from the weights that collected the rollout.
+    It becomes stale over the epochs, but only slightly, because clipping keeps the policy close.
     """
 
     Config = PPOConfig
@@ -180,7 +188,7 @@ class PPO(PolicyAgent):
             sequence_length=(config.sequence_length or config.horizon) if recurrent else 1,
             state_size=recurrent,
         )
-        # A term that is added to `loss` needs its gradient in `_loss_by_hand` too, or None in place of that.
+        # If you add a term to `loss`, add its gradient to `_loss_by_hand` or pass None instead of that.
         self._derived_loss = DerivedLoss(self.loss, self._loss_by_hand)
         self._minibatch_stream = streams.torch("minibatches")
         self._std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
@@ -213,7 +221,7 @@ class PPO(PolicyAgent):
 
     @classmethod
     def check(cls, config: PPOConfig, spaces: Spaces) -> None:
-        """Raise InputError for options that have no meaning in the environment's spaces."""
+        """Raise InputError for options that contradict the environment's spaces."""
         recurrent = check_policy(config, spaces, cls.NAME)
         check_room(config.horizon, spaces.observation, spaces.num_envs)
         if config.sequence_length is not None and not recurrent:
@@ -236,14 +244,14 @@ class PPO(PolicyAgent):
 
     @classmethod
     def for_rank(cls, config: PPOConfig, ranks: int) -> PPOConfig:
-        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
+        """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
         refuse_self_imitation(config.self_imitation)
         recurrent = traits_of(config.network.torso).recurrent
         length = config.sequence_length or (config.horizon if recurrent else 1)
         return divided(config, "batch_size", ranks, sequence_length=length)
 
     def learn(self) -> int:
-        """Make epochs of minibatch updates on a full rollout. Returns how many updates were made."""
+        """Make epochs of minibatch updates on a full rollout. Returns the number of updates made."""
         if not self.rollout.full:
             return 0
         config, learner, frame = self._config, self.learner, self._clock.frame
@@ -270,7 +278,7 @@ class PPO(PolicyAgent):
         return updates if self.imitation is None else updates + self.imitation.learn()
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Compute eq. 9 with its sign turned, to be minimized, and the mean STATISTICS."""
+        """Compute the negative of eq. 9, to be minimized, and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
         log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         log_ratio = log_prob - minibatch.log_prob
@@ -279,17 +287,17 @@ class PPO(PolicyAgent):
         value_error = value_loss(value, minibatch.value, minibatch.value_target, self._value_clip)
         entropy = entropies.mean()
         loss = policy + self._config.value_coef * value_error
-        if self._entropy_coef:  # a term of weight zero would still be differentiated
+        if self._entropy_coef:  # torch would still differentiate a term with weight zero
             loss = loss - self._entropy_coef * entropy
         with torch.no_grad():
             change = ratio - 1
-            # The low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).
+            # Low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).
             kl = (change - log_ratio).mean()
             clipped = (change.abs() > self._clip).float().mean()
             return loss, torch.stack([policy, value_error, entropy, kl, clipped])
 
     def _loss_by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
+        """Compute the gradient of `loss` with a kernel of the network. Returns the mean STATISTICS."""
         policy, value = evaluated_by_hand(self.distribution, kernel, minibatch)
         statistics, gradients = clipped_policy_gradient(
             policy,

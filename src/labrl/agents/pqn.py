@@ -1,7 +1,6 @@
 """Parallelized Q-network, PQN (Gallici et al., 2024, arXiv:2407.04811): Q-learning without a replay buffer.
 
-Many environments take the place of the replay buffer, and a network whose layers are normalized that of the
-target network.
+Many environments replace the replay buffer, and a network with layer normalization needs no target network.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from labrl.agents.agent import Observation, check_finite, divided
 from labrl.agents.parts.exploration import exploration_class
-from labrl.agents.parts.rollout_values import (
+from labrl.agents.rollout_values_agent import (
     RETURNS_STATISTICS,
     Returns,
     RolloutValuesAgent,
@@ -23,14 +22,14 @@ from labrl.agents.parts.rollout_values import (
     returns_loss,
 )
 from labrl.clock import Clock
-from labrl.config.types import PositiveInt
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.memory.rollout import check_budget, check_minibatches
-from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Masks
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -42,11 +41,11 @@ class PQNConfig(RolloutValuesConfig):
 
 
 class PQN(RolloutValuesAgent):
-    """After each rollout makes several epochs of minibatch updates of Q(s, a) towards its lambda-return.
+    """Makes several epochs of minibatch updates of Q(s, a) towards the lambda-returns of each rollout.
 
-    G_t = r + gamma ((1 - lambda) max_a Q(s', a) + lambda G_{t+1}), truncated at the rollout's end (algorithm
-    2). The maximum is that of the weights before the update. After an exploring action the return is that of
-    the action nevertheless, as in Peng's Q(lambda).
+    G_t = r + gamma ((1 - lambda) max_a Q(s', a) + lambda G_{t+1}), truncated at the end of the rollout
+    (algorithm 2). The maximum uses the weights before the update. Exploring actions do not cut the returns,
+    as in Peng's Q(lambda).
     """
 
     Config = PQNConfig
@@ -66,7 +65,7 @@ class PQN(RolloutValuesAgent):
         check_budget(config.horizon, env)
         if exploration_class(config.exploration).TRAITS.noisy or config.network.noisy is not None:
             raise InputError(
-                "agent.network.noisy must be null: PQN explores by agent.exploration alone. Set "
+                "agent.network.noisy must be null: PQN explores only with agent.exploration. Set "
                 "agent.network.noisy=null and agent/exploration=epsilon_greedy.",
                 code="unsupported",
                 key="agent.network.noisy",
@@ -74,18 +73,18 @@ class PQN(RolloutValuesAgent):
 
     @classmethod
     def for_rank(cls, config: PQNConfig, ranks: int) -> PQNConfig:
-        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
+        """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
         return divided(config, "batch_size", ranks)
 
     def act(self, observation: Observation) -> NDArray:
-        """Choose exploring actions for the environments, among the valid ones. [num_envs]"""
+        """Choose valid exploring actions for the environments. [num_envs]"""
         inputs = self._policy.network.layout(observation.array)
         action, _ = self._policy.choose(inputs, observation.mask)
         self._rollout.add_choice(inputs, action, mask=observation.mask)
         return self._policy.to_env(action)
 
     def learn(self) -> int:
-        """Make epochs of minibatch updates on a full rollout. Returns how many updates were made."""
+        """Make epochs of minibatch updates on a full rollout. Returns the number of updates made."""
         if not self._rollout.full:
             return 0
         config, learner, frame, rollout = self._config, self._policy.learner, self._clock.frame, self._rollout
@@ -112,5 +111,5 @@ class PQN(RolloutValuesAgent):
 
     def _best(self, inputs: NDArray, mask: Masks) -> NDArray[np.float32]:
         """Return the largest value among the valid actions. [n]"""
-        # A tensor, so that targets are computed by the same operations as the values that follow them.
+        # Pass a tensor, so that targets use the same operations as the values that approach them.
         return self._policy.values(self._policy.learner.tensor(inputs), mask)[0].max(1)

@@ -1,4 +1,4 @@
-"""Uniformly random actions, and the agent that takes nothing else: the baseline of every statistic."""
+"""Uniformly random actions, and the agent that takes them, the baseline of all statistics."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from labrl.agents.parts.exploration import uniform_valid
 from labrl.clock import Clock
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces, has_bounds
 from labrl.seeding import Streams
+from labrl.spaces import Spaces, has_bounds
 from labrl.step import Masks, Step
 
 
 @dataclass(kw_only=True)
 class RandomConfig:
-    """Uniformly random actions: the baseline of every statistic."""
+    """Uniformly random actions, the baseline of all statistics."""
 
 
 class RandomAgent(Agent):
@@ -50,19 +50,19 @@ class RandomAgent(Agent):
         return uniform_actions(self._space, len(observation.array), generator, observation.mask)
 
     def observe(self, step: Step) -> None:
-        """Remember nothing."""
+        """Ignore the outcome."""
 
     def learn(self) -> int:
-        """Learn nothing. Returns 0."""
+        """Make no update. Returns 0."""
         return 0
 
 
 def uniform_actions(
     space: gym.Space[Any], n: int, generator: np.random.Generator, mask: Masks = None
 ) -> NDArray:
-    """Draw `n` independent uniform actions. [n, ...] Raises InputError for other spaces.
+    """Draw `n` independent uniform actions, [n, ...]. Raises InputError for unsupported spaces.
 
-    mask: which are valid, those of several choices side by side. [n, flags]
+    mask: valid actions, with the flags of several choices side by side, [n, flags].
     """
     if mask is not None:
         return _uniform_valid_actions(space, mask, generator)
@@ -85,7 +85,7 @@ def uniform_actions(
 
 
 def check_uniform(space: gym.Space[Any], override: str) -> None:
-    """Raise InputError if `space` has no random actions. override: the `key=value` that asks for them."""
+    """Raise InputError if `space` has no random actions. override: the `key=value` that requires them."""
     try:
         uniform_actions(space, 1, np.random.default_rng(0))
     except LabrlError as error:

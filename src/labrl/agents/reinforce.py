@@ -1,4 +1,4 @@
-"""REINFORCE (Williams, 1992, doi:10.1007/BF00992696): the gradient of the return, from whole episodes."""
+"""REINFORCE (Williams, 1992, doi:10.1007/BF00992696): policy gradients from whole episodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.policy import (
+from labrl.agents.policy_agent import (
     PolicyAgent,
     PolicyConfig,
     check_policy,
@@ -19,15 +19,15 @@ from labrl.agents.parts.policy import (
     refuse_episodes,
 )
 from labrl.clock import Clock
-from labrl.config.types import NonNegativeFloat, PositiveInt
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import Episodes, Minibatch
 from labrl.networks.actor_critic import ActorCritic
-from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
+from labrl.types import NonNegativeFloat, PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -37,21 +37,21 @@ class ReinforceConfig(PolicyConfig):
     episodes: PositiveInt
     """Whole episodes in one update, over all environments, >= 1."""
     baseline: Literal["none", "mean", "value"]
-    """Baseline subtracted from the returns: nothing, their mean over the update, or a learned value."""
+    """Baseline subtracted from the returns: none, their mean over the update, or a learned value."""
     value_coef: NonNegativeFloat | None
-    """Weight of half the squared error of the values, >= 0, with baseline=value; null with any other."""
+    """Weight of half the squared error of the values, >= 0, for baseline=value; null for other baselines."""
     normalize_advantage: bool
-    """Whether returns minus the baseline are scaled to mean 0 and deviation 1 in each update."""
+    """Whether returns minus the baseline are scaled to mean 0 and standard deviation 1 in each update."""
 
 
 class Reinforce(PolicyAgent):
-    """One step along the mean of (G_t - b) grad log pi(a_t|s_t) over some whole episodes.
+    """Steps along the mean of (G_t - b) grad log pi(a_t|s_t) over a number of whole episodes.
 
     G_t is the discounted sum of rewards from step t to the end of its episode (Sutton & Barto, 2018, section
-    13.4, without the factor gamma^t, as is usual). An episode that a time limit cut goes on, for all that is
-    known: a value baseline stands for the rest of its return, and without one that rest is missing. With
-    several environments an episode may be under way at an update; it counts at the next one, as if all of it
-    had been played by the policy of that time. With env.num_envs=1 and agent.episodes=1 it is the textbook's.
+    13.4, without the factor gamma^t, as is usual). If a time limit truncates an episode, a value baseline
+    estimates the rest of its return; without one, the rest is missing. With several environments, an episode
+    that is unfinished at an update counts for the next one, as if the policy of that time had played all of
+    it. With env.num_envs=1 and agent.episodes=1, this is the algorithm of the textbook.
     """
 
     Config = ReinforceConfig
@@ -70,7 +70,7 @@ class Reinforce(PolicyAgent):
 
     @classmethod
     def check(cls, config: ReinforceConfig, spaces: Spaces) -> None:
-        """Raise InputError for options that have no meaning in the environment's spaces, or together."""
+        """Raise InputError for options that contradict the environment's spaces or each other."""
         if check_policy(config, spaces, cls.NAME):
             raise InputError(
                 f"agent.network.torso: {config.network.torso.target} is recurrent, which agent=reinforce "
@@ -129,7 +129,7 @@ class Reinforce(PolicyAgent):
         return 1 if self.imitation is None else 1 + self.imitation.learn()
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Compute -(G - b) log pi(a|s), less the entropy bonus, and the mean STATISTICS."""
+        """Compute -(G - b) log pi(a|s) minus the entropy bonus, and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
         log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -(minibatch.advantage * log_prob).mean()
@@ -138,11 +138,11 @@ class Reinforce(PolicyAgent):
         loss = policy
         if self._config.value_coef is not None:
             loss = loss + self._config.value_coef * value_error
-        if self._entropy_coef:  # a term of weight zero would still be differentiated
+        if self._entropy_coef:  # torch would still differentiate a term with weight zero
             loss = loss - self._entropy_coef * entropy
         return loss, torch.stack([policy, value_error, entropy]).detach()
 
     def _loss_by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the network. Returns the mean STATISTICS."""
+        """Compute the gradient of `loss` with a kernel of the network. Returns the mean STATISTICS."""
         value_coef, entropy_coef = self._config.value_coef or 0.0, self._entropy_coef
         return policy_gradient_by_hand(self.distribution, kernel, minibatch, value_coef, entropy_coef)

@@ -1,7 +1,7 @@
 """Soft actor-critic with automatic temperature (Haarnoja et al., 2018, arXiv:1812.05905).
 
-Over continuous actions the policy is a squashed Gaussian, over discrete ones every expectation is exact
-(Christodoulou, 2019, arXiv:1910.07207). With n_step > 1 the entropy of the states between is left out.
+For continuous actions, the policy is a squashed Gaussian; for discrete actions, all expectations are exact
+(Christodoulou, 2019, arXiv:1910.07207). With n_step > 1, the entropy of intermediate states is omitted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.actor_critic import (
+from labrl.agents.parts.targets import TargetNetwork
+from labrl.agents.replay_agent import (
     ReplayActorCriticConfig,
     ReplayAgent,
     Stateful,
@@ -25,14 +26,12 @@ from labrl.agents.parts.actor_critic import (
     critics_gradient,
     taken,
 )
-from labrl.agents.parts.experience import Transitions
-from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
-from labrl.config.component import Component
-from labrl.config.types import NonNegativeSchedule, PositiveFloat, Schedule
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss
+from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import (
     LOG_STD_RANGE,
@@ -40,14 +39,15 @@ from labrl.networks.distributions import (
     Categorical,
     squashed_sample,
 )
-from labrl.networks.spaces import Spaces
 from labrl.schedules import largest, smallest, value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
+from labrl.types import NonNegativeSchedule, PositiveFloat, Schedule
 
 
 @dataclass(kw_only=True)
 class SoftActorCriticConfig(ReplayActorCriticConfig):
-    """Options of agents that maximize entropy beside reward."""
+    """Options of agents that maximize entropy in addition to reward."""
 
     temperature: NonNegativeSchedule | None
     """Weight of the entropy, alpha, >= 0; null: learned, so that the policy's entropy approaches
@@ -55,8 +55,9 @@ class SoftActorCriticConfig(ReplayActorCriticConfig):
     initial_temperature: PositiveFloat
     """Initial value of a learned temperature, > 0."""
     target_entropy: Schedule | None
-    """Entropy that a learned temperature aims at, in nats; continuous actions count as scaled to (-1, 1);
-    null: minus the number of continuous actions, or 0.6 times the largest entropy of discrete ones."""
+    """Target of the policy's entropy for a learned temperature, in nats, for continuous actions scaled to
+    (-1, 1); null: minus the number of continuous actions, or 0.6 times the largest entropy of discrete
+    ones."""
 
 
 @dataclass(kw_only=True)
@@ -68,7 +69,7 @@ class SACConfig(SoftActorCriticConfig):
 
 
 def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Half the weighted squared error of each row, summed over the critics. Its mean is minimized, eq. 5.
+    """Compute half the weighted squared error of each row, summed over the critics; its mean is eq. 5.
 
     value: [critics, batch]; target: [batch]; weight: importance weights, [batch]. Returns [batch].
     """
@@ -76,12 +77,12 @@ def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
 
 
 def soft_value(value: Tensor, entropy: Tensor, temperature: float) -> Tensor:
-    """Value of a state whose entropy counts too, Q - alpha log pi, eq. 3. [batch] each"""
+    """Compute the value of a state including entropy, Q - alpha log pi, eq. 3. [batch] each"""
     return torch.add(value, entropy, alpha=temperature)
 
 
 class SAC(ReplayAgent):
-    """Two critics, their target networks, and a policy that is as random as the temperature wants it."""
+    """Two critics, their target networks, and a policy whose randomness depends on the temperature."""
 
     Config: type[SoftActorCriticConfig] = SACConfig
     NAME = "sac"
@@ -97,7 +98,7 @@ class SAC(ReplayAgent):
         num_critics: int = 2,
         critic_outputs: int = 1,
     ) -> None:
-        """critic_outputs: numbers that a critic gives for a continuous action."""
+        """critic_outputs: number of outputs of a critic for a continuous action."""
         self._soft = soft = soft_policy(spaces.action)
         super().__init__(
             config,
@@ -121,13 +122,13 @@ class SAC(ReplayAgent):
 
     @classmethod
     def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
-        """Raise InputError for spaces and entropies that do not fit."""
+        """Raise InputError for unsupported spaces and target entropies."""
         super().check(config, spaces)
         if config.target_entropy is None:
             return
         if config.temperature is not None:
             raise InputError(
-                "agent.target_entropy is the target of a learned temperature, and agent.temperature is "
+                "agent.target_entropy is the target of a learned temperature, but agent.temperature is "
                 "fixed. Set agent.temperature=null or agent.target_entropy=null.",
                 code="contradiction",
                 key="agent.target_entropy",
@@ -146,7 +147,7 @@ class SAC(ReplayAgent):
         return rows[1]
 
     def noisy(self, batch: Transitions) -> tuple[Transitions, Transitions]:
-        """Return a minibatch with random numbers for the loss of the critics, and for that of the policy."""
+        """Return a minibatch with noise for the loss of the critics, and one for the loss of the policy."""
         shape, stream = (2, len(batch.reward), self._soft.noise_size), self._noise_stream
         noise = torch.randn(shape, generator=stream, device=batch.reward.device)
         return replace(batch, noise=noise[0]), replace(batch, noise=noise[1])
@@ -164,7 +165,7 @@ class SAC(ReplayAgent):
         return losses.mean(), critic_rows(losses, values, target)
 
     def _critics_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the critics. Returns their `critic_rows`."""
+        """Compute the gradient of `critic_loss` with a kernel of the critics. Returns their `critic_rows`."""
         parameters = self.policy.forward(batch.next_observation)
         drawn = self._soft.choose_by_hand(parameters, batch.noise.numpy())
         value = drawn.worth(self._target.forward(batch.next_observation, drawn.choice))
@@ -183,7 +184,7 @@ class SAC(ReplayAgent):
         return loss, torch.stack((loss.detach(), entropy.detach().mean()))
 
     def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the policy. Returns mean loss and entropy."""
+        """Compute the gradient of `policy_loss` with a kernel. Returns the mean loss and entropy."""
         judge = self.judge_kernel
         drawn = self._soft.choose_by_hand(kernel.forward(batch.observation), batch.noise.numpy())
         values, temperature = judge.forward(batch.observation, drawn.choice), self._temperature.value
@@ -193,7 +194,7 @@ class SAC(ReplayAgent):
         return np.array(statistics, np.float32)
 
     def metrics(self) -> dict[str, float]:
-        """Return averages over some 100 updates, and coefficients at this frame."""
+        """Return averages over about 100 updates, and coefficients at this frame."""
         return {**super().metrics(), **self._temperature.metrics()}
 
     def parts(self) -> dict[str, Stateful]:
@@ -202,20 +203,20 @@ class SAC(ReplayAgent):
 
 
 Backward = Callable[[NDArray], NDArray]
-"""Maps the derivative of a loss by the values of critics, [critics, rows], to that by their inputs,
-[critics, rows, inputs], of which the last columns are the actions."""
+"""Maps derivatives by the values of critics, [critics, rows], to derivatives by their inputs, [critics, rows,
+inputs], whose last columns are the actions."""
 
 
 class SquashedChoice:
-    """Actions a = tanh(u), u = m + s x, with a standard normal x and s = exp(clip(l)).
+    """Actions a = tanh(u) with u = m + s x, standard normal x and s = exp(clip(l)).
 
-    -log pi = sum(x^2 / 2 + log s + log(1 - a^2)) + constant, so that its derivatives by u and log s are
-    -2 a and 1. With G the derivative of the loss by a, that by u is g = G (1 - a^2) + 2 alpha a / rows; by m
-    it is g, and by l it is g s x - alpha / rows, and 0 where l is clipped.
+    -log pi = sum(x^2 / 2 + log s + log(1 - a^2)) + constant, with derivatives -2 a by u and 1 by log s. If G
+    is the derivative of the loss by a, its derivative by u and m is g = G (1 - a^2) + 2 alpha a / rows, and
+    by l it is g s x - alpha / rows, or 0 where l is clipped.
     """
 
     def __init__(self, parameters: NDArray, noise: NDArray) -> None:
-        """parameters: means and log deviations, [rows, 2 size]; noise: x, [rows, size]."""
+        """parameters: means and log standard deviations, [rows, 2 size]; noise: x, [rows, size]."""
         size = noise.shape[1]
         mean, log_std = parameters[:, :size], parameters[:, size:]
         kept = np.minimum(np.maximum(log_std, LOG_STD_RANGE[0]), LOG_STD_RANGE[1])
@@ -223,7 +224,7 @@ class SquashedChoice:
         self._spread = np.exp(kept) * noise
         u = mean + self._spread
         self.choice = np.tanh(u)
-        # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), with digits left where tanh(u) rounds to 1.
+        # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), accurate even where tanh(u) rounds to 1.
         slope = np.logaddexp(np.float32(0), -2 * u)
         slope += u
         self.entropy: NDArray = (np.float32(0.5) * noise * noise + kept - 2 * slope).sum(1)
@@ -238,13 +239,13 @@ class SquashedChoice:
     ) -> NDArray:
         """Differentiate the mean of -(Q - alpha log pi) by the policy's parameters. [rows, 2 size]
 
-        by_values: derivative of the mean of -Q by the critics' values, [critics, rows, ...]; None: Q is the
-        smaller one.
+        by_values: derivative of the mean of -Q by the critics' values, [critics, rows, ...]; None if Q is the
+        smaller value.
         """
         rows, size = self.choice.shape
         if by_values is None:
             smaller = values == values.min(0)
-            # Critics that agree have a part each.
+            # Critics with equal values share the derivative.
             by_values = (smaller / (np.float32(-rows) * smaller.sum(0))).astype(values.dtype)
         slope = backward(by_values)[..., -size:].sum(0)
         coefficient = np.float32(temperature / rows)
@@ -255,9 +256,9 @@ class SquashedChoice:
 
 
 class SquashedGaussianPolicy:
-    """A policy over a box: tanh of a Gaussian whose mean and deviation depend on the state.
+    """Policy over a box: tanh of a Gaussian whose mean and standard deviation depend on the state.
 
-    Its choice in a state is an action that was drawn.
+    Its choice in a state is a drawn action.
     """
 
     choose_by_hand = SquashedChoice
@@ -272,7 +273,7 @@ class SquashedGaussianPolicy:
         self._largest_entropy = box.size * math.log(2)
 
     def check_target_entropy(self, target: Schedule) -> None:
-        """Raise InputError for a target that the policy should not be brought to."""
+        """Raise InputError for a target entropy above 0."""
         if largest(target) > 0:
             raise InputError(
                 f"agent.target_entropy must be at most 0 for continuous actions, got {largest(target):g}: it "
@@ -294,7 +295,7 @@ class SquashedGaussianPolicy:
         return np.tanh(mean + np.exp(np.minimum(np.maximum(log_std, low), high)) * noise)
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions as the environment takes them, drawn or tanh of the mean. [n, *action]"""
+        """Return actions for the environment, drawn or tanh of the mean. [n, *action]"""
         mean, log_std = parameters.chunk(2, dim=1)
         if sampled:
             mean = mean + log_std.clamp(*LOG_STD_RANGE).exp() * torch.randn_like(mean)
@@ -311,19 +312,19 @@ class SquashedGaussianPolicy:
         return values.amin(0)
 
     def joined(self, action: Tensor, choice: Tensor) -> Tensor:
-        """Return what critics are given for actions and, after them, choices. [2 batch, size]"""
+        """Return the critics' inputs for actions followed by choices. [2 batch, size]"""
         return torch.cat([action, choice])
 
 
 class CategoricalChoice:
-    """Probabilities p = softmax(x) of all actions, and their entropy H.
+    """Probabilities p = softmax(x) of all actions with their entropy H.
 
     The derivative of sum(p q) + alpha H by x_i is p_i (d_i - sum(p d)) with d = q - alpha log p: the constant
     -alpha in the derivative of H by p_i cancels.
     """
 
     def __init__(self, parameters: NDArray, noise: NDArray) -> None:
-        """parameters: logits, [rows, actions]; noise: none is needed, [rows, 0]."""
+        """parameters: logits, [rows, actions]; noise: empty, [rows, 0]."""
         logits = parameters - parameters.max(1, keepdims=True)
         self.choice = np.exp(logits)
         total = self.choice.sum(1, keepdims=True)
@@ -346,7 +347,7 @@ class CategoricalChoice:
 
 
 class CategoricalPolicy(Categorical):
-    """A policy over discrete actions. Its choice in a state is the probabilities of all of them."""
+    """Policy over discrete actions. Its choice in a state is the probabilities of all actions."""
 
     choose_by_hand = CategoricalChoice
     noise_size = 0
@@ -355,13 +356,13 @@ class CategoricalPolicy(Categorical):
         super().__init__(space)
         self.stored: gym.Space[Any] = gym.spaces.Discrete(self.num_parameters)
         self._largest_entropy = math.log(self.num_parameters)
-        # The paper's 0.98 of the largest leaves a policy next to nothing to choose.
+        # With 0.98 of the largest entropy, as in the paper, the policy would be almost uniform.
         self.usual_entropy = 0.6 * self._largest_entropy
 
     def check_target_entropy(self, target: Schedule) -> None:
-        """Raise InputError for a target that the policy cannot come to."""
+        """Raise InputError for a target entropy that the policy cannot reach."""
         low, high = smallest(target), largest(target)
-        # The only entropy of a single action is 0, which is the usual one then.
+        # With a single action, the only entropy is 0, which is then the usual one.
         reached = high < self._largest_entropy or high == self.usual_entropy
         if low < 0 or not reached:
             raise InputError(
@@ -387,7 +388,7 @@ class CategoricalPolicy(Categorical):
         return (values.amin(0) * choice).sum(1)
 
     def joined(self, action: Tensor, choice: Tensor) -> Tensor:
-        """Return what critics are given: they look at no actions, and value all. [batch]"""
+        """Return the actions, which critics of discrete actions ignore. [batch]"""
         return action
 
 
@@ -400,16 +401,16 @@ def soft_policy(space: gym.Space[Any]) -> SquashedGaussianPolicy | CategoricalPo
 
 
 class Temperature:
-    """The weight of entropy, alpha, on a schedule or learned so that the policy's entropy comes to a target.
+    """The weight of entropy, alpha: on a schedule, or learned so that the policy's entropy reaches a target.
 
-    Learning is descent on log alpha along E[entropy] - target, the direction of eq. 18 without its factor
-    alpha, as in the authors' code, by Adam. One number is quicker without arrays.
+    Adam descends on log alpha along E[entropy] - target, the direction of eq. 18 without its factor alpha, as
+    in the authors' code. It uses plain floats, which are faster than arrays for one number.
     """
 
     DECAY, SQUARE_DECAY, EPS = 0.9, 0.999, 1e-8
 
     def __init__(self, config: SoftActorCriticConfig, usual_entropy: float, clock: Clock) -> None:
-        """usual_entropy: the target where the options name none."""
+        """usual_entropy: target if the options specify none."""
         self._fixed, self._lr, self._clock = config.temperature, config.lr, clock
         self._target: Schedule = usual_entropy if config.target_entropy is None else config.target_entropy
         self._log, self._mean, self._square = math.log(config.initial_temperature), 0.0, 0.0
@@ -417,13 +418,13 @@ class Temperature:
 
     @property
     def value(self) -> float:
-        """alpha at this frame."""
+        """Alpha at the current frame."""
         if self._fixed is not None:
             return value_at(self._fixed, self._clock.frame)
         return math.exp(self._log)
 
     def update(self, entropy: Tensor) -> None:
-        """Make one step of Adam, unless the options fix alpha. entropy: the policy's mean, a scalar"""
+        """Make one step of Adam unless alpha is fixed. entropy: mean entropy of the policy, a scalar."""
         if self._fixed is not None:
             return
         slope = float(entropy) - value_at(self._target, self._clock.frame)
@@ -435,7 +436,7 @@ class Temperature:
         self._log -= value_at(self._lr, self._clock.frame) * mean / (math.sqrt(square) + self.EPS)
 
     def metrics(self) -> dict[str, float]:
-        """Return alpha and the entropy that it aims at."""
+        """Return alpha and the target entropy."""
         learned = self._fixed is None
         target = value_at(self._target, self._clock.frame) if learned else math.nan
         return {"temperature": self.value, "target_entropy": target}
@@ -449,7 +450,7 @@ class Temperature:
         return {"log": log, "optimizer": moments}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         moments = state["optimizer"]
         self._log, self._updates = float(state["log"]), int(moments["updates"][0])
         self._mean, self._square = float(moments["means"][0]), float(moments["squares"][0])

@@ -1,4 +1,4 @@
-"""Sarsa (Rummery & Niranjan, 1994; Sutton & Barto, 2018, chapters 6 and 12): values of its own policy."""
+"""Sarsa: on-policy action values (Rummery & Niranjan, 1994; Sutton & Barto, 2018, chapters 6 and 12)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from labrl.agents.agent import Observation, check_finite
 from labrl.agents.parts.exploration import exploration_class
-from labrl.agents.parts.rollout_values import Returns, RolloutValuesAgent, RolloutValuesConfig, returns_loss
+from labrl.agents.rollout_values_agent import Returns, RolloutValuesAgent, RolloutValuesConfig, returns_loss
 from labrl.clock import Clock
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.memory.rollout import check_budget
-from labrl.networks.spaces import Spaces
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Masks
 
 
 @dataclass(kw_only=True)
 class SarsaConfig(RolloutValuesConfig):
-    """Options of Sarsa. It learns the values of the policy that `exploration` makes of them."""
+    """Options of Sarsa, which learns the values of the exploring policy (`exploration`)."""
 
     expected: bool
     """Whether targets use the mean of the next values under the policy instead of the value of the next
@@ -32,11 +32,11 @@ class SarsaConfig(RolloutValuesConfig):
 
 
 class Sarsa(RolloutValuesAgent):
-    """After each rollout takes steps of every Q(s, a) in it towards its lambda-return.
+    """Moves all Q(s, a) of each rollout towards their lambda-returns.
 
-    G_t = r + gamma ((1 - lambda) Q(s', a') + lambda G_{t+1}), truncated at the rollout's end (eq. 12.19),
-    with a' the action that is taken next or, if `expected`, the mean over the policy (eq. 6.9). As in the
-    book, the action after the last step is chosen before the update, and taken after it.
+    G_t = r + gamma ((1 - lambda) Q(s', a') + lambda G_{t+1}), truncated at the end of the rollout (eq.
+    12.19), where a' is the next action or, if `expected`, Q(s', a') is the mean over the policy (eq. 6.9). As
+    in the book, the action after the last step is chosen before the update and taken after it.
     """
 
     Config = SarsaConfig
@@ -48,7 +48,7 @@ class Sarsa(RolloutValuesAgent):
     ) -> None:
         super().__init__(config, spaces, clock, streams, compute)
         self._next_action: NDArray[np.int64] | None = None
-        """The action after the last step, where it is chosen already. [num_envs]"""
+        """Action after the last step, if it is already chosen. [num_envs]"""
 
     @classmethod
     def check_config(cls, config: SarsaConfig, env: Any) -> None:
@@ -56,22 +56,22 @@ class Sarsa(RolloutValuesAgent):
         check_budget(config.horizon, env)
         if not exploration_class(config.exploration).TRAITS.probabilities:
             raise InputError(
-                f"agent.exploration: Sarsa learns the values of the policy that explores, and "
-                f"{config.exploration.target} does not know its probabilities. Set "
+                f"agent.exploration: Sarsa learns the values of the exploring policy, but "
+                f"{config.exploration.target} does not provide its probabilities. Set "
                 "agent/exploration=epsilon_greedy or agent/exploration=boltzmann.",
                 code="unsupported",
                 key="agent.exploration",
             )
         if config.network.noisy is not None:
             raise InputError(
-                "agent.network.noisy must be null: Sarsa explores by agent.exploration alone. Set "
+                "agent.network.noisy must be null: Sarsa explores only with agent.exploration. Set "
                 "agent.network.noisy=null.",
                 code="unsupported",
                 key="agent.network.noisy",
             )
 
     def act(self, observation: Observation) -> NDArray:
-        """Choose exploring actions for the environments, among the valid ones. [num_envs]"""
+        """Choose valid exploring actions for the environments. [num_envs]"""
         inputs, mask = self._policy.network.layout(observation.array), observation.mask
         action, self._next_action = self._next_action, None
         if action is None:
@@ -80,7 +80,7 @@ class Sarsa(RolloutValuesAgent):
         return self._policy.to_env(action)
 
     def learn(self) -> int:
-        """Update on a full rollout. Returns the number of optimizer updates."""
+        """Make the updates on a full rollout. Returns the number of optimizer updates."""
         if not self._rollout.full:
             return 0
         learner, frame, rollout = self._policy.learner, self._clock.frame, self._rollout
@@ -101,15 +101,15 @@ class Sarsa(RolloutValuesAgent):
         return self._returns(worth, self._worth_of_next)
 
     def _worth_of_next(self, inputs: NDArray, mask: Masks) -> NDArray[np.float32]:
-        """Choose actions in states that are not in the rows, and return their worth. [n]"""
+        """Choose actions in states beyond the rows, and return their values. [n]"""
         action, _ = self._policy.choose(inputs, mask)
         if self._next_action is None:  # the first call is for the states after the last row
             self._next_action = action
         return self._worth(inputs, mask, action)
 
     def _worth(self, inputs: NDArray, mask: Masks, action: NDArray) -> NDArray[np.float32]:
-        """Return the values of the actions taken, or the mean values under the policy. [n]"""
-        # A tensor, so that targets are computed by the same operations as the values that follow them.
+        """Return the values of the given actions, or the mean values under the policy. [n]"""
+        # Pass a tensor, so that targets use the same operations as the values that approach them.
         values, _ = self._policy.values(self._policy.learner.tensor(inputs), mask)
         if not self._config.expected:
             return values[np.arange(len(action)), action]
@@ -117,10 +117,10 @@ class Sarsa(RolloutValuesAgent):
         return (probability * np.where(probability > 0, values, 0)).sum(1).astype(np.float32)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer, the rollout as far as it is filled, and the action chosen already."""
+        """Return weights, optimizer, the partial rollout, and the action that is already chosen."""
         return {**super().state_dict(), "next_action": self._next_action}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, in the middle of a rollout too."""
+        """Restore a saved state, also in the middle of a rollout."""
         super().load_state_dict(state)
         self._next_action = state["next_action"]

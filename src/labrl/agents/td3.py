@@ -1,9 +1,9 @@
 """Deterministic policy gradients: TD3 and DDPG.
 
-DDPG (Lillicrap et al., 2016, arXiv:1509.02971) learns the value of actions, and a policy that moves its
-actions uphill in it. TD3 (Fujimoto et al., 2018, arXiv:1802.09477) adds three things against values that are
-too high: the smaller of two critics in the target, noise on the target's actions, and a policy and targets
-that are updated less often than the critics.
+DDPG (Lillicrap et al., 2016, arXiv:1509.02971) learns the values of actions and a policy that maximizes them.
+TD3 (Fujimoto et al., 2018, arXiv:1802.09477) counteracts overestimation in three ways: targets use the
+smaller value of two critics, the target's actions are noisy, and policy and targets are updated less often
+than the critics.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.actor_critic import (
+from labrl.agents.parts.noise import ActionNoise
+from labrl.agents.parts.targets import TargetNetwork
+from labrl.agents.replay_agent import (
     ReplayActorCriticConfig,
     ReplayAgent,
     Stateful,
     critic_rows,
     critics_gradient,
 )
-from labrl.agents.parts.experience import Transitions
-from labrl.agents.parts.noise import ActionNoise
-from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
-from labrl.config.component import Component
-from labrl.config.types import NonNegativeFloat, PositiveInt
+from labrl.component import Component
 from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss
+from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import BoxActions
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Step
+from labrl.types import NonNegativeFloat, PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -56,15 +56,15 @@ class TD3Config(DDPGConfig):
     """Options of TD3."""
 
     policy_delay: PositiveInt
-    """Updates of the critics for each of the policy and the targets, d in algorithm 1, >= 1."""
+    """Updates of the critics for each update of policy and targets, d in algorithm 1, >= 1."""
     target_noise: NonNegativeFloat
     """Standard deviation of the noise on the target's actions, which are scaled to (-1, 1), >= 0."""
     target_noise_clip: NonNegativeFloat
-    """Largest size of that noise, c in algorithm 1, >= 0."""
+    """Largest absolute value of this noise, c in algorithm 1, >= 0."""
 
 
 def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Weighted squared error of each row, summed over the critics. Its mean is minimized.
+    """Compute the weighted squared error of each row, summed over the critics; its mean is minimized.
 
     value: [critics, batch]; target: [batch]; weight: importance weights, [batch]. Returns [batch].
     """
@@ -72,17 +72,17 @@ def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
 
 
 def tanh_gradient(action: NDArray, slope: NDArray) -> NDArray:
-    """Differentiate a loss by x, where a = tanh(x): its derivative by a times 1 - a^2.
+    """Return the derivative of a loss by x, where a = tanh(x): its derivative by a, times 1 - a^2.
 
-    action: a; slope: the derivative by a. [rows, size] each
+    action: a; slope: derivative by a. [rows, size] each
     """
     return slope * (1 - np.square(action))
 
 
 class TD3(ReplayAgent):
-    """Two critics, one policy, and a target network of each.
+    """Two critics, one policy, and a target network for each.
 
-    The policy is tanh of a network's outputs, stretched to the bounds of the box.
+    The policy is the tanh of a network's outputs, scaled to the bounds of the box.
     """
 
     Config: type[DDPGConfig] = TD3Config
@@ -149,7 +149,7 @@ class TD3(ReplayAgent):
         return losses.mean(), critic_rows(losses, values, target)
 
     def _critics_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the critics. Returns their `critic_rows`."""
+        """Compute the gradient of `critic_loss` with a kernel of the critics. Returns their `critic_rows`."""
         action = np.tanh(self._target_policy.forward(batch.next_observation))
         if batch.noise is not None:
             action += batch.noise.numpy()
@@ -169,7 +169,7 @@ class TD3(ReplayAgent):
         return loss, loss.detach().unsqueeze(0)
 
     def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the policy. Returns the mean loss."""
+        """Compute the gradient of `policy_loss` with a kernel of the policy. Returns the mean loss."""
         judge = self.judge_kernel
         action = np.tanh(kernel.forward(batch.observation))
         values = judge.forward(batch.observation, action, first=True)
@@ -178,7 +178,7 @@ class TD3(ReplayAgent):
         return -values.mean(1)
 
     def metrics(self) -> dict[str, float]:
-        """Return averages over some 100 updates, and coefficients at this frame."""
+        """Return averages over about 100 updates, and coefficients at this frame."""
         return {**super().metrics(), "exploration": self._noise.strength(self._clock.frame)}
 
     def parts(self) -> dict[str, Stateful]:
@@ -187,33 +187,35 @@ class TD3(ReplayAgent):
 
 
 class TanhActions:
-    """tanh of a network's outputs, with noise in training, stretched to the bounds of a box; stored in
-    [-1, 1]."""
+    """Actions from the tanh of a network's outputs, with noise in training.
+
+    They are stored in [-1, 1] and scaled to the bounds of a box for the environment.
+    """
 
     def __init__(
         self, space: gym.spaces.Box, noise: Callable[[np.random.Generator], NDArray[np.float32]]
     ) -> None:
-        """noise: draws that of one vector step, [num_envs, size]."""
+        """noise: draws the noise of one vector step, [num_envs, size]."""
         box, self._noise = BoxActions(space), noise
         self._box = box
         self.num_parameters, self.stored = box.size, box.stored
         self.random, self.to_env = box.random, box.to_env
 
     def mode(self, parameters: NDArray) -> NDArray:
-        """Return the actions of outputs. [n, size] -> [n, size]"""
+        """Return the actions without noise. [n, size] -> [n, size]"""
         return np.tanh(parameters)
 
     def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Return the actions of outputs with noise. [num_envs, size] -> [num_envs, size]"""
+        """Return the actions with noise. [num_envs, size] -> [num_envs, size]"""
         return np.minimum(np.maximum(np.tanh(parameters) + self._noise(generator), -1), 1)
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions as the environment takes them. [n, *action]"""
+        """Return actions for the environment. [n, *action]"""
         return self._box.in_graph(parameters.tanh())
 
 
 class DDPG(TD3):
-    """TD3 with one critic, no noise on the target's actions, and no delay."""
+    """TD3 with one critic, without noise on the target's actions and without delay."""
 
     Config = DDPGConfig
     NAME = "ddpg"

@@ -1,7 +1,7 @@
-"""TD3+BC (Fujimoto & Gu, 2021, arXiv:2106.06860): TD3 for what others have collected (`agent/offline`).
+"""TD3+BC (Fujimoto & Gu, 2021, arXiv:2106.06860): TD3 for offline data (`agent/offline`).
 
-The policy climbs the first critic and stays near the actions in the data. Observations are normalized by the
-mean and deviation of the data.
+The policy maximizes the first critic and stays close to the actions of the data. Observations are normalized
+by the mean and standard deviation of the data.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.agent import Actor
-from labrl.agents.parts.actor_critic import ReplayActor
-from labrl.agents.parts.experience import Transitions
+from labrl.agents.replay_agent import ReplayActor
 from labrl.agents.td3 import TD3, DDPGConfig, TD3Config, tanh_gradient
 from labrl.clock import Clock
-from labrl.config.types import NonNegativeFloat
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
+from labrl.memory.replay import Transitions
 from labrl.networks.critics import PolicyNetwork
-from labrl.networks.spaces import Spaces, is_vector
 from labrl.seeding import Streams
+from labrl.spaces import Spaces, is_vector
+from labrl.types import NonNegativeFloat
 
 EPSILON = 1e-3
-"""Added to the deviation of each observed number."""
+"""Number added to the standard deviation of each component of the observation."""
 
 
 @dataclass(kw_only=True)
@@ -36,15 +36,15 @@ class TD3BCConfig(TD3Config):
     """Options of TD3+BC."""
 
     alpha: NonNegativeFloat
-    """Weight of the value beside imitation, alpha in eq. 5, >= 0; 0: behaviour cloning."""
+    """Weight of the value relative to imitation, alpha in eq. 5, >= 0; 0: behavior cloning."""
     normalize_observations: bool
-    """Whether observations are normalized by the data of `offline`; without it they stay as they are."""
+    """Whether observations are normalized by the data of `offline`, if there is any."""
 
 
 def cloning_loss(value: Tensor, action: Tensor, stored: Tensor, alpha: float) -> Tensor:
     """Compute -lambda mean Q(s, pi(s)) + mean (pi(s) - a)^2 with lambda = alpha / mean |Q(s, pi(s))|, eq. 5.
 
-    value: Q of the policy's actions, [batch]; action, stored: the policy's and those of the data, [batch,
+    value: Q of the policy's actions, [batch]; action, stored: actions of the policy and of the data, [batch,
     size]. Returns a scalar.
     """
     weight = alpha / value.detach().abs().mean()
@@ -52,28 +52,28 @@ def cloning_loss(value: Tensor, action: Tensor, stored: Tensor, alpha: float) ->
 
 
 class Normalization(nn.Module):
-    """Mean and deviation of observations, as a module: what copies of the agent need beside the policy."""
+    """Normalization of observations as a module, which copies of the agent need in addition to the policy."""
 
     mean: Tensor
     deviation: Tensor
 
     def __init__(self, mean: NDArray, deviation: NDArray) -> None:
-        """mean, deviation: of each number, [*obs]."""
+        """mean, deviation: mean and standard deviation of the observations, [*obs] each."""
         super().__init__()
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
         self.register_buffer("deviation", torch.tensor(deviation + EPSILON, dtype=torch.float32))
 
     def forward(self, observation: Tensor) -> Tensor:
-        """Return observations less the mean, by the deviation. [batch, *obs]"""
+        """Return normalized observations. [batch, *obs]"""
         return (observation - self.mean) / self.deviation
 
 
 class TD3BC(TD3):
-    """TD3 with another loss of the policy, and normalized observations."""
+    """TD3 with imitation in the policy's loss, and normalized observations."""
 
     Config = TD3BCConfig
     NAME = "td3_bc"
-    # The weight of the value is a mean over the whole minibatch, which parts of it do not know.
+    # The weight of the value depends on the whole minibatch, which parts of it do not know.
     TRAITS = replace(TD3.TRAITS, ranks=False, halves=False)
 
     def __init__(
@@ -84,7 +84,7 @@ class TD3BC(TD3):
         self._normalization: Normalization | None = None
         if config.normalize_observations and config.offline is not None:
             shape = spaces.observation.shape or ()
-            # A copy that only acts has no data, and is given both with the policy.
+            # A copy that only acts has no data; it receives both numbers with the policy.
             data = self.experience.observation_statistics() or (np.zeros(shape), np.ones(shape))
             self._normalization = Normalization(*data)
             self._plain_layout = self.layout
@@ -92,12 +92,12 @@ class TD3BC(TD3):
 
     @classmethod
     def check(cls, config: DDPGConfig, spaces: Spaces) -> None:
-        """Raise InputError for spaces that do not fit."""
+        """Raise InputError for unsupported spaces."""
         super().check(config, spaces)
         assert isinstance(config, TD3BCConfig)
         if config.normalize_observations and not is_vector(spaces.observation):
             raise InputError(
-                "agent.normalize_observations=true is for observations that are an array of numbers, and "
+                "agent.normalize_observations=true needs observations that are real numbers, but "
                 f"this environment's are {spaces.observation}. Set agent.normalize_observations=false.",
                 code="unsupported",
                 key="agent.normalize_observations",
@@ -111,7 +111,7 @@ class TD3BC(TD3):
         return loss, loss.detach().unsqueeze(0)
 
     def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the policy. Returns the mean loss."""
+        """Compute the gradient of `policy_loss` with a kernel of the policy. Returns the mean loss."""
         judge = self.judge_kernel
         action = np.tanh(kernel.forward(batch.observation))
         values = judge.forward(batch.observation, action, first=True)
@@ -124,36 +124,36 @@ class TD3BC(TD3):
         return np.array([loss], np.float32)
 
     def actor(self, sampled: bool) -> Actor:
-        """Return the policy, and what normalizes its observations, as one module."""
+        """Return the policy with the normalization of its observations as one module."""
         actor = super().actor(sampled)
         assert isinstance(actor, ReplayActor)
         actor.normalization = self._normalization
         return actor
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return the networks of TD3, and what normalizes their observations."""
+        """Return the networks of TD3 and the normalization of observations."""
         return {**super().modules(), **self._normalizes()}
 
     def acting_modules(self) -> dict[str, nn.Module]:
-        """Return the policy, and what normalizes its observations."""
+        """Return the policy and the normalization of observations."""
         return {**super().acting_modules(), **self._normalizes()}
 
     def _normalizes(self) -> dict[str, nn.Module]:
         return {} if self._normalization is None else {"normalization": self._normalization}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of TD3, and what observations are normalized by."""
+        """Return the state of TD3 and of the normalization."""
         normalization = None if self._normalization is None else self._normalization.state_dict()
         return {**super().state_dict(), "normalization": normalization}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         super().load_state_dict(state)
         if self._normalization is not None:
             self._normalization.load_state_dict(state["normalization"])
 
     def _normalized(self, observation: NDArray) -> NDArray:
-        """Return observations as the networks read them. [n, *obs]"""
+        """Return normalized observations in the networks' layout. [n, *obs]"""
         assert self._normalization is not None
         with torch.inference_mode():
             seen = torch.from_numpy(np.asarray(self._plain_layout(observation), np.float32))

@@ -1,8 +1,7 @@
 """Truncated quantile critics, TQC (Kuznetsov et al., 2020, arXiv:2005.04269).
 
-SAC with distributional critics: each learns quantiles of the return. Targets are made of the quantiles of
-all critics together, without the largest: their number sets how strongly values that are too high are
-countered.
+SAC with distributional critics, each of which learns quantiles of the return. Targets use the quantiles of
+all critics except the largest ones, whose number controls how strongly overestimation is counteracted.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.agents.parts.action_values import quantile_huber_loss
-from labrl.agents.parts.actor_critic import critic_rows
-from labrl.agents.parts.experience import Transitions
+from labrl.agents.replay_agent import critic_rows
 from labrl.agents.sac import SAC, SACConfig, SquashedChoice, soft_value
 from labrl.clock import Clock
-from labrl.config.types import NonNegativeInt, PositiveInt
 from labrl.learning.compute import Compute
+from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics, PolicyNetwork
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
+from labrl.types import NonNegativeInt, PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -34,11 +33,11 @@ class TQCConfig(SACConfig):
     critics: PositiveInt
     """Number of critics, N, >= 1."""
     quantiles: PositiveInt
-    """Quantiles of the return that each critic learns, M, at the midpoints of equal intervals of probability,
+    """Number of quantiles that each critic learns, M, at the midpoints of equal intervals of probability,
     >= 1."""
     dropped: NonNegativeInt
-    """Quantiles of each critic, d, in the number of largest ones that targets leave out, N d; >= 0 and below
-    `quantiles`."""
+    """Number of quantiles per critic that targets drop, d, >= 0 and less than `quantiles`; targets drop the
+    N d largest quantiles of all critics."""
 
     def __post_init__(self) -> None:
         if self.dropped >= self.quantiles:
@@ -50,16 +49,16 @@ class TQCConfig(SACConfig):
 def smallest_atoms(quantiles: Tensor, dropped: int) -> Tensor:
     """Return the quantiles of all critics in ascending order without the largest, z_(1) ... z_(k N), eq. 9.
 
-    quantiles: [critics, batch, M]; dropped: d, of each critic. Returns [batch, N (M - d)].
+    quantiles: [critics, batch, M]; dropped: d. Returns [batch, N (M - d)].
     """
     count = quantiles.shape[0] * (quantiles.shape[2] - dropped)
     return quantiles.transpose(0, 1).flatten(1).sort(dim=1).values[:, :count]
 
 
 def quantile_losses(quantiles: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Weighted quantile Huber loss of each row: the mean over quantiles and samples, summed over the critics.
+    """Compute the weighted quantile Huber loss of each row, summed over the critics; its mean is eq. 14.
 
-    Its mean is minimized, eq. 14. quantiles: [critics, batch, M]; target: samples, [batch, samples]; weight:
+    quantiles: [critics, batch, M]; target: samples of the target, [batch, samples]; weight:
     importance weights, [batch]. Returns [batch].
     """
     count = quantiles.shape[2]
@@ -71,13 +70,13 @@ def quantile_losses(quantiles: Tensor, target: Tensor, weight: Tensor) -> Tensor
 def quantile_critics_gradient(values: NDArray, target: NDArray, weight: NDArray) -> tuple[NDArray, NDArray]:
     """Differentiate the mean of w sum_i mean_mj |tau_m - 1{u < 0}| H(u), u = y_j - q_im, H the Huber loss.
 
-    By q_im it is the mean over j of -w |tau_m - 1{u < 0}| clip(u, -1, 1), divided by rows and quantiles. The
-    samples are in order, so that sums over those below q - 1, from there to q, to q + 1 and above are
-    differences of prefix sums: no array has all pairs of quantiles and samples.
+    The derivative by q_im is the mean over j of -w |tau_m - 1{u < 0}| clip(u, -1, 1), divided by rows and
+    quantiles. The samples are sorted, so sums over those below q - 1, up to q, up to q + 1 and above are
+    differences of prefix sums, without an array of all pairs of quantiles and samples.
 
     values: quantiles q of each critic, [critics, rows, quantiles]; target: samples y, ascending, [rows,
-    samples]; weight: [rows]. Returns the loss, the error of the means and the mean values of each row, [2 +
-    critics, rows], and the derivatives by `values`.
+    samples]; weight: [rows]. Returns loss, error of the means and mean values of each row, [2 + critics,
+    rows], and the derivatives by `values`.
     """
     critics, rows, count = values.shape
     samples = target.shape[1]
@@ -88,7 +87,7 @@ def quantile_critics_gradient(values: NDArray, target: NDArray, weight: NDArray)
         torch.searchsorted(ordered, torch.from_numpy(quantile + np.float32(edge))).numpy()
         for edge in (-1, 0, 1)
     )
-    # In double precision: differences of sums of squares have no digits of single precision left.
+    # Double precision, because differences of sums of squares lose all digits of single precision.
     sums, squares = np.zeros((2, rows, samples + 1))
     np.cumsum(target, axis=1, dtype=np.float64, out=sums[:, 1:])
     np.cumsum(np.square(target, dtype=np.float64), axis=1, out=squares[:, 1:])
@@ -117,7 +116,7 @@ def quantile_critics_gradient(values: NDArray, target: NDArray, weight: NDArray)
 
 
 class TQC(SAC):
-    """SAC with another loss of the critics, and a policy that follows the mean of all their quantiles."""
+    """SAC with quantile critics, and a policy that maximizes the mean of all their quantiles."""
 
     Config = TQCConfig
     NAME = "tqc"
@@ -141,7 +140,7 @@ class TQC(SAC):
         return losses.mean(), critic_rows(losses, values.mean(2), target.mean(1))
 
     def _critics_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the critics. Returns their `critic_rows`."""
+        """Compute the gradient of `critic_loss` with a kernel of the critics. Returns their `critic_rows`."""
         parameters = self.policy.forward(batch.next_observation)
         drawn = self._soft.choose_by_hand(parameters, batch.noise.numpy())
         quantiles = self._target.forward(batch.next_observation, drawn.choice)
@@ -161,13 +160,13 @@ class TQC(SAC):
         return loss, torch.stack((loss.detach(), entropy.detach().mean()))
 
     def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the policy. Returns mean loss and entropy."""
+        """Compute the gradient of `policy_loss` with a kernel. Returns the mean loss and entropy."""
         judge = self.judge_kernel
         drawn = SquashedChoice(kernel.forward(batch.observation), batch.noise.numpy())
         values, temperature = judge.forward(batch.observation, drawn.choice), self._temperature.value
         entropy = drawn.entropy.mean()
         statistics = -values.mean() - temperature * entropy, entropy
-        # The mean over the rows of the mean over critics and quantiles is that of all numbers.
+        # The mean over rows of the mean over critics and quantiles is the mean of all numbers.
         by_values = np.full_like(values, -1 / values.size)
         kernel.backward(drawn.gradient(values, temperature, judge.input_gradient, by_values))
         return np.array(statistics, np.float32)

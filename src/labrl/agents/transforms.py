@@ -1,7 +1,7 @@
-"""The learner's view of what the environment gives: transforms of observations and rewards.
+"""Transforms of observations and rewards, which define what the learner sees.
 
-Statistics are updated when training experience is collected, and frozen in evaluation. What a transform does
-never enters a return: returns are counted by the environment, before any transform.
+Their statistics are updated while training experience is collected, and frozen in evaluation. Transforms do
+not affect returns, which the environment computes before any transform.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.config.component import Component
-from labrl.config.types import PositiveFloat, PositiveInt, Probability
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.ranks import ALONE, Ranks
-from labrl.networks.spaces import Spaces, is_image
+from labrl.spaces import Spaces, is_image
 from labrl.step import Step
+from labrl.types import PositiveFloat, PositiveInt, Probability
 
 
 class RunningMoments:
     """Mean and variance of a stream of batches (Chan et al., 1979, "Updating formulae", eq. 1.5)."""
 
     def __init__(self, shape: tuple[int, ...], window: int | None = None) -> None:
-        """window: number of samples as which older ones count at most; None: all count alike."""
+        """window: largest weight of the older samples, as a number of samples; None: all have weight 1."""
         self.count, self._window = 0.0, window
         self.ranks = ALONE
-        """Ranks whose samples are taken in too, the same number on each."""
+        """Ranks whose samples are included, the same number from each."""
         self.mean = np.zeros(shape)
         self._squares = np.zeros(shape)
 
     def update(self, batch: NDArray) -> None:
-        """Take in samples. [n, *shape]"""
+        """Add samples. [n, *shape]"""
         batch = np.asarray(batch, np.float64)
         n, mean = len(batch), batch.mean(0)
         squares = ((batch - mean) ** 2).sum(0)
@@ -52,13 +52,13 @@ class RunningMoments:
         self.mean += difference * (n / total)
         self.count = total
         if self._window is not None and total > self._window:
-            # Old samples fade: after `window` further ones they weigh 1/e of what they did.
+            # Old samples fade: after `window` further ones, their weight has decreased by a factor of e.
             self._squares *= self._window / total
             self.count = float(self._window)
 
     @property
     def variance(self) -> NDArray:
-        """Population variance; 1 before there are two samples."""
+        """Population variance; 1 if there are fewer than two samples."""
         return self._squares / self.count if self.count > 1 else np.ones_like(self._squares)
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,73 +66,73 @@ class RunningMoments:
         return {"count": self.count, "mean": self.mean.copy(), "squares": self._squares.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from saved sums."""
+        """Restore saved sums."""
         self.count = float(state["count"])
         self.mean = np.array(state["mean"], np.float64)
         self._squares = np.array(state["squares"], np.float64)
 
 
 class Identity:
-    """A transform that changes nothing and remembers nothing: others derive from it.
+    """Transform without effect and state, the base of all transforms.
 
     Built as `Target(config, spaces=Spaces)`.
     """
 
     def observation(self, observation: NDArray) -> NDArray:
-        """Return the learner's view of observations; statistics stay as they are. [num_envs, *obs]"""
+        """Return the transformed observations, without updating statistics. [num_envs, *obs]"""
         return observation
 
     def in_graph(self, observation: Any) -> Any:
-        """Return the same view of observations as tensors, in an exported policy.
+        """Return the transformed observations as tensors, for an exported policy.
 
-        observation: a tensor [batch, *obs], or a dict of tensors for several inputs. Raises InputError where
-        a class with an `observation` of its own does not define this.
+        observation: a tensor [batch, *obs], or a dict of tensors for several inputs. Raises InputError if a
+        class overrides `observation` but not this method.
         """
         if type(self).observation is not Identity.observation:
             raise InputError(
-                f"transforms: {type(self).__qualname__} cannot be exported: define its method "
-                "in_graph(observation), which does with tensors what observation() does with arrays",
+                f"transforms: {type(self).__qualname__} cannot be exported: define a method "
+                "in_graph(observation) that transforms tensors like observation() transforms arrays",
                 code="unsupported",
                 key="transforms",
             )
         return observation
 
     def collect(self, observation: NDArray) -> None:
-        """Take fresh training observations into the statistics. [num_envs, *obs]"""
+        """Update the statistics with new training observations. [num_envs, *obs]"""
 
     def reward(self, step: Step) -> NDArray:
-        """Return the learner's view of the rewards of a training step; statistics are updated. [num_envs]"""
+        """Return the transformed rewards of a training step, and update statistics. [num_envs]"""
         return step.reward
 
     def statistics(self) -> Sequence[RunningMoments]:
-        """Return the statistics that change the view of the same step as training goes on."""
+        """Return the statistics that change the result for the same step during training."""
         return ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has to be remembered."""
+        """Return the whole state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
 
 
 @dataclass(kw_only=True)
 class NormalizeObservationConfig:
-    """Observations with mean 0 and variance 1 over all that was collected."""
+    """Normalization of observations to mean 0 and variance 1 over the collected ones."""
 
     clip: PositiveFloat
     """Largest magnitude after normalization, in standard deviations, > 0."""
     epsilon: PositiveFloat
-    """Added to the variance, > 0."""
+    """Number added to the variance, > 0."""
     window: PositiveInt | None
-    """Observations after which older ones fade from the statistics, >= 1; null: never."""
+    """Number of observations after which older ones fade from the statistics, >= 1; null: never."""
 
 
 class NormalizeObservation(Identity):
     """Running normalization of vectors of real numbers.
 
-    Of several inputs, those that are such vectors are normalized, each for itself; images and choices stay as
-    they are.
+    If there are several inputs, each such vector is normalized separately; images and discrete inputs are
+    unchanged.
     """
 
     Config = NormalizeObservationConfig
@@ -151,7 +151,7 @@ class NormalizeObservation(Identity):
         }
         if not self._moments:
             raise InputError(
-                "transforms.observation: NormalizeObservation needs vectors of real numbers, and this "
+                "transforms.observation: NormalizeObservation needs vectors of real numbers, but this "
                 f"environment's observations are {space}. Set transforms.observation=null.",
                 code="unsupported",
                 key="transforms.observation",
@@ -167,7 +167,7 @@ class NormalizeObservation(Identity):
         return view
 
     def in_graph(self, observation: Any) -> Any:
-        """Normalize and clip tensors to float32. [batch, *obs], or a dict of such"""
+        """Normalize and clip tensors to float32. [batch, *obs], or a dict of such tensors"""
         if not self._several:
             return self._normalized_tensor(observation, self._moments["observation"])
         seen = {name: self._normalized_tensor(observation[name], own) for name, own in self._moments.items()}
@@ -187,7 +187,7 @@ class NormalizeObservation(Identity):
         return {name: moments.state_dict() for name, moments in self._moments.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from saved sums."""
+        """Restore saved sums."""
         for name, moments in self._moments.items():
             moments.load_state_dict(state[name])
 
@@ -200,7 +200,7 @@ class NormalizeObservation(Identity):
         return (1 / np.sqrt(moments.variance + self._config.epsilon)).astype(np.float32)
 
     def _normalized(self, vector: NDArray, moments: RunningMoments) -> NDArray:
-        # A mean in float32 is no mean of numbers that are large beside their deviation.
+        # float32 is too coarse for the mean of numbers that are much larger than their standard deviation.
         mean = moments.mean if vector.dtype == np.float64 else moments.mean.astype(np.float32)
         scale = self._scale(moments)
         scaled = np.clip((vector - mean) * scale, -self._config.clip, self._config.clip)
@@ -209,20 +209,20 @@ class NormalizeObservation(Identity):
 
 @dataclass(kw_only=True)
 class NormalizeRewardConfig:
-    """Rewards divided by the standard deviation of the discounted return."""
+    """Division of rewards by the standard deviation of the discounted return."""
 
     gamma: Probability
-    """Discount factor of the running return whose deviation is the scale, in [0, 1]."""
+    """Discount factor of the running return whose standard deviation is the scale, in [0, 1]."""
     clip: PositiveFloat
     """Largest magnitude after scaling, > 0."""
     epsilon: PositiveFloat
-    """Added to the variance, > 0."""
+    """Number added to the variance, > 0."""
     window: PositiveInt | None
-    """Rewards after which older ones fade from the statistics, >= 1; null: never."""
+    """Number of rewards after which older ones fade from the statistics, >= 1; null: never."""
 
 
 class NormalizeReward(Identity):
-    """Scaling of rewards without shifting them (Engstrom et al., 2020, arXiv:2005.12729, appendix A.1)."""
+    """Scales rewards without shifting them (Engstrom et al., 2020, arXiv:2005.12729, appendix A.1)."""
 
     Config = NormalizeRewardConfig
 
@@ -243,22 +243,22 @@ class NormalizeReward(Identity):
         return [self._moments]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums so far and the returns of the running episodes."""
+        """Return the sums so far and the returns of the unfinished episodes."""
         return {"moments": self._moments.state_dict(), "return": self._return.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from saved sums."""
+        """Restore saved sums."""
         self._moments.load_state_dict(state["moments"])
         self._return = np.array(state["return"], np.float64)
 
 
 @dataclass(kw_only=True)
 class SignRewardConfig:
-    """Rewards reduced to -1, 0 or 1."""
+    """Reduction of rewards to their sign: -1, 0 or 1."""
 
 
 class SignReward(Identity):
-    """The sign of the reward (Mnih et al., 2015), so that one set of hyperparameters fits all Atari games."""
+    """Reduces rewards to their sign (Mnih et al., 2015), so that one configuration fits all Atari games."""
 
     Config = SignRewardConfig
 
@@ -272,14 +272,18 @@ class SignReward(Identity):
 
 @dataclass(kw_only=True)
 class ScaleRewardConfig:
-    """Rewards times a constant."""
+    """Multiplication of rewards by a constant."""
 
     scale: float
-    """Factor of every reward."""
+    """Factor of every reward, not 0."""
+
+    def __post_init__(self) -> None:
+        if self.scale == 0:
+            raise ValueError("must have a scale other than 0, which would make every reward 0")
 
 
 class ScaleReward(Identity):
-    """A change of the unit of reward."""
+    """Multiplies rewards by a constant."""
 
     Config = ScaleRewardConfig
 
@@ -293,14 +297,14 @@ class ScaleReward(Identity):
 
 @dataclass(kw_only=True)
 class ShiftRewardConfig:
-    """Rewards plus a constant."""
+    """Addition of a constant to rewards."""
 
     shift: float
     """Constant added to every reward."""
 
 
 class ShiftReward(Identity):
-    """A bonus or a price for each step: of weight wherever an episode can end early or late."""
+    """Adds a constant to rewards, which matters wherever the length of an episode can vary."""
 
     Config = ShiftRewardConfig
 
@@ -314,12 +318,12 @@ class ShiftReward(Identity):
 
 @dataclass(kw_only=True)
 class ClipRewardConfig:
-    """Rewards within bounds."""
+    """Clipping of rewards to bounds."""
 
     low: float
-    """The smallest reward that the learner sees."""
+    """Lower bound."""
     high: float
-    """The largest, > low."""
+    """Upper bound, > low."""
 
     def __post_init__(self) -> None:
         if self.low >= self.high:
@@ -327,7 +331,7 @@ class ClipRewardConfig:
 
 
 class ClipReward(Identity):
-    """Clips rewards to bounds, so that no single one outweighs all others."""
+    """Clips rewards to bounds, so that no single reward dominates."""
 
     Config = ClipRewardConfig
 
@@ -340,40 +344,40 @@ class ClipReward(Identity):
 
 
 class _Copying(Identity):
-    """A user's own transform, which may write into arrays that it was given and that it returned."""
+    """Wrapper of a user's transform, which may modify arrays that it received or returned."""
 
     def __init__(self, part: Identity) -> None:
         self._part = part
 
     def observation(self, observation: NDArray) -> NDArray:
-        """Return a copy of its view of a copy. [num_envs, *obs]"""
+        """Return a copy of the result for a copy. [num_envs, *obs]"""
         return np.array(self._part.observation(observation.copy()))
 
     def collect(self, observation: NDArray) -> None:
-        """Let it take in a copy. [num_envs, *obs]"""
+        """Update the statistics with a copy. [num_envs, *obs]"""
         self._part.collect(observation.copy())
 
     def reward(self, step: Step) -> NDArray:
-        """Return a copy of its view of a copy. [num_envs]"""
+        """Return a copy of the result for a copy. [num_envs]"""
         return np.array(self._part.reward(step.copied()))
 
 
 def _is_own(target: str) -> bool:
-    """Return whether a class is labrl's, whose parts write into no array that they share."""
+    """Return whether a class is one of labrl's, which do not modify shared arrays."""
     return target.partition(".")[0] == __name__.partition(".")[0]
 
 
 class Transforms:
-    """The transforms of a session, in order."""
+    """All transforms of a session, applied in order."""
 
     def __init__(self, parts: Mapping[str, Identity], copies: bool = False) -> None:
-        """copies: whether the agent gets copies, because it may write into what it is given."""
+        """copies: whether the agent receives copies, because it may modify its inputs."""
         self._parts, self._copies = dict(parts), copies
         self._active: Sequence[Identity] = [
             part if _is_own(type(part).__module__) else _Copying(part) for part in self._parts.values()
         ]
         self.active = bool(self._active) or copies
-        """Whether the learner's view of a step is another step."""
+        """Whether the learner sees another step than the environment returned."""
 
     @classmethod
     def build(
@@ -385,8 +389,8 @@ class Transforms:
     ) -> Transforms:
         """Build the transforms of a configuration. Raises InputError for one that does not fit the spaces.
 
-        ranks: over which the statistics are taken; agent: who sees what they make, and gets copies if its
-        class is a user's own.
+        ranks: ranks whose experience enters the statistics; agent: agent that receives the results, as copies
+        if its class is not one of labrl's.
         """
         parts: dict[str, Identity] = {}
         for name, component in components.items():
@@ -396,7 +400,7 @@ class Transforms:
             if not isinstance(parts[name], Identity):
                 raise InputError(
                     f"transforms.{name}: {component.target} must be derived from "
-                    "labrl.agents.transforms.Identity, which defines every method of a transform.",
+                    "labrl.agents.transforms.Identity, which defines all methods of a transform.",
                     code="target",
                     key=f"transforms.{name}._target_",
                 )
@@ -406,30 +410,33 @@ class Transforms:
 
     @property
     def drifting(self) -> list[str]:
-        """Names of those whose view of the same step changes, because their statistics do."""
+        """Names of the transforms whose result for the same step changes with their statistics."""
         return [name for name, part in self._parts.items() if part.statistics()]
 
     def frozen(self, observation: NDArray) -> NDArray:
-        """Return the view in evaluation: no statistics change. [num_envs, *obs]"""
+        """Return the transformed observations in evaluation, without updating statistics. [num_envs, *obs]"""
         for part in self._active:
             observation = part.observation(observation)
         return observation.copy() if self._copies else observation
 
     def in_graph(self, observation: Any) -> Any:
-        """Return the same view of tensors. Raises InputError for a transform that cannot be exported."""
+        """Return the transformed observations as tensors, for an exported policy.
+
+        Raises InputError for a transform that cannot be exported.
+        """
         for part in self._parts.values():
             observation = part.in_graph(observation)
         return observation
 
     def collected(self, observation: NDArray) -> NDArray:
-        """Return the view of fresh observations, which enter the statistics first. [num_envs, *obs]"""
+        """Update the statistics with new observations, and return these transformed. [num_envs, *obs]"""
         for part in self._active:
             part.collect(observation)
             observation = part.observation(observation)
         return observation.copy() if self._copies else observation
 
     def step(self, step: Step) -> Step:
-        """Return the learner's view of a training step."""
+        """Return a training step as the learner sees it."""
         if not self._active:
             return step.copied() if self._copies else step
         same = step.next_observation is step.observation
@@ -444,18 +451,17 @@ class Transforms:
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with saved statistics."""
+        """Restore a saved state."""
         for name, part in self._parts.items():
             part.load_state_dict(state[name])
 
     def part(self, name: str) -> tuple[str | None, dict[str, Any]]:
-        """Return the class and the state of one transform by its name in the configuration; None and {}
-        without one."""
+        """Return class and state of a transform by its name in the configuration; None and {} if absent."""
         if name not in self._parts:
             return None, {}
         kind = type(self._parts[name])
         return f"{kind.__module__}.{kind.__qualname__}", self._parts[name].state_dict()
 
     def restore_part(self, name: str, state: Mapping[str, Any]) -> None:
-        """Continue one transform with saved statistics."""
+        """Restore the saved state of one transform."""
         self._parts[name].load_state_dict(state)

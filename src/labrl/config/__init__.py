@@ -1,6 +1,4 @@
-"""Configuration: composed by Hydra and validated into the dataclasses of the components."""
-
-from __future__ import annotations
+"""Composition of the YAML groups with Hydra, and their validation into the dataclasses of components."""
 
 from functools import cache
 from pathlib import Path

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.schedules import expanded
 
 T = TypeVar("T")

@@ -8,9 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.keys import Continues, Scores, Traits, Watches
-from labrl.config.types import (
+from labrl.dashboards.options import WandbConfig
+from labrl.experiment.search.options import SearchConfig
+from labrl.session.options import AsyncUnrollConfig, ProfileConfig, StartFromConfig
+from labrl.types import (
     Early,
     Frequency,
     NonNegativeFloat,
@@ -21,9 +24,6 @@ from labrl.config.types import (
     RowFrequency,
     frames_between,
 )
-from labrl.dashboards.options import WandbConfig
-from labrl.experiment.search.options import SearchConfig
-from labrl.session.options import AsyncUnrollConfig, ProfileConfig, StartFromConfig
 
 
 @dataclass(kw_only=True)
@@ -91,7 +91,8 @@ class MetaConfig:
     """Number of GPUs for the whole trial, >= 0. With a fraction such as 0.5, trials share a GPU. null: all
     GPUs; in an experiment, one GPU shared by the trials that run at the same time."""
     device: Continues[Literal["auto", "cpu", "cuda"]]
-    """Device of the networks; auto: a GPU if there is one."""
+    """Device of the networks. auto: a GPU, if there is one, for agents that see images, and the CPU for all
+    others, whose small networks it computes several times as fast."""
     precision: Literal["auto", "fp32", "bf16"]
     """Precision of networks for image observations; auto: bf16 if the processor is fast at it."""
     compile: bool

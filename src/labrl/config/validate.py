@@ -16,13 +16,12 @@ from typing import Any, TypeVar, cast, get_args
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
-from labrl.config.component import Component
+from labrl.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.keys import hints, walk, written
-from labrl.config.types import real_number, whole_number
 from labrl.errors import Code, InputError, LabrlError, Mistake
 from labrl.mistakes.names import option_meant, setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean
-from labrl.targets import TargetError, accepted_settings, load_target
+from labrl.types import real_number, whole_number
 
 T = TypeVar("T")
 

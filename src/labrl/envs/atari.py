@@ -11,11 +11,11 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from labrl.config.schema import EnvironmentConfig
-from labrl.config.types import NonNegativeInt, PositiveInt, Probability
 from labrl.envs.emulators import Separately, Together, separate_is_faster
 from labrl.envs.games import check_game
 from labrl.envs.protocol import Backend, Transition
 from labrl.envs.threads import patient_threads
+from labrl.types import NonNegativeInt, PositiveInt, Probability
 
 if TYPE_CHECKING:
     from labrl.envs.screen import WatchedAtari

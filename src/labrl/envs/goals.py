@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from labrl.errors import InputError
-from labrl.observations import ACHIEVED, DESIRED, example
+from labrl.spaces import ACHIEVED, DESIRED, example
 
 AnyEnv = gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]
 

@@ -13,9 +13,8 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Space, Tuple
 from numpy.typing import NDArray
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.schema import EnvironmentConfig
-from labrl.config.types import PositiveInt
 from labrl.envs.checked import AnswerCheck, Checked
 from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.goals import GoalEnv, has_goals
@@ -27,7 +26,8 @@ from labrl.envs.together import Together, VectorFactory
 from labrl.envs.vector import ENDLESS
 from labrl.envs.workers import Workers
 from labrl.errors import InputError
-from labrl.observations import array_dtype, flat_space, packed, places
+from labrl.spaces import array_dtype, flat_space, packed, places
+from labrl.types import PositiveInt
 
 if TYPE_CHECKING:
     from labrl.envs.screen import WatchedGymnasium

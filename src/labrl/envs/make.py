@@ -6,11 +6,11 @@ from typing import Any
 
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.envs.protocol import Backend
 from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
-from labrl.observations import Goals
+from labrl.spaces import Goals
 
 ARRAYS = (Box, Discrete, MultiDiscrete, MultiBinary)
 """Spaces whose elements are a single array or number."""

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
-from labrl.observations import Goals
+from labrl.spaces import Goals
 
 if TYPE_CHECKING:
     from labrl.envs.watch import Watched

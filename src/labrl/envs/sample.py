@@ -18,7 +18,7 @@ from labrl.envs.checked import Checked, MisfitError
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of, replace_invalid
 from labrl.envs.single import AnswerError, EnvFactory
 from labrl.errors import Code, InputError
-from labrl.observations import copied, example, same
+from labrl.spaces import copied, example, same
 
 _log = logging.getLogger(__name__)
 

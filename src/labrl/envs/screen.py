@@ -13,12 +13,12 @@ import numpy as np
 from ale_py import roms
 from numpy.typing import NDArray
 
+from labrl.component import accepted_settings
 from labrl.envs.atari import AtariConfig, AtariEnv, vector_env
 from labrl.envs.gym import GymnasiumConfig, GymnasiumEnv
 from labrl.envs.protocol import Transition
 from labrl.envs.watch import Watched
 from labrl.errors import InputError
-from labrl.targets import accepted_settings
 
 # pygame, which Gymnasium renders with, prints a greeting on import, and warnings without screen or sound.
 os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")

@@ -13,11 +13,10 @@ from typing import Any
 import gymnasium
 from gymnasium import error
 
-from labrl.config.component import Component
+from labrl.component import Component, importing
 from labrl.envs.games import games
 from labrl.errors import EnvironmentFailedError, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
-from labrl.targets import importing
 
 _log = logging.getLogger(__name__)
 

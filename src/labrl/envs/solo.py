@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.spaces import Dict
 from numpy.typing import NDArray
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.envs.make import backend_class
 from labrl.envs.masks import KEY
 from labrl.envs.protocol import Backend, action_dtype

@@ -18,12 +18,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.envs.checked import LATE, expected
 from labrl.envs.masks import KEY, carries_mask, choices, first_flags, first_valid, flags_of
 from labrl.envs.single import EnvFactory, answered, takes
 from labrl.errors import Code, EnvironmentFailedError, InputError, LabrlError
-from labrl.observations import same
+from labrl.spaces import same
 
 STEPS = 50
 """Number of steps for which episodes are compared before a vector environment is accepted."""

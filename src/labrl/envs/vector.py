@@ -19,8 +19,8 @@ from labrl.envs.action_shares import WINDOW, action_shares, choices
 from labrl.envs.masks import first_flags, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition, action_dtype
 from labrl.errors import EnvironmentFailedError
-from labrl.observations import array_dtype, not_finite, same
 from labrl.seeding import episode_seed
+from labrl.spaces import array_dtype, not_finite, same
 from labrl.step import Episode, Step
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.envs.make import backend_class
 from labrl.envs.protocol import Backend
 from labrl.errors import InputError

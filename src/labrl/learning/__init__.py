@@ -1,1 +1,1 @@
-"""The way from a loss to new weights: flat parameters, gradients on threads and ranks, optimizers."""
+"""From a loss to new weights: learners, optimizers, worker threads, ranks, precision and kernels."""

@@ -1,4 +1,4 @@
-"""The device, threads and precision that a session computes with."""
+"""Device, threads and precision of a session."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from labrl.workspace import Workspace
 
 
 def _cpu_has(*capabilities: str) -> bool:
-    """Return whether the processor has one of these, as torch names them."""
+    """Return whether the processor has one of these capabilities, as torch names them."""
     found = torch.cpu.get_capabilities()
     return any(found.get(name) for name in capabilities)
 
 
 def _check_gpus(device: str, num_gpus: float) -> None:
-    """Raise InputError for more GPUs than there are, and for one that is wanted and not granted."""
+    """Raise InputError if there are fewer GPUs, or if a GPU is requested but none is granted."""
     there = torch.cuda.device_count()
     if num_gpus > there:
         raise InputError(
@@ -41,10 +41,6 @@ def _check_gpus(device: str, num_gpus: float) -> None:
         )
 
 
-def _no_log(text: str) -> None:
-    """Forget a line for the log."""
-
-
 @dataclass(frozen=True)
 class Compute:
     """Device, number format and threads of one session."""
@@ -52,31 +48,38 @@ class Compute:
     device: torch.device
     """Device of the networks."""
     precision: torch.dtype
-    """torch.float32, or torch.bfloat16 for matrix products and convolutions under autocast; weights,
-    gradients and optimizer state are float32 either way."""
+    """torch.float32, or torch.bfloat16 for matrix products and convolutions under autocast. Weights,
+    gradients and optimizer state are float32 in both cases."""
     num_threads: int
-    """Processor cores that this session may keep busy, >= 1."""
+    """Number of processor cores that this session may use, >= 1."""
     workspace: Workspace = field(default_factory=Workspace)
-    """Place of large arrays."""
+    """Storage of large arrays."""
     ranks: Ranks = ALONE
-    """The processes that train this session together."""
+    """Processes that train this session together."""
     noise: NoiseScales | None = None
-    """Noise scales of gradients; None: they are not measured."""
+    """Noise scales of gradients; None if they are not measured."""
     compiled: bool = False
-    """Whether networks compute by code that torch.compile makes."""
+    """Whether networks are compiled by torch.compile."""
     kernels: bool = True
-    """Whether small networks compute by kernels, without autograd."""
-    note: Callable[[str], None] = _no_log
-    """Writes a line into the log of the session."""
+    """Whether kernels compute small networks without autograd."""
+    note: Callable[[str], None] | None = None
+    """Writes a line to the log of the session; None to discard it."""
 
     @classmethod
     def choose(
-        cls, device: str, precision: str, num_threads: int, session: int = 0, num_gpus: float | None = None
+        cls,
+        device: str,
+        precision: str,
+        num_threads: int,
+        session: int = 0,
+        num_gpus: float | None = None,
+        images: bool = True,
     ) -> Compute:
-        """Resolve `auto` for this machine; sessions take turns on several GPUs.
+        """Resolve `auto` for this machine and distribute the sessions over its GPUs.
 
-        num_gpus: granted to the trial, None for all. Raises InputError where more are asked for than there
-        are.
+        num_gpus: number of GPUs granted to the trial, None for all; images: whether the agent sees images.
+        Without images, networks are so small that starting a computation on a GPU takes longer than the
+        computation takes on a CPU. Raises InputError if more GPUs are requested than there are.
         """
         if num_gpus is not None:
             _check_gpus(device, num_gpus)
@@ -87,29 +90,30 @@ class Compute:
                 code="resources",
                 key="meta.device",
             )
-        on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available() and num_gpus != 0)
+        wanted = device == "cuda" or (device == "auto" and images and num_gpus != 0)
+        on_gpu = wanted and torch.cuda.is_available()
         granted = torch.cuda.device_count() if num_gpus is None else math.ceil(num_gpus)
         chosen = torch.device("cuda", session % granted) if on_gpu else torch.device("cpu")
         if precision == "auto":
-            # Emulated, it is slower than float32.
+            # Emulated bfloat16 is slower than float32.
             in_hardware = _cpu_has("avx512_bf16", "amx_bf16", "bf16")
             has_bf16 = torch.cuda.is_bf16_supported() if on_gpu else in_hardware
             precision = "bf16" if has_bf16 else "fp32"
         return cls(chosen, torch.bfloat16 if precision == "bf16" else torch.float32, max(num_threads, 1))
 
     def kernel_of(self, network: nn.Module) -> WatchedKernel:
-        """Return what computes a network without autograd; a kernel that is none, where there is none."""
+        """Return the kernel that computes a network without autograd, with the reason if there is none."""
         if self.compiled:
             return WatchedKernel(None, "it is compiled")
         return WatchedKernel(network if self.kernels else None)
 
     @property
     def narrows(self) -> bool:
-        """Whether weights are worth keeping in bfloat16 beside float32: a GPU casts them in no time, and
-        compiled code casts them where it uses them."""
+        """Whether to keep bfloat16 copies of the weights: a GPU casts weights in no time, and compiled code
+        casts them where it uses them."""
         return self.precision == torch.bfloat16 and self.device.type == "cpu" and not self.compiled
 
     @property
     def waits_for_weights(self) -> bool:
-        """Whether matrix products are so fast that an update waits for the weights: by AMX, in bfloat16."""
+        """Whether matrix products (AMX, bfloat16) are so fast that an update is bound by reading weights."""
         return self.narrows and _cpu_has("amx_bf16")

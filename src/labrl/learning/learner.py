@@ -1,14 +1,13 @@
-"""A network that learns: forward to act and to value, the gradient of a loss, and a step of the optimizer.
+"""A network that learns: forward passes for acting and values, gradients of losses, and optimizer steps.
 
-Everything that makes this fast, or spreads it over threads, processes and number formats, is behind these
-three verbs. The network is a plain module and knows none of it; hooks hung on it and parametrizations are
-respected.
+Everything that makes these fast, or distributes them over threads, processes and number formats, is behind
+`forward`, `gradient` and `step`. The network is a plain module; its hooks and parametrizations take effect.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,135 +18,56 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from labrl.config.component import Component
-from labrl.learning.flat import FlatParameters, Network
-from labrl.networks.spaces import Spaces, sees_images
-from labrl.networks.torso import BY_THE_MINIBATCH, UNSEEDED, refusal
+from labrl.component import Component
+from labrl.spaces import Spaces, sees_images
 
 if TYPE_CHECKING:
     from labrl.learning.compute import Compute
     from labrl.learning.kernels.networks import Kernel, RolloutKernel, WatchedKernel
     from labrl.learning.optimizers import Optimizer
 
-DRAWS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
-"""Layers that draw what they drop, or none where their `p` is 0."""
-DROPS = nn.RNNBase, nn.MultiheadAttention
-"""Layers with the same inside them, where their `dropout` is not 0."""
-
-Built = TypeVar("Built", bound=tuple[nn.Module, ...])
-
+Network = TypeVar("Network", bound=nn.Module)
 
 LARGE_PRODUCTS = 2**23
-"""Weights times samples of a minibatch from which on a matrix product gains from several threads."""
+"""Number of weights times samples of a minibatch above which several threads speed up a matrix product."""
 
 
 class Minibatch(Protocol):
-    """Data that a loss is computed from, in independent units: rows, or sequences."""
+    """Data from which a loss is computed, in independent units: rows or sequences."""
 
     def __len__(self) -> int:
         """Return the number of units."""
         ...
 
     def __getitem__(self, units: slice) -> Self:
-        """Return some of the units."""
+        """Return a slice of the units."""
         ...
-
-
-@dataclass(frozen=True)
-class Columns:
-    """A minibatch of tensors with one row for each sample; derive a dataclass with the columns from it."""
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        return len(next(iter(vars(self).values())))
-
-    def __getitem__(self, rows: slice) -> Self:
-        """Return some rows of all columns; a column that is None stays None."""
-        columns = dict(vars(self))
-        for name, column in columns.items():
-            if column is not None:
-                columns[name] = column[rows]
-        return type(self)(**columns)
 
 
 Batch = TypeVar("Batch", bound=Minibatch)
 Loss = Callable[[Any, Batch], tuple[Tensor, Tensor]]
-"""Maps a network and a minibatch, or a slice of one, to the mean loss and its statistics: means [k], or a
-column for each row [k, rows]."""
+"""Maps a network and a minibatch, or a slice of one, to the mean loss and its statistics: means, [k], or
+statistics of each row, [k, rows]."""
 
 
 @dataclass(frozen=True)
 class DerivedLoss(Generic[Batch]):
-    """A loss whose gradient is also derived by hand."""
+    """A loss with an optional hand-derived gradient."""
 
     by_autograd: Loss[Batch]
-    """The loss, to be differentiated by torch."""
+    """The loss, which torch differentiates."""
     by_hand: Callable[[Any, Batch], NDArray] | None
-    """Maps the kernel of the network and a minibatch to the same statistics, float32. It calls `forward` and
-    `backward` of the kernel. None where the gradient is not known."""
+    """Maps the kernel of the network and a minibatch to the same statistics, float32, by calling `forward`
+    and `backward` of the kernel. None if there is no derivation."""
 
     def __call__(self, network: Any, minibatch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute the loss to be differentiated by torch, and its statistics."""
+        """Compute the loss, for torch to differentiate, and its statistics."""
         return self.by_autograd(network, minibatch)
 
 
-NewOptimizer = Callable[[FlatParameters], "Optimizer"]
-
-
-def build_networks(
-    make: Callable[[], Built], seed: int, spaces: Spaces, compute: Compute, whole_minibatches: bool = False
-) -> Built:
-    """Return what `make` builds, its weights drawn from `seed` alone, laid out for the observations.
-
-    whole_minibatches: as for `check_torso`. With meta.compile, they and copies of them compute by code that
-    torch.compile makes at their first call. Raise InputError for layers with which a run would not repeat.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        networks = make()
-    for network in networks:
-        _check_layers(network, whole_minibatches)
-        if sees_images(spaces.observation):
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
-        network.to(compute.device)
-        if compute.compiled:
-            # The class is changed and not the object: a compiled method that an object carries would, in a
-            # copy of it, still compute with the weights of the original.
-            network.__class__ = _compiled(type(network))  # type: ignore[arg-type]  # a class can be hashed
-    return networks
-
-
-def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
-    """Raise InputError for layers of a user's network that draw numbers, mix the rows of a batch or keep
-    something of it: copies of the network, for other threads and as a target, would not have the same."""
-    for name, layer in network.named_modules():
-        found = f"{name} of {type(network).__name__} is a {type(layer).__name__}"
-        if isinstance(layer, DRAWS) and layer.p > 0:
-            raise refusal(f"{found}, {UNSEEDED}. Leave it out, or set its p to 0.")
-        if isinstance(layer, DROPS) and layer.dropout > 0:
-            raise refusal(f"{found} with dropout, {UNSEEDED}. Set dropout to 0.")
-        if isinstance(layer, nn.RReLU):
-            raise refusal(f"{found}, {UNSEEDED}. Use nn.LeakyReLU.")
-        if whole_minibatches:
-            continue
-        if isinstance(layer, _BatchNorm):
-            raise refusal(
-                f"{found}: it {BY_THE_MINIBATCH}. Use nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
-            )
-        if changes := vars(layer).get("changes"):
-            raise refusal(
-                f"the forward pass of {type(layer).__name__} changes its buffer {changes[0]}, which would "
-                "differ between the threads that learn and the target network. Compute with weights and "
-                "constants alone, such as weight_norm or LayerNorm instead of spectral_norm."
-            )
-
-
-@cache
-def _compiled(kind: type[nn.Module]) -> Any:
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (kind,), {**names, "forward": torch.compile(kind.forward)})
+NewOptimizer = Callable[["FlatParameters"], "Optimizer"]
+"""Makes the optimizer of the parameters of a network."""
 
 
 def make_learner(
@@ -160,34 +80,157 @@ def make_learner(
     batch_size: int = 0,
     whole_minibatches: bool = False,
 ) -> Learner[Network]:
-    """Return the learner that is fastest for a network with the observations and resources of a session.
+    """Return the fastest learner for a network, given the observations and resources of a session.
 
     optimizer: a component, or a function that makes one for the flat parameters; max_grad_norm: largest
-    Euclidean norm of a gradient, None without a limit; batch_size: rows of a minibatch, where matrix products
-    may be large enough for several threads; whole_minibatches: never cut one into slices.
+    Euclidean norm of a gradient, None for no limit; batch_size: rows of a minibatch, 0 if its matrix products
+    are too small for several threads; whole_minibatches: whether a minibatch must not be sliced.
     """
+    if compute.compiled:
+        # A compiled method stored on the object would use the weights of the original in a copy of it, so
+        # the class is replaced.
+        network.__class__ = _compiled(type(network))  # type: ignore[arg-type]  # a class can be hashed
     if isinstance(optimizer, Component):
-        optimizer = partial(_one_optimizer, optimizer, max_grad_norm)
+        build = partial(optimizer.build, max_grad_norm=max_grad_norm)
+        optimizer = lambda flat: build(parameters=[flat.vector])  # noqa: E731  # one for all weights
     if sees_images(spaces.observation):
-        from labrl.learning.sliced import SlicedLearner  # only images are worth it
+        from labrl.learning.sliced import SlicedLearner  # only images make slices worthwhile
 
         if compute.precision != torch.float32 or (compute.num_threads > 1 and not whole_minibatches):
             return SlicedLearner(network, compute, optimizer, whole_minibatches)
     elif compute.device.type == "cpu":
-        # Values of hundreds with differences of one need all digits, and bfloat16 has three: float32 here.
+        # Values in the hundreds that differ by one need more than the three digits of bfloat16: use float32.
         large = batch_size * sum(weight.numel() for weight in network.parameters()) >= LARGE_PRODUCTS
         return Learner(network, compute, optimizer, compute.num_threads if large else 1, whole_minibatches)
     return Learner(network, compute, optimizer)
 
 
-def _one_optimizer(component: Component, max_grad_norm: float | None, flat: FlatParameters) -> Optimizer:
-    """Return an optimizer of all weights together."""
-    built: Optimizer = component.build(parameters=[flat.vector], max_grad_norm=max_grad_norm)
-    return built
+@cache
+def _compiled(kind: type[nn.Module]) -> Any:
+    """Return a subclass of a network's class whose forward pass torch.compile compiles at its first call."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (kind,), {**names, "forward": torch.compile(kind.forward)})
+
+
+CACHE_LINE = 16
+"""Floats in a cache line: matrix kernels are slower at addresses that are not a multiple of its size."""
+
+
+class FlatParameters:
+    """Make the trainable parameters of `module` views of one vector, and their gradients views of another.
+
+    Clipping, averaging and the optimizer's update are then a few operations for the whole network instead of
+    a few for each layer.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        parameters = trainable(module)
+        size = sum(_aligned(parameter.numel()) for parameter in parameters)
+        self.vector = nn.Parameter(torch.zeros(size, device=parameters[0].device))
+        """All weights, [size]."""
+        self.gradient = torch.zeros_like(self.vector.data)
+        """Gradient of all weights, [size]; the same memory as `vector.grad`."""
+        self.vector.grad = self.gradient
+        self.shared = False
+        """Whether other processes may write the weights at any time."""
+        self.moved: list[Callable[[], None]] = []
+        """Functions to call when the weights have moved to other memory."""
+        self._bound: list[list[nn.Parameter]] = []
+        self._pieces: list[tuple[nn.Parameter, slice]] = []
+        self._bind(module, copy_values=True)
+        for parameter, place in zip(parameters, views(parameters, self.gradient), strict=True):
+            parameter.grad = place
+
+    def _bind(self, module: nn.Module, copy_values: bool) -> None:
+        parameters = trainable(module)
+        for parameter, place in zip(parameters, views(parameters, self.vector.data), strict=True):
+            if copy_values:
+                place.copy_(parameter.data)
+            parameter.data = place
+        self._bound.append(parameters)
+
+    def move_to(self, memory: Tensor) -> None:
+        """Use `memory`, [size], for the weights from now on, in all copies of the network too.
+
+        Other processes may write to it.
+        """
+        self.vector.data = memory
+        self.shared = True
+        for parameters in self._bound:
+            for parameter, place in zip(parameters, views(parameters, memory), strict=True):
+                if parameter.dtype == memory.dtype:  # a bfloat16 copy follows when it is refreshed
+                    parameter.data = place
+        for piece, where in self._pieces:
+            piece.data = memory[where]
+        for tell in self.moved:
+            tell()
+
+    def pieces(self, module: nn.Module, owners: Sequence[nn.Module]) -> list[nn.Parameter]:
+        """Return the parameters of some submodules of `module`, with gradients, in as few pieces as possible.
+
+        owners: the submodules.
+        """
+        owned = {id(parameter) for owner in owners for parameter in owner.parameters()}
+        ranges: list[list[int]] = []
+        start = 0
+        for parameter in trainable(module):
+            stop = start + _aligned(parameter.numel())
+            if id(parameter) in owned and ranges and ranges[-1][1] == start:
+                ranges[-1][1] = stop
+            elif id(parameter) in owned:
+                ranges.append([start, stop])
+            start = stop
+        pieces = []
+        for first, end in ranges:
+            piece = nn.Parameter(self.vector.data[first:end])
+            piece.grad = self.gradient[first:end]
+            pieces.append(piece)
+            self._pieces.append((piece, slice(first, end)))
+        return pieces
+
+    def with_gradient(self, module: Network) -> tuple[Network, Tensor]:
+        """Return a copy of `module` that shares its weights' memory, and the copy's own gradient, [size]."""
+        twin, gradient = self.replica(module, same_buffers=True), torch.zeros_like(self.gradient)
+        parameters = trainable(twin)
+        for parameter, place in zip(parameters, views(parameters, gradient), strict=True):
+            parameter.grad = place
+        return twin, gradient
+
+    def replica(self, module: Network, same_buffers: bool = False) -> Network:
+        """Return a copy of `module` that shares its weights' memory and has no gradients yet.
+
+        same_buffers: whether it shares the memory of the buffers too.
+        """
+        twin = copy.deepcopy(module)
+        self._bind(twin, copy_values=False)
+        for parameter in twin.parameters():
+            parameter.grad = None
+        if same_buffers:
+            for own, buffer in zip(twin.buffers(), module.buffers(), strict=True):
+                own.data = buffer.data
+        return twin
+
+
+def trainable(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that require gradients."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def views(parameters: Sequence[nn.Parameter], vector: Tensor) -> list[Tensor]:
+    """Return consecutive parts of `vector` as views with the shapes and memory layouts of the parameters."""
+    pieces, start = [], 0
+    for parameter in parameters:
+        pieces.append(vector.as_strided(parameter.shape, parameter.stride(), start))
+        start += _aligned(parameter.numel())
+    return pieces
+
+
+def _aligned(count: int) -> int:
+    return -(-count // CACHE_LINE) * CACHE_LINE
 
 
 class MoreThreads:
-    """Lets matrix products inside the `with` block have more threads than elsewhere."""
+    """Context in which matrix products use more threads."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -201,27 +244,27 @@ class MoreThreads:
 
 
 class SecondHalf:
-    """A thread that differentiates losses by hand over the second half of each minibatch.
+    """A thread that computes hand-derived gradients over the second half of each minibatch.
 
-    Two threads meet once a gradient so, and not in each product: beside other busy processes, products on two
-    threads wait for each other most of the time. The halves and the order of their sum are fixed, so that a
-    run repeats bit for bit with the same number of threads.
+    The two threads synchronize once per gradient instead of in every product: while other processes are busy,
+    products on two threads spend most of the time waiting for each other. The halves and the order of their
+    sum are fixed, so a run with the same number of threads is reproducible bit for bit.
     """
 
     def __init__(self) -> None:
-        # A new thread would multiply matrices on as many threads as there are cores.
+        # By default, a new thread would use as many threads as there are cores for matrix products.
         self._pool = ThreadPoolExecutor(1, "learner", initializer=torch.set_num_threads, initargs=(1,))
 
     def join(self, kernel: Kernel | None, gradient: Tensor) -> None:
-        """Compute with the kernel of a copy of the network from now on. gradient: of the copy, [size]"""
+        """Use the kernel of a copy of the network from now on. gradient: gradient of the copy, [size]."""
         self._kernel, self._gradient = kernel, gradient
 
     def gradient(
         self, by_hand: Callable[[Any, Batch], NDArray], kernel: Kernel, minibatch: Batch, out: Tensor
     ) -> NDArray:
-        """Compute the gradient over a minibatch, the first half by `kernel`. Returns the statistics.
+        """Compute the gradient over a minibatch, its first half with `kernel`. Returns the statistics.
 
-        out: where the kernel writes its gradient, and that of the minibatch goes. [size]
+        out: gradient of `kernel`, which receives the gradient over the whole minibatch, [size].
         """
         size, middle = len(minibatch), len(minibatch) // 2
         if not middle:
@@ -239,7 +282,7 @@ class SecondHalf:
         return means
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._pool.shutdown()
 
     def _half(self, by_hand: Callable[[Any, Batch], NDArray], part: Batch) -> NDArray:
@@ -248,7 +291,7 @@ class SecondHalf:
 
 
 class Learner(Generic[Network]):
-    """A network, the gradients of its losses, and its optimizer, in float32."""
+    """A network with the gradients of its losses and its optimizer, in float32."""
 
     def __init__(
         self,
@@ -258,8 +301,8 @@ class Learner(Generic[Network]):
         num_threads: int = 1,
         whole_minibatches: bool = True,
     ) -> None:
-        """num_threads: that compute a gradient: inside its products, or two on halves of the minibatch where
-        there is a kernel; whole_minibatches: never on halves."""
+        """num_threads: threads for a gradient, used inside its products, or on two halves of the minibatch if
+        there is a kernel; whole_minibatches: whether the minibatch must not be halved."""
         self.network = network.to(compute.device)
         self.device = compute.device
         self.flat = FlatParameters(self.network)
@@ -270,27 +313,27 @@ class Learner(Generic[Network]):
         self._noise = None if compute.noise is None else compute.noise.new()
         self._optimizer = new_optimizer(self.flat)
         self.kernel_of = compute.kernel_of
-        """Returns the kernel of this network, or of a copy."""
+        """Returns the kernel of a network: this one, or a copy."""
         self._kept: RolloutKernel | None = None
         self._beside = SecondHalf() if num_threads > 1 and not whole_minibatches else None
-        self._note: Callable[[str], None] | None = compute.note
+        self._note = compute.note
         self._make_kernel()
         self.flat.moved.append(self._make_kernel)
 
     def in_precision(self, network: nn.Module) -> Callable[..., Any]:
-        """Return `network` as a function that computes in the precision of this learner."""
+        """Return a function that computes `network` in the precision of this learner."""
         return network
 
     @property
     def forward_network(self) -> Callable[..., Any]:
-        """The network in the precision of this learner, for losses of other learners."""
+        """Function that computes the network in this learner's precision, for losses of other learners."""
         return self.in_precision(self.network)
 
     def forward(self, *inputs: NDArray | Tensor | None, rows: slice | None = None, **options: Any) -> Any:
-        """Compute `network(*inputs, **options)` without a gradient.
+        """Compute `network(*inputs, **options)` without gradients.
 
-        inputs: [n, ...] each; None stays None. rows: of the rollout, where `keep_outputs` keeps them. Returns
-        what the network returns, with arrays in place of tensors.
+        inputs: [n, ...] each, or None; rows: rows of the rollout, if `keep_outputs` keeps their outputs.
+        Returns the outputs of the network as arrays instead of tensors.
         """
         kernel = self._kernel.now
         if kernel is not None:
@@ -299,8 +342,10 @@ class Learner(Generic[Network]):
                 output: Any = kept.compute(inputs[0], inputs[1], rows)
             else:
                 output = kernel.forward(*inputs, **options)
-            # The next call overwrites what the kernel gives.
-            return output.copy() if isinstance(output, np.ndarray) else type(output)._make(map(_copy, output))
+            # The next call overwrites the output of the kernel.
+            if isinstance(output, np.ndarray):
+                return output.copy()
+            return type(output)._make(map(copy.copy, output))
         tensors = map(self.tensor, inputs)
         with torch.inference_mode():
             return as_arrays(self.network(*tensors, **options))
@@ -316,17 +361,17 @@ class Learner(Generic[Network]):
     ) -> Tensor:
         """Compute the gradient of a mean loss over a minibatch, for `step`.
 
-        loss: called once for each slice of the minibatch. samples: in each unit of the minibatch; rows: of
-        the rollout, where `keep_outputs` keeps them; alone: of this rank, without measuring noise. Returns
-        the statistics of the loss: means over all rows, [k], or those of each row, [k, rows]. With several
-        ranks gradient and means are those over all ranks.
+        loss: is called once for each slice of the minibatch; samples: number of samples in each unit of the
+        minibatch; rows: rows of the rollout, if `keep_outputs` keeps their outputs; alone: whether to skip
+        the other ranks and the noise scale. Returns the statistics of the loss: means over all rows, [k], or
+        statistics of each row, [k, rows]. Gradients and means are averaged over all ranks.
         """
         half = None if alone or self._noise is None else self._gradient_of_half(loss, minibatch)
         kernel, by_hand = self._kernel.now, loss.by_hand if isinstance(loss, DerivedLoss) else None
         if kernel is None or by_hand is None:
             statistics = self._by_autograd(loss, minibatch)
         else:
-            # What is not finite is noticed by the gradient's norm.
+            # The norm of the gradient reveals numbers that are not finite.
             with torch.no_grad(), np.errstate(all="ignore"):
                 if self._beside is None:
                     found = by_hand(
@@ -342,31 +387,30 @@ class Learner(Generic[Network]):
         return statistics
 
     def step(self, lr: float) -> float:
-        """Make one update at learning rate `lr`. Returns the norm of the gradient before it was limited."""
+        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
         if self._kept is not None:
             self._kept.drop()
         return self._optimizer.step(lr)
 
     def keep_outputs(self, num_rows: int) -> bool:
-        """Keep what layers compute in `forward(rows=...)`, for `gradient(rows=...)` by the same weights.
+        """Keep the layers' outputs of `forward(rows=...)` for `gradient(rows=...)` with the same weights.
 
-        num_rows: rows of the rollout. Returns whether that is possible and worth it here; if not, `rows` is
-        to be left out.
+        num_rows: number of rows of the rollout. Returns whether this is possible and worthwhile; otherwise,
+        omit `rows`.
         """
         if self._beside is None and self._noise is None:
             self._kept = self._kernel.kept(num_rows)
         return self._kept is not None
 
     def _kept_by(self, kernel: Kernel, num_rows: int) -> Kernel:
-        """Return the kernel with what it has kept; without it where rows are missing or weights may have
-        changed."""
+        """Return the kernel with its kept outputs; without them if rows are missing or weights may differ."""
         kept = self._kept
         if kept is None or kept.kernel is not kernel or kept.complete != num_rows or self.flat.shared:
             return kernel
         return kept
 
     def twin(self) -> tuple[Network, Tensor]:
-        """Return a copy of the network with weights of its own and no gradient, and these weights. [size]"""
+        """Return a copy of the network with separate weights and no gradients, and these weights, [size]."""
         other = copy.deepcopy(self.network)
         vector = FlatParameters(other).vector.detach()
         for parameter in other.parameters():
@@ -374,13 +418,13 @@ class Learner(Generic[Network]):
         return other.requires_grad_(False), vector
 
     def frozen(self) -> Network:
-        """Return the network, in the same memory, for losses that differentiate through it, not by it."""
+        """Return a network that shares the weights' memory, for losses with gradients only for its inputs."""
         return self.flat.replica(self.network, same_buffers=True).requires_grad_(False)
 
     def tensor(self, array: Any) -> Any:
-        """Return an array on the device, real numbers in float32; in the same memory where possible.
+        """Return an array as a tensor on the device, float64 as float32, without copying if possible.
 
-        Tensors and None are returned as they are.
+        Tensors and None are returned unchanged.
         """
         if array is None or isinstance(array, Tensor):
             return array
@@ -389,12 +433,12 @@ class Learner(Generic[Network]):
 
     @property
     def weights(self) -> Tensor:
-        """All weights as one vector, without a gradient. [size]"""
+        """All weights as one detached vector. [size]"""
         return self.flat.vector.detach()
 
     @property
     def weight_norm(self) -> float:
-        """Euclidean norm of the weights."""
+        """Euclidean norm of all weights."""
         return float(self.weights.norm())
 
     def state_dict(self) -> dict[str, Any]:
@@ -402,19 +446,19 @@ class Learner(Generic[Network]):
         return {"network": self.network.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         self.network.load_state_dict(state["network"])
         self._optimizer.load_state_dict(state["optimizer"])
 
     def close(self) -> None:
-        """End the worker threads, where there are some."""
+        """Stop the worker threads, if there are any."""
         if self._beside is not None:
             self._beside.close()
 
     def _gradient_of_half(self, loss: Loss[Batch], minibatch: Batch) -> float | None:
-        """Return the squared norm of the gradient of the first half, if the noise scale wants to know it.
+        """Return the squared norm of the gradient over the first half, if a measurement of noise is due.
 
-        Buffers of the network stay as they were.
+        Buffers of the network are restored.
         """
         assert self._noise is not None
         if not self._noise.due(len(minibatch)):
@@ -427,11 +471,11 @@ class Learner(Generic[Network]):
         return float(self.flat.gradient.square().sum())
 
     def _half(self, loss: Loss[Batch], minibatch: Batch) -> None:
-        """Compute the gradient of a part of a minibatch at once."""
+        """Compute the gradient over part of a minibatch without slicing it."""
         self.gradient(loss, minibatch, alone=True)
 
     def _by_autograd(self, loss: Loss[Batch], minibatch: Batch) -> Tensor:
-        """Compute the gradient of a loss by torch. Returns the statistics."""
+        """Compute the gradient of a loss with torch. Returns the statistics."""
         if self._kernel.now is not None:
             self._say_why("the gradient of its loss is not derived by hand")
         self.flat.gradient.zero_()
@@ -441,7 +485,7 @@ class Learner(Generic[Network]):
         return statistics
 
     def _make_kernel(self) -> None:
-        """Make the kernel of the network where there is one, and note why where there is none."""
+        """Make the kernel of the network if there is one; otherwise log the reason."""
         self._kernel: WatchedKernel = self.kernel_of(self.network)
         if self._kernel.why_not:
             self._say_why(self._kernel.why_not)
@@ -450,36 +494,35 @@ class Learner(Generic[Network]):
             self._beside.join(self.kernel_of(copy).now, gradient)
 
     def _say_why(self, why: str) -> None:
-        """Note in the session's log why gradients are computed by autograd, once."""
+        """Log once why gradients are computed with autograd."""
         if self._note is not None:
             self._note(f"{type(self.network).__name__} learns by autograd and not by a kernel: {why}.")
         self._note = None
 
     @property
     def kernel(self) -> Kernel | None:
-        """The kernel of the network; None where there is none or somebody has altered the network."""
+        """Kernel of the network; None if there is none or the network has been altered."""
         return self._kernel.now
 
     def _average(self, statistics: Tensor) -> None:
-        """Replace gradient and means by those over all ranks."""
+        """Replace gradient and means by averages over all ranks."""
         self._ranks.mean_(self.flat.gradient, *([statistics] if statistics.dim() == 1 else []))
 
     def _measure_noise(self, half: float, size: int, samples: int) -> None:
-        """Add a measurement. half: squared norm of the gradient of half a minibatch; size: units of all."""
+        """Add a measurement of noise.
+
+        half: squared norm of the gradient over half the minibatch; size: units of the whole minibatch.
+        """
         assert self._noise is not None
         whole = float(self.flat.gradient.square().sum())
         self._noise.add(samples * (size // 2), half, samples * size * self._ranks.size, whole)
 
 
 def as_arrays(output: Any) -> Any:
-    """Return what a network gives, a tensor or a named tuple of them, with arrays in place of tensors."""
+    """Return a network's output, a tensor or a named tuple of tensors, as arrays."""
     return output.cpu().numpy() if isinstance(output, Tensor) else type(output)._make(map(as_array, output))
 
 
 def as_array(output: Tensor | None) -> NDArray | None:
     """Return a tensor as an array; None stays None."""
     return None if output is None else output.cpu().numpy()
-
-
-def _copy(output: NDArray | None) -> NDArray | None:
-    return None if output is None else output.copy()

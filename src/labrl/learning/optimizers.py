@@ -1,4 +1,4 @@
-"""Optimizers of flat parameters, chosen by `agent/optimizer`: one for all weights, or one for each."""
+"""Optimizers of flat parameters (`agent/optimizer`)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
-from labrl.config.types import Fraction, PositiveFloat, real_number
+from labrl.types import Fraction, PositiveFloat, real_number
 
 
 class Optimizer(Protocol):
-    """Steps down a gradient. Built as `Target(config, parameters=list, max_grad_norm=float or None)`.
+    """Makes gradient descent steps. Built as `Target(config, parameters=list, max_grad_norm=float or None)`.
 
-    parameters: pieces of a flat vector, each with a gradient, [size]; max_grad_norm: to which the gradient of
-    them all is scaled down.
+    parameters: parts of a flat vector with gradients, [size] each; max_grad_norm: largest Euclidean norm, to
+    which the gradient of all parts is scaled down.
     """
 
     def step(self, lr: float) -> float:
-        """One update at learning rate `lr`. Returns the gradient's Euclidean norm before the cut."""
+        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -31,21 +31,24 @@ class Optimizer(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         ...
 
 
 def gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    """The gradient of each."""
+    """Return the gradient of each parameter."""
     found = [parameter.grad for parameter in parameters]
     assert all(gradient is not None for gradient in found)
     return found  # type: ignore[return-value]
 
 
 def cut(gradient: Sequence[Tensor], largest: float | None) -> float:
-    """Scale a gradient in several pieces down to a Euclidean norm. Returns the norm that it had."""
-    # In a third of the time of torch.linalg.vector_norm.
-    norm = math.sqrt(sum(float(torch.dot(piece, piece)) for piece in gradient))
+    """Clip a gradient in several parts to a Euclidean norm. Returns the norm before clipping."""
+    # torch.dot takes a third of the time of torch.linalg.vector_norm.
+    norm = 0.0
+    for piece in gradient:
+        norm += float(torch.dot(piece, piece))
+    norm = math.sqrt(norm)
     if largest is not None and norm > largest:
         for piece in gradient:
             piece.mul_(largest / norm)
@@ -57,16 +60,16 @@ class AdamConfig:
     """Options of Adam."""
 
     eps: PositiveFloat
-    """Added to the root of the second moment, > 0."""
+    """Number added to the root of the second moment, > 0."""
     beta1: Annotated[float, BeforeValidator(real_number), Field(ge=0, lt=1)]
     """Decay of the mean gradient, in [0, 1)."""
 
 
 class Adam:
-    """Adaptive moments (Kingma & Ba, 2015, arXiv:1412.6980), the second with a decay of 0.999.
+    """Adam (Kingma & Ba, 2015, arXiv:1412.6980), with a decay of 0.999 for the second moment.
 
-    torch's fused operation without its class and function around it: the class imports a compiler when it is
-    made (over a second), and both do bookkeeping at every step, which takes as long as the operation itself.
+    It calls torch's fused operation directly: torch's class imports a compiler when it is made (over a
+    second), and its bookkeeping in each step takes as long as the operation itself.
     """
 
     Config = AdamConfig
@@ -82,7 +85,7 @@ class Adam:
         self._updates = [torch.zeros((), device=parameter.device) for parameter in parameters]
 
     def step(self, lr: float) -> float:
-        """One update at learning rate `lr`. Returns the gradient's Euclidean norm before the cut."""
+        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
         norm = cut(self._gradients, self._max_grad_norm)
         for update in self._updates:
             update.add_(1)
@@ -105,11 +108,11 @@ class Adam:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments and number of updates."""
+        """Return the moments and the number of updates."""
         return {"means": self._means, "squares": self._squares, "updates": self._updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with saved moments."""
+        """Restore saved moments."""
         for name, own in self.state_dict().items():
             for part, saved in zip(own, state[name], strict=True):
                 part.copy_(saved)
@@ -120,17 +123,17 @@ class RMSPropConfig:
     """Options of RMSProp."""
 
     decay: Fraction
-    """Weight of the past in the mean square, alpha, in (0, 1]."""
+    """Decay of the mean square, alpha, in (0, 1]."""
     eps: PositiveFloat
-    """Added to the mean square, under the root, > 0."""
+    """Number added to the mean square under the root, > 0."""
 
 
 class RMSProp:
-    """g <- alpha g + (1 - alpha) d^2, then w <- w - lr d / sqrt(g + eps), for a gradient d.
+    """RMSProp: g <- alpha g + (1 - alpha) d^2, then w <- w - lr d / sqrt(g + eps), for a gradient d.
 
-    As Mnih et al. (2016, arXiv:1602.01783, section 4) have it. With eps=1e-10 its steps are those of torch's
-    RMSprop with an eps of 1e-5 beside the root. The first steps are the longest: 10 lr for each weight with a
-    decay of 0.99, because g begins at 0.
+    This is the form of Mnih et al. (2016, arXiv:1602.01783, section 4). With eps=1e-10, its steps equal those
+    of torch's RMSprop with eps=1e-5 outside the root. The first steps are the largest, 10 lr for each weight
+    with a decay of 0.99, because g starts at 0.
     """
 
     Config = RMSPropConfig
@@ -143,7 +146,7 @@ class RMSProp:
         self._squares = [torch.zeros_like(parameter.data) for parameter in parameters]
 
     def step(self, lr: float) -> float:
-        """One update at learning rate `lr`. Returns the gradient's Euclidean norm before the cut."""
+        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
         decay, eps = self._config.decay, self._config.eps
         slopes = gradients(self._parameters)
         norm = cut(slopes, self._max_grad_norm)
@@ -153,11 +156,11 @@ class RMSProp:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Mean squares."""
+        """Return the mean squares."""
         return {"squares": list(self._squares)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with saved mean squares."""
+        """Restore saved mean squares."""
         for square, saved in zip(self._squares, state["squares"], strict=True):
             square.copy_(saved)
 
@@ -167,10 +170,10 @@ ByName = Literal[
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 ]
 # fmt: on
-"""Optimizers of torch.optim that treat each weight by itself, so that a flat vector is the same to them."""
+"""Optimizers of torch.optim that treat each weight separately, so that they work on a flat vector."""
 
 FUSED_ON_CPU = {"Adagrad", "Adam", "AdamW", "SGD"}
-"""Optimizers that torch computes in one operation on the CPU, which takes some 0.6 of the time."""
+"""Optimizers with a fused operation on the CPU, which takes about 0.6 of the time."""
 
 _NO_OPTIONS = {"params", "lr", "maximize", "foreach", "capturable", "differentiable", "fused"}
 
@@ -180,14 +183,14 @@ class TorchOptimizerConfig:
     """Options of an optimizer of torch.optim."""
 
     name: ByName
-    """The class."""
+    """Class in torch.optim."""
     options: dict[str, Any]
-    """Arguments besides the learning rate, such as {momentum: 0.9, nesterov: true} for SGD; others are as
-    torch has it."""
+    """Arguments other than the learning rate, such as {momentum: 0.9, nesterov: true} for SGD; the others
+    keep the defaults of torch."""
 
     def __post_init__(self) -> None:
         if not self.options:
-            return  # nothing to check, and PyTorch need not be loaded for it
+            return  # nothing to check, so PyTorch need not be loaded
         optimizer = vars(torch.optim)[self.name]
         known = sorted(set(inspect.signature(optimizer).parameters) - _NO_OPTIONS)
         for option in self.options:
@@ -200,12 +203,12 @@ class TorchOptimizerConfig:
         weight.grad = torch.ones(1)
         try:
             optimizer([weight], lr=1e-3, **self.options).step()
-        except Exception as error:  # some are not looked at before the first step, which stumbles over them
+        except Exception as error:  # torch checks some options only in the first step
             raise ValueError(f"options cannot be used by torch.optim.{self.name}: {error}") from None
 
 
 class TorchOptimizer:
-    """Any optimizer of torch.optim by its name."""
+    """An optimizer of torch.optim, selected by name."""
 
     Config = TorchOptimizerConfig
 
@@ -219,7 +222,7 @@ class TorchOptimizer:
         self._optimizer: torch.optim.Optimizer = make(self._parameters, lr=1e-3, **how, **config.options)
 
     def step(self, lr: float) -> float:
-        """One update at learning rate `lr`. Returns the gradient's Euclidean norm before the cut."""
+        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
         norm = cut(gradients(self._parameters), self._max_grad_norm)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
@@ -227,33 +230,33 @@ class TorchOptimizer:
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each piece, empty before the first update."""
+        """Return the state of each part, empty before the first update."""
         state = self._optimizer.state
         return {"parts": [dict(state.get(parameter, {})) for parameter in self._parameters]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what was remembered."""
+        """Restore a saved state."""
         parts = {index: dict(part) for index, part in enumerate(state["parts"]) if part}
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": parts, "param_groups": groups})
 
 
 class Separate:
-    """An optimizer for the policy and one for the value function, each with its own learning rate and cut."""
+    """Two optimizers, for policy and value function, with separate learning rates and clipping."""
 
     def __init__(self, policy: Optimizer, value: Optimizer, value_lr: Callable[[], float]) -> None:
-        """value_lr: gives the present learning rate of the value function."""
+        """value_lr: returns the current learning rate of the value function."""
         self._policy, self._value, self._value_lr = policy, value, value_lr
 
     def step(self, lr: float) -> float:
-        """One update of both. Returns the Euclidean norm of the whole gradient before the cuts."""
+        """Make one update of both. Returns the Euclidean norm of the whole gradient before clipping."""
         return math.hypot(self._policy.step(lr), self._value.step(self._value_lr()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Treat the state of both optimizers."""
+        """Return the state of both optimizers."""
         return {"policy": self._policy.state_dict(), "value": self._value.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Treat the state of both optimizers."""
+        """Restore the state of both optimizers."""
         self._policy.load_state_dict(state["policy"])
         self._value.load_state_dict(state["value"])

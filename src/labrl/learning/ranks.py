@@ -1,4 +1,4 @@
-"""The processes that train one session together, as torchrun starts them, and what they tell each other."""
+"""The processes that torchrun starts to train one session together, and their communication."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labrl.errors import LostProcessError
+from labrl.errors import LostProcessError, first_line
 
 
 class RankLostError(LostProcessError):
-    """Another process of the session has ended, or the network between them is gone."""
+    """Another process of the session has ended, or the network connection is lost."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """One of `size` processes over torch's default process group; alone, nothing is told to anybody.
+    """One of `size` processes of torch's default process group; a single one communicates with nobody.
 
-    Every method is called by all ranks, in the same order.
+    All ranks must call the same methods in the same order.
     """
 
     rank: int = 0
-    """Number of this process; 0 leads."""
+    """Number of this process; 0 is the leader."""
     size: int = 1
     local_rank: int = 0
     """Number of this process on its machine."""
     local_size: int = 1
-    """Processes on this machine."""
+    """Number of processes on this machine."""
 
     @property
     def alone(self) -> bool:
-        """Whether there is no other."""
+        """Whether there is no other rank."""
         return self.size == 1
 
     def mean_(self, *tensors: Tensor) -> None:
-        """Let each tensor be the mean over the ranks, the same to the last bit on all, in one message.
+        """Replace each tensor by its mean over the ranks, bit for bit the same on all, in one message.
 
-        The order of the sum follows from the number of ranks and the backend, so a run repeats.
+        The number of ranks and the backend determine the order of the sum, so a run is reproducible.
         """
         if self.alone:
             return
@@ -48,15 +48,15 @@ class Ranks:
         try:
             dist.all_reduce(message)
         except RuntimeError as error:
-            raise RankLostError(_first_line(error)) from error
+            raise RankLostError(first_line(error)) from error
         message.div_(self.size)
         for tensor, mean in zip(tensors, message.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(mean.view_as(tensor))
 
     def std_mean(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Deviation (of a sample) and mean over the columns that all ranks hold. [rows, columns] -> [rows, 1]
+        """Return sample standard deviation and mean over the columns of all ranks, [rows, 1] each.
 
-        Each rank holds as many.
+        values: [rows, columns], with the same number of columns on all ranks.
         """
         if self.alone:
             return torch.std_mean(values, dim=1, keepdim=True)
@@ -75,42 +75,41 @@ class Ranks:
         try:
             dist.all_reduce(told, dist.ReduceOp.MAX)
         except RuntimeError as error:
-            raise RankLostError(_first_line(error)) from error
+            raise RankLostError(first_line(error)) from error
         return told.tolist()
 
     def gathered(self, value: Any) -> list[Any]:
-        """The values of all ranks, by rank: plain data, arrays and tensors on the CPU."""
+        """Return the values of all ranks, by rank. value: plain data, arrays and tensors on the CPU."""
         if self.alone:
             return [value]
         values: list[Any] = [None] * self.size
         try:
             dist.all_gather_object(values, value)
         except RuntimeError as error:
-            raise RankLostError(_first_line(error)) from error
+            raise RankLostError(first_line(error)) from error
         return values
 
     def sent_to_leader(self, value: Any) -> list[Any]:
-        """The values of all ranks, by rank, on rank 0; nothing on the others."""
+        """Return the values of all ranks, by rank, on rank 0; an empty list on the other ranks."""
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
         try:
             dist.gather_object(value, values)
         except RuntimeError as error:
-            raise RankLostError(_first_line(error)) from error
+            raise RankLostError(first_line(error)) from error
         return values or []
 
     def told_by_leader(self, values: Sequence[Any] | None) -> Any:
-        """Return the value that rank 0 has for this rank. values: by rank, on rank 0; None on the others."""
+        """Return the value that rank 0 sends to this rank.
+
+        values: the values by rank on rank 0, None on the other ranks.
+        """
         received: list[Any] = [None]
         try:
             dist.scatter_object_list(received, list(values) if values is not None else None)
         except RuntimeError as error:
-            raise RankLostError(_first_line(error)) from error
+            raise RankLostError(first_line(error)) from error
         return received[0]
 
 
 ALONE = Ranks()
-"""The team of a session without torchrun."""
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+"""The single rank of a session without torchrun."""

@@ -1,8 +1,7 @@
-"""bfloat16 on a CPU: weights rounded once for all worker threads, and the Nature CNN in the layout of its
-kernels.
+"""Faster bfloat16 on a CPU: weights rounded once for all workers, and a Nature CNN with packed weights.
 
-Nothing here changes what is computed: these are the numbers that autocast gives, with less work. The networks
-know nothing of it; the learner installs it in the copies that its workers compute with.
+The results are those of autocast, with less work. The learner installs these parts in its workers' copies of
+a network; the network itself does not depend on them.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from torch import Tensor, nn
 from labrl.networks.torso import ImageTorso, NatureCNN, PixelConvolution
 
 SMALLEST_MATRIX = 2**18
-"""Weights of a matrix from which on a rounded copy is worth keeping."""
+"""Size of a weight matrix above which a rounded copy is worthwhile."""
 
 MOST_KEPT_BYTES = 2**26
-"""Limit of what is kept of acting: some 1,500 rows of the Nature CNN, where A2C learns from 80."""
+"""Limit of the outputs kept from acting: about 1,500 rows of the Nature CNN; A2C learns from 80."""
 
 
 class NarrowWeights:
-    """The large weight matrices of a network in bfloat16, once for all its copies.
+    """The large weight matrices of a network in bfloat16, shared by all its copies.
 
-    Autocast would round them anew in every forward pass of every worker and widen their gradients in each:
-    for the Nature CNN 1.6 million numbers. Only matrices of image torsos are taken, for whose layers autocast
-    rounds every operand.
+    Autocast would round them again in every forward pass of every worker and widen their gradients each time:
+    1.6 million numbers for the Nature CNN. Only matrices of image torsos are included, because autocast
+    rounds every operand of their layers.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -47,18 +46,17 @@ class NarrowWeights:
         return bool(self._full)
 
     def give_to(self, replica: nn.Module) -> None:
-        """Let a copy of the network compute with the rounded weights."""
+        """Make a copy of the network use the rounded weights."""
         for weight, narrow in zip(self._large(replica), self._narrow, strict=True):
             weight.data = narrow
 
     @property
     def behind(self) -> bool:
-        """Whether the network's own weights were written to since the last refresh, not by the flat
-        vector."""
+        """Whether the network's weights have changed since the last refresh, except by the flat vector."""
         return self._versions != self._present()
 
     def refresh(self) -> None:
-        """Round the present weights of the network."""
+        """Round the current weights of the network."""
         for narrow, weight in zip(self._narrow, self._full, strict=True):
             narrow.copy_(weight.detach())
         self._versions = self._present()
@@ -68,11 +66,11 @@ class NarrowWeights:
 
 
 class Layer(NamedTuple):
-    """A convolution or linear layer that a ReLU follows."""
+    """A convolution or linear layer followed by a ReLU."""
 
     module: nn.Conv2d | nn.Linear
     divisor: float = 1.0
-    """Divides its weights."""
+    """Divisor of the weights."""
 
     @property
     def stride(self) -> list[int]:
@@ -81,19 +79,19 @@ class Layer(NamedTuple):
 
 
 class PackedLayers:
-    """Layers in a row with weights in the blocks that oneDNN multiplies.
+    """Consecutive layers with weights packed into the blocks that oneDNN multiplies.
 
-    torch cuts the weights into these blocks in every call, which for the Nature CNN and eight images takes
-    longer than the products. Between two updates, acting needs it once.
+    torch packs the weights in every call, which takes longer than the products for the Nature CNN and eight
+    images. Acting needs to pack them only once between two updates.
     """
 
     def __init__(self, layers: Sequence[Layer], example: Tensor) -> None:
-        """example: some input, [n, channels, height, width]. Raises RuntimeError where torch cannot do it."""
+        """example: an input, [n, channels, height, width]. Raises RuntimeError if torch lacks the kernels."""
         self._layers = list(layers)
         self.version = 0
         """Number of times that the weights were packed."""
         self.fresh = False
-        """Whether these are the present weights of the layers."""
+        """Whether the packed weights are the current ones of the layers."""
         self.refresh()
         self.shapes = [output.shape[1:] for output in self.outputs(example)]
         """Shape of each layer's output for one image."""
@@ -101,7 +99,7 @@ class PackedLayers:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Pack the present weights of the layers."""
+        """Pack the current weights of the layers."""
         self._weights = [self._pack(layer) for layer in self._layers]
         self.fresh = True
         self.version += 1
@@ -117,7 +115,7 @@ class PackedLayers:
         return reorder(weight, [0, 0], layer.stride, [1, 1], 1), bias, layer.stride
 
     def outputs(self, x: Tensor) -> list[Tensor]:
-        """Compute each layer's output, bfloat16. x: images [n, channels, height, width], bfloat16."""
+        """Compute each layer's output in bfloat16. x: images, [n, channels, height, width], bfloat16."""
         outputs = []
         for weight, bias, stride in self._weights:
             if stride:
@@ -131,39 +129,39 @@ class PackedLayers:
 
 
 class KeptOutputs:
-    """Layer outputs of the rows of a rollout, kept from acting for a gradient by the same weights.
+    """Layer outputs of the rows of a rollout, kept from acting for a gradient of the same weights.
 
-    An agent that learns once from each rollout, as A2C does, meets every observation twice before its weights
-    change: when it acts on it, and when it differentiates. Only the backward pass is left to do then.
+    An agent that learns once from each rollout, such as A2C, uses every observation twice before its weights
+    change: for acting and for the gradient, which then needs only the backward pass.
     """
 
     def __init__(self, packed: PackedLayers, num_rows: int) -> None:
         self._packed = packed
         self._outputs = [_room(num_rows, shape) for shape in packed.shapes]
-        self._version = np.zeros(num_rows, np.int64)  # version of the packed weights that made a row; 0: none
+        self._version = np.zeros(num_rows, np.int64)  # version of the packed weights of each row; 0 if none
 
     def put(self, rows: slice, outputs: Sequence[Tensor]) -> None:
-        """Keep the outputs of some rows. Threads may call it for different rows at the same time."""
+        """Keep the outputs of some rows. Threads may call this for different rows at the same time."""
         for place, output in zip(self._outputs, outputs, strict=True):
             place[rows].copy_(output)
         self._version[rows] = self._packed.version
 
     def of(self, rows: slice) -> list[Tensor] | None:
-        """Return the outputs of some rows; None if one is missing or the weights have changed since."""
+        """Return the outputs of some rows; None if a row is missing or the weights have changed."""
         if not self._packed.fresh or (self._version[rows] != self._packed.version).any():
             return None
         return [output[rows] for output in self._outputs]
 
 
 class FastNatureCNN(nn.Module):
-    """Stands in for a NatureCNN in a worker's copy of a network, and gives the same numbers."""
+    """Replaces a NatureCNN in a worker's copy of a network, with the same results."""
 
     def __init__(self, torso: NatureCNN, packed: PackedLayers) -> None:
         super().__init__()
         self.torso, self.packed = torso, packed
         self.kept: KeptOutputs | None = None
         self.rows: slice | None = None
-        """Rows of `kept` that the next call computes; None: it keeps nothing and looks nothing up."""
+        """Rows of `kept` that the next call computes; None to neither keep nor look up outputs."""
 
     def forward(self, observation: Tensor) -> Tensor:
         """Compute features. [batch, height, width, channels] -> [batch, features]"""
@@ -181,10 +179,10 @@ class FastNatureCNN(nn.Module):
 
 
 def install_packed(replicas: Sequence[nn.Module]) -> list[FastNatureCNN]:
-    """Put a FastNatureCNN in the place of the NatureCNN of each copy of a network.
+    """Replace the NatureCNN of each copy of a network by a FastNatureCNN.
 
-    Returns one for each copy; nothing where the network has none or several, or one that does more than plain
-    convolutions and ReLUs.
+    Returns the new torsos, or an empty list if the network has no or several NatureCNNs, or one with more
+    than plain layers and ReLUs.
     """
     found = {module for module in replicas[0].modules() if type(module) is NatureCNN}
     if len(found) != 1:
@@ -205,7 +203,7 @@ def _replace(network: nn.Module, packed: PackedLayers) -> FastNatureCNN:
     places = [
         (parent, name, child)
         for parent in list(network.modules())
-        for name, child in parent._modules.items()  # named_children() leaves out a torso that two names share
+        for name, child in parent._modules.items()  # named_children() omits a torso with two names
         if type(child) is NatureCNN
     ]
     fast = FastNatureCNN(places[0][2], packed)
@@ -215,14 +213,14 @@ def _replace(network: nn.Module, packed: PackedLayers) -> FastNatureCNN:
 
 
 def _layers_of(torso: NatureCNN) -> list[Layer]:
-    """Return the layers, of which the first divides pixels by their range."""
+    """Return the layers of a torso, the first of which divides pixels by their range."""
     parts = [*torso.convolutions, *torso.linear.modules()]
     later = [Layer(part) for part in parts if isinstance(part, nn.Conv2d | nn.Linear)]
     return [Layer(torso.first, torso.first.divisor), *later]
 
 
 def _is_plain(torso: NatureCNN, layers: Sequence[Layer]) -> bool:
-    """Return whether the torso is these layers with a ReLU after each, and no layer has a parametrization."""
+    """Return whether the torso consists of these layers and ReLUs, without parametrizations."""
     leaves = [part for part in torso.linear.modules() if not list(part.children())]
     parts = [torso.first, *torso.convolutions, *leaves]
     kinds = [type(part) for part in parts if not isinstance(part, nn.Flatten | nn.Identity)]
@@ -244,7 +242,7 @@ def _is_plain(torso: NatureCNN, layers: Sequence[Layer]) -> bool:
 
 
 def keep_outputs(torsos: Sequence[FastNatureCNN], num_rows: int) -> bool:
-    """Let the torsos keep outputs for `num_rows` rows. Returns False where that would be too much memory."""
+    """Make the torsos keep outputs for `num_rows` rows. Returns False if that would need too much memory."""
     packed = torsos[0].packed
     if 2 * num_rows * sum(shape.numel() for shape in packed.shapes) > MOST_KEPT_BYTES:
         return False
@@ -255,9 +253,9 @@ def keep_outputs(torsos: Sequence[FastNatureCNN], num_rows: int) -> bool:
 
 
 def _differentiable(layers: Sequence[Layer], x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
-    """Compute what `layers` make of x, knowing each one's output, so that only the backward pass costs.
+    """Return features whose gradients flow through layers with known outputs, without a forward pass.
 
-    x: images [n, channels, height, width], bfloat16. Returns features [n, size], bfloat16.
+    x: images, [n, channels, height, width], bfloat16. Returns features, [n, size], bfloat16.
     """
     for layer, output in zip(layers, outputs, strict=True):
         weight = layer.module.weight if layer.divisor == 1 else layer.module.weight / layer.divisor
@@ -268,8 +266,7 @@ def _differentiable(layers: Sequence[Layer], x: Tensor, outputs: Sequence[Tensor
 
 
 class _KnownLayer(torch.autograd.Function):
-    """A layer and its ReLU with a known output: a convolution with a stride, or a linear layer without
-    one."""
+    """A layer and its ReLU with a known output: a convolution if there is a stride, else a linear layer."""
 
     @staticmethod
     def forward(
@@ -293,6 +290,6 @@ class _KnownLayer(torch.autograd.Function):
 
 
 def _room(num_rows: int, shape: torch.Size) -> Tensor:
-    """Return uninitialized numbers [num_rows, *shape] in bfloat16, images with their channels last."""
+    """Return an uninitialized bfloat16 tensor, [num_rows, *shape], with channels last for images."""
     room = torch.empty((num_rows, *shape), dtype=torch.bfloat16)
     return room.contiguous(memory_format=torch.channels_last) if len(shape) == 3 else room

@@ -1,5 +1,4 @@
-"""The learner of networks that see images: slices of a minibatch on worker threads, in bfloat16 where that is
-fast."""
+"""Learner for networks of images: slices of a minibatch on worker threads, in bfloat16 if that is fast."""
 
 from __future__ import annotations
 
@@ -13,26 +12,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.learning.compute import Compute
-from labrl.learning.flat import Network, trainable, views
 from labrl.learning.kernels.networks import hooks_of
-from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_array
+from labrl.learning.learner import Batch, Learner, Loss, Network, NewOptimizer, as_array, trainable, views
 from labrl.learning.reduced_precision import FastNatureCNN, NarrowWeights, install_packed, keep_outputs
 
 Result = TypeVar("Result")
 
 LEAST_ROWS, LEAST_ROWS_PACKED = 16, 8
-"""Rows of a slice for which a thread of its own pays in acting, in bfloat16: with plain and packed
-weights."""
+"""Rows of a slice from which a separate thread is worthwhile for acting in bfloat16, with plain and with
+packed weights."""
 
 
 class SlicedLearner(Learner[Network]):
-    """Computes forward passes and gradients on slices of the rows, each on a thread with a copy of the
-    network.
+    """Computes forward passes and gradients on slices, each on a thread with a copy of the network.
 
-    Two threads on halves of a minibatch are faster on a CPU than two threads inside every operation wherever
-    products take most of the time: they meet once a minibatch. Beside other busy processes they are so by
-    far: PPO on Pong made 330 frames a second in place of 14. The slices and the order of their sum are fixed,
-    so that a run repeats bit for bit with the same number of threads.
+    If products take most of the time on a CPU, two threads on halves of a minibatch are faster than two
+    threads inside every operation, because they synchronize once per minibatch. The difference is largest
+    while other processes are busy: PPO on Pong made 330 instead of 14 frames per second. The slices and the
+    order of their sum are fixed, so a run with the same number of threads is reproducible bit for bit.
     """
 
     def __init__(
@@ -40,8 +37,7 @@ class SlicedLearner(Learner[Network]):
     ) -> None:
         self._precision = compute.precision
         workers = compute.num_threads if compute.device.type == "cpu" and not whole_minibatches else 1
-        # Where products are so fast that an update waits for the weights, all threads go through them
-        # together.
+        # If products are so fast that reading weights is the bottleneck, all threads share each product.
         together = compute.waits_for_weights and workers > 1
         super().__init__(network, replace(compute, kernels=False), new_optimizer, workers if together else 1)
         if compute.kernels:
@@ -50,12 +46,12 @@ class SlicedLearner(Learner[Network]):
         self._hooks = hooks_of(network)
         self._num_modules = len(list(network.modules()))
         self._altered = (
-            False  # whether hooks or parametrizations came later: then the network itself computes
+            False  # whether hooks or parametrizations were added, so that the network itself computes
         )
         self._make_copies(1 if together else workers, compute.narrows)
 
     def _make_copies(self, count: int, narrows: bool) -> None:
-        """Copy the network for each worker; in float32 the first one computes with the network itself."""
+        """Copy the network for each worker; in float32, the first worker uses the network itself."""
         narrow = NarrowWeights(self.network) if narrows else None
         self._narrow = narrow or None
         copies = [self.flat.replica(self.network, same_buffers=True)] if narrow else [self.network]
@@ -69,19 +65,19 @@ class SlicedLearner(Learner[Network]):
         self._parameters = [trainable(each) for each in copies]
         self._places = views(self._parameters[0], self.flat.gradient)
         self._pool: ThreadPoolExecutor | None = None
-        if count > 1:  # a new thread would multiply matrices on as many threads as there are cores
+        if count > 1:  # by default, a new thread would use as many threads as there are cores for products
             self._pool = ThreadPoolExecutor(
                 count - 1, "learner", initializer=torch.set_num_threads, initargs=(1,)
             )
 
     def in_precision(self, network: nn.Module) -> Callable[..., Any]:
-        """Return `network` as a function that computes under autocast, unless it is to be in float32."""
+        """Return a function that computes `network` under autocast, or in float32."""
         if self._precision == torch.float32:
             return network
         return _Autocast(network, self.device.type, self._precision)
 
     def forward(self, *inputs: NDArray | Tensor | None, rows: slice | None = None, **options: Any) -> Any:
-        """Compute `network(*inputs, **options)` without a gradient, as Learner does."""
+        """Compute `network(*inputs, **options)` without gradients, like Learner."""
         tensors = [self.tensor(each) for each in inputs]
         size = next(len(each) for each in tensors if each is not None)
         self._follow()
@@ -110,7 +106,7 @@ class SlicedLearner(Learner[Network]):
         rows: slice | None = None,
         alone: bool = False,
     ) -> Tensor:
-        """Compute the gradient of a mean loss over a minibatch, as Learner does."""
+        """Compute the gradient of a mean loss over a minibatch, like Learner."""
         with self._threads:
             try:
                 self._follow()
@@ -143,26 +139,26 @@ class SlicedLearner(Learner[Network]):
         return statistics
 
     def step(self, lr: float) -> float:
-        """Make one update at learning rate `lr`. Returns the norm of the gradient before it was limited."""
+        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
         self._changed = True
         return super().step(lr)
 
     def keep_outputs(self, num_rows: int) -> bool:
-        """Keep what layers compute, as Learner says: possible for a Nature CNN in bfloat16."""
-        # Other sessions that train the same weights could change them between two rows.
+        """Keep the layers' outputs, like Learner. This is possible for a Nature CNN in bfloat16."""
+        # Other sessions that share the weights could change them between two rows.
         return bool(self._packed) and not self.flat.shared and keep_outputs(self._packed, num_rows)
 
     def close(self) -> None:
-        """End the worker threads."""
+        """Stop the worker threads."""
         if self._pool is not None:
             self._pool.shutdown()
 
     def _network(self, number: int) -> Callable[..., Any]:
-        """Return the network that a worker computes with: the original where somebody has altered it."""
+        """Return the network of a worker: its copy, or the original if that has been altered."""
         return self.in_precision(self.network if self._altered else self._copies[number])
 
     def _follow(self) -> None:
-        """Let all copies compute as the network does now: in its mode and with its weights."""
+        """Update the mode and the weights of all copies to those of the network."""
         self._altered = any(self._hooks) or len(list(self.network.modules())) != self._num_modules
         for each in self._copies:
             if each.training != self.network.training:
@@ -174,9 +170,9 @@ class SlicedLearner(Learner[Network]):
                 torso.packed.fresh = False
 
     def _map(self, work: Callable[[int, slice], Result], size: int, least: int = 1) -> list[Result]:
-        """Call `work(worker, slice)` on all workers at once, and return the results in order.
+        """Call `work(worker, slice)` on all workers in parallel, and return the results in order.
 
-        least: rows of a slice.
+        least: smallest number of rows of a slice.
         """
         count = 1 if self._altered else min(len(self._copies), max(size // least, 1))
         if self._pool is None or count == 1:
@@ -186,9 +182,7 @@ class SlicedLearner(Learner[Network]):
         try:
             first = work(0, parts[0])
         finally:
-            wait(
-                others
-            )  # also after an error: what they go on to compute would be added to the next gradient
+            wait(others)  # even after an error, because the others would add to the next gradient
         return [first, *(other.result() for other in others)]
 
     def _set_rows(self, number: int, rows: slice) -> None:
@@ -200,32 +194,32 @@ class SlicedLearner(Learner[Network]):
             torso.rows = None
 
     def _forget_gradients(self) -> None:
-        """Drop all gradients; those of the network itself lie in the flat one."""
+        """Drop all gradients; those of the network itself are in the flat gradient."""
         self.flat.gradient.zero_()
         for each, parameters in zip(self._copies, self._parameters, strict=True):
             for parameter in () if each is self.network else parameters:
-                parameter.grad = None  # the next one is taken as it is, and not added to zeros
+                parameter.grad = None  # the next gradient is then stored instead of added to zeros
 
     def _sum_gradients(self, count: int) -> None:
-        """Add the gradients of the first `count` workers to the flat one, in their order."""
+        """Add the gradients of the first `count` workers to the flat gradient, in order."""
         for each, parameters in zip(self._copies[:count], self._parameters, strict=False):
             if each is self.network or self._altered:
                 continue
-            # Those of the first copy are taken as they are, which spares an addition to zeros.
+            # Copy the gradients of the first copy instead of adding them to zeros.
             take = Tensor.copy_ if each is self._copies[0] else Tensor.add_
             for place, parameter in zip(self._places, parameters, strict=True):
                 if parameter.grad is not None:
                     take(place, parameter.grad)
 
     def _half(self, loss: Loss[Batch], minibatch: Batch) -> None:
-        """Compute the gradient of a part of a minibatch by one worker."""
+        """Compute the gradient over part of a minibatch with one worker."""
         self._forget_gradients()
         loss(self._network(0), minibatch)[0].backward()
         self._sum_gradients(1)
 
 
 class _Autocast:
-    """A network that computes under autocast."""
+    """Function that computes a network under autocast."""
 
     def __init__(self, network: nn.Module, device: str, precision: torch.dtype) -> None:
         self._network, self._device, self._precision = network, device, precision
@@ -236,7 +230,7 @@ class _Autocast:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Put the results of the slices together, with arrays in place of tensors."""
+    """Join the results of the slices, as arrays instead of tensors."""
     first = parts[0]
     if first is None or isinstance(first, Tensor):
         return as_array(first if first is None or len(parts) == 1 else torch.cat(list(parts)))

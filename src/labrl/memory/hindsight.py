@@ -1,4 +1,4 @@
-"""Hindsight experience replay (Andrychowicz et al., 2017, arXiv:1707.01495): what was reached was wanted."""
+"""Hindsight experience replay (Andrychowicz et al., 2017, arXiv:1707.01495): learning from achieved goals."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.types import Probability
 from labrl.errors import InputError
-from labrl.memory.replay import Replay, ReplayConfig, ReplayTraits, Sample
-from labrl.observations import ACHIEVED, DESIRED, Goals
+from labrl.memory.replay import Replay, ReplayConfig, ReplayTraits, Transitions
+from labrl.spaces import ACHIEVED, DESIRED, Goals
 from labrl.step import Masks, States, Step
+from labrl.types import Probability
 
 
 @dataclass(kw_only=True)
@@ -21,17 +21,17 @@ class HindsightReplayConfig(ReplayConfig):
     """Options of hindsight experience replay."""
 
     strategy: Literal["future", "final", "episode"]
-    """State of the same episode that gives the goal, section 4.5: one that came of this step or a later one,
-    the last one, or any."""
+    """State of the same episode whose achieved goal is used, section 4.5: a random state reached by this step
+    or a later one, the last state, or any state."""
     relabelled: Probability
-    """Share of the transitions that get another goal, in [0, 1]; k / (k + 1) in the paper's terms."""
+    """Share of transitions that receive another goal, in [0, 1]; k / (k + 1) in the paper's notation."""
 
 
 class HindsightReplay(Replay):
-    """Transitions are drawn uniformly, and most of them get a goal that their own episode has reached.
+    """Samples transitions uniformly and gives most of them a goal that was achieved in the same episode.
 
-    Reward and termination are then those that the environment computes for that goal. Transitions of an
-    episode that still goes on keep their own goal.
+    The environment computes reward and termination for the new goal. Transitions of unfinished episodes keep
+    their original goal.
     """
 
     Config = HindsightReplayConfig
@@ -40,19 +40,19 @@ class HindsightReplay(Replay):
     def __init__(
         self, config: HindsightReplayConfig, *, gamma: float, goals: Goals | None = None, **runtime: Any
     ) -> None:
-        """Take the arguments of `Replay`. goals: of the environment."""
+        """Take the arguments of `Replay`. goals: goals of the environment."""
         if goals is None and not runtime["workspace"].acting_only:
             raise _no_goals()
         super().__init__(config, gamma=gamma, **runtime)
         self._goals, self._gamma = goals, np.float32(gamma)
-        # By place, the first and the last step of the episode that a step belongs to; last -1: it goes on.
+        # First and last step of the episode of the step at each place; last is -1 in unfinished episodes.
         self._first = np.zeros((self.num_envs, self.slots), np.int64)
         self._last = np.full((self.num_envs, self.slots), -1, np.int64)
-        self._begin = np.zeros(self.num_envs, np.int64)  # of the running episode [num_envs]
+        self._begin = np.zeros(self.num_envs, np.int64)  # first step of the unfinished episode [num_envs]
 
     @classmethod
     def check_goals(cls, goals: Goals | None, n_step: int) -> None:
-        """Raise InputError where the environment has no goals, and for windows of several steps."""
+        """Raise InputError if the environment has no goals, or for windows of several steps."""
         if goals is None:
             raise _no_goals()
         goals.check()
@@ -67,25 +67,25 @@ class HindsightReplay(Replay):
     def add(
         self, observation: NDArray, action: NDArray, step: Step, mask: Masks = None, state: States = None
     ) -> None:
-        """Store one vector step; the episodes that it ends can be given other goals from now on."""
+        """Store one vector step; the goals of the episodes that it ends can be replaced from now on."""
         super().add(observation, action, step, mask, state)
         latest = self.steps - 1
         if step.void:
             ended = self._begin <= latest
         else:
             ended = step.terminated | step.episode_over
-            # Not the episode that had the place before, of which a restored buffer would not know.
+            # Forget the episode that used the place before, which a restored buffer would not know.
             self._last[:, latest % self.slots] = -1
         for env in np.flatnonzero(ended):
             self._end(int(env), latest)
 
-    def sample(self, batch_size: int, frame: int) -> Sample:
-        """Draw as `Replay`, then replace goals."""
+    def sample(self, batch_size: int, frame: int) -> Transitions:
+        """Draw a minibatch like `Replay`, then replace goals."""
         sample = super().sample(batch_size, frame)
         step, env = np.divmod(sample.index, self.num_envs)
         last = self._last[env, step % self.slots]
         wanted = (self.generator.random(batch_size) < self._config.relabelled) & (last >= step)
-        # The step that led to the state whose goal is taken.
+        # The step that led to the state with the new goal.
         reached = last
         if self._config.strategy != "final":
             first = np.maximum(self._first[env, step % self.slots], self.oldest[env])
@@ -98,8 +98,8 @@ class HindsightReplay(Replay):
             self._relabel(sample, rows, self._ring.input_of(env, frames, ACHIEVED))
         return sample
 
-    def _relabel(self, sample: Sample, rows: NDArray[np.int64], goal: NDArray) -> None:
-        """Give some rows of a sample another goal, with the reward and the end that it brings."""
+    def _relabel(self, sample: Transitions, rows: NDArray[np.int64], goal: NDArray) -> None:
+        """Give some rows of a minibatch another goal, with its reward and termination."""
         assert self._goals is not None
         sample.observation[DESIRED][rows] = goal
         sample.next_observation[DESIRED][rows] = goal
@@ -111,7 +111,7 @@ class HindsightReplay(Replay):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         super()._restore(state)
-        # The first episode of each environment may have begun before what is left of it: no matter.
+        # The oldest episode of each environment may have begun before its oldest step, which is harmless.
         self._last.fill(-1)
         self._begin[:] = self.oldest
         steps = np.arange(int(self.oldest.min()), self.steps)
@@ -120,7 +120,7 @@ class HindsightReplay(Replay):
             self._end(env, int(steps[row]))
 
     def _end(self, env: int, last: int) -> None:
-        """Note that an episode of `env` has ended with step `last`."""
+        """Record that an episode of `env` ended with step `last`."""
         first = max(int(self._begin[env]), last + 1 - self.slots)
         places = np.arange(first, last + 1) % self.slots
         self._first[env, places] = first

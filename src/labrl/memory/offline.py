@@ -1,25 +1,25 @@
-"""Transitions that were not collected by this session, and minibatches that mix both kinds."""
+"""Transitions that were collected elsewhere, and minibatches that mix them with those of this session."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.component import Component
-from labrl.config.types import PositiveInt, Probability
+from labrl.component import Component
 from labrl.errors import InputError
-from labrl.memory.replay import Replay, ReplayConfig, Sample
+from labrl.memory.replay import Replay, ReplayConfig, Transitions
 from labrl.step import Masks
+from labrl.types import PositiveInt, Probability
 from labrl.workspace import Workspace
 
 AT_ONCE = 4096
-"""Transitions that are read at once."""
+"""Number of transitions that are read at once."""
 
 
 @dataclass(kw_only=True)
@@ -27,12 +27,11 @@ class OfflineConfig:
     """Options of learning from transitions that were collected elsewhere."""
 
     share: Probability
-    """Fraction of a batch from the source, rounded, in [0, 1], once this session has transitions of its
-    own."""
+    """Fraction of a minibatch from the source, in [0, 1], once this session has collected transitions."""
     online_every: PositiveInt
-    """This session's transitions take part in every n-th update, n >= 1."""
+    """This session's transitions are used in every n-th update, n >= 1."""
     max_transitions: PositiveInt | None
-    """Largest number of transitions that are read, the first ones, >= 1; null: all."""
+    """Number of transitions to read from the start of the source, at most, >= 1; null: all."""
 
 
 class Wanted(NamedTuple):
@@ -41,13 +40,13 @@ class Wanted(NamedTuple):
     observation: gym.Space[Any]
     """Observation space of one environment, flat."""
     action: gym.Space[Any]
-    """Actions as the environment takes them."""
+    """Action space of the environment."""
     stored: gym.Space[Any]
-    """Actions as the agent stores them."""
+    """Space of the actions that the agent stores."""
     gamma: float
     n_step: int
     num_masked: int = 0
-    """Actions that masks have a flag for, 0 for an agent that does not support masks."""
+    """Number of flags in an action mask, 0 for an agent that does not support masks."""
 
 
 class Piece(NamedTuple):
@@ -64,30 +63,30 @@ class Piece(NamedTuple):
     terminated: NDArray[np.bool_]
     """[n]"""
     cut: NDArray[np.bool_]
-    """Whether the next one is not what follows. [n]"""
+    """Whether the next transition does not follow this one. [n]"""
     mask: Masks = None
-    """Valid actions; None without masks. [n, actions]"""
+    """Valid actions; None if there are no masks. [n, actions]"""
     next_mask: Masks = None
     """Valid actions in `next_observation`. [n, actions]"""
 
     def part(self, rows: slice) -> Piece:
-        """Return some of them."""
+        """Return a slice of the transitions."""
         columns: list[Any] = [None if column is None else column[rows] for column in self]
         return Piece(*columns)
 
 
 class PieceReplay(Replay):
-    """Replay buffer that is filled and read piece by piece, many times faster than step by step."""
+    """Replay buffer that is written and read in pieces, which is many times faster than in steps."""
 
     def extend(self, piece: Piece) -> None:
-        """Store a piece, in a buffer of a single environment that has room for it."""
-        # However the observations follow each other, those of so many transitions fit into the ring.
+        """Store a piece in a buffer of a single environment that has room for it."""
+        # The frames of this many transitions always fit into the ring.
         most = max(self._ring.length // self._ring.most_frames, 1)
         for begin in range(0, len(piece.reward), most):
             self._extend(piece.part(slice(begin, begin + most)))
 
     def pieces(self, size: int) -> Iterator[Piece]:
-        """Read all that is stored, at most `size` transitions of an environment at once."""
+        """Yield all transitions, at most `size` of one environment at once."""
         for env in range(self.num_envs):
             for begin in range(int(self.oldest[env]), self.steps, size):
                 step = np.arange(begin, min(begin + size, self.steps))
@@ -122,7 +121,7 @@ class PieceReplay(Replay):
             self._drop_without_frames()
 
     def _push(self, piece: Piece) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Push the frames of a piece. Returns the newest of its observations and of what they led to."""
+        """Push the frames of a piece. Returns the newest frames of its observations and next observations."""
         ring, stack = self._ring, self._ring.stack
         frames, before, after = ring.frames[0], piece.observation, piece.next_observation
         olds, news = ring.stacks_of(before), ring.stacks_of(after)
@@ -130,7 +129,7 @@ class PieceReplay(Replay):
         if stack > 1:
             shifted = (news[:, :-1] == olds[:, 1:]).reshape(len(news), -1).all(axis=1)
         begins = np.concatenate([[True], piece.cut[:-1]])
-        for row in np.flatnonzero(begins)[1:]:  # where only a life was lost, the game went on
+        for row in np.flatnonzero(begins)[1:]:  # after a lost life, the game continues
             begins[row] = before[row].tobytes() != after[row - 1].tobytes()
         pushed = np.where(shifted, 1, stack)
         following = ring.head[0] + (pushed + stack * begins).cumsum() - 1
@@ -144,7 +143,7 @@ class PieceReplay(Replay):
 
 
 class OfflineData:
-    """A source's transitions in memory, drawn uniformly; they never change."""
+    """The transitions of a source, in memory and sampled uniformly; they never change."""
 
     def __init__(
         self,
@@ -154,13 +153,13 @@ class OfflineData:
         wanted: Wanted,
         generator: np.random.Generator,
     ) -> None:
-        """pieces: read one after the other, never all at once; total: transitions in all of them;
-        generator: of the session's streams, which save it. Raises InputError where there is nothing."""
+        """pieces: are read one by one, never all at once; total: number of transitions in all pieces;
+        generator: one of the session's streams, which save it. Raises InputError for too few transitions."""
         self._config = config
         total = min(total, config.max_transitions or total)
         if total <= wanted.n_step:
             raise InputError(
-                f"agent.offline: the source has {total} transitions, and learning needs more than "
+                f"agent.offline: the source has {total} transitions, but learning needs more than "
                 f"{wanted.n_step}.",
                 code="unsupported",
                 key="agent.offline",
@@ -184,24 +183,24 @@ class OfflineData:
 
     @classmethod
     def check(cls, config: Any) -> None:
-        """Raise InputError where the source is not there. Nothing is built yet."""
+        """Raise InputError if the source does not exist. Nothing is built yet."""
 
     @classmethod
     def environment(cls, config: Any) -> Component | None:
-        """Return the environment in which the transitions were played; None where it is not known."""
+        """Return the environment in which the transitions were collected; None if unknown."""
         return None
 
     @classmethod
     def transforms(cls, config: Any) -> dict[str, Component] | None:
-        """Return what observations and rewards have gone through, by name; None where it is not known."""
+        """Return the transforms of observations and rewards by name; None if unknown."""
         return None
 
     def __len__(self) -> int:
-        """Transitions."""
+        """Return the number of transitions."""
         return len(self._memory)
 
     def observation_statistics(self) -> tuple[NDArray, NDArray]:
-        """Return mean and standard deviation of each number of the observations. [*obs] each"""
+        """Return mean and standard deviation of each component of the observations. [*obs] each"""
         count, total, squares = 0, np.zeros(()), np.zeros(())
         for piece in self._memory.pieces(AT_ONCE):
             seen = piece.observation.astype(np.float64)
@@ -209,10 +208,10 @@ class OfflineData:
         mean = total / count
         return mean, np.sqrt(np.maximum(squares / count - np.square(mean), 0))
 
-    def mixed(self, online: Replay, batch_size: int, frame: int, update: int, joined: bool) -> Sample:
-        """Draw a minibatch of both kinds; those of the source come last and have an index below 0.
+    def mixed(self, online: Replay, batch_size: int, frame: int, update: int, joined: bool) -> Transitions:
+        """Draw a minibatch of both kinds; transitions of the source come last and have a negative index.
 
-        update: its number from 0; joined: whether the session's transitions may take part yet.
+        update: number of the update, from 0; joined: whether the session's transitions may be used yet.
         """
         own = batch_size - round(self._config.share * batch_size)
         if not joined or update % self._config.online_every or len(online) < own:
@@ -220,32 +219,32 @@ class OfflineData:
         if own == batch_size:
             return online.sample(own, frame)
         theirs = self._memory.sample(batch_size - own, frame)
-        theirs = theirs._replace(index=np.full_like(theirs.index, -1))
+        theirs = replace(theirs, index=np.full_like(theirs.index, -1))
         if not own:
             return theirs
-        pairs = zip(online.sample(own, frame), theirs, strict=True)
-        columns: list[Any] = [
-            None if left is None else np.concatenate([left, right]) for left, right in pairs
-        ]
-        return Sample(*columns)
+        columns = dict(vars(online.sample(own, frame)))
+        for name, column in columns.items():
+            if column is not None:
+                columns[name] = np.concatenate([column, vars(theirs)[name]])
+        return Transitions(**columns)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it is known by again: the transitions are their source's."""
+        """Return number and checksum of the transitions, which stay in the source."""
         return {"transitions": len(self), "checksum": self._checksum}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise InputError where the source has other transitions than when the state was saved."""
+        """Raise InputError if the source has other transitions than when the state was saved."""
         if dict(state) != self.state_dict():
             raise InputError(
-                "agent.offline: the source does not hold the transitions that it held when the checkpoint "
-                "was written. Restore them, or start a new run.",
+                "agent.offline: the source no longer contains the transitions that it contained when the "
+                "checkpoint was written. Restore them, or start a new run.",
                 code="changed-past",
                 key="agent.offline",
             )
 
 
 def _first(pieces: Iterable[Piece], left: int) -> Iterable[Piece]:
-    """Yield as many as hold `left` transitions, the last one cut short."""
+    """Yield pieces with `left` transitions in total, the last one shortened."""
     for piece in pieces:
         if left < len(piece.reward):
             piece = piece.part(slice(left))

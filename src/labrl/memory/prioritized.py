@@ -1,4 +1,4 @@
-"""Prioritized replay (Schaul et al., 2016, arXiv:1511.05952): the proportional variant."""
+"""Prioritized replay, proportional variant (Schaul et al., 2016, arXiv:1511.05952)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.types import NonNegativeSchedule, PositiveFloat
 from labrl.memory.replay import Replay, ReplayConfig
 from labrl.schedules import value_at
+from labrl.types import NonNegativeSchedule, PositiveFloat, ProbabilitySchedule
 
 WIDTH = 16
-"""Children of a node of the tree. A level costs a few NumPy calls whatever its width, so few wide levels beat
-many binary ones: of a million numbers, 32 are set in 30 us and found in 60 us, several times faster."""
+"""Children of a node of the tree. Each level costs a few NumPy calls, regardless of its width, so a few wide
+levels are several times faster than many binary ones: among a million numbers, setting 32 takes 30 us and
+finding 32 takes 60 us."""
 
 _BELOW_ONE = 1 - 2.0**-52
 
@@ -26,21 +27,21 @@ class PrioritizedReplayConfig(ReplayConfig):
     """Options of prioritized replay."""
 
     alpha: NonNegativeSchedule
-    """Exponent of the priorities, eq. 1, >= 0; 0 is uniform sampling. On a schedule, a priority is what the
-    exponent made of the error when the transition was learned from."""
-    beta: NonNegativeSchedule
-    """Exponent of the importance weights, section 3.4, >= 0; 1 corrects the bias in full."""
+    """Exponent of the priorities, eq. 1, >= 0; 0: uniform sampling. With a schedule, a priority keeps the
+    exponent of the frame at which the transition was last learned from."""
+    beta: ProbabilitySchedule
+    """Exponent of the importance weights, section 3.4, in [0, 1]; 1: full correction of the bias."""
     eps: PositiveFloat
-    """Added to every error, so that none is never sampled, > 0."""
+    """Number added to every error, so that each transition can be sampled, > 0."""
     stratified: bool
-    """Draw once from each of batch_size equal parts of the total priority (appendix B.2.1)."""
+    """Whether to draw once from each of batch_size equal parts of the total priority (appendix B.2.1)."""
 
 
 class PrioritizedReplay(Replay):
-    """Transitions are drawn in proportion to a power of their last error, new ones to the largest so far.
+    """Samples transitions in proportion to a power of their last error; new ones get the largest priority.
 
     P(i) = p_i / sum_k p_k with p_i = (|error_i| + eps)^alpha (eq. 1). The weights are (N P(i))^-beta divided
-    by the largest of the batch. The newest transitions of `newest_share` are weighted as if drawn.
+    by the largest weight of the batch. The newest transitions of `newest_share` are weighted as if drawn.
     """
 
     Config = PrioritizedReplayConfig
@@ -48,16 +49,16 @@ class PrioritizedReplay(Replay):
     def __init__(self, config: PrioritizedReplayConfig, **runtime: Any) -> None:
         """Take the arguments of `Replay`."""
         super().__init__(config, **runtime)
-        # `live` places for each environment, not `slots`: how many are spare must not change what is drawn.
-        # What cannot be sampled has priority 0. [num_envs * live]
+        # `live` places for each environment, not `slots`: spare places must not influence what is drawn.
+        # Transitions that cannot be sampled have priority 0. [num_envs * live]
         self._tree = SumTree(self.num_envs * self.live)
         self._largest = 1.0
-        self._frame = 0  # of the latest sample, for the errors that come back for it
-        self._both = np.arange(2 * self.num_envs)  # twice each environment
+        self._frame = 0  # frame of the latest sample, whose errors arrive later
+        self._both = np.arange(2 * self.num_envs)  # two rows for each environment
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory or disk that all of it takes when full."""
+        """Bytes of memory or disk that the full buffer takes."""
         return super().num_bytes + self._tree.num_bytes
 
     def _write(self) -> None:
@@ -71,23 +72,23 @@ class PrioritizedReplay(Replay):
 
     @contextmanager
     def _new_priorities(self) -> Iterator[None]:
-        """Give what can be sampled after the `with` block, and not before, the largest priority so far."""
-        # Of every environment, the steps that left and then, for a new one may take their place, the new.
+        """Give transitions that become available for sampling in this context the largest priority so far."""
+        # For each environment, first the steps that left, then the new ones, which may take their places.
         first = np.concatenate([self.oldest, self.complete])
         yield
         count = np.concatenate([self.oldest, self.complete]) - first
         row = np.repeat(self._both, count)
-        begins = count.cumsum() - count  # where the steps of each row of `first` begin in the result
+        begins = count.cumsum() - count  # position of the first step of each row of `first`
         steps = np.arange(len(row)) + (first - begins)[row]
         is_new, env = np.divmod(row, self.num_envs)
         self._tree.set(self._places(env, steps), is_new * self._largest)
 
     def update_priorities(self, index: NDArray[np.int64], error: NDArray) -> None:
-        """Give transitions of a sample their new errors; those that have left the buffer are passed over.
+        """Set the errors of sampled transitions; those that have left the buffer are ignored.
 
-        index, error: [batch], the sign of an error does not matter. Raises ValueError when one is not finite.
+        index, error: [batch] each; errors may have either sign. Raises ValueError if one is not finite.
         """
-        self._write()  # what waits gets the largest priority before these
+        self._write()  # waiting transitions get the largest priority so far
         alpha = value_at(self._config.alpha, self._frame)
         priority = (np.abs(np.asarray(error, np.float64)) + self._config.eps) ** alpha
         if not np.isfinite(priority).all():
@@ -98,7 +99,7 @@ class PrioritizedReplay(Replay):
         self._tree.set(self._places(env[there], step[there]), priority[there])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all but the generator."""
+        """Return the whole state except the generator."""
         state = super().state_dict()
         priority = self._tree.values.reshape(-1, self.live)[:, : self.steps]
         return {**state, "priority": priority.copy(), "largest_priority": self._largest}
@@ -115,14 +116,14 @@ class PrioritizedReplay(Replay):
         if self._config.stratified:
             share = (np.arange(count) + share) / max(count, 1)
         env, place = np.divmod(self._tree.find(share * self._tree.total), self.live)
-        # The latest step that was given this place.
+        # The latest step at this place.
         last = self.steps - 1
         return env, last - (last - place) % self.live
 
     def weights(self, env: NDArray[np.int64], step: NDArray[np.int64], frame: int) -> NDArray[np.float32]:
         self._frame = frame
         priority = self._tree.values[self._places(env, step)]
-        # N and the sum of priorities cancel out in the ratio to the largest weight.
+        # N and the sum of the priorities cancel in the ratio to the largest weight.
         return ((priority.min() / priority) ** value_at(self._config.beta, frame)).astype(np.float32)
 
     def _places(self, env: NDArray[np.int64], step: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -131,17 +132,17 @@ class PrioritizedReplay(Replay):
 
 
 class SumTree:
-    """Numbers >= 0, and sums of them level by level; a batch is set or found at once.
+    """Tree of sums over nonnegative numbers, with batched updates and searches.
 
-    Drawing in proportion to the numbers takes time that grows with the logarithm of their count. A sum is
-    always taken anew from its children: no rounding error piles up, and the tree depends on the numbers
-    alone, not on the order in which they were set.
+    Drawing in proportion to the numbers takes time that grows with the logarithm of their count. Every sum is
+    recomputed from its children: rounding errors do not accumulate, and the tree depends only on the numbers,
+    not on the order in which they were set.
     """
 
     def __init__(self, size: int) -> None:
-        """size: how many numbers, all 0 at first."""
+        """size: count of the numbers, which are initially 0."""
         self.size = size
-        self._levels: list[NDArray[np.float64]] = []  # the numbers first, the root last [nodes, WIDTH] each
+        self._levels: list[NDArray[np.float64]] = []  # first the numbers, last the root [nodes, WIDTH] each
         nodes = size
         while nodes > 1 or not self._levels:
             nodes = -(-nodes // WIDTH)
@@ -150,7 +151,7 @@ class SumTree:
 
     @property
     def values(self) -> NDArray[np.float64]:
-        """The numbers; not to be written to. [size]"""
+        """The numbers; read only. [size]"""
         return self._flat[0][: self.size]
 
     @property
@@ -160,18 +161,18 @@ class SumTree:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all levels."""
+        """Bytes of all levels of the tree."""
         return sum(level.nbytes for level in self._levels)
 
     def set(self, place: NDArray[np.int64], value: NDArray[np.float64] | float) -> None:
-        """Change the numbers at `place`; of a place that is named twice, the last counts. [batch] each"""
+        """Set the numbers at `place`; the last one wins if a place occurs twice. [batch] each"""
         self._flat[0][place] = value
         for level, above in zip(self._levels, self._flat[1:], strict=False):
             place = place // WIDTH
             above[place] = level.take(place, axis=0).sum(axis=1)
 
     def fill(self, values: NDArray[np.float64]) -> None:
-        """Change all numbers. [size]"""
+        """Set all numbers. [size]"""
         self.values[:] = values
         for level, above in zip(self._levels, self._flat[1:], strict=False):
             above[: len(level)] = level.sum(axis=1)
@@ -179,14 +180,14 @@ class SumTree:
     def find(self, prefix: NDArray[np.float64]) -> NDArray[np.int64]:
         """Return the first places up to which the numbers sum to more than `prefix`. [batch] each
 
-        0 <= prefix < total. A number that is 0 is never found, whatever rounding does.
+        prefix: 0 <= prefix < total. Places with number 0 are never returned, despite rounding errors.
         """
         node = np.zeros(len(prefix), np.int64)
-        sums = np.zeros((len(prefix), WIDTH + 1))  # of the children before each child, and of all
+        sums = np.zeros((len(prefix), WIDTH + 1))  # sums of the children before each child, and of all
         begins = np.arange(0, sums.size, WIDTH + 1)
         for level in reversed(self._levels):
             np.add.accumulate(level.take(node, axis=0), axis=1, out=sums[:, 1:])
-            # Less than the sum of the node, whatever rounding has done: the next child ends beyond it.
+            # Keep the prefix below the sum of the node despite rounding, so that a child is found.
             prefix = np.minimum(prefix, sums[:, -1] * _BELOW_ONE)
             child = (sums[:, 1:] > prefix[:, None]).argmax(axis=1)
             prefix -= sums.reshape(-1).take(begins + child)

@@ -1,8 +1,8 @@
-"""Replay buffer (Lin, 1992, "Self-improving reactive agents"; Mnih et al., 2015): the latest transitions.
+"""Replay buffer of the latest transitions (Lin, 1992, "Self-improving reactive agents"; Mnih et al., 2015).
 
-`Replay` keeps rows of transitions and draws from them uniformly, a `FrameRing` keeps the frames of their
-observations, each once, the `Workspace` provides the arrays of both, in memory or in files, and a `Sample`
-is a minibatch. Prioritized replay, hindsight and replay of sequences derive from `Replay`.
+`Replay` stores rows of transitions and samples them uniformly, `FrameRing` stores each frame of their
+observations once, `Workspace` provides the arrays of both, in memory or in files, and `Transitions` are a
+minibatch. Prioritized replay, hindsight and replay of sequences derive from `Replay`.
 """
 
 from __future__ import annotations
@@ -11,59 +11,60 @@ import dataclasses
 import logging
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.component import Component
-from labrl.config.types import PositiveInt, Probability
+from labrl.component import Component
 from labrl.errors import DamagedFileError, InputError
-from labrl.observations import Goals, array_dtype
+from labrl.memory import Columns
+from labrl.spaces import Goals, array_dtype
 from labrl.step import Masks, States, Step
+from labrl.types import PositiveInt, Probability
 from labrl.workspace import Layout, Workspace
 
 _log = logging.getLogger(__name__)
 LONGEST_BLOCK = 32
-"""Vector steps that wait to be written at once; none leaves the buffer while it waits."""
+"""Largest number of vector steps that are written together."""
 
 _OUTCOME = operator.attrgetter(
     "reward", "terminated", "episode_over", "next_observation", "observation", "next_mask"
 )
-"""Fields of a `Step` that are stored."""
+"""Returns the fields of a `Step` that are stored."""
 
 _WAY_OUT = "Resume from a newer checkpoint, or start a new run."
 
 
 @dataclass(kw_only=True)
 class StorageConfig:
-    """Options of the storage of transitions: number and place."""
+    """Options of the storage of transitions."""
 
     capacity: PositiveInt
-    """Latest transitions that are kept, over all environments, each with an equal share;
-    >= env.num_envs * (agent.n_step + 1). Of images, frames for that many and a sixteenth more are kept:
-    where episodes last but a few dozen steps, the oldest transitions leave early."""
+    """Number of latest transitions to keep, divided equally among the environments; >= env.num_envs *
+    (agent.n_step + 1). Buffers of images keep a sixteenth more frames than this: with episodes of only a few
+    dozen steps, the oldest transitions are dropped early."""
     storage: Literal["ram", "mmap"]
-    """Place of the transitions: in memory, so that every checkpoint writes them all, or in files in the run
-    folder, so that a checkpoint writes only what is new."""
+    """Storage of the transitions: ram (in memory; each checkpoint writes all of them) or mmap (in files of
+    the run folder; a checkpoint writes only new ones)."""
 
     def steps_kept(self, n_step: int) -> int:
-        """Return the steps of an environment that must be kept, so that there is always one to sample."""
+        """Return the number of steps of an environment to keep, so that one can always be sampled."""
         return n_step + 1
 
     def reasons(self, num_envs: int, n_step: int) -> str:
-        """Return the options that say how many steps must be kept, for messages."""
+        """Return the options that determine the number of steps to keep, for messages."""
         return f"env.num_envs={num_envs}, agent.n_step={n_step}"
 
     def frames_for(self, batch_size: int, num_envs: int, n_step: int) -> int:
-        """Return the frames after which a minibatch can be drawn."""
+        """Return the number of frames after which a minibatch can be drawn."""
         return batch_size + n_step * num_envs
 
     def check_capacity(self, num_envs: int, n_step: int) -> None:
-        """Raise InputError where the buffer could not keep enough steps of every environment."""
+        """Raise InputError if the buffer cannot keep enough steps of every environment."""
         steps = self.steps_kept(n_step)
         if self.capacity < num_envs * steps:
             raise InputError(
@@ -77,59 +78,86 @@ class StorageConfig:
 
 @dataclass(kw_only=True)
 class ReplayConfig(StorageConfig):
-    """Options of every memory of single transitions."""
+    """Options of replay buffers of single transitions."""
 
     newest_share: Probability
-    """Share of each batch, rounded up, that is the newest transitions themselves, in [0, 1]; 1 / batch_size
-    is combined experience replay (Zhang & Sutton, 2017, arXiv:1712.01275)."""
+    """Share of each minibatch, rounded up, that consists of the newest transitions, in [0, 1]; 1 /
+    batch_size: combined experience replay (Zhang & Sutton, 2017, arXiv:1712.01275)."""
 
 
 @dataclass(frozen=True)
 class ReplayTraits:
-    """Needs of a replay buffer from an agent and an environment."""
+    """Requirements of a class of replay buffers."""
 
     sequences: bool = False
-    """It samples sequences with recurrent states, instead of single transitions."""
+    """Whether it samples sequences with recurrent states instead of single transitions."""
     goals: bool = False
-    """It computes rewards for other goals, so that the environment must have some."""
+    """Whether it computes rewards for other goals, so that the environment must have goals."""
 
 
-class Sample(NamedTuple):
-    """A batch of transitions, n steps long or shorter where an episode or a life ended.
+@dataclass(frozen=True)
+class Transitions(Columns):
+    """A minibatch of transitions, each n steps long, or shorter if an episode or a life ended earlier.
 
-    To be read only: `observation` and `next_observation` may share the frames that both have.
+    A replay buffer samples arrays, and `as_tensors` converts them for a loss. Read only: `observation` and
+    `next_observation` may share the frames that both contain.
     """
 
-    observation: NDArray
+    observation: Any
     """[batch, *obs]"""
-    action: NDArray
+    action: Any
     """[batch, *action]"""
-    reward: NDArray[np.float32]
+    reward: Any
     """Discounted sum of the rewards over the window. [batch]"""
-    next_observation: NDArray
-    """The state at the end of the window: the true final one where an episode was cut. [batch, *obs]"""
-    discount: NDArray[np.float32]
+    next_observation: Any
+    """State at the end of the window: the true final one if an episode was truncated there. [batch, *obs]"""
+    discount: Any
     """Factor of the value of `next_observation`: gamma^k after k steps, 0 after a termination. [batch]"""
-    weight: NDArray[np.float32]
-    """Importance weights, the largest is 1; all 1 where sampling is uniform. [batch]"""
-    index: NDArray[np.int64]  # type: ignore[assignment]  # hides tuple.index, which nobody needs of a batch
-    """Names the transitions to `update_priorities`. [batch]"""
-    mask: Masks = None
-    """Valid actions; None where all always are. [batch, actions]"""
-    next_mask: Masks = None
+    weight: Any
+    """Importance weights, at most 1; all 1 if sampling is uniform. [batch]"""
+    index: NDArray[np.int64]
+    """Identifies the transitions for `update_priorities`. [batch]"""
+    mask: Any = None
+    """Valid actions; None if all are always valid. [batch, actions]"""
+    next_mask: Any = None
     """Valid actions in `next_observation`; meaningless where `discount` is 0. [batch, actions]"""
+    noise: Any = None
+    """Random numbers from which a loss draws actions, [batch, ...]; None if it draws none."""
+
+    def as_tensors(
+        self, tensor: Callable[[Any], Any], layout: Callable[[NDArray], NDArray] | None = None
+    ) -> Transitions:
+        """Return the transitions as tensors.
+
+        tensor: converts an array to a tensor on the learner's device; layout: layout of the network for
+        observations, None to keep them as stored, for a loss that converts its own slice of them.
+        """
+        observation, following = self.observation, self.next_observation
+        if layout is not None:
+            observation, following = tensor(layout(observation)), tensor(layout(following))
+        return Transitions(
+            observation,
+            tensor(self.action),
+            tensor(self.reward),
+            following,
+            tensor(self.discount),
+            tensor(self.weight),
+            self.index,
+            tensor(self.mask),
+            tensor(self.next_mask),
+        )
 
 
 class FrameRing:
-    """The latest frames of every environment, each stored once however many stacked observations show it.
+    """The latest frames of every environment, each stored once even if several stacks contain it.
 
-    A frame is named by how many its environment had pushed before it: a number that only grows. Frames
-    of one observation follow each other, so that an observation is named by its newest frame.
+    A frame is identified by the number of frames that its environment pushed before it. The frames of an
+    observation are consecutive, so an observation is identified by its newest frame.
 
-    Bytes of three axes or more with a first axis shorter than the next two are a stack of frames, the
-    newest last, as the ALE gives them ([stack, height, width]). Everything else is one frame, and so are
-    an observation of several inputs, stacks among them too, and a first axis of three or a multiple of it,
-    which may be colours: those do not move on by one frame a step.
+    Byte arrays with three or more axes, the first shorter than the next two, are stacks of frames with the
+    newest last, as in the ALE ([stack, height, width]). All other observations are a single frame, as are
+    observations with several inputs, even if these contain stacks, and arrays whose first axis is a multiple
+    of three, which may be colors: their frames do not shift by one in each step.
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
@@ -137,7 +165,7 @@ class FrameRing:
         is_image = len(self.shape) >= 3 and space.dtype == np.uint8
         is_stack = is_image and self.shape[0] < min(self.shape[1:3]) and self.shape[0] % 3 > 0
         self.stack: int = self.shape[0] if is_stack else 1
-        """Frames in an observation, >= 1."""
+        """Number of frames in an observation, >= 1."""
         self.frame: tuple[int, ...] = self.shape[1:] if is_stack else self.shape
         """Shape of a frame."""
         dtype = array_dtype(space)
@@ -145,11 +173,11 @@ class FrameRing:
         self.is_image = _has_image(space)
 
     def length_for(self, transitions: int, n_step: int, together: int = 0) -> int:
-        """Return the frames that one environment needs to keep its latest `transitions`.
+        """Return the number of frames to keep for the latest `transitions` of one environment.
 
-        Small observations: enough for episodes of one step. Images: one for each transition and a
-        sixteenth more for the starts of episodes, at least what the last n_step + 1 may take, and the last
-        `together`, which are of use only if all of them are there.
+        For small observations, this is enough for episodes of one step. For images, it is one frame for each
+        transition and a sixteenth more for the starts of episodes, at least enough for the last n_step + 1
+        transitions and the last `together`, which are useful only as a whole.
         """
         if not self.is_image:
             return 2 * transitions + 1
@@ -158,27 +186,27 @@ class FrameRing:
 
     @property
     def most_frames(self) -> int:
-        """Frames that one step may push: all that it led to, and all that the next episode begins with."""
+        """Largest number of frames that one step pushes: a whole next observation and a whole first one."""
         return 2 * self.stack
 
     def open(self, frames: NDArray, written: NDArray[np.int64], live: int) -> None:
-        """Keep the frames in an array from now on.
+        """Use an array for the frames from now on.
 
-        frames: zeros, or what a run before this one left [num_envs, length, *frame]; written: for each
-        environment the most frames that were ever pushed into `frames` [num_envs]; live: how many of the
-        latest are in use, the places of the others may hold what a checkpoint still needs.
+        frames: zeros, or the content of an earlier process, [num_envs, length, *frame]; written: largest
+        number of frames ever pushed into `frames` by each environment, [num_envs]; live: number of latest
+        frames in use; the other places may contain frames that a checkpoint needs.
         """
         self.num_envs, self.length = frames.shape[:2]
         self.frames, self.written, self.live = frames, written, live
         self.head = np.zeros(self.num_envs, np.int64)
-        """Frames pushed so far. [num_envs]"""
+        """Number of frames pushed so far. [num_envs]"""
         self._flat = frames.reshape(-1, *self.frame)
         self._envs = np.arange(self.num_envs)
-        self._start = self._envs * self.length  # row of `_flat` where an environment's ring begins
+        self._start = self._envs * self.length  # first row of each environment's ring in `_flat`
         self._same = np.empty((self.num_envs, self.stack - 1, *self.frame), np.bool_)
 
     def begin(self, observation: NDArray, envs: NDArray[np.int64] | None = None) -> None:
-        """Push whole observations, the first of their episodes. [num_envs, *obs], or those of `envs`."""
+        """Push the first observations of episodes. [num_envs, *obs], or those of `envs`."""
         self._push(self._envs if envs is None else envs, self.stacks_of(observation))
 
     def push(
@@ -188,11 +216,11 @@ class FrameRing:
         first: Sequence[NDArray],
         over: NDArray[np.bool_],
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Push what is new in the observations of some steps, and the first ones of new episodes.
+        """Push the new frames of several steps, and the first observations of new episodes.
 
-        before: what was acted on; after: what it led to; first: what is acted on next [num_envs, *obs] each;
-        over: where an episode ended, [steps, num_envs]. Returns the newest frame of each observation and of
-        each that followed it. [steps, num_envs] each
+        before, after, first: observation, next observation and observation to act on next of each step,
+        [num_envs, *obs] each; over: whether an episode ended, [steps, num_envs]. Returns the newest frame of
+        each observation and of each next observation, [steps, num_envs] each.
         """
         if self.stack > 1:
             newest, following = np.empty((2, *over.shape), np.int64)
@@ -206,12 +234,12 @@ class FrameRing:
         following = self.head + np.arange(len(over))[:, None]
         self.head += len(over)
         some_ended = np.count_nonzero(over) > 0
-        if some_ended:  # the first observation of the next episode lies between
+        if some_ended:  # the first observation of the next episode comes in between
             ended = over.cumsum(axis=0)
             self.head += ended[-1]
             following += ended
             following -= over
-        # `written` before the frames, so that a process that dies in between has not said too little.
+        # Update `written` before the frames, so that it is not too small if the process dies in between.
         np.maximum(self.written, self.head, out=self.written)
         new = _stacked(after).reshape(*over.shape, *self.frame)
         self._flat[following % self.length + self._start] = new
@@ -222,9 +250,9 @@ class FrameRing:
         return following - 1, following
 
     def _follow(self, before: NDArray, after: NDArray) -> None:
-        """Push what is new in `after`, the stacks that followed `before`. [num_envs, *obs] each
+        """Push the new frames of `after`, the stacks that followed `before`. [num_envs, *obs] each
 
-        A stack that is not the one before it shifted by a frame is pushed whole.
+        A stack is pushed whole unless it is the previous one shifted by one frame.
         """
         new = self.stacks_of(after)
         shifted = np.equal(new[:, :-1], self.stacks_of(before)[:, 1:], out=self._same)
@@ -244,8 +272,8 @@ class FrameRing:
     ) -> tuple[NDArray, NDArray]:
         """Return observations of `env` that end with the frames `newest`, and that end with `following`.
 
-        [batch] each -> [batch, *obs] each. Two stacks that share frames are parts of one array, where
-        each frame is copied once.
+        [batch] each -> [batch, *obs] each. Stacks that share frames are parts of one array, into which each
+        frame is copied once.
         """
         if self.stack == 1:
             start = self._start[env]
@@ -273,10 +301,10 @@ class FrameRing:
         return self._flat.take(places + self._start[env][:, None], axis=0)
 
     def _push(self, envs: NDArray[np.int64], frames: NDArray) -> None:
-        """Push the same number of frames in each of `envs`. frames: [len(envs), number, *frame]"""
+        """Push the same number of frames for each of `envs`. frames: [len(envs), number, *frame]"""
         head = self.head[envs]
         after = head + frames.shape[1]
-        # Before the frames, as in `push`.
+        # Update `written` before the frames, as in `push`.
         self.written[envs] = np.maximum(self.written[envs], after)
         places = (head[:, None] + np.arange(frames.shape[1])) % self.length
         self.frames[envs[:, None], places] = frames
@@ -284,15 +312,15 @@ class FrameRing:
 
 
 class Replay:
-    """Replay buffer from which every transition is as likely as any other.
+    """Replay buffer that samples transitions uniformly.
 
-    The steps of all environments lie in rings of rows that are as long for each; windows of n steps are
-    put together on sampling. A transition is named by the number of its vector step and its environment.
-    Of an environment, the steps from `oldest` to before `complete` may be sampled. Rows never change once
-    written, except for the `cut` of the last one where a resume breaks off its episode, as each resume from
-    there does: so a checkpoint of rings in files needs no copy of them.
+    The steps of each environment are in a ring of rows of the same length; windows of n steps are assembled
+    when sampled. A transition is identified by the number of its vector step and its environment. The steps
+    of an environment from `oldest` to before `complete` can be sampled. Written rows never change, except
+    that a resume may set `cut` in the last one to break off its episode, which every resume from there does.
+    Checkpoints therefore need no copy of rings in files.
 
-    To sample otherwise, derive from this class and override `draw` and `weights`.
+    To sample differently, derive a class and override `draw` and `weights`.
     """
 
     Config: ClassVar[Any] = ReplayConfig
@@ -313,10 +341,11 @@ class Replay:
         state_size: int = 0,
         goals: Goals | None = None,
     ) -> None:
-        """Spaces: of one environment; generator: of the session's streams, which save it; num_masked: actions
-        that masks have a flag for, 0 without masks; state_size, goals: for buffers whose traits name them.
+        """Allocate the buffer. Raises InputError for a capacity that is too small or exceeds the room.
 
-        Raises InputError for a capacity that is too small, and where there is no room for it.
+        observation_space, action_space: spaces of one environment; generator: one of the session's streams,
+        which save it; num_masked: number of flags in an action mask, 0 without masks; state_size, goals:
+        needed by buffers whose traits say so.
         """
         self._acting_only = workspace.acting_only
         if self._acting_only:
@@ -326,9 +355,9 @@ class Replay:
         self._config: Any = config
         self.generator, self.num_envs, self.steps = generator, num_envs, 0
         self.live = config.capacity // num_envs
-        """Transitions of each environment that may be sampled, when full."""
+        """Number of transitions of each environment that can be sampled if the buffer is full."""
         self._folder = workspace.folder if config.storage == "mmap" else None
-        # Only what lies in files goes on being written to while a checkpoint counts on it.
+        # Only files are written to while a checkpoint needs their content.
         spare = 0 if self._folder is None else -(-workspace.frames_kept // num_envs)
         ring = self._ring = FrameRing(observation_space)
         live_frames = ring.length_for(self.live, n_step, config.steps_kept(n_step))
@@ -338,7 +367,7 @@ class Replay:
             **self._more_layouts(self.live, spare, state_size),
             "frames": Layout((num_envs, frames, *ring.frame), ring.dtype, live_frames),
             "transitions": Layout((num_envs, self.live + spare), dtype, self.live),
-            # The most frames that each environment ever pushed, and the most steps. It is made last.
+            # Largest numbers of frames of each environment and of steps ever written. This file is made last.
             "written": Layout((num_envs + 1,), np.dtype(np.int64)),
         }
         arrays = self._arrays = workspace.arrays(layouts, config.capacity, self._folder is not None)
@@ -348,58 +377,57 @@ class Replay:
         self._columns = {name: self.rows[name] for name in self.rows.dtype.names or ()}
         self._by_slot = {name: column.swapaxes(0, 1) for name, column in self._columns.items()}
         self.slots = self.rows.shape[1]
-        """Places for transitions of each environment; those beyond `live` hold what checkpoints may need."""
+        """Places for transitions of each environment, including spare ones for what checkpoints need."""
         self.oldest = np.zeros(num_envs, np.int64)
-        """The first step of each environment that may be sampled. [num_envs]"""
+        """First step of each environment that can be sampled. [num_envs]"""
         self.complete = np.zeros(num_envs, np.int64)
-        """The first step of each environment whose window is not whole yet. [num_envs]"""
+        """First step of each environment whose window is not complete yet. [num_envs]"""
         self._masked, self._n_step = num_masked > 0, n_step
-        self._marked = np.zeros(num_envs, np.int64)  # frames pushed when `mark` was called last
+        self._marked = np.zeros(num_envs, np.int64)  # frames pushed at the last call of `mark`
         self._envs = np.arange(num_envs)
         self._ahead = np.arange(n_step)
         self._powers = gamma ** np.arange(n_step + 1)  # float64 [n_step + 1]
-        self._current: NDArray | None = None  # the observation that is to be acted on
+        self._current: NDArray | None = None  # observation to act on next
         self._waiting: list[tuple[NDArray, NDArray, Step, NDArray[np.bool_] | None]] = []
-        # Images take longer to copy than all else, and would take memory while they wait.
+        # Images dominate the time of copying, and would take memory while waiting.
         self._block = 1 if ring.is_image or ring.stack > 1 else min(LONGEST_BLOCK, self.live - n_step)
         self._warned = False
-        # Vectors have frames for episodes of one step, but not for what was broken off besides.
+        # Rings of vectors have enough frames for episodes of one step, but not for broken off ones as well.
         self._may_lack_frames = ring.is_image
         if self._folder is not None:
             workspace.rooms.append(self)
 
     @classmethod
     def check(cls, config: StorageConfig, *, batch_size: int, num_envs: int, n_step: int) -> None:
-        """Raise InputError where options contradict each other."""
+        """Raise InputError if options contradict each other."""
         config.check_capacity(num_envs, n_step)
 
     @classmethod
     def check_goals(cls, goals: Goals | None, n_step: int) -> None:
-        """Raise InputError where the buffer needs goals and the environment has none."""
+        """Raise InputError if the buffer needs goals and the environment has none."""
 
     def __len__(self) -> int:
-        """Transitions that can be sampled now: the latest, but for those whose window is not whole."""
+        """Return the number of transitions that can be sampled now: those whose window is complete."""
         self._write()
         return int((self.complete - self.oldest).sum())
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory or disk that all of it takes when full."""
+        """Bytes of memory or disk that the full buffer takes."""
         return sum(array.nbytes for array in self._arrays.values())
 
     @property
     def frames_safe(self) -> int:
-        """Transitions of all environments that may follow a checkpoint, as far as their frames have room."""
+        """Number of frames that may follow a checkpoint before its transitions are overwritten."""
         return self.num_envs * (self.slots - self.live)
 
     def mark(self) -> None:
-        """Note that a checkpoint counts on the present content."""
+        """Record that a checkpoint needs the current content."""
         self._write()
         self._marked[:] = self._ring.head
 
     def spent(self) -> float:
-        """Return the part of the room for frames that was filled since the last mark, or may be with the
-        next step."""
+        """Return the fraction of the spare room filled since the last mark, counting the next step."""
         self._write()
         filled = int((self._ring.head - self._marked).max()) + self._ring.most_frames
         return filled / max(self._ring.length - self._ring.live, 1)
@@ -407,12 +435,12 @@ class Replay:
     def add(
         self, observation: NDArray, action: NDArray, step: Step, mask: Masks = None, state: States = None
     ) -> None:
-        """Store one vector step, unless nothing was played in it.
+        """Store one vector step, unless it is void.
 
-        observation: what was acted on, the `step.observation` of the call before [num_envs, *obs];
-        action: as it is to be sampled [num_envs, *action]; step: the learner's view of the outcome; mask:
-        which actions were valid, where there are masks [num_envs, actions]; state: recurrent state before
-        `observation`, for sequences. Raises ValueError when `observation` is another one.
+        observation: observation that was acted on, which is `step.observation` of the previous call,
+        [num_envs, *obs]; action: action to store, [num_envs, *action]; step: outcome as the learner sees it;
+        mask: valid actions, if there are masks, [num_envs, actions]; state: recurrent state before
+        `observation`, for sequences. Raises ValueError for another observation.
         """
         if observation is not self._current:
             self._write()
@@ -428,7 +456,7 @@ class Replay:
             self._write()
 
     def _write(self) -> None:
-        """Write the steps that wait into the rings: several at once take little longer than one."""
+        """Write the waiting steps to the rings: several together take hardly longer than one."""
         if not self._waiting:
             return
         observations, actions, steps, masks = zip(*self._waiting, strict=True)
@@ -436,13 +464,13 @@ class Replay:
         self._waiting.clear()
         first = self.steps - len(steps)
         place = first % self.slots
-        slots: Any = slice(place, place + len(steps))  # which is written in less time than an array of places
+        slots: Any = slice(place, place + len(steps))  # faster than an array of places
         if slots.stop > self.slots:
             slots = np.arange(first, self.steps) % self.slots
-        over = _stacked(overs)  # [steps, num_envs], as all that follow
+        over = _stacked(overs)  # [steps, num_envs], like the following arrays
         terminated = _stacked(terminations)
         cut = terminated | over
-        self._written[-1] = max(self._written[-1], self.steps)  # before the rows, as for frames
+        self._written[-1] = max(self._written[-1], self.steps)  # before the rows, as with frames
         columns = self._by_slot
         columns["frame"][slots], columns["next_frame"][slots] = self._ring.push(
             observations, nexts, firsts, over
@@ -462,15 +490,15 @@ class Replay:
         if self._may_lack_frames:
             self._drop_without_frames()
 
-    def sample(self, batch_size: int, frame: int) -> Sample:
-        """Draw a batch with replacement at `frame` of the run; it does not change with the buffer.
+    def sample(self, batch_size: int, frame: int) -> Transitions:
+        """Draw a minibatch with replacement at `frame` of the run. Later steps do not change it.
 
-        Raises ValueError when there is nothing to sample.
+        Raises ValueError if there is nothing to sample.
         """
         self._write()
         if not (self.complete > self.oldest).any():
             raise ValueError("the replay buffer holds no transition that can be sampled yet")
-        # Rounded, because 0.1 * 30 is a little more than 3.
+        # Round first, because 0.1 * 30 is slightly more than 3.
         wanted = math.ceil(round(self._config.newest_share * batch_size, 6))
         if wanted:
             newest_env, newest_step = self._newest(wanted)
@@ -481,18 +509,18 @@ class Replay:
         return self._gather(env, step, self.weights(env, step, frame))
 
     def update_priorities(self, index: NDArray[np.int64], error: NDArray) -> None:
-        """Take in the errors of a sample. Nothing to do: all transitions are alike. [batch] each"""
+        """Receive the errors of sampled transitions, [batch] each. Uniform sampling ignores them."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return counters, and the content unless it is in files, which are flushed; not the generator.
+        """Return counters, and the content unless it is in files, which are flushed; without the generator.
 
-        The content is the filled part of the arrays themselves, environment by environment: it changes with
-        the next transition, and no memory is needed for a second buffer while a checkpoint is written.
+        The content consists of views of the filled parts of the arrays, which change with the next
+        transition: writing a checkpoint needs no memory for a second buffer.
         """
         self._write()
         content = None
         if self._folder is None:
-            # As bytes: a copy of rows would leave out what lies between their fields.
+            # Use bytes, because copies of rows would omit the padding between their fields.
             used = self.steps * self.rows.itemsize
             heads = zip(self._ring.frames, self._ring.head.tolist(), strict=True)
             content = {
@@ -511,23 +539,23 @@ class Replay:
         return {"transitions": {**counters, "content": content}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state.
+        """Restore a saved state.
 
-        Raises InputError when it is of a buffer of another size, DamagedFileError when it needs files that
-        are not there or no longer hold what it needs.
+        Raises InputError for the state of a buffer of another size, and DamagedFileError if files are missing
+        or no longer contain the transitions of the state.
         """
         if not self._acting_only:
             self._restore(state)
 
     def close(self) -> None:
-        """Write out what is in files."""
+        """Flush the content in files."""
         self._write()
         for array in self._arrays.values():
             if isinstance(array.base, np.memmap):
                 array.base.flush()
 
     def _more_layouts(self, live: int, spare: int, state_size: int) -> dict[str, Layout]:
-        """Return arrays that a derived buffer needs besides. live, spare: steps of each environment."""
+        """Return layouts of further arrays of a derived buffer. live, spare: steps of each environment."""
         return {}
 
     def draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -545,8 +573,8 @@ class Replay:
         return np.ones(len(env), np.float32)
 
     def _newest(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return environment and step of the `count` newest that may be sampled, or of all there are."""
-        # The count-th newest of all is at most the count-th newest of its own environment.
+        """Return environment and step of the `count` newest transitions that can be sampled, or of all."""
+        # The count newest transitions are among the count newest ones of their environments.
         steps = self.steps - 1 - np.arange(min(count + self._n_step - 1, self.slots))
         there = (steps[:, None] >= self.oldest) & (steps[:, None] < self.complete)
         row, env = np.nonzero(there)
@@ -555,8 +583,8 @@ class Replay:
     def _windows(self, env: NDArray[np.int64], step: NDArray[np.int64]) -> tuple[NDArray, ...]:
         """Return the windows of `env` that begin at `step`, each of at most n steps. [batch] each
 
-        They are the rows of the first and of the last step, the number of steps between them, and the
-        discounted reward and the discount as in a Sample.
+        Returns the rows of the first and the last step, the number of steps between them, and the discounted
+        reward and the discount as in `Transitions`.
         """
         if self._n_step == 1:
             row = self.rows.reshape(-1).take(step % self.slots + env * self.slots)
@@ -564,7 +592,7 @@ class Replay:
             return row, row, np.zeros_like(step), row["reward"], discount.astype(np.float32)
         slots = (step[:, None] + self._ahead) % self.slots
         window = self.rows.reshape(-1).take(slots + (env * self.slots)[:, None])  # [batch, n_step]
-        # The window ends with the first row after which nothing follows, or with the last.
+        # The window ends at the first cut, or with the last row.
         window["cut"][:, -1] = True
         length = window["cut"].argmax(axis=1)
         last = window.reshape(-1).take(length + np.arange(0, window.size, self._n_step))
@@ -573,11 +601,13 @@ class Replay:
         discount = self._powers[length + 1] * ~last["terminated"]
         return window[:, 0], last, length, reward.astype(np.float32), discount.astype(np.float32)
 
-    def _gather(self, env: NDArray[np.int64], step: NDArray[np.int64], weight: NDArray[np.float32]) -> Sample:
+    def _gather(
+        self, env: NDArray[np.int64], step: NDArray[np.int64], weight: NDArray[np.float32]
+    ) -> Transitions:
         """Return the transitions of `env` that begin at `step`. [batch] each"""
         first, last, _, reward, discount = self._windows(env, step)
         observation, next_observation = self._ring.pairs(env, first["frame"], last["next_frame"])
-        return Sample(
+        return Transitions(
             observation,
             first["action"],
             reward,
@@ -590,13 +620,12 @@ class Replay:
         )
 
     def _check_observation(self, observation: NDArray) -> None:
-        """Push the first observation; compare a later one with what the last step led to."""
+        """Push the first observation; compare later ones with the next observation of the last step."""
         ring = self._ring
         if not np.can_cast(observation.dtype, ring.dtype, "same_kind"):
             raise InputError(
-                f"transforms: observations have become {observation.dtype}, agent.memory has reserved room "
-                f"for {ring.dtype}, which the environment gives. Leave the transform out or let it keep the "
-                "type.",
+                f"transforms: observations have become {observation.dtype}, but agent.memory stores "
+                f"{ring.dtype}, the type of the environment. Remove the transform, or let it keep the type.",
                 code="unsupported",
                 key="transforms",
             )
@@ -609,7 +638,7 @@ class Replay:
             raise ValueError("the observation added must be the one that the last step led to")
 
     def _break_off(self, first: NDArray) -> None:
-        """Let all episodes end with what was stored last. first: of the next ones, [num_envs, *obs]"""
+        """End all episodes at the last stored step. first: next first observations, [num_envs, *obs]."""
         if self.steps:
             self._columns["cut"][:, (self.steps - 1) % self.slots] = True
         self._ring.begin(first)
@@ -619,7 +648,7 @@ class Replay:
         self._drop_without_frames()
 
     def _drop_without_frames(self) -> None:
-        """Let the oldest transitions go early where short episodes have used up the frames."""
+        """Drop the oldest transitions early if short episodes have used up the frames."""
         while True:
             gone = self._oldest_frames() < self._ring.head - self._ring.live
             if not gone.any():
@@ -629,7 +658,7 @@ class Replay:
                 self._warned = True
                 _log.warning(
                     "agent.memory holds fewer transitions than its capacity: episodes are very short, or "
-                    "observations are no stacks of the latest frames."
+                    "observations are not stacks of the latest frames."
                 )
 
     def _oldest_frames(self) -> NDArray[np.int64]:
@@ -645,16 +674,18 @@ class Replay:
         if (content is None) != (self._folder is not None):
             storage = "mmap" if content is None else "ram"
             raise InputError(
-                "agent.memory.storage must stay as it was when the checkpoint was written "
+                "agent.memory.storage must be the same as when the checkpoint was written "
                 f"(set agent.memory.storage={storage}).",
                 code="changed-past",
                 key="agent.memory.storage",
             )
         if list(saved["extent"]) != self._lengths():
             raise InputError(
-                "agent.memory.capacity: the checkpoint's memory has {} environments, {} transitions and {} "
-                "frames of each, this one {}, {} and {} (set agent.memory.capacity, env.num_envs and "
-                "agent.n_step as they were).".format(*saved["extent"], *self._lengths()),
+                "agent.memory.capacity: the replay buffer of the checkpoint has {} environments with {} "
+                "transitions and {} frames each, but this one has {}, {} and {} (set agent.memory.capacity, "
+                "env.num_envs and agent.n_step to their earlier values).".format(
+                    *saved["extent"], *self._lengths()
+                ),
                 code="changed-past",
                 key="agent.memory.capacity",
             )
@@ -674,19 +705,19 @@ class Replay:
         ring.written[:] = ring.head
 
     def _check_files(self) -> None:
-        """Raise DamagedFileError unless the files still hold all that the counters say."""
+        """Raise DamagedFileError unless the files still contain everything that the counters require."""
         if self.steps == 0:
             return
         problem, frames, steps = None, self._written[:-1], int(self._written[-1])
         if (frames < self._ring.head).any() or steps < self.steps:
             problem = (
-                "hold less than the checkpoint needs: they are new, or those of another run. Restore the "
-                "files that were there, or start a new run."
+                "contain less than the checkpoint needs: they are new, or belong to another run. Restore the "
+                "original files, or start a new run."
             )
         elif steps > int(self.oldest.min()) + self.slots:
-            problem = f"no longer hold the transitions of this checkpoint. {_WAY_OUT}"
+            problem = f"no longer contain the transitions of this checkpoint. {_WAY_OUT}"
         elif (frames > self._oldest_frames() + self._ring.length).any():
-            problem = f"no longer hold the frames of this checkpoint. {_WAY_OUT}"
+            problem = f"no longer contain the frames of this checkpoint. {_WAY_OUT}"
         if problem is not None:
             raise DamagedFileError(
                 f"agent.memory: the files in {self._folder} {problem}", key=str(self._folder)
@@ -707,28 +738,28 @@ def replay_class(memory: Component) -> type[Replay]:
 
 
 def _stacked(arrays: Sequence[Any]) -> NDArray:
-    """Return arrays of the same shape as one, in less time than np.stack. [steps, num_envs, ...]"""
+    """Stack arrays of the same shape, faster than np.stack. [steps, num_envs, ...]"""
     return np.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)
 
 
 def _has_image(space: gym.Space[Any]) -> bool:
-    """Return whether an input has three axes or more, so that a frame is large."""
+    """Return whether an input has three or more axes, so that a frame is large."""
     if isinstance(space, gym.spaces.Dict):
         return any(map(_has_image, space.spaces.values()))
     return len(space.shape or ()) >= 3
 
 
 def row_dtype(action_space: gym.Space[Any], num_masked: int) -> np.dtype:
-    """Return what is stored of a transition. num_masked: actions that have a flag in a mask."""
-    assert action_space.shape is not None, "spaces in several parts are refused before"
+    """Return the type of a stored transition. num_masked: number of flags in an action mask."""
+    assert action_space.shape is not None, "spaces with several parts are refused earlier"
     action = np.float32 if action_space.dtype == np.float64 else action_space.dtype
     fields: list[Any] = [
-        ("frame", np.int64),  # the newest of the observation
-        ("next_frame", np.int64),  # the newest of what it led to
+        ("frame", np.int64),  # newest frame of the observation
+        ("next_frame", np.int64),  # newest frame of the next observation
         ("action", action, action_space.shape),
         ("reward", np.float32),
         ("terminated", np.bool_),
-        ("cut", np.bool_),  # the next row is not what follows, or not to the learner
+        ("cut", np.bool_),  # the next row does not follow this one, at least not for the learner
     ]
     if num_masked:
         fields += [("mask", np.bool_, (num_masked,)), ("next_mask", np.bool_, (num_masked,))]

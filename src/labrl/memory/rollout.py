@@ -1,8 +1,8 @@
-"""Rollouts: what one policy has just played, the advantages over it, and minibatches of it.
+"""Rollouts: the latest steps of one policy, their advantages, and minibatches of them.
 
-A `Rollout` is `horizon` steps of every environment, `Episodes` are a number of whole episodes. Agents use
-both alike: `add_choice` and `add_outcome` in each step; once it is `full`, `set_values`,
-`advantages`, `batch` and `clear`.
+A `Rollout` contains `horizon` steps of every environment, `Episodes` contain a number of whole episodes.
+Agents use both in the same way: `add_choice` and `add_outcome` in each step; once the rollout is `full`,
+`set_values`, `advantages`, `batch` and `clear`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.errors import InputError, LabrlError
-from labrl.observations import array_dtype
+from labrl.spaces import array_dtype
 from labrl.workspace import gigabytes, memory_available
 
 if TYPE_CHECKING:
     from labrl.step import Masks, States, Step
 
 STACK = 4
-"""Frames of a stack that is packed: four bytes of a pixel are compared and shifted as one integer."""
+"""Frames in a stack that can be packed: four bytes of a pixel are compared and shifted as one integer."""
 
 
 def generalized_advantages(
@@ -39,12 +39,12 @@ def generalized_advantages(
     gamma: float,
     gae_lambda: float,
 ) -> NDArray[np.float32]:
-    """Generalized advantage estimation (Schulman et al., 2016, arXiv:1506.02438, eq. 16).
+    """Compute generalized advantage estimates (Schulman et al., 2016, arXiv:1506.02438, eq. 16).
 
-    All arrays are [horizon, num_envs]. `next_value` is the value of the state that the step led to: for
-    an episode cut by a time limit that is its true final observation. The bootstrap stops at
-    termination only; the sum of errors stops wherever the next row is not the successor state, and at
-    a lost life, which ends the problem the learner sees.
+    All arrays are [horizon, num_envs]. `next_value` is the value of the state that the step led to: the true
+    final observation if a time limit truncated the episode. Only termination stops the bootstrap. The sum of
+    errors stops wherever the next row is not the successor state, and at a lost life, which ends the episode
+    for the learner.
     """
     advantage = (reward + gamma * next_value * ~terminated - value).astype(np.float32, copy=False)
     decay = np.float32(gamma * gae_lambda) * ~(terminated | episode_over)
@@ -54,13 +54,16 @@ def generalized_advantages(
 
 
 def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
-    """Raise InputError where memory has no room for the observations of a rollout; space: of one."""
+    """Raise InputError if the observations of a rollout do not fit in memory.
+
+    space: space of one observation.
+    """
     needed = horizon * num_envs * math.prod(space.shape or ()) * array_dtype(space).itemsize
     available = memory_available()
     if available is not None and needed > available:
         raise InputError(
             f"agent.horizon={horizon} x env.num_envs={num_envs}: the observations of a rollout need "
-            f"{gigabytes(needed)} GB of memory, {gigabytes(available)} GB are available. Set "
+            f"{gigabytes(needed)} GB of memory, but {gigabytes(available)} GB are available. Set "
             f"agent.horizon to {max(horizon * available // needed, 1)} or less, or env.num_envs lower.",
             code="resources",
             key="agent.horizon",
@@ -68,8 +71,8 @@ def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
 
 
 def nearest_divisor(number: int, wanted: int, unit: int) -> int:
-    """Return the divisor of `number`, a multiple of `unit`, that is nearest to `wanted`; the smaller of
-    two."""
+    """Return the divisor of `number` that is a multiple of `unit` and nearest to `wanted`, or the smaller
+    one of two."""
     number //= unit
     small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
     divisors = small + [number // divisor for divisor in reversed(small)]
@@ -77,9 +80,9 @@ def nearest_divisor(number: int, wanted: int, unit: int) -> int:
 
 
 def check_minibatches(horizon: int, batch_size: int, env: Any, unit: int = 1) -> None:
-    """Raise InputError unless minibatches divide the rollout.
+    """Raise InputError unless the minibatch size divides the rollout.
 
-    env: the `env` group; unit: steps that a minibatch holds a multiple of.
+    env: the `env` group; unit: number of steps that must divide a minibatch.
     """
     rollout = horizon * env.num_envs
     if rollout % batch_size:
@@ -106,26 +109,29 @@ def check_budget(horizon: int, env: Any) -> None:
 
 
 class Pieces(NamedTuple):
-    """Sequences of steps, cut where an episode ends inside them: rows of a batch, piece after piece."""
+    """Sequences of steps, cut where an episode ends inside them. A batch contains piece after piece."""
 
     lengths: NDArray[np.int64]
-    """Steps of each piece, >= 1. [pieces]"""
+    """Number of steps of each piece, >= 1. [pieces]"""
     first: NDArray[np.int64]
-    """The piece that each sequence begins with. [sequences]"""
+    """First piece of each sequence. [sequences]"""
     carried: NDArray[np.bool_]
     """Whether a sequence begins in the middle of an episode. [sequences]"""
 
     @classmethod
     def of(cls, start: NDArray[np.bool_]) -> Pieces:
-        """start: whether a step is the first of its episode. [sequences, length]"""
+        """Return the pieces of sequences of the same length.
+
+        start: whether each step is the first of its episode, [sequences, length].
+        """
         return cls.of_rows(start.ravel(), np.arange(len(start) + 1) * start.shape[1])
 
     @classmethod
     def of_rows(cls, start: NDArray[np.bool_], begin: NDArray[np.int64]) -> Pieces:
-        """Sequences of any lengths, one after the other.
+        """Return the pieces of consecutive sequences of any lengths.
 
-        start: whether a row is the first of its episode [rows]; begin: the row that each sequence begins
-        with, and the number of rows [sequences + 1].
+        start: whether each row is the first of its episode, [rows]; begin: first row of each sequence, and
+        the number of rows, [sequences + 1].
         """
         begins = start.copy()
         begins[begin[:-1]] = True
@@ -134,13 +140,13 @@ class Pieces(NamedTuple):
 
     @property
     def last(self) -> NDArray[np.int64]:
-        """The piece that each sequence ends with. [sequences]"""
+        """Last piece of each sequence. [sequences]"""
         return np.append(self.first[1:], len(self.lengths)) - 1
 
     def states(self, state: Tensor) -> Tensor:
-        """The state before each piece: that before its sequence, or a fresh one, which is 0.
+        """Return the state before each piece: the state before its sequence, or 0 at the start of an episode.
 
-        state: [sequences, state_size]. Returns [pieces, state_size].
+        state: state before each sequence, [sequences, state_size]. Returns [pieces, state_size].
         """
         states = state.new_zeros((len(self.lengths), state.shape[1]))
         carried = torch.from_numpy(self.carried).to(state.device)
@@ -151,7 +157,7 @@ class Pieces(NamedTuple):
 def forgotten(state: NDArray | None, start: NDArray[np.bool_], state_size: int) -> NDArray:
     """Return the recurrent state where episodes continue, and 0 where they begin. [num_envs, state_size]
 
-    state: None before there is any; of another number of environments it is none either.
+    state: None if there is none yet. A state of another number of environments is ignored.
     """
     if state is None or len(state) != len(start):
         return np.zeros((len(start), state_size), np.float32)
@@ -160,16 +166,16 @@ def forgotten(state: NDArray | None, start: NDArray[np.bool_], state_size: int) 
 
 @dataclass(slots=True)
 class Minibatch:
-    """Rows of a rollout to learn from, or whole sequences of them, one after the other.
+    """Rows of a rollout to learn from, sequence after sequence.
 
-    Its length counts what is independent of each other: the sequences, which are single rows unless the
-    network is recurrent. Slices are taken by the same count.
+    Its length is the number of sequences, which are single rows unless the network is recurrent. Slices
+    select sequences.
     """
 
     observations: Tensor
-    """Observations of which `observation` is a part. [n, *obs]"""
+    """Observations that include `observation`. [n, *obs]"""
     rows: Tensor | None
-    """Rows of `observations` in the minibatch, [batch]; None: all."""
+    """Rows of `observations` in the minibatch, [batch]; None for all."""
     action: Tensor
     """[batch, *action]"""
     advantage: Tensor
@@ -177,24 +183,24 @@ class Minibatch:
     value_target: Tensor
     """[batch]"""
     value: Tensor
-    """Value of the network that acted. [batch]"""
+    """Value computed by the network that acted. [batch]"""
     log_prob: Tensor
-    """Log-probability of the action when it was drawn; 0 where nobody wants it. [batch]"""
+    """Log-probability of the action when it was drawn; 0 if it was not requested. [batch]"""
     mask: Tensor | None
-    """Valid actions; None where all always are. [batch, actions]"""
+    """Valid actions; None if all are always valid. [batch, actions]"""
     sequence_length: int
-    """Rows of a sequence."""
+    """Number of rows of a sequence."""
     state: Tensor
-    """Recurrent state before each sequence, of size 0 without one. [sequences, state_size]"""
+    """Recurrent state before each sequence, of size 0 if the network has none. [sequences, state_size]"""
     start: NDArray[np.bool_]
-    """Whether a row that is not the first of its sequence is the first of its episode. [sequences, length]"""
+    """Whether each row, except the first of its sequence, is the first of its episode. [sequences, length]"""
 
     @property
     def observation(self) -> Tensor:
-        """Observations that were acted on, [batch, *obs], gathered on access: each worker gathers its own."""
+        """Observations of the rows, [batch, *obs]. They are gathered on access, by each worker for itself."""
         if self.rows is None:
             return self.observations
-        # The same as by brackets, which look up each element: of images in a seventh of the time.
+        # For images, index_select takes a seventh of the time of indexing with brackets.
         return self.observations.index_select(0, self.rows)
 
     def __len__(self) -> int:
@@ -202,7 +208,7 @@ class Minibatch:
         return len(self.state)
 
     def __getitem__(self, which: slice) -> Minibatch:
-        """Return some sequences."""
+        """Return a slice of the sequences."""
         begin, end, _ = which.indices(len(self))
         if end - begin == len(self):
             return self
@@ -224,13 +230,13 @@ class Minibatch:
     def minibatches(
         self, order: Tensor, size: int, std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     ) -> Iterator[Minibatch]:
-        """Yield one epoch: the sequences in the order given, `size` rows at a time.
+        """Yield the minibatches of one epoch, with the sequences in the given order.
 
-        order: a permutation [sequences], on the processor; size: a multiple of `sequence_length` that divides
-        the rows; std_mean: where given, advantages are normalized within each minibatch by the deviation and
-        mean, [minibatches, 1] each, that it returns for [minibatches, size].
-
-        All but the observations is gathered at once, which is cheaper than many small look-ups.
+        order: permutation of the sequences on the CPU, [sequences]; size: rows of a minibatch, a multiple of
+        `sequence_length` that divides the number of rows; std_mean: maps advantages, [minibatches, size], to
+        standard deviations and means, [minibatches, 1] each, with which each minibatch is normalized, None to
+        keep the advantages. Everything except the observations is gathered at once, which is faster than many
+        small look-ups.
         """
         device, length = self.action.device, self.sequence_length
         rows = order if length == 1 else (order.unsqueeze(1) * length + torch.arange(length)).flatten()
@@ -263,29 +269,31 @@ class Minibatch:
 
 
 class Cut(NamedTuple):
-    """The last state of a truncated episode: whose value is needed, and which is in no row."""
+    """The last state of a truncated episode, whose value is needed although no row contains it."""
 
     t: int
-    """Step of the rollout that led to it."""
+    """Step of the rollout that led to the state."""
     env: int
     observation: NDArray
-    """Observation as the network reads it. [*obs]"""
+    """Observation in the network's layout. [*obs]"""
     mask: Masks
-    """Valid actions in it; None where all always are. [actions]"""
+    """Valid actions in the state; None if all are always valid. [actions]"""
     state: States
-    """Recurrent state before the observation, of size 0 without one. [state_size]"""
+    """Recurrent state before the observation, of size 0 if the network has none. [state_size]"""
 
 
 class Rollout:
     """Fixed arrays `[horizon, num_envs, ...]` that are filled step by step and then read as one batch.
 
-    They are read sequence after sequence: `sequence_length` steps of one environment in their order. All
-    environments' first sequences come before all their second ones.
+    The batch contains sequence after sequence, each with `sequence_length` consecutive steps of one
+    environment: first the first sequences of all environments, then the second ones, and so on.
     """
 
     def __init__(self, horizon: int, num_envs: int, *, sequence_length: int = 1, state_size: int = 0) -> None:
-        """sequence_length: divides the horizon; state_size: of a recurrent network, 0 without one. The shapes
-        and types of all else are those of the first choice that is stored."""
+        """sequence_length: divides the horizon; state_size: size of the recurrent state, 0 if there is none.
+
+        The first choice that is stored determines the shapes and types of the other arrays.
+        """
         self.horizon, self.num_envs, self.sequence_length = horizon, num_envs, sequence_length
         shape = (horizon, num_envs)
         self._arrays: dict[str, NDArray] = {
@@ -297,15 +305,15 @@ class Rollout:
         self._state = np.zeros((horizon // sequence_length, num_envs, state_size), np.float32)
         self.cuts: list[Cut] = []
         self.t = 0
-        """Steps stored so far."""
+        """Number of steps stored so far."""
 
     def __getitem__(self, name: str) -> NDArray:
-        """Return one of the arrays, [horizon, num_envs, ...]."""
+        """Return the array with a name, [horizon, num_envs, ...]."""
         return self._arrays[name]
 
     @property
     def full(self) -> bool:
-        """Whether there is enough to learn from: all rows are filled."""
+        """Whether all rows are filled, so that an update is due."""
         return self.t == self.horizon
 
     def add_choice(
@@ -317,11 +325,11 @@ class Rollout:
         mask: Masks = None,
         state: States = None,
     ) -> None:
-        """Store what the agent saw and did at step t; the outcome follows by `add_outcome`.
+        """Store observation and action of step t; `add_outcome` follows.
 
-        observation: as the network reads it; parameters, value: what it gave, where that is of use; mask:
-        which actions were valid, where there are masks; state: before the observation, where the network is
-        recurrent. [num_envs, ...] each
+        observation: in the network's layout; parameters, value: outputs of the network, if the agent needs
+        them; mask: valid actions, if there are masks; state: recurrent state before the observation, if the
+        network has one. [num_envs, ...] each
         """
         arrays, t = self._arrays, self.t
         if "observation" not in arrays:
@@ -337,7 +345,7 @@ class Rollout:
             self._state[t // self.sequence_length] = state
 
     def _make_arrays(self, **rows: NDArray | None) -> None:
-        """Allocate the arrays of which these are rows, [num_envs, ...] each; None: there is none of them."""
+        """Allocate the arrays for rows such as these, [num_envs, ...] each; None for no array."""
         for name, row in rows.items():
             if row is not None:
                 dtype = np.dtype(np.float32) if row.dtype == np.float64 else row.dtype
@@ -346,10 +354,10 @@ class Rollout:
     def add_outcome(
         self, step: Step, layout: Callable[[NDArray], NDArray] = np.asarray, state: States = None
     ) -> None:
-        """Store the outcome of step t; the rollout moves on to t + 1.
+        """Store the outcome of step t and advance to step t + 1.
 
-        layout: of the network, for the last observations of truncated episodes; state: recurrent state after
-        step t, where the network is recurrent. [num_envs, state_size]
+        layout: the network's layout, for the last observations of truncated episodes; state: recurrent state
+        after step t, if the network has one, [num_envs, state_size].
         """
         if step.truncated.any():
             final, masks = layout(step.next_observation), step.next_mask
@@ -363,10 +371,11 @@ class Rollout:
         self.t += 1
 
     def beyond(self, observation: NDArray, state: NDArray) -> tuple[NDArray, NDArray]:
-        """Return the states whose values `advantages` needs: those after the last row, then those of `cuts`.
+        """Return the states beyond the rows whose values `advantages` needs: after the last row, and `cuts`.
 
-        observation, state: what the last row led to, as the network reads it, and the recurrent state there,
-        of size 0 without one [num_envs, ...]. Returns observations and recurrent states, [n, ...] each.
+        observation, state: observations after the last row in the network's layout, and recurrent states
+        there, of size 0 if there are none, [num_envs, ...] each. Returns observations and recurrent states,
+        [n, ...] each.
         """
         if not self.cuts:
             return observation, state
@@ -375,14 +384,14 @@ class Rollout:
         return np.concatenate([observation, finals]), np.concatenate([state, states])
 
     def set_values(self, value: NDArray) -> None:
-        """Fill in the values of all rows that are learned from, in the order of `rows`. [n]"""
+        """Fill in the values of all rows of the batch, in the order of `rows`. [n]"""
         shape = (-1, self.num_envs, self.sequence_length)
         self._arrays["value"][:] = value.reshape(shape).swapaxes(1, 2).reshape(self.horizon, self.num_envs)
 
     def advantages(self, beyond: NDArray, gamma: float, gae_lambda: float) -> NDArray[np.float32]:
-        """Return advantages of a full rollout whose values are filled in, in the order of `rows`. [n]
+        """Return the advantages of a full rollout whose values are filled in, in the order of `rows`. [n]
 
-        beyond: values of the states of `beyond`.
+        beyond: values of the states that `beyond` returned.
         """
         arrays, t = self._arrays, self.t
         reward, value = arrays["reward"][:t], arrays["value"][:t]
@@ -398,14 +407,14 @@ class Rollout:
     def batch(
         self, advantage: NDArray, log_prob: Tensor | None, device: torch.device | str = "cpu"
     ) -> Minibatch:
-        """Return all rows of a full rollout that are learned from, as one minibatch on a device.
+        """Return all rows of a full rollout as one minibatch on a device.
 
-        advantage: as `advantages` returns them; log_prob: of the actions, in the order of `rows`, None where
-        nobody wants them. [n] each
+        advantage: result of `advantages`; log_prob: log-probabilities of the actions in the order of `rows`,
+        None if they are not needed. [n] each
         """
         value, length = self.rows("value"), self.sequence_length
         mask = self.rows("mask") if "mask" in self._arrays else None
-        # One array for all: what is read of them later is read together.
+        # These columns are gathered together later, so they share one array.
         small = np.zeros((4, len(value)), np.float32)
         small[0], small[2] = advantage, value
         np.add(advantage, value, out=small[1])
@@ -426,24 +435,24 @@ class Rollout:
             mask=None if mask is None else torch.from_numpy(mask).to(device),
             sequence_length=length,
             state=torch.from_numpy(self._state.reshape(len(over), self._state.shape[2])).to(device),
-            # At the first row of a sequence the state is 0 where an episode begins.
+            # At the first row of a sequence, `state` is 0 if an episode begins there.
             start=start,
         )
 
     @property
     def masks(self) -> Masks:
-        """Return the valid actions in the rows that are learned from; None where all always are. [n, ...]"""
+        """Valid actions of the rows of the batch; None if all are always valid. [n, ...]"""
         return self.rows("mask") if "mask" in self._arrays else None
 
     def clear(self) -> None:
-        """Begin the next rollout."""
+        """Start the next rollout."""
         self.t = 0
         self.cuts.clear()
 
     def rows(self, which: str | NDArray) -> NDArray:
-        """Return the rows that are learned from, sequence after sequence. [n, ...]
+        """Return the rows of the batch, sequence after sequence. [n, ...]
 
-        which: name of an array, or another one, [horizon, num_envs, ...].
+        which: name of an array, or any array [horizon, num_envs, ...].
         """
         array = self._arrays[which] if isinstance(which, str) else which
         if self.sequence_length == 1:
@@ -452,7 +461,7 @@ class Rollout:
         return parts.swapaxes(1, 2).reshape(-1, *array.shape[2:])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the rows that are filled; of stacked frames each frame once."""
+        """Return copies of the filled rows, with each frame of stacked observations once."""
         arrays = {name: array[: self.t] for name, array in self._arrays.items()}
         begun = -(-self.t // self.sequence_length) if self._state.size else 0
         return {
@@ -464,7 +473,7 @@ class Rollout:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue in the middle of a rollout."""
+        """Restore a saved state, also in the middle of a rollout."""
         self.t = int(state["t"])
         packed = state["observation"]
         saved = {} if packed is None else {"observation": unpack_stacks(packed)}
@@ -477,66 +486,66 @@ class Rollout:
 
 
 class Episodes(Rollout):
-    """Whole episodes: collects until `count` have ended; what is still under way stays for the next time.
+    """A rollout of whole episodes, full once `count` have ended; unfinished ones stay for the next rollout.
 
-    A lost life ends an episode as the learner sees it. Memory grows with the longest episode. Rows are read
+    A lost life ends an episode for the learner. Memory grows with the longest episode. The batch contains
     environment after environment.
     """
 
     FIRST_ROWS = 128
-    """Vector steps for which there is room at first."""
+    """Initial capacity in vector steps."""
 
     def __init__(self, count: int, num_envs: int) -> None:
-        """count: of episodes over all environments."""
+        """count: number of episodes over all environments."""
         super().__init__(self.FIRST_ROWS, num_envs)
         self._count, self._ended = count, 0
-        self._first = np.zeros(self.num_envs, np.int64)  # rows that no update has used begin here [num_envs]
-        self._end = np.zeros(self.num_envs, np.int64)  # the last episode that has ended, ends here [num_envs]
+        self._first = np.zeros(self.num_envs, np.int64)  # first row that no update has used [num_envs]
+        self._end = np.zeros(self.num_envs, np.int64)  # end of the last finished episode [num_envs]
 
     @property
     def full(self) -> bool:
-        """Whether there is enough to learn from: so many episodes have ended."""
+        """Whether enough episodes have ended, so that an update is due."""
         return self._ended >= self._count
 
     def add_choice(self, observation: NDArray, *choice: Any, **state: Any) -> None:
-        """Store what the agent saw and did, as a Rollout, after making room."""
+        """Store observation and action of step t like `Rollout`, after making room."""
         self._make_room(self.t + 1)
         super().add_choice(observation, *choice, **state)
 
     def add_outcome(
         self, step: Step, layout: Callable[[NDArray], NDArray] = np.asarray, state: States = None
     ) -> None:
-        """Store the outcome of step t, as a Rollout, and count the episodes that it ends."""
+        """Store the outcome of step t like `Rollout`, and count the episodes that it ends."""
         super().add_outcome(step, layout, state)
         ended = step.terminated | step.episode_over
         self._end[ended] = self.t
         self._ended += int(ended.sum())
 
     def set_values(self, value: NDArray) -> None:
-        """Fill in the values of all rows that are learned from, in the order of `rows`. [n]"""
+        """Fill in the values of all rows of the batch, in the order of `rows`. [n]"""
         self._arrays["value"][: self.t].swapaxes(0, 1)[self._whole().T] = value
 
     def clear(self) -> None:
-        """Forget the episodes that have ended, and keep the beginnings of the others."""
+        """Discard the finished episodes and keep the others."""
         self._first[:] = self._end
         gone = int(self._first.min())
         if gone:
             for array in self._arrays.values():
                 array[: self.t - gone] = array[gone : self.t].copy()
         left = self.t - gone
-        super().clear()  # a cut ends an episode, so all have been used
+        super().clear()  # a cut ends an episode, so all cuts have been used
         self.t = left
         self._first -= gone
         self._end -= gone
         self._ended = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows that are there, and which of them are whole episodes."""
+        """Return copies of the stored rows, and the bounds of the finished episodes."""
         own = {"ended": self._ended, "first": self._first.copy(), "end": self._end.copy()}
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue in the middle of episodes."""
+        """Restore a saved state, also in the middle of episodes."""
         self._make_room(int(state["t"]))
         super().load_state_dict(state)
         self._ended = int(state["ended"])
@@ -544,24 +553,24 @@ class Episodes(Rollout):
         self._end[:] = state["end"]
 
     def _whole(self) -> NDArray[np.bool_]:
-        """Return which rows are of episodes that have ended. [t, num_envs]"""
+        """Return whether each row belongs to a finished episode. [t, num_envs]"""
         row = np.arange(self.t)[:, None]
         return (row >= self._first) & (row < self._end)
 
     def rows(self, which: str | NDArray) -> NDArray:
-        """Return the rows that are learned from, one environment's steps in order, then the next one's."""
+        """Return the rows of finished episodes, environment after environment. [n, ...]"""
         array = self._arrays[which] if isinstance(which, str) else which
         return array[: self.t].swapaxes(0, 1)[self._whole().T]
 
     def _make_room(self, rows: int) -> None:
-        """Raise LabrlError before the system would end the process."""
+        """Make room for a number of rows. Raises LabrlError before the system would kill the process."""
         while self.horizon < rows:
             more, free = sum(array.nbytes for array in self._arrays.values()), memory_available()
             if free is not None and more > free:
                 raise LabrlError(
                     f"agent.episodes: storing {self.num_envs} episodes of up to {self.t:,} steps needs "
-                    f"{more / 2**30:.1f} GB more, and {free / 2**30:.1f} GB are free: learn from a fixed "
-                    "number of steps (agent.horizon) instead of whole episodes, or set env.num_envs lower",
+                    f"{more / 2**30:.1f} GB more, but {free / 2**30:.1f} GB are free. Learn from a fixed "
+                    "number of steps (agent.horizon) instead of whole episodes, or lower env.num_envs.",
                     code="resources",
                     key="agent.episodes",
                 )
@@ -571,11 +580,11 @@ class Episodes(Rollout):
 
 
 def pack_stacks(rows: NDArray) -> dict[str, NDArray]:
-    """Pack consecutive observations of several environments, frames stored once where they are stacks.
+    """Pack consecutive observations of several environments, storing the frames of stacks once.
 
-    rows: [steps, num_envs, *obs]. Stacks of four frames of bytes, the newest last and along the last axis,
-    shrink to nearly a quarter; what is no stack, or begins a new one, is kept whole. `unpack_stacks` gives
-    back the same rows, whatever they held.
+    rows: [steps, num_envs, *obs]. Stacks of four frames of bytes, along the last axis and with the newest
+    last, shrink to almost a quarter. Other observations, and the first of an episode, are stored whole.
+    `unpack_stacks` restores the rows exactly in all cases.
     """
     is_stack = rows.dtype == np.uint8 and rows.ndim == 5 and rows.shape[-1] == STACK
     if not is_stack or len(rows) == 0 or sys.byteorder != "little":
@@ -585,7 +594,7 @@ def pack_stacks(rows: NDArray) -> dict[str, NDArray]:
     kept, shifted = np.empty_like(pixels[0]), np.empty_like(pixels[0])
     same = np.empty(kept.shape, np.bool_)
     for t in range(1, len(rows)):
-        # The three older frames of this stack against the three newer ones of the stack before.
+        # Compare the three older frames of this stack with the three newer ones of the previous stack.
         np.bitwise_and(pixels[t], 0x00FFFFFF, out=kept)
         np.right_shift(pixels[t - 1], 8, out=shifted)
         np.equal(kept, shifted, out=same)
@@ -594,7 +603,7 @@ def pack_stacks(rows: NDArray) -> dict[str, NDArray]:
 
 
 def unpack_stacks(packed: Mapping[str, Any]) -> NDArray:
-    """Return the rows that `pack_stacks` was given, [steps, num_envs, *obs]."""
+    """Return the rows that `pack_stacks` packed, [steps, num_envs, *obs]."""
     whole = np.asarray(packed["whole"])
     if "follows" not in packed:
         return whole

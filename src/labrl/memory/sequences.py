@@ -1,4 +1,4 @@
-"""Replay of sequences with the recurrent state before each (Kapturowski et al., 2019, R2D2)."""
+"""Replay of sequences with the recurrent state before each sequence (Kapturowski et al., 2019, R2D2)."""
 
 from __future__ import annotations
 
@@ -9,67 +9,67 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.types import NonNegativeInt, PositiveInt
 from labrl.errors import InputError
 from labrl.memory.replay import Replay, ReplayTraits, StorageConfig
 from labrl.step import Masks, States, Step
+from labrl.types import NonNegativeInt, PositiveInt
 from labrl.workspace import Layout
 
 
 @dataclass(kw_only=True)
 class SequenceReplayConfig(StorageConfig):
-    """Options of a replay memory of sequences, each of one environment's steps, whatever ends in them."""
+    """Options of a replay buffer of sequences, which may extend over the ends of episodes."""
 
     sequence_length: PositiveInt
-    """Steps of a sequence, those of the burn-in included, >= 1; m in the paper."""
+    """Steps of a sequence including the burn-in, >= 1; m in the paper."""
     burn_in: NonNegativeInt
-    """First steps of a sequence that only bring the network's state up to date, >= 0 and less than
-    sequence_length. Sequences overlap by as many, so that every step is learned from alike."""
+    """Number of initial steps of a sequence that only update the network's state, >= 0 and less than
+    sequence_length. Sequences overlap by this number, so that every step is learned from equally often."""
 
     def __post_init__(self) -> None:
         if self.burn_in >= self.sequence_length:
             raise ValueError(
-                f"burn_in must be less than sequence_length {self.sequence_length}, or there is no step to "
-                f"learn from: got {self.burn_in} (set agent.memory.burn_in={self.sequence_length // 2} or a "
-                "longer sequence)"
+                f"burn_in must be less than sequence_length {self.sequence_length}, so that there are steps "
+                f"to learn from, got {self.burn_in} (set agent.memory.burn_in={self.sequence_length // 2} or "
+                "a longer sequence)"
             )
 
     @property
     def learned(self) -> int:
-        """Steps of a sequence that are learned from; sequences begin as many steps apart."""
+        """Number of steps of a sequence to learn from, and the distance between starts of sequences."""
         return self.sequence_length - self.burn_in
 
     def steps_for(self, n_step: int) -> int:
-        """Return the steps of an environment that one sequence and its targets need."""
+        """Return the number of steps of an environment that one sequence and its targets need."""
         return self.sequence_length + n_step - 1
 
     def reasons(self, num_envs: int, n_step: int) -> str:
-        """Return the options that say how many steps must be kept, for messages."""
+        """Return the options that determine the number of steps to keep, for messages."""
         return f"{super().reasons(num_envs, n_step)}, agent.memory.sequence_length={self.sequence_length}"
 
     def frames_for(self, batch_size: int, num_envs: int, n_step: int) -> int:
-        """Return the frames after which there are as many sequences as `batch_size` steps to learn from."""
+        """Return the number of frames after which sequences have `batch_size` steps to learn from."""
         rounds = -(-batch_size // (self.learned * num_envs))
         return num_envs * (self.steps_for(n_step) + (rounds - 1) * self.learned)
 
     def steps_kept(self, n_step: int) -> int:
-        """Return the steps among which there is a whole sequence, wherever the next one begins."""
+        """Return the number of steps that always contain a whole sequence."""
         return self.steps_for(n_step) + self.learned
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Observations of some sequences, one sequence after the other."""
+    """Observations of consecutive sequences."""
 
     observation: NDArray
     """[rows, *obs]"""
     start: NDArray[np.bool_]
-    """Whether rows are the first of their episodes; states before a sequence are reset already. [rows]"""
+    """Whether each row is the first of its episode; states before sequences are already reset. [rows]"""
     begin: NDArray[np.int64]
-    """The row that each sequence begins with, and the number of rows. [sequences + 1]"""
+    """First row of each sequence, and the number of rows. [sequences + 1]"""
 
     def __getitem__(self, sequences: slice) -> Rows:
-        """Return the rows of some sequences alone."""
+        """Return the rows of a slice of the sequences."""
         begin = self.begin[sequences.start : sequences.stop + 1]
         rows = slice(begin[0], begin[-1])
         return Rows(self.observation[rows], self.start[rows], begin - begin[0])
@@ -77,19 +77,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class SequenceSample:
-    """A batch of sequences, of which slices can be taken. To be read only."""
+    """A minibatch of sequences, which can be sliced. Read only."""
 
     state: NDArray[np.float32]
     """Recurrent state of the network that acted, before each sequence. [sequences, state_size]"""
     burn_in: Rows
-    """The steps before those that are learned from."""
+    """Steps of the burn-in."""
     rows: Rows
-    """The steps that are learned from, the few after them that their targets reach to, and where an episode
-    ends the true final observation."""
+    """Steps to learn from, the steps after them that targets need, and the true final observations of
+    episodes."""
     at: NDArray[np.int64]
-    """The row of each step that is learned from, counted from its sequence's first. [sequences, learned]"""
+    """Row of each step to learn from, relative to the first row of its sequence. [sequences, learned]"""
     following: NDArray[np.int64]
-    """The row of the state at the end of its window, likewise. [sequences, learned]"""
+    """Row of the state at the end of the step's window, relative to the same row. [sequences, learned]"""
     action: NDArray
     """[sequences * learned, *action]"""
     reward: NDArray[np.float32]
@@ -97,18 +97,18 @@ class SequenceSample:
     discount: NDArray[np.float32]
     """Factor of the value at `following`. [sequences * learned]"""
     weight: NDArray[np.float32]
-    """Importance weights, the largest is 1. [sequences]"""
+    """Importance weights, at most 1. [sequences]"""
     index: NDArray[np.int64]
-    """Names the sequences to `update_priorities`. [sequences]"""
+    """Identifies the sequences for `update_priorities`. [sequences]"""
     next_mask: Masks
-    """Valid actions at `following`; None where all are. [sequences * learned, actions]"""
+    """Valid actions at `following`; None if all are always valid. [sequences * learned, actions]"""
 
     def __len__(self) -> int:
         """Return the number of sequences."""
         return len(self.index)
 
     def __getitem__(self, sequences: slice) -> SequenceSample:
-        """Return some of the sequences."""
+        """Return a slice of the sequences."""
         learned = self.at.shape[1]
         steps = slice(sequences.start * learned, sequences.stop * learned)
         return SequenceSample(
@@ -127,11 +127,11 @@ class SequenceSample:
 
 
 class SequenceReplay(Replay):
-    """Replay buffer from which every sequence is as likely as any other.
+    """Replay buffer that samples sequences uniformly.
 
-    Sequences of an environment begin every `learned` steps, in the middle of episodes or not, and may go on
-    over an episode's end: there the network's state begins anew, and no target reaches beyond. A sequence
-    is named by its number in its environment.
+    Sequences of an environment start every `learned` steps, regardless of episodes, and may extend over the
+    end of an episode, where the network's state is reset and targets end. A sequence is identified by its
+    number in its environment.
     """
 
     Config = SequenceReplayConfig
@@ -145,28 +145,28 @@ class SequenceReplay(Replay):
 
     @classmethod
     def check(cls, config: Any, *, batch_size: int, num_envs: int, n_step: int) -> None:
-        """Raise InputError where no sequence would fit, or a minibatch would not be of whole ones."""
+        """Raise InputError if no sequence fits, or if a minibatch does not consist of whole sequences."""
         super().check(config, batch_size=batch_size, num_envs=num_envs, n_step=n_step)
         learned = config.learned
         if batch_size % learned:
             raise InputError(
-                f"agent.batch_size counts steps and must be a multiple of the {learned} that each sequence "
-                f"is learned from (agent.memory.sequence_length {config.sequence_length} less "
-                f"agent.memory.burn_in {config.burn_in}), got {batch_size} (set "
+                f"agent.batch_size counts steps and must be a multiple of {learned}, the steps of a sequence "
+                f"after the burn-in (agent.memory.sequence_length={config.sequence_length} minus "
+                f"agent.memory.burn_in={config.burn_in}), got {batch_size} (set "
                 f"agent.batch_size={-(-batch_size // learned) * learned}).",
                 code="contradiction",
                 key="agent.batch_size",
             )
 
     def __len__(self) -> int:
-        """Sequences that can be sampled now."""
+        """Return the number of sequences that can be sampled now."""
         self._write()
         return int(self._counts().sum())
 
     def add(
         self, observation: NDArray, action: NDArray, step: Step, mask: Masks = None, state: States = None
     ) -> None:
-        """Store one vector step, and the recurrent state where a sequence begins. [num_envs, state_size]"""
+        """Store one vector step, and the recurrent state, [num_envs, state_size], if a sequence starts."""
         number, rest = divmod(self.steps, self._period)
         if rest == 0:
             self._states[:, number % self._states.shape[1]] = state
@@ -175,19 +175,19 @@ class SequenceReplay(Replay):
     def sample(self, batch_size: int, frame: int) -> SequenceSample:  # type: ignore[override]
         """Draw sequences with `batch_size` steps to learn from, with replacement.
 
-        Raises ValueError when there is nothing to sample.
+        Raises ValueError if there is nothing to sample.
         """
         if not len(self):
             raise ValueError("the replay buffer holds no sequence that can be sampled yet")
         env, number = self.draw(batch_size // self._period)
         weight = self.weights(env, number, frame)
         burn_in, learned = self._config.burn_in, self._period
-        # Names of what was acted on, and of what each step led to. [sequences, steps]
+        # Frames of the observation and of the next observation of each step. [sequences, steps]
         slots = ((number * learned)[:, None] + np.arange(self._count)) % self.slots
         steps = self.rows.reshape(-1).take(slots + (env * self.slots)[:, None])
         frames, led_to = steps["frame"], steps["next_frame"]
         start = np.zeros(frames.shape, np.bool_)
-        start[:, 1:] = frames[:, 1:] != led_to[:, :-1]  # a new episode's first observation was pushed between
+        start[:, 1:] = frames[:, 1:] != led_to[:, :-1]  # the first observation of a new episode is between
         before = Rows(
             self._ring.observations(np.repeat(env, burn_in), frames[:, :burn_in].ravel()),
             start[:, :burn_in].ravel(),
@@ -212,7 +212,7 @@ class SequenceReplay(Replay):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all but the generator; states that are in memory as they are, not as a copy."""
+        """Return the whole state except the generator; states in memory are not copied."""
         used = -(-self.steps // self._period)
         return {
             **super().state_dict(),
@@ -237,7 +237,7 @@ class SequenceReplay(Replay):
                 own_states[: len(states)] = states
 
     def _more_layouts(self, live: int, spare: int, state_size: int) -> dict[str, Layout]:
-        # As many more as the transitions have spare places, so that they outlast these.
+        # States need spare places in proportion to those of the transitions, so that they last as long.
         places, least = (live + spare) // self._period + 2, live // self._period + 2
         return {"states": Layout((self.num_envs, places, state_size), np.dtype(np.float32), least)}
 
@@ -246,7 +246,7 @@ class SequenceReplay(Replay):
         return -(-self.oldest // self._period)
 
     def _counts(self) -> NDArray[np.int64]:
-        """Return how many sequences of each environment are there with all that their targets need."""
+        """Return the number of complete sequences of each environment, with the steps of their targets."""
         end = (self.steps - self._count) // self._period + 1
         return np.maximum(end - self._first(), 0)
 
@@ -265,10 +265,10 @@ class SequenceReplay(Replay):
         led_to: NDArray[np.int64],
         start: NDArray[np.bool_],
     ) -> tuple[Rows, NDArray[np.int64]]:
-        """Return steps, and after the last of each episode and of each sequence what it led to.
+        """Return the steps, with the next observation inserted after the last step of episodes and sequences.
 
-        frame, led_to, start: [sequences, steps]. Returns the rows, and which of its sequence's rows each
-        step is, [sequences, steps].
+        frame, led_to, start: [sequences, steps] each. Returns the rows, and the row of each step relative to
+        the first row of its sequence, [sequences, steps].
         """
         last = np.ones_like(start)
         last[:, :-1] = start[:, 1:]

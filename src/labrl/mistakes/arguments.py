@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shlex
@@ -36,8 +37,8 @@ FLAGS = {
 def refuse_ignored(overrides: Sequence[str]) -> None:
     """Raise InputError for overrides that Hydra accepts but ignores.
 
-    These are `~preset`, which it accepts for some agents only, and a list of options of a group, of which it
-    uses the last.
+    These are `~preset`, which it accepts for some agents only; a list of options of a group, of which it uses
+    the last; and loggers in `hydra.verbose` that no package has.
     """
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
@@ -48,6 +49,15 @@ def refuse_ignored(overrides: Sequence[str]) -> None:
                 code="missing",
                 key="preset",
             )
+        if key == "hydra.verbose" and value.lower() not in ("true", "false"):
+            names = (several[1] if several else value).split(",")
+            if any(not _is_package(name.strip(" '\"").partition(".")[0]) for name in names):
+                raise InputError(
+                    f"{override}: must be true, false, or the names of loggers, such as hydra or "
+                    "[labrl,optuna]",
+                    code="range",
+                    key=key,
+                )
         if several and group not in ("experiment", "preset") and (config_folder() / group).is_dir():
             raise InputError(
                 f"{override}: {group} takes one option, not a list. Write {key}=<option>, or labrl -m "
@@ -55,6 +65,10 @@ def refuse_ignored(overrides: Sequence[str]) -> None:
                 code="usage",
                 key=group,
             )
+
+
+def _is_package(name: str) -> bool:
+    return name.isidentifier() and importlib.util.find_spec(name) is not None
 
 
 def stray_arguments(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]:

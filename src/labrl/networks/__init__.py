@@ -1,1 +1,1 @@
-"""Modules built from observation and action spaces, and how their gradients are computed."""
+"""Plain torch modules, built from observation and action spaces."""

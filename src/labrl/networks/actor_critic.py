@@ -1,4 +1,4 @@
-"""Policy and value function over one torso or two."""
+"""Policy and value function with one shared torso or two torsos."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.component import Component
-from labrl.config.types import PositiveInt
+from labrl.component import Component
+from labrl.networks.building import build_torso
 from labrl.networks.layers import (
     Activation,
     Output,
@@ -21,8 +21,8 @@ from labrl.networks.layers import (
     initialized,
     orthogonal,
 )
-from labrl.networks.spaces import Spaces, sees_images
-from labrl.networks.torso import build_torso
+from labrl.spaces import Spaces, sees_images
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -32,15 +32,15 @@ class ActorCriticConfig:
     torso: Component
     """Module from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
     shared: bool | None
-    """Whether policy and value function share one torso; null: they do for images only."""
+    """Whether policy and value function share one torso; null: only for images."""
     policy_head: list[PositiveInt]
     """Units of each layer between the torso and the policy's outputs."""
     value_head: list[PositiveInt]
     """Units of each layer between the torso and the value."""
     head_activation: Activation
-    """After each of these layers: an activation of torch.nn by its name."""
+    """Activation after each of these layers, by its name in torch.nn."""
     head_layer_norm: bool
-    """Whether their outputs are normalized before the activation (arXiv:1607.06450)."""
+    """Whether the outputs of these layers are normalized before the activation (arXiv:1607.06450)."""
 
     def __post_init__(self) -> None:
         units = {"policy_head": self.policy_head, "value_head": self.value_head}
@@ -48,18 +48,18 @@ class ActorCriticConfig:
 
 
 def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:
-    """Return whether policy and value function are to have one torso."""
+    """Return whether policy and value function share one torso."""
     return sees_images(spaces.observation) if config.shared is None else config.shared
 
 
 def _head(units: list[int], num_features: int, config: ActorCriticConfig) -> list[nn.Module]:
-    """The layers of a head before its last, which compute in float32 as that does."""
+    """Return the layers of a head before the last one; all of them compute in float32."""
     layers = [initialized(Output(a, b), "orthogonal") for a, b in pairwise([num_features, *units])]
     return activated(layers, config.head_activation, config.head_layer_norm)
 
 
 class GaussianHead(nn.Sequential):
-    """Features to the parameters of a Gaussian, whose deviations do not depend on the state."""
+    """Maps features to the parameters of a Gaussian with standard deviations that ignore the state."""
 
     def __init__(self, layers: list[nn.Module], log_std: Tensor) -> None:
         """log_std: initial log standard deviations, [1, size]."""
@@ -67,7 +67,10 @@ class GaussianHead(nn.Sequential):
         self.log_std = nn.Parameter(log_std)
 
     def forward(self, features: Tensor) -> Tensor:
-        """features: [batch, num_features]. Returns means and log deviations [batch, 2 size], float32."""
+        """Return means and log standard deviations in float32, [batch, 2 size].
+
+        features: [batch, num_features].
+        """
         means = super().forward(features)
         return torch.cat([means, self.log_std.expand_as(means)], dim=1)
 
@@ -76,19 +79,19 @@ class ActorCriticOutput(NamedTuple):
     """Result of an ActorCritic for a batch of observations."""
 
     parameters: Tensor | None
-    """Parameters of the distribution over actions, [batch, num_outputs], float32; None if not asked for."""
+    """Parameters of the action distribution, [batch, num_outputs], float32; None if not requested."""
     value: Tensor | None
-    """Values of the states, [batch], float32; None if not asked for."""
+    """Values of the states, [batch], float32; None if not requested."""
     state: Tensor | None
-    """The recurrent state after each piece, [pieces, state_size]; as it was given without one."""
+    """Recurrent state after each piece, [pieces, state_size]; unchanged if the network is not recurrent."""
 
 
 class ActorCritic(nn.Module):
     """A policy and a state-value function.
 
-    spaces: what it is built for; num_outputs: parameters of the action distribution; log_std_init:
-    initial log standard deviation of a Gaussian policy, None for others; has_value: otherwise there is a
-    policy alone, and all values are 0.
+    num_outputs: number of parameters of the action distribution; log_std_init: initial log standard deviation
+    of a Gaussian policy, None for other policies; has_value: whether there is a value function, without which
+    all values are 0.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class ActorCritic(nn.Module):
         self.one_torso = self.value_torso is self.policy_torso
         self.layout = self.policy_torso.layout
         self.state_size = self.policy_torso.state_size * (1 if self.one_torso else 2)
-        """Numbers that recurrent torsos carry for each environment, 0 without them."""
+        """Size of the recurrent state of each environment, 0 if there is none."""
         size = self.policy_torso.num_features
         num_outputs = num_outputs if log_std_init is None else num_outputs // 2
         hidden = _head(config.policy_head, size, config)
@@ -132,13 +135,13 @@ class ActorCritic(nn.Module):
         policy: bool = True,
         value: bool = True,
     ) -> ActorCriticOutput:
-        """Distribution parameters and values; a shared torso runs once.
+        """Compute distribution parameters and values; a shared torso runs once.
 
-        observation: of steps, piece after piece [batch, *obs]; state: before each piece [pieces, state_size],
-        None for a fresh one; lengths: of the pieces, None where every step is one; policy, value: what is
-        asked for.
+        observation: observations of steps, piece after piece, [batch, *obs]; state: state before each piece,
+        [pieces, state_size], None for the initial one; lengths: lengths of the pieces, None if every step is
+        a piece; policy, value: whether to compute parameters and values.
         """
-        if self.state_size:  # both torsos, so that the whole state is carried on
+        if self.state_size:  # compute both torsos, so that the whole state advances
             features, value_features, state = self._remember(observation, state, lengths)
         else:
             features = self.policy_torso(observation) if policy or self.one_torso else observation
@@ -155,7 +158,7 @@ class ActorCritic(nn.Module):
     def _remember(
         self, observation: Tensor, state: Tensor | None, lengths: NDArray[np.int64] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Features of both torsos, and the state after each piece."""
+        """Return the features of both torsos, and the state after each piece."""
         if self.one_torso:
             features, after = self.policy_torso(observation, state, lengths)
             return features, features, after

@@ -1,21 +1,22 @@
-"""Batch renormalization (Ioffe, 2017, arXiv:1702.03275), and torsos that are made with it."""
+"""Batch renormalization (Ioffe, 2017, arXiv:1702.03275), and torsos that use it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
-from labrl.config.component import Component
-from labrl.config.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
-from labrl.networks.layers import Activation, Initialization, activation_layer, initialized
-from labrl.networks.spaces import numbers
-from labrl.networks.torso import ImageTorso, NatureCNN, NatureCNNConfig, TorsoTraits, build_torso, fitting
+from labrl.component import Component
+from labrl.networks.building import TorsoTraits, build_torso
+from labrl.networks.layers import Activation, Initialization, activation_layer, initialized, numbers
+from labrl.networks.torso import ImageTorso, NatureCNN, NatureCNNConfig, fitting
+from labrl.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -23,24 +24,24 @@ class BatchRenormConfig:
     """Options of the normalization of a layer's features."""
 
     momentum: Fraction
-    """Share of a minibatch in the running mean and variance, in (0, 1]."""
+    """Weight of a minibatch in the running mean and variance, in (0, 1]."""
     warmup: NonNegativeInt
-    """Minibatches in which the minibatch alone counts, as in batch normalization, >= 0."""
-    r_max: PositiveFloat
-    """Largest correction of a minibatch's deviation, as a factor and as its inverse."""
+    """Number of initial minibatches without correction, as in batch normalization, >= 0."""
+    r_max: Annotated[float, Field(ge=1)]
+    """Largest correction of a minibatch's standard deviation, as a factor or its inverse, >= 1."""
     d_max: PositiveFloat
-    """Largest correction of its mean, in running deviations."""
+    """Largest correction of a minibatch's mean, in running standard deviations."""
     eps: PositiveFloat
-    """Added to every variance."""
+    """Number added to every variance."""
 
 
 class BatchRenorm(nn.Module):
-    """Features with mean 0 and variance 1, then scaled and shifted, the same in training as afterwards.
+    """Normalizes features to mean 0 and variance 1, then scales and shifts them, alike in and after training.
 
-    In training x is normalized by the minibatch and corrected by r and d, through which no gradient flows
+    In training, x is normalized by the minibatch and corrected by r and d, through which no gradient flows
     (algorithm 1): x_hat = (x - mu_B) / sigma_B r + d with r = clip(sigma_B / sigma, 1/r_max, r_max) and
-    d = clip((mu_B - mu) / sigma, -d_max, d_max). In evaluation it is (x - mu) / sigma. The paper widens the
-    clips step by step; here, as in CrossQ (Bhatt et al., 2024), r = 1 and d = 0 until the warm-up ends.
+    d = clip((mu_B - mu) / sigma, -d_max, d_max). In evaluation, x_hat = (x - mu) / sigma. The paper widens
+    the clips gradually; here, as in CrossQ (Bhatt et al., 2024), r = 1 and d = 0 until the warm-up ends.
     """
 
     mean: Tensor
@@ -57,9 +58,12 @@ class BatchRenorm(nn.Module):
         self.register_buffer("minibatches", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [batch, num_features], in training at least two rows, or maps of images, [batch, num_features,
-        height, width], each place of which is a row. Returns the same shape, float32."""
-        x = x.float()  # statistics of many small differences, whatever autocast has made of the layer before
+        """Normalize features, [batch, num_features], or maps of images, [batch, num_features, height, width].
+
+        In training, there must be at least two rows; each pixel of a map is a row. Returns the same shape in
+        float32.
+        """
+        x = x.float()  # statistics need the digits of float32, even if autocast computed the layer before
         config = self._config
         weight: Tensor = self.weight
         bias: Tensor = self.bias
@@ -74,7 +78,7 @@ class BatchRenorm(nn.Module):
 
     @torch.no_grad()
     def _correction(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """r and d of a minibatch, each [num_features]."""
+        """Return r and d of a minibatch, [num_features] each."""
         config = self._config
         _, mean, inverse = torch.native_batch_norm(x, None, None, None, None, True, 0.0, config.eps)
         running = torch.rsqrt(self.variance + config.eps)
@@ -85,12 +89,12 @@ class BatchRenorm(nn.Module):
 
 @dataclass(kw_only=True)
 class RenormalizedMLPConfig:
-    """Fully connected layers, their inputs normalized."""
+    """Fully connected layers with batch renormalization."""
 
     hidden: list[PositiveInt]
     """Units of each layer."""
     activation: Activation
-    """After each layer: an activation of torch.nn by its name."""
+    """Activation after each layer, by its name in torch.nn."""
     initialization: Initialization
     """Initialization of the weights."""
     renorm: BatchRenormConfig
@@ -98,7 +102,7 @@ class RenormalizedMLPConfig:
 
 
 class RenormalizedMLP(nn.Module):
-    """A perceptron with batch renormalization before each layer and of its features (Bhatt et al., 2024)."""
+    """Perceptron with batch renormalization before each layer and of the features (Bhatt et al., 2024)."""
 
     Config = RenormalizedMLPConfig
     TRAITS = TorsoTraits(batch_statistics=True)
@@ -113,7 +117,7 @@ class RenormalizedMLP(nn.Module):
         self.norms = nn.ModuleList([BatchRenorm(config.renorm, size) for size in sizes])
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation: [batch, *obs]. Returns features [batch, hidden[-1]]."""
+        """Return features, [batch, hidden[-1]]. observation: [batch, *obs]"""
         x = self.norms[0](self.numbers(observation))
         for layer, norm in zip(self.layers, self.norms[1:], strict=True):
             x = norm(self.activation(layer(x)))
@@ -122,14 +126,14 @@ class RenormalizedMLP(nn.Module):
 
 @dataclass(kw_only=True)
 class RenormalizedConfig(RenormalizedMLPConfig):
-    """A normalized torso that fits the observation space: the layers of a perceptron are for vectors."""
+    """Normalized torso that fits the observation space; the fully connected layers are for vectors."""
 
     features: PositiveInt
-    """Units after the convolutions, for images."""
+    """Units of the fully connected layer after the convolutions, for images."""
 
 
 class RenormalizedCNN(ImageTorso):
-    """The Nature CNN with batch renormalization of what each layer gives."""
+    """Nature CNN with batch renormalization after each layer."""
 
     Config = RenormalizedConfig
     smallest = NatureCNN.smallest
@@ -156,12 +160,12 @@ class RenormalizedCNN(ImageTorso):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
+        """Return features, [batch, features]. observation: [batch, height, width, channels]"""
         return self.layers(self.first(observation))
 
 
 class RenormalizedTorso(nn.Sequential):
-    """A normalized CNN for images that are large enough, a normalized perceptron for everything else."""
+    """Normalized CNN for images that are large enough, normalized perceptron for everything else."""
 
     Config = RenormalizedConfig
     TRAITS = TorsoTraits(several_inputs=True, batch_statistics=True)
@@ -173,7 +177,7 @@ class RenormalizedTorso(nn.Sequential):
 
     @classmethod
     def check(cls, config: RenormalizedConfig, observation_space: gym.Space[Any]) -> Component:
-        """Return the torso that fits. Raise InputError where none does."""
+        """Return the torso that fits. Raises InputError if none does."""
         kinds = RenormalizedTorso, RenormalizedCNN, RenormalizedMLP
         own, cnn, mlp = (Component(f"{__name__}.{kind.__name__}", config) for kind in kinds)
         return fitting(own, cnn, mlp, observation_space)

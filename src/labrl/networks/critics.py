@@ -1,4 +1,4 @@
-"""Networks of agents that learn a policy and action values apart from each other."""
+"""Policy and critics of agents that learn them as separate networks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from labrl.config.component import Component
-from labrl.config.types import PositiveInt
-from labrl.networks.layers import Output, activation_layer
+from labrl.component import Component
+from labrl.networks.building import build_torso
+from labrl.networks.layers import Output, activation_layer, numbers, vector_space
 from labrl.networks.q_network import Stream
-from labrl.networks.spaces import Spaces, is_vector, numbers, vector_space
-from labrl.networks.torso import MLP, AutoTorso, build_torso
+from labrl.networks.torso import MLP, AutoTorso
+from labrl.spaces import Spaces, is_vector
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -26,14 +27,14 @@ class PolicyAndCriticsConfig:
     torso: Component
     """Torso of the policy, from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
     critic_torso: Component | None
-    """Torso of each critic; null: the same as the policy's."""
+    """Torso of each critic; null: the same torso as the policy's."""
     action_head: list[PositiveInt]
-    """Units of a critic's layers after the torso where continuous actions join its features: with images and
-    choices as observations. Vectors go into the torso together with the action, and no layer follows."""
+    """Units of each critic layer after the torso, where continuous actions join the features of images and
+    of discrete observations. Vectors enter the torso together with the action, and no such layers follow."""
 
 
 class PolicyNetwork(nn.Module):
-    """A torso and a linear layer."""
+    """A torso followed by a linear layer."""
 
     def __init__(self, torso: Component, observation_space: gym.Space, num_outputs: int) -> None:
         super().__init__()
@@ -42,15 +43,15 @@ class PolicyNetwork(nn.Module):
         self.outputs = Output(self.torso.num_features, num_outputs)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation: [batch, *obs]. Returns [batch, num_outputs], float32."""
+        """Return outputs in float32, [batch, num_outputs]. observation: [batch, *obs]"""
         return self.outputs(self.torso(observation))
 
 
 class Perceptrons(nn.Module):
-    """Perceptrons of the same shape side by side, each layer of all of them one product."""
+    """Several perceptrons of the same shape, which compute each layer as one batched product."""
 
     def __init__(self, perceptrons: list[list[nn.Linear]], activate: nn.Module) -> None:
-        """perceptrons: the layers of each, whose weights are taken over; activate: between layers."""
+        """perceptrons: the layers of each, whose weights are copied; activate: activation between layers."""
         super().__init__()
         self.activate = activate
         layers = list(zip(*perceptrons, strict=True))
@@ -68,13 +69,16 @@ class Perceptrons(nn.Module):
         """Biases of each layer, [perceptrons, 1, outputs]."""
 
     def forward(self, x: Tensor, first: bool = False) -> Tensor:
-        """x: [batch, inputs]; first: by the first perceptron alone. Returns [perceptrons, batch, outputs]."""
+        """Compute all perceptrons. Returns [perceptrons, batch, outputs].
+
+        x: [batch, inputs]; first: whether to compute only the first perceptron.
+        """
         x = x.expand(1 if first else self._count, -1, -1)
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if first:
                 weight, bias = weight[:1], bias[:1]
             if i == self._last and self._single:
-                # A product with one column, and its gradient, take twice as long as this.
+                # This takes half the time of a matrix product with one column and of its gradient.
                 return torch.add((x * weight.mT).sum(2, keepdim=True), bias)
             x = torch.baddbmm(bias, x, weight)
             if i < self._last:
@@ -83,12 +87,12 @@ class Perceptrons(nn.Module):
 
 
 class Critics(nn.Module):
-    """Several action values that share nothing: Q_i(s, a), or Q_i(s, .) where actions are discrete."""
+    """Several independent action-value functions Q_i(s, a), or Q_i(s, .) for discrete actions."""
 
     def __init__(
         self, config: PolicyAndCriticsConfig, spaces: Spaces, count: int, num_outputs: int = 1
     ) -> None:
-        """count: critics; num_outputs: numbers that each gives for a continuous action."""
+        """count: number of critics; num_outputs: outputs of each for a continuous action."""
         super().__init__()
         torso, space = config.critic_torso or config.torso, vector_space(spaces.observation)
         self.continuous = isinstance(spaces.action, gym.spaces.Box)
@@ -103,7 +107,7 @@ class Critics(nn.Module):
         if self.continuous and not self.joint:
             num_inputs, hidden = num_inputs + action_size, config.action_head
         self.scalar = self.continuous and num_outputs == 1
-        """Whether each gives a single number for an action."""
+        """Whether each critic has a single output for an action."""
         if not self.continuous:
             num_outputs = int(spaces.action.n)  # type: ignore[attr-defined]
         heads = [Stream(num_inputs, hidden, num_outputs) for _ in range(count)]
@@ -119,11 +123,12 @@ class Critics(nn.Module):
         self.torsos, self.heads = nn.ModuleList(torsos), nn.ModuleList(heads)
 
     def forward(self, observation: Tensor, action: Tensor, first: bool = False) -> Tensor:
-        """Values of the actions taken, [critics, batch], or [critics, batch, num_outputs] where they are
-        several; of all actions where they are discrete, [critics, batch, actions].
+        """Compute the values of actions.
 
-        observation: [batch, *obs]; action: continuous ones in [-1, 1], [batch, size], others are not looked
-        at; first: of the first critic alone.
+        observation: [batch, *obs]; action: continuous actions in [-1, 1], [batch, size], discrete ones are
+        ignored; first: whether to compute only the first critic. Returns values of the given actions,
+        [critics, batch], or [critics, batch, num_outputs] with several outputs; for discrete actions, values
+        of all of them, [critics, batch, actions].
         """
         if self.joint:
             observation = torch.cat([self.numbers(observation), action], dim=1)

@@ -1,6 +1,6 @@
-"""Distributions over actions: plain functions of a network's outputs, without objects per call.
+"""Action distributions: functions of a network's outputs, without an object per call.
 
-A distribution is built once for an action space. Its parameters are one tensor `[batch, num_parameters]`.
+A distribution is built once for an action space. Its parameters are one tensor, `[batch, num_parameters]`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.errors import InputError
-from labrl.networks.spaces import has_bounds
+from labrl.spaces import has_bounds
 
 INVALID = -1e9
-"""Logit of an action that is not valid: its probability is exactly 0, and all else stays finite."""
+"""Logit of an invalid action: its probability is exactly 0, and all results remain finite."""
 
 Logits = TypeVar("Logits", NDArray, Tensor)
 
 
 def masked(logits: Logits, mask: Logits) -> Logits:
-    """Logits with probability 0 where the mask is False (Huang & Ontanon, 2022, arXiv:2006.14171, section 3).
+    """Return logits with probability 0 where the mask is False (Huang & Ontanon, 2022, arXiv:2006.14171).
 
-    logits, mask: [batch, num_parameters]. No gradient passes through what is not valid.
+    logits, mask: [batch, num_parameters]. Invalid logits receive no gradient (section 3 of the paper).
     """
     if isinstance(logits, Tensor):
         return torch.where(mask, logits, INVALID)
@@ -35,23 +35,23 @@ def masked(logits: Logits, mask: Logits) -> Logits:
 
 
 LOG_STD_RANGE = (-20.0, 2.0)
-"""Log standard deviations are kept between these, as in the code of Haarnoja et al. (2018)."""
+"""Bounds of log standard deviations, as in the code of Haarnoja et al. (2018)."""
 
 
 def log_tanh_slope(u: Tensor) -> Tensor:
-    """log d tanh(u)/du = log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)). The same shape.
+    """Compute log d tanh(u)/du = log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), of the shape of u.
 
-    It stays finite, and keeps its digits, where tanh(u) rounds to 1.
+    The result is finite and accurate even where tanh(u) rounds to 1.
     """
     return 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """tanh of a Gaussian sample, and its log-density (Haarnoja et al., 2018, arXiv:1812.05905, eq. 26).
+    """Return the tanh of a Gaussian sample, and its log-density (Haarnoja et al., 2018, eq. 26).
 
-    log pi(a) = log N(u) - sum log(1 - tanh(u)^2).
+    log pi(a) = log N(u) - sum log(1 - tanh(u)^2) (arXiv:1812.05905).
 
-    mean, log_std, noise: [batch, size], the noise standard normal. Returns [batch, size] and [batch].
+    mean, log_std, noise: [batch, size] each, with standard normal noise. Returns [batch, size] and [batch].
     """
     u = torch.addcmul(mean, log_std.exp(), noise)
     normal = -0.5 * noise.square() - log_std
@@ -60,36 +60,36 @@ def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tenso
 
 
 def tensor_type(dtype: np.dtype[Any]) -> torch.dtype:
-    """Return the type of tensors for a type of arrays."""
+    """Return the torch type that corresponds to a NumPy type."""
     return torch.from_numpy(np.zeros(0, dtype)).dtype
 
 
 def gumbel(logits: Tensor) -> Tensor:
-    """Draw Gumbel noise of the shape of `logits`: the argmax of logits plus it is a sample."""
+    """Draw Gumbel noise of the shape of `logits`: the argmax of logits plus noise is a sample."""
     return -torch.log(-torch.log(torch.rand_like(logits)))
 
 
 def typed(action: NDArray, dtype: np.dtype[Any]) -> NDArray:
-    """Return actions in the type of a space: cutting off what follows the point would favour 0."""
+    """Convert actions to the type of a space. Whole numbers are rounded, because truncation favors 0."""
     real = np.issubdtype(dtype, np.floating)
     return (action if real else np.rint(action)).astype(dtype, copy=False)
 
 
 def _typed_tensor(action: Tensor, dtype: np.dtype[Any]) -> Tensor:
-    """Return a tensor of actions in the type of the space, as `typed` does for an array."""
+    """Convert a tensor of actions to the type of a space, like `typed` for arrays."""
     real = np.issubdtype(dtype, np.floating)
     return (action if real else torch.round(action)).to(tensor_type(dtype))
 
 
 class BoxActions:
-    """Actions in [-1, 1], one flat row each, and those of a bounded box."""
+    """Conversion of flat actions in [-1, 1] to actions of a bounded box."""
 
     def __init__(self, space: gym.spaces.Box, precision: type[np.floating] | None = None) -> None:
-        """precision: of the bounds in between, None for the type of the space."""
+        """precision: type of the bounds in the computation, None for the type of the space."""
         self.size = math.prod(space.shape)
-        """Numbers in one action."""
+        """Number of components of an action."""
         self.stored = gym.spaces.Box(-1.0, 1.0, (self.size,), np.float32)
-        """The space of what a memory keeps."""
+        """Space of the stored actions."""
         self._shape, self._dtype = space.shape, space.dtype
         self._whole = not np.issubdtype(space.dtype, np.floating)
         self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
@@ -100,25 +100,25 @@ class BoxActions:
 
     @classmethod
     def check(cls, space: gym.spaces.Box, agent: str) -> None:
-        """Raise InputError for a box without bounds, or of whole numbers."""
+        """Raise InputError for a box without bounds or of whole numbers."""
         if not has_bounds(space) or not np.issubdtype(space.dtype, np.floating):
             raise InputError(
-                f"agent: {agent} rescales its actions from (-1, 1) to the bounds of a box of real numbers; "
+                f"agent: {agent} scales its actions from (-1, 1) to the bounds of a box of real numbers, but "
                 f"this environment's actions are {space}. agent=ppo clips its actions and needs no bounds.",
                 code="unsupported",
                 key="agent",
             )
 
     def to_env(self, action: NDArray) -> NDArray:
-        """Rescale to the bounds. [n, size] -> [n, *action]"""
-        # A rounding error beyond the bounds would be refused by some environments.
+        """Scale actions to the bounds. [n, size] -> [n, *action]"""
+        # Some environments refuse actions that exceed the bounds by a rounding error.
         scaled = np.minimum(np.maximum(self._middle + action * self.half, self._low), self._high)
-        if self._whole:  # cutting off what follows the point would favour 0
+        if self._whole:  # truncation would favor 0
             scaled = np.rint(scaled)
         return scaled.astype(self._dtype, copy=False).reshape(-1, *self._shape)
 
     def in_graph(self, action: Tensor) -> Tensor:
-        """Rescale to the bounds, of tensors. [n, size] -> [n, *action]"""
+        """Scale tensors of actions to the bounds. [n, size] -> [n, *action]"""
         middle, half = torch.from_numpy(self._middle), torch.from_numpy(self.half)
         low, high = (torch.from_numpy(bound).to(middle.dtype) for bound in (self._low, self._high))
         scaled = torch.minimum(torch.maximum(middle + action * half, low), high)
@@ -130,41 +130,42 @@ class BoxActions:
 
 
 class Derived(Protocol):
-    """Distributions over actions in some rows, the actions taken, and derivatives without autograd."""
+    """Action distributions and actions of a batch of rows, with derivatives without autograd."""
 
     log_prob: NDArray
     """log pi(a|s) of each row. [rows]"""
     entropy: NDArray
-    """H of each row. [rows]"""
+    """Entropy H of each row. [rows]"""
 
     def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
-        """Return the derivative of a loss by the parameters. [rows, num_parameters]
+        """Return the derivative of a loss with respect to the parameters. [rows, num_parameters]
 
-        log_prob: its derivative by log pi(a|s), [rows]; entropy: that by H, the same for all rows.
+        log_prob: derivative of the loss by log pi(a|s), [rows]; entropy: derivative by H, the same for all
+        rows.
         """
         ...
 
 
 class ActionDistribution(ABC):
-    """The action distribution of a policy-gradient agent."""
+    """Action distribution of a policy-gradient agent."""
 
     num_parameters: int
-    """Columns of the parameters."""
+    """Number of parameters of a distribution."""
     action_shape: tuple[int, ...]
-    """Shape of one sampled action as the agent stores it."""
+    """Shape of a sampled action as the agent stores it."""
     action_dtype: torch.dtype
 
     @abstractmethod
     def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """One action for each row, [batch, *action_shape]."""
+        """Draw an action for each row. [batch, *action_shape]"""
 
     @abstractmethod
     def mode(self, parameters: NDArray) -> NDArray:
-        """The most likely action for each row, [batch, *action_shape]."""
+        """Return the most likely action for each row. [batch, *action_shape]"""
 
     @abstractmethod
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of each action and entropy of each row, [batch] both."""
+        """Return the log-probability of the action and the entropy of each row. [batch] each"""
 
     @abstractmethod
     def derived(self, parameters: NDArray, action: NDArray) -> Derived:
@@ -172,24 +173,23 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def to_env(self, action: NDArray) -> NDArray:
-        """Sampled actions as the environment takes them, [batch, ...]."""
+        """Convert sampled actions to actions for the environment. [batch, ...]"""
 
     @abstractmethod
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Actions as the environment takes them, drawn or the most likely ones, of an exported policy."""
+        """Return actions for the environment, drawn or the most likely ones, for an exported policy."""
 
     @abstractmethod
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
-        """Return the numbers that a sample is drawn by, for histograms. [batch, ...] each"""
+        """Return the numbers that define the distributions, for histograms. [batch, ...] each"""
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Return the columns of a metrics row about actions that are real numbers; others are counted by the
-        environments."""
+        """Return the columns of a metrics row about continuous actions; environments count discrete ones."""
         return {}
 
 
 class Categorical(ActionDistribution):
-    """Over a discrete space; the parameters are unnormalized log-probabilities."""
+    """Distribution over a discrete space; the parameters are unnormalized log-probabilities."""
 
     def __init__(self, space: gym.spaces.Discrete) -> None:
         self.num_parameters = int(space.n)
@@ -198,15 +198,15 @@ class Categorical(ActionDistribution):
         self._first = int(space.start)
 
     def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Gumbel-max: the argmax of logits plus Gumbel noise is a sample. [batch]"""
+        """Draw actions with the Gumbel-max trick: the argmax of logits plus Gumbel noise. [batch]"""
         return (parameters + generator.gumbel(size=parameters.shape)).argmax(axis=1)
 
     def mode(self, parameters: NDArray) -> NDArray:
-        """The action with the largest logit. [batch]"""
+        """Return the actions with the largest logit. [batch]"""
         return np.argmax(parameters, axis=1)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Exact for both. [batch] both."""
+        """Return exact log-probabilities and entropies. [batch] each"""
         log_p = torch.log_softmax(parameters, dim=1)
         entropy = -(log_p.exp() * log_p).sum(1)
         return log_p.gather(1, action.unsqueeze(1)).squeeze(1), entropy
@@ -216,11 +216,11 @@ class Categorical(ActionDistribution):
         return _DerivedCategorical(parameters, action)
 
     def to_env(self, action: NDArray) -> NDArray:
-        """Counted from the space's first action. [batch]"""
+        """Add the first action of the space. [batch]"""
         return action + self._first if self._first else action
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Actions as the environment takes them. [batch]"""
+        """Return actions for the environment. [batch]"""
         return (parameters + gumbel(parameters) if sampled else parameters).argmax(1) + self._first
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
@@ -229,11 +229,10 @@ class Categorical(ActionDistribution):
 
 
 class _DerivedCategorical:
-    """Derivatives with p = softmax(x): d log p_a / dx_i = [i = a] - p_i and dH / dx_i = -p_i (log p_i +
-    H)."""
+    """Derivatives for p = softmax(x): d log p_a / dx_i = [i = a] - p_i, dH / dx_i = -p_i (log p_i + H)."""
 
     def __init__(self, parameters: NDArray, action: NDArray) -> None:
-        # One row for each action: sums over few actions of many rows are then sums of long rows.
+        # Use one row for each action, so that sums over few actions of many rows add long rows.
         self._log_p = log_p = parameters.T.copy()
         log_p -= np.maximum.reduce(log_p)
         self._p = np.exp(log_p)
@@ -256,28 +255,28 @@ class _DerivedCategorical:
 
 
 class MultiCategorical(ActionDistribution):
-    """Over a space of several choices, each by itself; the parameters are their logits, side by side."""
+    """Distribution over several independent choices; the parameters are their concatenated logits."""
 
     def __init__(self, space: gym.spaces.MultiDiscrete) -> None:
         self.action_shape = tuple(space.shape)
         self.action_dtype = torch.int64
         self.sizes = [int(n) for n in space.nvec.flat]
-        """Options of each choice."""
+        """Number of options of each choice."""
         self._splits = np.cumsum(self.sizes)[:-1]
         self._first = space.start
         self.num_parameters = sum(self.sizes)
 
     def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Gumbel-max for each choice. [batch, *action_shape]"""
+        """Draw actions with the Gumbel-max trick for each choice. [batch, *action_shape]"""
         return self.mode(parameters + generator.gumbel(size=parameters.shape))
 
     def mode(self, parameters: NDArray) -> NDArray:
-        """The largest logit of each choice. [batch, *action_shape]"""
+        """Return the option with the largest logit of each choice. [batch, *action_shape]"""
         choices = [part.argmax(axis=1) for part in np.split(parameters, self._splits, axis=1)]
         return np.stack(choices, axis=1).reshape(-1, *self.action_shape)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the choices, which do not depend on each other. [batch] both"""
+        """Return sums over the independent choices. [batch] each"""
         choices = action.flatten(1).unbind(1)
         log_prob, entropy = torch.zeros_like(parameters[:, 0]), torch.zeros_like(parameters[:, 0])
         for part, choice in zip(parameters.split(self.sizes, dim=1), choices, strict=True):
@@ -291,11 +290,11 @@ class MultiCategorical(ActionDistribution):
         return _DerivedChoices(self.sizes, parameters, action)
 
     def to_env(self, action: NDArray) -> NDArray:
-        """Counted from the first of each choice. [batch, *action_shape]"""
+        """Add the first option of each choice. [batch, *action_shape]"""
         return action + self._first
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Actions as the environment takes them. [batch, *action_shape]"""
+        """Return actions for the environment. [batch, *action_shape]"""
         logits = parameters + gumbel(parameters) if sampled else parameters
         choices = torch.stack([part.argmax(1) for part in logits.split(self.sizes, dim=1)], dim=1)
         return choices.reshape(-1, *self.action_shape) + torch.from_numpy(self._first)
@@ -307,7 +306,7 @@ class MultiCategorical(ActionDistribution):
 
 
 class _DerivedChoices:
-    """Independent choices, side by side: log pi and H are sums over them."""
+    """Derivatives for independent choices, over which log pi and H are sums."""
 
     def __init__(self, sizes: list[int], parameters: NDArray, action: NDArray) -> None:
         parts = np.split(parameters, np.cumsum(sizes)[:-1], axis=1)
@@ -321,7 +320,7 @@ class _DerivedChoices:
 
 
 class Bernoulli(ActionDistribution):
-    """Over a space of switches, each by itself; the parameters are their log-odds."""
+    """Distribution over independent binary switches; the parameters are their log-odds."""
 
     def __init__(self, space: gym.spaces.MultiBinary) -> None:
         self.action_shape = tuple(space.shape)
@@ -333,11 +332,11 @@ class Bernoulli(ActionDistribution):
         return self.mode(parameters + generator.logistic(size=parameters.shape))
 
     def mode(self, parameters: NDArray) -> NDArray:
-        """Return 1 where that is more likely. [batch, *action_shape]"""
+        """Return 1 where 1 is more likely. [batch, *action_shape]"""
         return (parameters > 0).astype(np.int8).reshape(-1, *self.action_shape)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the switches. [batch] both"""
+        """Return sums over the switches. [batch] each"""
         log_on, log_off = nn.functional.logsigmoid(parameters), nn.functional.logsigmoid(-parameters)
         log_prob = torch.where(action.flatten(1) > 0, log_on, log_off).sum(1)
         return log_prob, -(log_on.exp() * log_on + log_off.exp() * log_off).sum(1)
@@ -351,19 +350,19 @@ class Bernoulli(ActionDistribution):
         return action
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Actions as the environment takes them. [batch, *action_shape]"""
+        """Return actions for the environment. [batch, *action_shape]"""
         if sampled:
             uniform = torch.rand_like(parameters)
             parameters = parameters + torch.log(uniform) - torch.log1p(-uniform)
         return (parameters > 0).to(self.action_dtype).reshape(-1, *self.action_shape)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
-        """Return the probability that a part is 1. [batch, parts]"""
+        """Return the probability that each switch is 1. [batch, switches]"""
         return {"probability": torch.sigmoid(torch.from_numpy(parameters)).numpy()}
 
 
 class _DerivedSwitches:
-    """Derivatives with p = sigmoid(x): d log pi / dx = a - p and dH / dx = -x p (1 - p)."""
+    """Derivatives for p = sigmoid(x): d log pi / dx = a - p and dH / dx = -x p (1 - p)."""
 
     def __init__(self, parameters: NDArray, action: NDArray) -> None:
         self._logits, self._action = parameters, action.reshape(len(action), -1).astype(np.float32)
@@ -380,10 +379,10 @@ class _DerivedSwitches:
 
 
 class DiagonalGaussian(ActionDistribution):
-    """Over a box; the parameters are means and log standard deviations, side by side.
+    """Gaussian over a box; the parameters are means and log standard deviations, concatenated.
 
-    Samples are unbounded; the environment gets them clipped to the bounds of the space, and as the nearest
-    whole numbers where it takes no others.
+    Samples are unbounded. For the environment, they are clipped to the bounds of the space, and rounded if
+    the space has whole numbers.
     """
 
     def __init__(self, space: gym.spaces.Box) -> None:
@@ -395,17 +394,17 @@ class DiagonalGaussian(ActionDistribution):
         self._dtype = space.dtype
 
     def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Mean plus scaled noise. [batch, *action_shape]"""
+        """Draw mean plus scaled noise. [batch, *action_shape]"""
         mean, log_std = np.split(parameters, 2, axis=1)
         noise = generator.standard_normal(mean.shape, dtype=np.float32)
         return (mean + np.exp(log_std) * noise).reshape(-1, *self.action_shape)
 
     def mode(self, parameters: NDArray) -> NDArray:
-        """The mean. [batch, *action_shape]"""
+        """Return the mean. [batch, *action_shape]"""
         return np.split(parameters, 2, axis=1)[0].reshape(-1, *self.action_shape)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Sums over the dimensions of the action. [batch] both."""
+        """Return sums over the dimensions of the action. [batch] each"""
         mean, log_std = parameters.chunk(2, dim=1)
         normed = (action.reshape(mean.shape) - mean) * torch.exp(-log_std)
         constant = 0.5 * math.log(2 * math.pi)
@@ -417,28 +416,28 @@ class DiagonalGaussian(ActionDistribution):
         return _DerivedGaussian(parameters, action)
 
     def to_env(self, action: NDArray) -> NDArray:
-        """Clipped to the bounds of the space. [batch, *action_shape]"""
+        """Clip actions to the bounds of the space. [batch, *action_shape]"""
         return typed(np.clip(action, self._low, self._high), self._dtype)
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Actions as the environment takes them. [batch, *action_shape]"""
+        """Return actions for the environment. [batch, *action_shape]"""
         mean, log_std = parameters.chunk(2, dim=1)
         action = mean + log_std.exp() * torch.randn_like(mean) if sampled else mean
         return self._bounded(action)
 
     def _bounded(self, action: Tensor) -> Tensor:
-        """Bring samples within the bounds. [batch, size] -> [batch, *action_shape]"""
+        """Convert samples to actions within the bounds. [batch, size] -> [batch, *action_shape]"""
         action = action.reshape(-1, *self.action_shape)
         low, high = (torch.as_tensor(bound, dtype=action.dtype) for bound in (self._low, self._high))
         return _typed_tensor(torch.minimum(torch.maximum(action, low), high), self._dtype)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
-        """Before it is brought within bounds. [batch, size] both"""
+        """Return means and standard deviations of samples. [batch, size] each"""
         mean, log_std = np.split(parameters, 2, axis=1)
         return {"mean": mean, "std": np.exp(log_std)}
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Mean standard deviation, and the share of sampled components outside the bounds."""
+        """Return the mean standard deviation, and the share of sampled components outside the bounds."""
         low = torch.as_tensor(self._low, device=action.device)
         high = torch.as_tensor(self._high, device=action.device)
         clipped = (action < low) | (action > high)
@@ -449,8 +448,7 @@ class DiagonalGaussian(ActionDistribution):
 
 
 class _DerivedGaussian:
-    """Derivatives with z = (a - m) / s: d log pi / dm = z / s, d log pi / d log s = z^2 - 1 and dH / d log s
-    = 1."""
+    """Derivatives for z = (a - m) / s: d log pi = (z / s) dm + (z^2 - 1) d log s and dH = d log s."""
 
     def __init__(self, parameters: NDArray, action: NDArray) -> None:
         self.mean, self.log_std = np.split(parameters, 2, axis=1)
@@ -469,7 +467,7 @@ class _DerivedGaussian:
 
 
 class RescaledGaussian(DiagonalGaussian):
-    """A Gaussian that knows the box as [-1, 1]: samples are clipped there, then stretched to the bounds."""
+    """Gaussian over a box scaled to [-1, 1]: samples are clipped to [-1, 1], then scaled to the bounds."""
 
     def __init__(self, space: gym.spaces.Box) -> None:
         super().__init__(space)
@@ -477,36 +475,38 @@ class RescaledGaussian(DiagonalGaussian):
         self._box = BoxActions(space, np.float64)
 
     def to_env(self, action: NDArray) -> NDArray:
-        """Within the bounds of the space. [batch, *action_shape]"""
+        """Clip samples and scale them to the bounds of the space. [batch, *action_shape]"""
         return self._box.to_env(np.clip(action, -1, 1).reshape(-1, self._box.size))
 
     def _bounded(self, action: Tensor) -> Tensor:
-        """Bring samples within the bounds. [batch, size] -> [batch, *action_shape]"""
+        """Convert samples to actions within the bounds. [batch, size] -> [batch, *action_shape]"""
         return self._box.in_graph(action.clamp(-1, 1))
 
 
 class SquashedGaussian(RescaledGaussian):
-    """The hyperbolic tangent of a Gaussian, stretched to the bounds (Haarnoja et al., 2018).
+    """The hyperbolic tangent of a Gaussian, scaled to the bounds (Haarnoja et al., 2018).
 
-    Actions are kept as the Gaussian sample u, from which the action a = center + reach tanh(u) follows; the
-    other way the rounding of a would decide where it is near a bound.
+    The Gaussian sample u is stored, from which the action a = center + reach tanh(u) follows: near a bound,
+    rounding of a would make u inaccurate.
     """
 
     NODES = 32
-    """Nodes of the quadrature of the entropy, which is then right to three digits for deviations up to 3."""
+    """Nodes of the quadrature of the entropy: accurate to three digits for standard deviations up to 3."""
 
     def __init__(self, space: gym.spaces.Box) -> None:
         super().__init__(space)
-        # A bound that is both the lowest and the highest value leaves nothing to choose.
+        # Exclude dimensions in which the lower and upper bound are equal.
         self.log_reach = float(np.log(self._box.half[self._box.half > 0]).sum())
         nodes, weights = np.polynomial.hermite_e.hermegauss(self.NODES)
         self.nodes = torch.tensor(nodes, dtype=torch.float32)
         self.weights = torch.tensor(weights / weights.sum(), dtype=torch.float32)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Less log |da/du| = log(reach (1 - tanh(u)^2)) (arXiv:1801.01290, appendix C, eq. 21). [batch] both
+        """Return log-probabilities and entropies of the squashed actions. [batch] each
 
-        The entropy is that of the Gaussian plus the mean of log |da/du|, by Gauss-Hermite quadrature.
+        The log-probability is that of the Gaussian minus log |da/du| = log(reach (1 - tanh(u)^2))
+        (arXiv:1801.01290, appendix C, eq. 21), and the entropy is that of the Gaussian plus the mean of log
+        |da/du|, computed by Gauss-Hermite quadrature.
         """
         log_prob, entropy = super().log_prob_entropy(parameters, action)
         mean, log_std = parameters.chunk(2, dim=1)
@@ -521,24 +521,24 @@ class SquashedGaussian(RescaledGaussian):
         return _DerivedSquashedGaussian(self, parameters, action)
 
     def to_env(self, action: NDArray) -> NDArray:
-        """Within the bounds of the space. [batch, *action_shape]"""
+        """Squash samples and scale them to the bounds of the space. [batch, *action_shape]"""
         return super().to_env(np.tanh(action))
 
     def _bounded(self, action: Tensor) -> Tensor:
-        """Bring samples within the bounds. [batch, size] -> [batch, *action_shape]"""
+        """Convert samples to actions within the bounds. [batch, size] -> [batch, *action_shape]"""
         return super()._bounded(torch.tanh(action))
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Mean standard deviation before squashing, and the share of components within 1 % of a bound."""
+        """Return the mean deviation before squashing, and the share of components within 1 % of a bound."""
         names = super().statistics(parameters, torch.tanh(action) / 0.98)
         return {"action_std": names["action_std"], "action_saturated_share": names["action_clipped_share"]}
 
 
 class _DerivedSquashedGaussian(_DerivedGaussian):
-    """The entropy also has E log(1 - tanh^2(m + s x)), x standard normal; log pi a term of the action alone.
+    """Derivatives with the additional term E log(1 - tanh^2(m + s x)) of the entropy, x standard normal.
 
-    The derivative of log(1 - tanh^2(u)) is -2 tanh(u), with du/dm = 1 and du / d log s = s x; the mean over x
-    is a sum over the nodes of the quadrature.
+    log pi has an additional term that depends only on the action. The derivative of log(1 - tanh^2(u)) is
+    -2 tanh(u), with du/dm = 1 and du / d log s = s x; the mean over x is a sum over the quadrature's nodes.
     """
 
     def __init__(self, distribution: SquashedGaussian, parameters: NDArray, action: NDArray) -> None:
@@ -560,13 +560,13 @@ class _DerivedSquashedGaussian(_DerivedGaussian):
 
 
 def _log_tanh_slope(u: NDArray) -> NDArray:
-    """log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u))"""
+    """Compute log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u))."""
     return np.float32(2) * (np.float32(math.log(2)) - u - np.logaddexp(np.float32(0), np.float32(-2) * u))
 
 
 ActionBounds = Literal["clip", "rescale", "squash"]
-"""Treatment of the bounds of a box by a Gaussian policy: its sample clipped to them; clipped to [-1, 1] and
-stretched to them; or its hyperbolic tangent stretched to them."""
+"""Treatment of the bounds of a box by a Gaussian policy: clip samples to the bounds; clip them to [-1, 1] and
+scale them to the bounds; or scale their hyperbolic tangent to the bounds."""
 
 _GAUSSIANS: dict[ActionBounds, type[DiagonalGaussian]] = {
     "clip": DiagonalGaussian,
@@ -578,9 +578,9 @@ _GAUSSIANS: dict[ActionBounds, type[DiagonalGaussian]] = {
 def distribution_for(
     space: gym.Space[Any], agent: str, bounds: ActionBounds | None = None
 ) -> ActionDistribution:
-    """The distribution over an action space. Raises InputError for a space that `agent` cannot act in.
+    """Return the distribution over an action space. Raises InputError for a space that is not supported.
 
-    bounds: of a box; None: clip.
+    agent: name of the agent, for messages; bounds: treatment of the bounds of a box, None for clip.
     """
     if isinstance(space, gym.spaces.Discrete):
         return Categorical(space)
@@ -590,14 +590,14 @@ def distribution_for(
         return Bernoulli(space)
     if not isinstance(space, gym.spaces.Box):
         raise InputError(
-            f"agent: {agent} acts in Discrete, MultiDiscrete, MultiBinary and Box spaces; this environment's "
-            f"actions are {space}.",
+            f"agent: {agent} supports Discrete, MultiDiscrete, MultiBinary and Box action spaces, but this "
+            f"environment's is {space}.",
             code="unsupported",
             key="agent",
         )
     if bounds in ("rescale", "squash") and not has_bounds(space):
         raise InputError(
-            f"agent.action_bounds={bounds} needs actions with bounds on every side; this environment's "
+            f"agent.action_bounds={bounds} needs actions with bounds on every side, but this environment's "
             f"actions are {space}. Set agent.action_bounds=clip.",
             code="unsupported",
             key="agent.action_bounds",

@@ -1,4 +1,4 @@
-"""The residual network of IMPALA for images (Espeholt et al., 2018, arXiv:1802.01561, figure 3, right)."""
+"""Residual network of IMPALA for images (Espeholt et al., 2018, arXiv:1802.01561, figure 3, right)."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import gymnasium as gym
 from pydantic import Field
 from torch import Tensor, nn
 
-from labrl.config.types import PositiveInt
 from labrl.networks.layers import Activation, Initialization, activation_layer, initialized
 from labrl.networks.torso import ImageTorso, PixelConvolution
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)
 class ImpalaCNNConfig:
-    """Sections of a convolution, a pooling and two residual blocks, each halving height and width."""
+    """Sections of a convolution, a pooling layer and two residual blocks, which halve height and width."""
 
     channels: Annotated[list[PositiveInt], Field(min_length=1)]
-    """Maps of each section."""
+    """Number of maps of each section."""
     features: PositiveInt | None
-    """Units of the fully connected layer after the sections; null: none, for a head that has its own."""
+    """Units of the fully connected layer after the sections; null: no such layer, for heads with layers."""
     activation: Activation
-    """Around the convolutions of a block and after the last layers: an activation of torch.nn by its name."""
+    """Activation in the residual blocks and after the last layers, by its name in torch.nn."""
     initialization: Initialization
-    """Initialization of the weights; residual blocks begin as the identity."""
+    """Initialization of the weights; residual blocks are initially the identity."""
 
 
 class Residual(nn.Module):
-    """x + conv(ReLU(conv(ReLU(x)))), or with another activation."""
+    """Residual block x + conv(ReLU(conv(ReLU(x)))), or with another activation."""
 
     def __init__(self, channels: int, kind: Initialization, between: Activation = "ReLU") -> None:
         super().__init__()
@@ -41,12 +41,12 @@ class Residual(nn.Module):
             nn.init.zeros_(zero)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, channels, h, w] -> the same shape."""
+        """Return the same shape, [batch, channels, h, w]."""
         return x + self.second(self.activate(self.first(self.activate(x))))
 
 
 class ImpalaCNN(ImageTorso):
-    """Deeper than the Nature CNN: several times the work for each frame, and more learned from it."""
+    """Residual network that is deeper than the Nature CNN: it learns more from each frame, but is slower."""
 
     Config = ImpalaCNNConfig
     smallest = 16
@@ -78,7 +78,7 @@ class ImpalaCNN(ImageTorso):
             )
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
+        """Return features, [batch, features]. observation: [batch, height, width, channels]"""
         x = observation
         for convolution, block in zip(self.convolutions, self.blocks, strict=True):
             x = block(convolution(x))

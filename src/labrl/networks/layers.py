@@ -1,13 +1,18 @@
-"""Single layers: the activations that may follow one, how weights begin, how outputs are normalized."""
+"""Single layers: reading of observations, activations, initialization and normalization."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+import gymnasium as gym
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from labrl.spaces import choices_of, range_of, sees_images
 
 Layer = TypeVar("Layer", bound=nn.Linear | nn.Conv2d)
 Result = TypeVar("Result")
@@ -20,16 +25,16 @@ Activation = Literal[
     "Tanhshrink",
 ]
 # fmt: on
-"""Activations of torch.nn that act on each element by itself, draw nothing and learn nothing."""
+"""Elementwise activations of torch.nn without random numbers and learned parameters."""
 
 
 def activation_layer(name: Activation) -> nn.Module:
-    """The activation of that name, for outputs of a layer that nobody else reads."""
+    """Return the activation of that name, which may overwrite its input."""
     return nn.ReLU(inplace=True) if name == "ReLU" else vars(nn)[name]()
 
 
 def autocast_device() -> str | None:
-    """The kind of device that autocast is on for, None without it. (torch.fx can trace this question.)"""
+    """Return the type of device for which autocast is enabled, or None. torch.fx can trace this function."""
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             return device
@@ -37,9 +42,9 @@ def autocast_device() -> str | None:
 
 
 def in_float32(layers: Callable[..., Result], x: Tensor, *others: Tensor | None) -> Result:
-    """`layers` of x in float32, whatever autocast says.
+    """Compute `layers` of x in float32, even under autocast.
 
-    bfloat16 has three digits: too few for values and policies whose small differences decide.
+    The three digits of bfloat16 are too few for values and policies, in which small differences matter.
     """
     device = autocast_device()
     if device is None:
@@ -49,17 +54,17 @@ def in_float32(layers: Callable[..., Result], x: Tensor, *others: Tensor | None)
 
 
 class Output(nn.Linear):
-    """A linear layer that computes in float32, whatever autocast says."""
+    """Linear layer that computes in float32, even under autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, inputs] -> [batch, outputs], float32"""
+        """Compute the outputs in float32. [batch, inputs] -> [batch, outputs]"""
         if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
             return in_float32(super().forward, x)
         return nn.functional.linear(x, self.weight, self.bias)
 
 
 class Normalized(nn.Module):
-    """Layers, each with a layer normalization and an activation after it."""
+    """Layers followed by layer normalization and an activation each."""
 
     def __init__(self, layers: Sequence[nn.Linear], activate: nn.Module) -> None:
         super().__init__()
@@ -68,34 +73,34 @@ class Normalized(nn.Module):
         self.activate = activate
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, inputs] -> [batch, outputs]"""
+        """Compute all layers. [batch, inputs] -> [batch, outputs]"""
         for layer, norm in zip(self.layers, self.norms, strict=True):
             x = self.activate(norm(layer(x)))
         return x
 
 
 def activated(layers: Sequence[nn.Linear], between: Activation, layer_norm: bool) -> list[nn.Module]:
-    """Layers with an activation after each, one after the other."""
+    """Return the layers with an activation, and optionally layer normalization, after each."""
     if layer_norm and layers:
         return [Normalized(layers, activation_layer(between))]
     return [part for layer in layers for part in (layer, activation_layer(between))]
 
 
 def check_head(units: Mapping[str, list[int]], layer_norm: bool) -> None:
-    """Raise ValueError if layers between torso and outputs are to be normalized and there are none.
+    """Raise ValueError if normalization of the layers between torso and outputs is set without such layers.
 
-    units: of these layers, by their keys in `agent.network`.
+    units: units of these layers, by their keys in `agent.network`.
     """
     if layer_norm and not any(units.values()):
         none = " and ".join(f"agent.network.{name}=[]" for name in units)
         raise ValueError(
-            f"head_layer_norm=true is for layers between torso and outputs, and {none}: set "
+            f"head_layer_norm=true is for layers between torso and outputs, but {none}: set "
             f"agent.network.{next(iter(units))}=[64] or agent.network.head_layer_norm=false"
         )
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
-    """Orthogonal weights (Saxe et al., 2014, arXiv:1312.6120) and zero biases."""
+    """Initialize orthogonal weights (Saxe et al., 2014, arXiv:1312.6120) and zero biases."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -105,12 +110,12 @@ def orthogonal(layer: Layer, gain: float) -> Layer:
 Initialization = Literal[
     "orthogonal", "uniform", "xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal"
 ]
-"""Initialization of weights: orthogonal with gain sqrt(2); all uniform within 1 / sqrt(inputs), biases too,
-as in torch; after Glorot & Bengio (2010), with a variance of 2 / (inputs + outputs); after He et al. (2015,
-arXiv:1502.01852), of 2 / inputs. Biases are 0 except with `uniform`.
+"""Initialization of weights: orthogonal with gain sqrt(2); uniform within 1 / sqrt(inputs), including biases,
+as in torch; xavier with a variance of 2 / (inputs + outputs) (Glorot & Bengio, 2010); kaiming with a variance
+of 2 / inputs (He et al., 2015, arXiv:1502.01852). Biases are 0 except with `uniform`.
 
-With `uniform` features are smallest, so that a step of Adam changes values less: learning action values is
-steadier.
+With `uniform`, features are smallest, so that a step of Adam changes values less and action values are
+learned more steadily.
 """
 
 DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -123,7 +128,7 @@ DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def initialized(layer: Layer, kind: Initialization) -> Layer:
-    """A layer that a ReLU or its like follows, which torch has made uniform."""
+    """Initialize a layer that an activation such as a ReLU follows, and which torch made uniform."""
     if kind != "uniform":
         DRAWN[kind](layer.weight)
         if layer.bias is not None:
@@ -132,25 +137,25 @@ def initialized(layer: Layer, kind: Initialization) -> Layer:
 
 
 def normalization(layer: nn.Linear | nn.Conv2d) -> nn.Module:
-    """Layer normalization of what a layer makes of one sample: of an image, over all maps and places."""
+    """Return the layer normalization after a layer, over all maps and pixels of an image."""
     if isinstance(layer, nn.Conv2d):
         return nn.GroupNorm(1, layer.out_channels)
     return nn.LayerNorm(layer.out_features)
 
 
 def factor_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """f(x) = sgn(x) sqrt(|x|) of standard normal numbers, for `NoisyLinear`, on the generator's device."""
+    """Draw f(x) = sgn(x) sqrt(|x|) of standard normal x for `NoisyLinear`, on the generator's device."""
     noise = torch.randn(shape, generator=generator, device=generator.device)
     return noise.sign() * noise.abs().sqrt()
 
 
 class NoisyLinear(nn.Module):
-    """A layer with noise in its weights, so that exploration is learned (NoisyNet).
+    """Linear layer with noise in its weights, whose strength is learned (NoisyNet).
 
     y = (mu_w + sigma_w eps_w) x + mu_b + sigma_b eps_b with factorized noise (Fortunato et al., 2018,
-    arXiv:1706.10295, eqs. 9 to 11). The noise is handed to `forward` and not kept in the module: whoever
-    draws it decides how long it holds, copies of a network for several threads see the same, and there is
-    nothing to save but the generator.
+    arXiv:1706.10295, eqs. 9 to 11). The noise is an argument of `forward` instead of state of the module, so
+    the caller decides how long to keep it, copies of a network on several threads can use the same noise, and
+    only its generator must be saved.
     """
 
     def __init__(self, num_inputs: int, num_outputs: int, sigma: float) -> None:
@@ -159,22 +164,130 @@ class NoisyLinear(nn.Module):
         bound = 1 / math.sqrt(num_inputs)
         self.num_inputs = num_inputs
         self.num_noise = num_inputs + num_outputs
-        """Noise variables: one for each input and each output."""
+        """Number of noise variables: one for each input and each output."""
         self.weight = nn.Parameter(torch.empty(num_outputs, num_inputs).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(num_outputs).uniform_(-bound, bound))
         self.weight_sigma = nn.Parameter(torch.full((num_outputs, num_inputs), sigma * bound))
         self.bias_sigma = nn.Parameter(torch.full((num_outputs,), sigma * bound))
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """x: [batch, num_inputs]. Returns [batch, num_outputs].
+        """Return outputs, [batch, num_outputs]. x: [batch, num_inputs].
 
-        noise: made by `factor_noise`, one for all rows [num_noise] or one for each [batch, num_noise];
-        None: the mean weights alone.
+        noise: result of `factor_noise` for all rows, [num_noise], or each row, [batch, num_noise]; None to
+        use the mean weights.
         """
         mean = nn.functional.linear(x, self.weight, self.bias)
         if noise is None:
             return mean
         inputs, outputs = noise[..., : self.num_inputs], noise[..., self.num_inputs :]
-        # eps_w is an outer product: it is applied to inputs and outputs and never made.
+        # eps_w is an outer product, so it is applied to inputs and outputs without computing it.
         spread = nn.functional.linear(x * inputs, self.weight_sigma, self.bias_sigma)
         return mean + outputs * spread
+
+
+class Shares(nn.Module):
+    """Scales bytes to [0, 1] by their ranges, if these differ or do not start at 0."""
+
+    low: Tensor
+    width: Tensor
+
+    def __init__(self, low: NDArray[np.float32], width: NDArray[np.float32]) -> None:
+        """low, width: lower bounds and widths of the ranges, of the shape of an observation."""
+        super().__init__()
+        self.register_buffer("low", torch.tensor(low), persistent=False)
+        self.register_buffer("width", torch.tensor(width), persistent=False)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Return numbers in [0, 1]. [batch, *shape] -> [batch, *shape]"""
+        return (numbers - self.low) / self.width
+
+
+class Numbers(nn.Module):
+    """Converts observations to rows of numbers: choices are one-hot, and bytes are scaled to [0, 1]."""
+
+    def __init__(self, space: gym.Space[Any], shares: bool = True) -> None:
+        """shares: whether bytes are scaled to [0, 1]."""
+        super().__init__()
+        self._size, self._choices = math.prod(space.shape or ()), choices_of(space)
+        bounds = range_of(space) if shares else 1.0
+        self._unit = 1.0 if isinstance(bounds, tuple) else 1 / bounds
+        self.shares = Shares(*(part.ravel() for part in bounds)) if isinstance(bounds, tuple) else None
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Return rows of numbers in float32. [batch, *obs] -> [batch, size]"""
+        rows = observation.reshape(-1, self._size)
+        if self._choices:
+            columns = [rows[:, i].long() - first for i, (first, _) in enumerate(self._choices)]
+            pairs = zip(columns, self._choices, strict=True)
+            rows = torch.cat([nn.functional.one_hot(column, n) for column, (_, n) in pairs], dim=1)
+        numbers = rows.float()
+        if self.shares is not None:
+            return self.shares(numbers)
+        return numbers if self._unit == 1 else numbers * self._unit
+
+
+def numbers(space: gym.Space[Any], shares: bool = True) -> list[nn.Module]:
+    """Return the modules that convert observations to rows of numbers; none if they already are such rows.
+
+    Agents pass real numbers as float32.
+    """
+    if (
+        not isinstance(space, gym.spaces.Box)
+        or not space.shape
+        or space.dtype not in (np.float32, np.float64)
+    ):
+        return [Numbers(space, shares)]
+    return [] if len(space.shape) == 1 else [nn.Flatten()]
+
+
+def vector_space(space: gym.Space[Any]) -> gym.Space[Any]:
+    """Return the space of network inputs: for several inputs without images, one vector."""
+    if isinstance(space, gym.spaces.Dict) and not sees_images(space):
+        return SideBySide(space).space
+    return space
+
+
+class SideBySide:
+    """Converts several inputs without images to one vector of real numbers, with one-hot choices."""
+
+    def __init__(self, space: gym.spaces.Dict) -> None:
+        self._parts = [(name, choices_of(inner), range_of(inner)) for name, inner in space.spaces.items()]
+        size = sum(gym.spaces.flatdim(inner) for inner in space.spaces.values())
+        self.space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        """Space of the vector."""
+
+    def __call__(self, observation: Any) -> Any:
+        """Convert a batch with a field for each input, or tensors by name, to float32. [batch, size]"""
+        if isinstance(observation, dict):
+            parts = [_tensor(observation[name], choices, bounds) for name, choices, bounds in self._parts]
+            return torch.cat(parts, dim=1)
+        columns = [_numbers(observation[name], choices, bounds) for name, choices, bounds in self._parts]
+        return np.concatenate(columns, axis=1, dtype=np.float32)
+
+
+def _tensor(values: Tensor, choices: list[tuple[int, int]], bounds: Any) -> Tensor:
+    """Convert a tensor of values to numbers in float32, like `_numbers` for an array."""
+    if not choices and isinstance(bounds, tuple):
+        low, width = map(torch.from_numpy, bounds)
+        return ((values - low) / width).flatten(1)
+    rows = values.reshape(values.shape[0], -1)
+    if not choices:
+        return rows.float() if bounds == 1 else rows.float() * (1 / bounds)
+    columns = [nn.functional.one_hot(rows[:, i].long() - first, n) for i, (first, n) in enumerate(choices)]
+    return torch.cat(columns, dim=1).float()
+
+
+def _numbers(values: NDArray, choices: list[tuple[int, int]], bounds: Any) -> NDArray:
+    """Convert values to rows of numbers. [batch, *input] -> [batch, numbers]
+
+    bounds: result of `range_of` for the input's space.
+    """
+    if not choices and isinstance(bounds, tuple):
+        low, width = bounds
+        return ((values - low) / width).reshape(len(values), -1)
+    rows = values.reshape(len(values), -1)
+    if not choices:
+        return rows if bounds == 1 else rows * np.float32(1 / bounds)
+    return np.concatenate(
+        [rows[:, i, None] == np.arange(first, first + n) for i, (first, n) in enumerate(choices)], axis=1
+    )

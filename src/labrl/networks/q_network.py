@@ -1,4 +1,4 @@
-"""Action values from observations: a torso, then fully connected layers, two streams or noisy on demand."""
+"""Q network: a torso followed by fully connected layers, optionally dueling or noisy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.component import Component
-from labrl.config.types import PositiveFloat, PositiveInt
+from labrl.component import Component
+from labrl.networks.building import build_torso
 from labrl.networks.layers import Activation, NoisyLinear, Output, activation_layer, check_head, in_float32
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import build_torso
+from labrl.spaces import Spaces
+from labrl.types import PositiveFloat, PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -24,22 +24,22 @@ class QNetworkConfig:
     torso: Component
     """Module from observations to features: a labrl torso or any `nn.Module` by `_target_`."""
     head: list[PositiveInt]
-    """Units of each layer between torso and outputs; in a dueling network of both streams."""
+    """Units of each layer between torso and outputs, in both streams if the network is dueling."""
     head_activation: Activation
-    """After each of these layers: an activation of torch.nn by its name."""
+    """Activation after each of these layers, by its name in torch.nn."""
     head_layer_norm: bool
-    """Whether their outputs are normalized before the activation (arXiv:1607.06450)."""
+    """Whether the outputs of these layers are normalized before the activation (arXiv:1607.06450)."""
     dueling: bool
-    """Whether the state's value and the actions' advantages have a stream each."""
+    """Whether the value of the state and the advantages of the actions have separate streams."""
     noisy: PositiveFloat | None
-    """Initial noise of the layers after the torso, sigma_0, 0.5 in the paper; null: they are not noisy."""
+    """Initial noise of the layers after the torso, sigma_0, 0.5 in the paper; null: no noise."""
 
     def __post_init__(self) -> None:
         check_head({"head": self.head}, self.head_layer_norm)
 
 
 class Stream(nn.Module):
-    """Fully connected layers with activations between them; the last is computed in float32."""
+    """Fully connected layers with activations between them. The last one computes in float32."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Stream(nn.Module):
         super().__init__()
         sizes = list(pairwise([num_inputs, *hidden, num_outputs]))
         self.num_noise = sum(inputs + outputs for inputs, outputs in sizes) if noisy is not None else 0
-        """Noise variables of all layers."""
+        """Number of noise variables of all layers."""
         self.layers = nn.ModuleList()
         for size in sizes:
             plain = Output if size is sizes[-1] else nn.Linear
@@ -62,9 +62,9 @@ class Stream(nn.Module):
         self.activations = nn.ModuleList(activation_layer(between) for _ in hidden)
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> Tensor:
-        """x: features [batch, num_inputs]; noise: [num_noise] or [batch, num_noise], None for none.
+        """Compute all layers. Returns [batch, num_outputs].
 
-        Returns [batch, num_outputs].
+        x: features, [batch, num_inputs]; noise: [num_noise] or [batch, num_noise], None for no noise.
         """
         *hidden, last = self.layers
         for i, layer in enumerate(hidden):
@@ -85,13 +85,13 @@ class QOutput(NamedTuple):
     outputs: Tensor
     """Outputs for each action, [batch, actions, outputs], float32."""
     state: Tensor | None
-    """The recurrent state after each piece, [pieces, state_size]; as it was given without one."""
+    """Recurrent state after each piece, [pieces, state_size]; unchanged if the network is not recurrent."""
 
 
 class QNetwork(nn.Module):
-    """Outputs for each action, as many as an agent's `value` asks for.
+    """Outputs for each action, from which the agent's `value` computes expected returns.
 
-    spaces: what it is built for, with discrete actions; num_outputs: for each action.
+    num_outputs: number of outputs for each action.
     """
 
     def __init__(self, config: QNetworkConfig, spaces: Spaces, num_actions: int, num_outputs: int) -> None:
@@ -104,7 +104,7 @@ class QNetwork(nn.Module):
         self.advantage = Stream(size, config.head, num_actions * num_outputs, *options)
         self.value = Stream(size, config.head, num_outputs, *options) if config.dueling else None
         self.num_noise = self.advantage.num_noise + (self.value.num_noise if self.value is not None else 0)
-        """Noise variables of all layers; 0 without noise."""
+        """Number of noise variables of all layers; 0 without noise."""
 
     def forward(
         self,
@@ -113,16 +113,16 @@ class QNetwork(nn.Module):
         lengths: NDArray[np.int64] | None = None,
         noise: Tensor | None = None,
     ) -> QOutput:
-        """Outputs for each action.
+        """Compute the outputs for each action.
 
-        observation: of steps, piece after piece [batch, *obs]; state: before each piece [pieces, state_size],
-        None for a fresh one; lengths: of the pieces, None where every step is one; noise: made by
-        `factor_noise`, the same for all rows [num_noise] or one for each [batch, num_noise], None for the
-        mean weights alone.
+        observation: observations of steps, piece after piece, [batch, *obs]; state: state before each piece,
+        [pieces, state_size], None for the initial one; lengths: lengths of the pieces, None if every step is
+        a piece; noise: result of `factor_noise`, for all rows, [num_noise], or each row, [batch, num_noise],
+        None to use the mean weights.
 
-        Dueling: V + A - mean of A over the actions (Wang et al., 2016, arXiv:1511.06581, eq. 9). Their
-        factor on the gradient into the torso is left out: but for its `eps`, and for a gradient that is
-        clipped, Adam's step does not depend on it.
+        Dueling networks compute V + A - mean of A over the actions (Wang et al., 2016, arXiv:1511.06581,
+        eq. 9). Their factor on the gradient into the torso is omitted, because Adam's step does not depend
+        on it, apart from `eps` and clipping.
         """
         if self.state_size:
             features, state = self.torso(observation, state, lengths)

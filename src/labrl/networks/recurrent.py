@@ -1,7 +1,7 @@
-"""A memory behind any torso: a GRU or LSTM, whose state is carried from one step to the next.
+"""Recurrent layers after any torso: a GRU or LSTM, whose state is carried from step to step.
 
-A recurrent torso says so in its `TRAITS`, has a `state_size`, and is called with the
-state: `torso(observation, state, lengths) -> (features, state)`. Only agents that carry a state can use one.
+A recurrent torso declares this in its `TRAITS`, has a `state_size`, and is called with the state:
+`torso(observation, state, lengths) -> (features, state)`. Only agents that carry a state can use it.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from labrl.config.component import Component
-from labrl.config.types import PositiveInt
+from labrl.component import Component
 from labrl.errors import InputError
+from labrl.networks.building import TorsoTraits, build_torso, check_reads, traits_of
 from labrl.networks.layers import in_float32
-from labrl.networks.torso import TorsoTraits, build_torso, check_reads, traits_of
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)
 class RecurrentConfig:
-    """A GRU (Cho et al., 2014, arXiv:1406.1078) or LSTM (Hochreiter & Schmidhuber, 1997) behind a torso."""
+    """GRU (Cho et al., 2014, arXiv:1406.1078) or LSTM (Hochreiter & Schmidhuber, 1997) after a torso."""
 
     torso: Component
     """Torso before the recurrent layers: a labrl torso or any `nn.Module` by `_target_`."""
     kind: Literal["gru", "lstm"]
-    """Its cells."""
+    """Type of the recurrent layers."""
     hidden_size: PositiveInt
-    """Units of each layer, as many as the features that come out."""
+    """Units of each layer, and number of features."""
     layers: PositiveInt
-    """Layers, each fed with the one before it."""
+    """Number of stacked layers, >= 1."""
 
 
 class Recurrent(nn.Module):
-    """Features that depend on all that was seen since the episode began.
+    """Features that depend on all observations since the start of the episode.
 
-    Its weights are orthogonal and its biases 0 at first (Huang et al., 2022, "The 37 implementation details
-    of PPO"). It is computed in float32, whatever the torso is computed in: errors add up over a sequence.
+    Weights are initially orthogonal and biases 0 (Huang et al., 2022, "The 37 implementation details of
+    PPO"). The recurrent layers compute in float32, because errors accumulate over a sequence.
     """
 
     Config = RecurrentConfig
-    TRAITS = TorsoTraits(several_inputs=True, recurrent=True)  # several inputs as far as the torso takes them
+    TRAITS = TorsoTraits(several_inputs=True, recurrent=True)  # several inputs if the torso accepts them
 
     def __init__(self, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__()
@@ -56,11 +56,11 @@ class Recurrent(nn.Module):
         self.core: nn.RNNBase = cells(size, config.hidden_size, config.layers)
         for name, parameter in self.core.named_parameters():
             nn.init.zeros_(parameter) if "bias" in name else nn.init.orthogonal_(parameter)
-        # Of an LSTM, outputs and cells of all layers; of a GRU its outputs.
+        # The state of an LSTM has outputs and cells of all layers, that of a GRU only outputs.
         self._parts = (2 if config.kind == "lstm" else 1) * config.layers
         self._layers = config.layers
         self.state_size = self._parts * config.hidden_size
-        """Numbers that are carried for each environment."""
+        """Size of the state of each environment."""
 
     @classmethod
     def check(cls, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
@@ -77,11 +77,11 @@ class Recurrent(nn.Module):
     def forward(
         self, observation: Tensor, state: Tensor | None = None, lengths: NDArray[np.int64] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Features of steps that follow each other in pieces, and the state after each piece.
+        """Compute the features of steps in pieces of consecutive steps, and the state after each piece.
 
-        observation: of the steps, piece after piece, as `layout` makes them [batch, *obs]; state: before each
-        piece [pieces, state_size], None for a fresh one, which is 0; lengths: of the pieces, their sum is
-        batch; None: every step is a piece. Returns [batch, hidden_size] and [pieces, state_size].
+        observation: observations in the network's layout, piece after piece, [batch, *obs]; state: state
+        before each piece, [pieces, state_size], None for the initial one, 0; lengths: lengths of the pieces,
+        with sum batch, None if every step is a piece. Returns [batch, hidden_size] and [pieces, state_size].
         """
         return in_float32(lambda features: self._carried(features, state, lengths), self.torso(observation))
 
@@ -95,7 +95,7 @@ class Recurrent(nn.Module):
         if lengths is None:
             outputs, after = self.core(features.unsqueeze(0), self._split(state))
             return outputs.squeeze(0), self._joined(after)
-        # All first steps, then all second ones, ..., the longest pieces first, as the cells want it.
+        # PackedSequence needs all first steps, then all second ones, and so on, the longest pieces first.
         order = np.argsort(-lengths, kind="stable")
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
@@ -112,11 +112,11 @@ class Recurrent(nn.Module):
         return outputs.data[back], self._joined(after)[by_rank]
 
     def _split(self, state: Tensor) -> Any:
-        """[pieces, state_size] as torch's cells take it."""
+        """Convert a state, [pieces, state_size], to the form of torch's recurrent layers."""
         parts = state.view(-1, self._parts, self.core.hidden_size).transpose(0, 1).contiguous()
         return (parts[: self._layers], parts[self._layers :]) if self._parts > self._layers else parts
 
     def _joined(self, parts: Any) -> Tensor:
-        """Return the state as torch's cells give it, [pieces, state_size]."""
+        """Convert a state of torch's recurrent layers to [pieces, state_size]."""
         whole = torch.cat(parts) if self._parts > self._layers else parts
         return whole.transpose(0, 1).flatten(1)

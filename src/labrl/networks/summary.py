@@ -1,4 +1,4 @@
-"""Networks as text: what is in them, and how much of it is learned."""
+"""Text summaries of networks: layers and numbers of parameters."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import nn
 
 
 def count(module: nn.Module) -> int:
-    """Numbers that are learned."""
+    """Return the number of parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def summary(modules: Mapping[str, nn.Module]) -> str:
-    """A table for each network: parameters by name and shape, with their number, and its layers."""
+    """Return a table for each network, with its layers and the name, shape and size of each parameter."""
     parts = []
     for title, module in modules.items():
         rows = [

@@ -1,240 +1,35 @@
-"""Torsos: modules that turn a batch of observations into a batch of features.
-
-A torso is built from the observation space, has `forward(observation) -> [batch, num_features]`, and
-may have `layout(observation)`, which brings raw observations once, when they are collected, into the
-layout that `forward` reads fastest. A user's own `nn.Module` needs `forward` alone; `build_torso` checks it
-before a run begins.
-"""
+"""Torsos for vectors, images and several inputs. `labrl.networks.building` defines and checks torsos."""
 
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.config.component import Component
-from labrl.config.types import PositiveInt
-from labrl.errors import Code, InputError, LabrlError
+from labrl.component import Component
+from labrl.errors import InputError
+from labrl.networks.building import TorsoTraits, build_torso, check_reads, refusal
 from labrl.networks.layers import (
     Activation,
     Initialization,
+    Shares,
+    SideBySide,
     activated,
     activation_layer,
     autocast_device,
     in_float32,
     initialized,
     normalization,
-)
-from labrl.networks.spaces import (
-    Shares,
-    SideBySide,
-    Spaces,
-    is_image,
     numbers,
-    range_of,
-    sees_images,
-    several_images,
-    vector_space,
 )
-from labrl.observations import example
-from labrl.targets import accepted_settings
-
-TORSO = "agent.network.torso"
-UNSEEDED = "which draws from PyTorch's global generator, so that the run would not be reproducible"
-BY_THE_MINIBATCH = (
-    "normalizes by the minibatch, and this agent would act with the statistics of its few environments"
-)
-
-AS_THEY_ARE: Any = operator.itemgetter(...)
-"""The `layout` of a torso that has none of its own: all of an array or a tensor, without a call in Python."""
-
-
-@dataclass(frozen=True)
-class TorsoTraits:
-    """Capabilities of a torso class, declared in an attribute `TRAITS` where they differ from these."""
-
-    several_inputs: bool = False
-    """Whether it takes a Dict space with images; its `layout` makes one array of the inputs."""
-    recurrent: bool = False
-    """Whether it has a `state_size` and is called as `torso(observation, state, lengths)`."""
-    batch_statistics: bool = False
-    """Whether, in training, what it makes of one sample depends on the others of the minibatch."""
-
-
-def traits_of(torso: Component) -> TorsoTraits:
-    """Return what the class of a torso declares."""
-    return getattr(torso.load(), "TRAITS", TorsoTraits())
-
-
-def refusal(what: str, code: Code = "unsupported") -> InputError:
-    """Return the error for a torso that cannot be used."""
-    return InputError(f"{TORSO}: {what}", code=code, key=TORSO)
-
-
-def check_torso(
-    torso: Component, spaces: Spaces, recurrent: bool | None = False, whole_minibatches: bool = False
-) -> bool:
-    """Raise InputError for a torso that cannot read the observations, or that the agent cannot use.
-
-    recurrent: whether the torso must carry a state from step to step (True), must not (False), or may (None);
-    whole_minibatches: whether the agent learns from each as a whole, and acts by what its network keeps of
-    them. Return whether the torso is recurrent.
-    """
-    for part in () if whole_minibatches else _components(torso):
-        if traits_of(part).batch_statistics:
-            raise refusal(
-                f"{part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or agent/network=wide or another one "
-                "(agent.network.torso.mlp.layer_norm=true normalizes each sample by itself)."
-            )
-    is_recurrent = traits_of(torso).recurrent
-    if is_recurrent and recurrent is False:
-        raise refusal(
-            f"{torso.target} is recurrent, and this agent carries no state between steps. Set "
-            "agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network."
-        )
-    if recurrent and not is_recurrent:
-        raise refusal(
-            f"{torso.target} is not recurrent, but a recurrent agent needs one that is: set "
-            "agent/network=gru or lstm, or an agent that is not recurrent (agent=ppo, a2c, dqn)."
-        )
-    check_reads(torso, spaces.observation)
-    return is_recurrent
-
-
-def check_reads(torso: Component, space: gym.Space[Any]) -> None:
-    """Raise InputError for observations that the torso cannot read."""
-    if several_images(space) and not traits_of(torso).several_inputs:
-        raise refusal(
-            f"{torso.target} reads one array, this environment's observations are {space}. Use "
-            "agent/network=auto or agent/network=inputs."
-        )
-    taken = accepted_settings(torso.load())
-    if taken is not None and "observation_space" not in taken:
-        raise refusal(
-            f"{torso.target} cannot be built for an environment, because its __init__ takes no argument "
-            "observation_space. Derive a class from it whose __init__ does, and name that one.",
-            "target",
-        )
-    torso.check("check", vector_space(space))
-
-
-def build_torso(torso: Component, space: gym.Space[Any]) -> Any:
-    """Return the torso, a module, for observations of `space`. Raise InputError where it is none.
-
-    It has `layout`, from observations as they come, [batch, *obs], to the one array that it takes;
-    `num_features`; `state_size`, 0 where it is not recurrent; and `changes`, the names of buffers that its
-    forward pass writes to.
-    """
-    check_reads(torso, space)
-    layout = SideBySide(space) if isinstance(space, gym.spaces.Dict) and not sees_images(space) else None
-    try:
-        built: Any = torso.build(observation_space=space if layout is None else layout.space)
-        weights = list(built.parameters()) if isinstance(built, nn.Module) else []
-    except LabrlError:
-        raise
-    except Exception as error:  # whatever a user's own code may raise
-        raise refusal(f"{torso.target} cannot be made: {type(error).__name__}: {error}", "target") from error
-    if not isinstance(built, nn.Module):
-        raise refusal(f"{torso.target} is not a torch.nn.Module; derive it from that class.", "target")
-    for weight in weights:
-        if weight.dtype != torch.float32:
-            raise refusal(
-                f"{torso.target} has weights in {weight.dtype}; labrl trains weights in torch.float32, and "
-                "meta.precision=bf16 computes in bfloat16 with them.",
-                "target",
-            )
-    made: Any = built
-    made.layout = layout or getattr(built, "layout", AS_THEY_ARE)
-    made.state_size = built.state_size if traits_of(torso).recurrent else 0
-    made.num_features, made.changes = _examine(made, made.layout(example(space)))
-    return made
-
-
-def _examine(torso: nn.Module, seen: NDArray) -> tuple[int, tuple[str, ...]]:
-    """Return how many features a torso makes, and the buffers that a forward pass changes.
-
-    Its buffers and torch's generator are afterwards as they were.
-    """
-    one = torch.as_tensor(seen.astype(np.float32) if seen.dtype == np.float64 else seen)  # as agents do
-    several = torch.cat([one, one])
-    torso.eval()
-    with torch.no_grad():
-        size = _count_features(torso, one)
-    torso.train()
-    generator = torch.get_rng_state()
-    before = {name: buffer.clone() for name, buffer in torso.named_buffers()}
-    _features(torso, several)
-    draws = not torch.equal(generator, torch.get_rng_state())
-    torch.set_rng_state(generator)
-    now = dict(torso.named_buffers())
-    changes = tuple(name for name in now if not torch.equal(now[name], before.get(name, several)))
-    with torch.no_grad():
-        for name, buffer in now.items():
-            buffer.copy_(before.get(name, buffer))
-        _count_features(torso.eval(), several)
-    torso.train()
-    if draws:
-        raise refusal(
-            f"the forward pass of {type(torso).__name__} draws random numbers, {UNSEEDED}. Leave them out."
-        )
-    return size, changes
-
-
-def _count_features(torso: nn.Module, batch: Tensor) -> int:
-    version = batch._version
-    features = _features(torso, batch)
-    if batch._version != version:
-        raise refusal(
-            f"{type(torso).__name__} changes the observations that it is given, which are stored to be "
-            "learned from. Clone them first in its forward().",
-            "target",
-        )
-    expected = f"{type(torso).__name__} must turn observations into features [batch, features]"
-    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(batch):
-        given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise refusal(f"{expected}, it turned {list(batch.shape)} into {given}.", "target")
-    if features.dtype not in (torch.float32, torch.bfloat16):
-        raise refusal(f"{expected} in float32, it returned {features.dtype}.", "target")
-    return int(features.shape[1])
-
-
-def _features(torso: Any, batch: Tensor) -> Any:
-    try:
-        return torso(batch)[0] if torso.state_size else torso(batch)
-    except Exception as error:  # whatever a user's own code may raise
-        raise refusal(
-            f"{type(torso).__name__} must turn observations into features [batch, features], and fails on "
-            f"{list(batch.shape)}: {type(error).__name__}: {error}",
-            "target",
-        ) from error
-
-
-def is_recurrent(settings: Any) -> bool:
-    """Return whether a torso in some settings carries a state from step to step."""
-    found = (traits_of(part) for part in _components(settings))
-    return any(isinstance(traits, TorsoTraits) and traits.recurrent for traits in found)
-
-
-def _components(settings: Any) -> Iterator[Component]:
-    """Yield all components in some settings, and those in theirs."""
-    if isinstance(settings, Component):
-        yield settings
-        yield from _components(settings.config)
-    elif is_dataclass(settings):
-        for inner in vars(settings).values():
-            yield from _components(inner)
-    elif isinstance(settings, dict):
-        for inner in settings.values():
-            yield from _components(inner)
+from labrl.spaces import is_image, range_of, several_images
+from labrl.types import PositiveInt
 
 
 @dataclass(kw_only=True)
@@ -244,7 +39,7 @@ class MLPConfig:
     hidden: list[PositiveInt]
     """Units of each layer."""
     activation: Activation
-    """After each layer: an activation of torch.nn by its name."""
+    """Activation after each layer, by its name in torch.nn."""
     initialization: Initialization
     """Initialization of the weights."""
     layer_norm: bool
@@ -252,10 +47,9 @@ class MLPConfig:
 
 
 class MLP(nn.Sequential):
-    """Multi-layer perceptron for vectors; a Discrete or MultiDiscrete observation is one-hot encoded.
+    """Multi-layer perceptron for vectors and for Discrete or MultiDiscrete observations, one-hot encoded.
 
-    Bytes, of RAM or of images that are too small for convolutions, are read as shares of the range of their
-    space.
+    Bytes, such as RAM or images that are too small for convolutions, are scaled to [0, 1].
     """
 
     Config = MLPConfig
@@ -269,9 +63,9 @@ class MLP(nn.Sequential):
 
 
 class PixelConvolution(nn.Conv2d):
-    """A convolution of images as bytes, which it reads as shares of the range of their space.
+    """Convolution of images of bytes, which it scales to [0, 1].
 
-    `divisor` divides its few weights, which saves a pass over the many pixels.
+    It divides its few weights by `divisor`, which saves a pass over the many pixels.
     """
 
     def __init__(
@@ -287,7 +81,7 @@ class PixelConvolution(nn.Conv2d):
             self.shares = Shares(*(part.transpose(axes) for part in bounds))
 
     def forward(self, observation: Tensor) -> Tensor:
-        """[batch, height, width, channels] -> [batch, maps, h, w]"""
+        """Compute the maps. [batch, height, width, channels] -> [batch, maps, h, w]"""
         device = autocast_device()
         pixels = self.pixels(
             observation, torch.float32 if device is None else torch.get_autocast_dtype(device)
@@ -295,19 +89,19 @@ class PixelConvolution(nn.Conv2d):
         return nn.functional.conv2d(pixels, self.weight / self.divisor, self.bias, self.stride, self.padding)
 
     def pixels(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
-        """Bytes [batch, height, width, channels] -> [batch, channels, height, width], not yet divided.
+        """Convert bytes to floats without dividing them. [batch, h, w, channels] -> [batch, channels, h, w]
 
-        A permuted view of channels-last bytes is what the fast convolutions want, so that one pass makes
-        floats of them (every byte is exact in bfloat16).
+        Fast convolutions accept a permuted view of channels-last bytes, so one pass converts them (bfloat16
+        represents every byte exactly).
         """
         pixels = observation.permute(0, 3, 1, 2)
         return pixels.to(dtype) if self.shares is None else self.shares(pixels.float()).to(dtype)
 
 
 def image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
-    """Height, width, channels, and whether the channels (or stacked frames) are the first axis.
+    """Return height, width, channels, and whether the channels (or stacked frames) are the first axis.
 
-    Their axis is the short one: ALE puts it first, Gymnasium last.
+    The shortest axis has the channels: the first one in the ALE, the last one in Gymnasium.
     """
     shape = space.shape
     assert shape is not None
@@ -317,13 +111,13 @@ def image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
 
 
 class ImageTorso(nn.Module):
-    """Base of torsos for images: layout of pixels, and conversion to numbers."""
+    """Base of torsos for images, with their layout."""
 
     smallest: int
-    """Pixels of height and width below which nothing is left after the convolutions."""
+    """Smallest height and width in pixels that the convolutions support."""
 
     def __init__(self, config: Any, observation_space: gym.Space[Any]) -> None:
-        """Raise InputError as `check` does."""
+        """Raise InputError like `check`."""
         super().__init__()
         self.check(config, observation_space)
         self.image_shape = image_shape(observation_space)[:3]
@@ -332,7 +126,7 @@ class ImageTorso(nn.Module):
 
     @classmethod
     def check(cls, config: Any, observation_space: gym.Space[Any]) -> None:
-        """Raise InputError for what is no image, or too small a one."""
+        """Raise InputError for observations that are not images, or for images that are too small."""
         if not is_image(observation_space):
             raise refusal(
                 f"{cls.__name__} needs images (three axes of bytes), got {observation_space}. Use "
@@ -342,13 +136,13 @@ class ImageTorso(nn.Module):
         if min(height, width) < cls.smallest:
             raise refusal(
                 f"{cls.__name__} needs images of at least {cls.smallest} pixels each way, got {height} x "
-                f"{width}. Use agent/network=mlp or a torso of your own."
+                f"{width}. Use agent/network=mlp or your own torso."
             )
 
     def layout(self, observation: Any) -> Any:
-        """Channels last, once for all epochs: [num_envs, *obs] -> [num_envs, height, width, channels].
+        """Move the channels to the last axis. [num_envs, *obs] -> [num_envs, height, width, channels]
 
-        Takes arrays, and tensors in an exported policy.
+        This also accepts tensors, in an exported policy.
         """
         if not self.channels_first:
             return observation
@@ -356,19 +150,19 @@ class ImageTorso(nn.Module):
             return observation.permute(0, 2, 3, 1)
         channels = observation.shape[1]
         pixels = np.empty((len(observation), *observation.shape[2:], channels), observation.dtype)
-        for channel in range(channels):  # four times as fast as a copy of the transposed view
+        for channel in range(channels):  # four times faster than copying the transposed view
             pixels[..., channel] = observation[:, channel]
         return pixels
 
 
 @dataclass(kw_only=True)
 class NatureCNNConfig:
-    """The convolutional network of Mnih et al. (2015), doi:10.1038/nature14236."""
+    """Convolutional network of Mnih et al. (2015), doi:10.1038/nature14236."""
 
     features: PositiveInt | None
-    """Units of the fully connected layer after the convolutions; null: none, for a head that has its own."""
+    """Units of the fully connected layer after the convolutions; null: none, for heads with layers."""
     activation: Activation
-    """After each layer: an activation of torch.nn by its name."""
+    """Activation after each layer, by its name in torch.nn."""
     initialization: Initialization
     """Initialization of the weights."""
     layer_norm: bool
@@ -376,7 +170,7 @@ class NatureCNNConfig:
 
 
 class NatureCNN(ImageTorso):
-    """Three convolutions and a fully connected layer, for images of at least 36 x 36 pixels."""
+    """Nature CNN: three convolutions and a fully connected layer, for images of at least 36 x 36 pixels."""
 
     Config = NatureCNNConfig
     smallest = 36
@@ -400,34 +194,35 @@ class NatureCNN(ImageTorso):
 
     @staticmethod
     def _after(layer: nn.Conv2d | nn.Linear, config: NatureCNNConfig) -> list[nn.Module]:
-        """Return the normalization, if there is one, and the activation after a layer."""
+        """Return the optional normalization and the activation after a layer."""
         activate = activation_layer(config.activation)
         if not config.layer_norm:
             return [activate]
         return [normalization(layer), activate]
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation: as `layout` makes it, [batch, height, width, channels]. Returns [batch, features]."""
+        """Return features, [batch, features]. observation: [batch, height, width, channels]"""
         return self.linear(self.convolutions(self.first(observation)))
 
 
 @dataclass(kw_only=True)
 class InputsConfig:
-    """Torsos of several inputs."""
+    """Torsos for several inputs."""
 
     joint: Component
-    """Torso over the concatenated features of all images and all other inputs: one for vectors."""
+    """Torso for the concatenated features of all images and all other inputs; it must accept vectors."""
     image: Component
     """Torso of each image."""
     own: dict[str, Component]
-    """Torsos of single images, by name, in place of `image`."""
+    """Torsos of particular images, by name, instead of `image`."""
 
 
 class Inputs(nn.Module):
-    """A torso for each image, and one over what they make of them beside all other inputs.
+    """A torso for each image, and a joint torso for their features and all other inputs.
 
-    Vectors and choices without images are one vector, and any torso for vectors reads it.
-    It reads rows of bytes: images as they are, all else as float32. Images alone have no joint torso.
+    Without images, several inputs are one vector, which any torso for vectors accepts. With images, the
+    network's input is rows of bytes: images unchanged, other inputs as float32. If there are only images,
+    there is no joint torso.
     """
 
     Config = InputsConfig
@@ -441,11 +236,11 @@ class Inputs(nn.Module):
         others = {name: inner for name, inner in observation_space.spaces.items() if name not in images}
         self._numbers = SideBySide(gym.spaces.Dict(others)) if others else None
         size = math.prod(self._numbers.space.shape) if self._numbers is not None else 0
-        # A module has methods of its own, which an input may be called as.
+        # Add a suffix, because an input may have the name of a method of modules.
         self.images = nn.ModuleDict()
         self._layouts: dict[str, Any] = {}
         self._num_bytes = 4 * size
-        """Bytes of the numbers, with which a row begins."""
+        """Number of bytes of the numbers at the start of a row."""
         self._shapes: list[tuple[int, ...]] = []
         for name, inner in images.items():
             part = build_torso(_of(config, name), inner)
@@ -458,7 +253,7 @@ class Inputs(nn.Module):
 
     @classmethod
     def check(cls, config: InputsConfig, observation_space: gym.Space[Any]) -> None:
-        """Raise InputError for observations that are no Dict, and torsos that cannot read their input."""
+        """Raise InputError for other observations, and for torsos that cannot read their input."""
         if not several_images(observation_space):
             raise refusal(
                 f"Inputs is for several inputs with images among them, got {observation_space}. Use "
@@ -477,10 +272,10 @@ class Inputs(nn.Module):
             check_reads(_of(config, name), observation_space.spaces[name])
 
     def layout(self, observation: Any) -> Any:
-        """A batch with a field for each input as rows of bytes. [batch] -> [batch, bytes]
+        """Convert a batch with a field for each input to rows of bytes. [batch] -> [batch, bytes]
 
-        Tensors by name, in an exported policy, become rows of float32: no other runtime reads bytes as
-        numbers.
+        Tensors by name, in an exported policy, are converted to rows of float32, because other runtimes
+        cannot reinterpret bytes as numbers.
         """
         if isinstance(observation, dict):
             rows = [] if self._numbers is None else [self._numbers(observation)]
@@ -495,7 +290,7 @@ class Inputs(nn.Module):
         return np.concatenate(parts, axis=1)
 
     def forward(self, observation: Tensor) -> Tensor:
-        """observation: as `layout` makes it, [batch, bytes]. Returns [batch, features]."""
+        """Return features, [batch, features]. observation: [batch, bytes]"""
         numbers, pictures = _numbers_and_pictures(observation, self._num_bytes)
         features, begin = [], 0
         for part, shape in zip(self.images.values(), self._shapes, strict=True):
@@ -504,19 +299,19 @@ class Inputs(nn.Module):
             begin = end
         if self._numbers is None:
             return torch.cat(features, dim=1)
-        # Positions need more than bfloat16's three digits.
+        # Numbers such as positions need more than the three digits of bfloat16.
         return in_float32(self.joint, torch.cat([*(part.float() for part in features), numbers], dim=1))
 
 
-@torch.fx.wrap  # torch.fx cannot trace a choice by a dtype
+@torch.fx.wrap  # torch.fx cannot trace a branch on a dtype
 def _numbers_and_pictures(rows: Tensor, num_bytes: int) -> tuple[Tensor, Tensor]:
-    """Split rows as `Inputs.layout` makes them into numbers in float32 and the values of pictures.
+    """Split rows of `Inputs.layout` into numbers in float32 and the values of images.
 
-    num_bytes: of the numbers, as float32.
+    num_bytes: number of bytes of the numbers, as float32.
     """
     if rows.dtype != torch.uint8 or num_bytes == 0:
         return rows[:, : num_bytes // 4], rows[:, num_bytes // 4 :]
-    # A copy even of one row, which counts as contiguous whatever number of bytes follows it.
+    # Copy even a single row, which torch considers contiguous although other bytes follow.
     numbers = rows[:, :num_bytes].clone(memory_format=torch.contiguous_format).view(torch.float32)
     return numbers, rows[:, num_bytes:]
 
@@ -526,16 +321,16 @@ def _of(config: InputsConfig, name: str) -> Component:
 
 
 def fitting(own: Component, images: Component, others: Component, space: gym.Space[Any]) -> Component:
-    """Return the torso for a space: `images`, `others` for all else, or both, by `own`, for several inputs.
+    """Return the torso that fits a space: `images`, `others`, or one with `own` for several inputs.
 
-    Raise InputError for stacked pictures in colour, which are neither.
+    Raises InputError for stacked color images, which are not supported.
     """
     is_bytes = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8
     if is_bytes and len(space.shape or ()) == 4:
         raise refusal(
-            f"{own.target} reads vectors and images of three axes, and these are stacks of pictures in "
-            f"colour, {space.shape}. Set env.grayscale=true for a game of the ALE, or use a torso of your "
-            "own: ~agent.network.torso '+agent.network.torso={_target_: my_module.MyTorso}'."
+            f"{own.target} supports vectors and images with three axes, but observations are stacks of color "
+            f"images, {space.shape}. Set env.grayscale=true for a game of the ALE, or use your own torso: "
+            "~agent.network.torso '+agent.network.torso={_target_: my_module.MyTorso}'."
         )
     if isinstance(space, gym.spaces.Dict):
         return Component(f"{__name__}.Inputs", InputsConfig(joint=own, image=own, own={}))
@@ -544,16 +339,16 @@ def fitting(own: Component, images: Component, others: Component, space: gym.Spa
 
 @dataclass(kw_only=True)
 class AutoTorsoConfig:
-    """A torso that fits the observation space."""
+    """Torso that fits the observation space."""
 
     mlp: MLPConfig
-    """Used for vectors and discrete observations."""
+    """Torso for vectors and discrete observations."""
     cnn: NatureCNNConfig
-    """Used for images."""
+    """Torso for images."""
 
 
 class AutoTorso(nn.Sequential):
-    """The Nature CNN for images that are large enough, an MLP for all else; both for several inputs."""
+    """Nature CNN for images that are large enough, MLP for everything else, both for several inputs."""
 
     Config = AutoTorsoConfig
     TRAITS = TorsoTraits(several_inputs=True)
@@ -565,7 +360,7 @@ class AutoTorso(nn.Sequential):
 
     @classmethod
     def check(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> Component:
-        """Return the torso that fits. Raise InputError where none does."""
+        """Return the torso that fits. Raises InputError if none does."""
         own, cnn, mlp = (
             Component(f"{__name__}.{name}", settings)
             for name, settings in (("AutoTorso", config), ("NatureCNN", config.cnn), ("MLP", config.mlp))

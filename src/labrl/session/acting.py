@@ -13,8 +13,8 @@ from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
-from labrl.networks.spaces import Spaces
 from labrl.seeding import Streams
+from labrl.spaces import Spaces, sees_images
 from labrl.workspace import Workspace
 
 
@@ -61,7 +61,8 @@ class ActingCopy:
         """Return a copy that computes the same numbers as session number `index`, in another process."""
         torch.set_num_threads(1)  # as in the session's process
         meta = config.meta
-        compute = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus)
+        images = sees_images(spaces.observation)
+        compute = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus, images)
         return cls(config, spaces, seed, dataclasses.replace(compute, compiled=meta.compile))
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -22,12 +22,12 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.action_shares import action_shares
 from labrl.envs.make import goals_of, make_env
 from labrl.envs.vector import ActionRecord, ReplayError, VectorEnv
-from labrl.networks.spaces import Spaces
 from labrl.seeding import derived_seed
 from labrl.session.acting import ActingCopy, acting_state
 from labrl.session.companion import Companion, CompanionError, Line, TrainingEndedError
 from labrl.session.options import AsyncUnrollConfig
 from labrl.session.weights_file import WeightsFile
+from labrl.spaces import Spaces
 from labrl.step import Episode, Step
 from labrl.storage.run_folder import SessionFolder
 

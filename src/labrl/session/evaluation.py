@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 from labrl.agents.agent import Agent, Observation
 from labrl.agents.random import uniform_actions
 from labrl.agents.transforms import Transforms
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
-from labrl.networks.spaces import Spaces
 from labrl.seeding import derived_seed
 from labrl.session.acting import ActingCopy
 from labrl.session.callbacks.callback import SessionView
 from labrl.session.companion import Companion, Line
 from labrl.session.episodes import Played
+from labrl.spaces import Spaces
 from labrl.step import Step
 
 NAME = "the process of asynchronous evaluation (meta.async_eval)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from labrl.config.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from labrl.errors import InputError
+from labrl.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(kw_only=True)

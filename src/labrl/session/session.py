@@ -17,12 +17,11 @@ from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
-from labrl.networks.spaces import Spaces
 from labrl.processes import collect_as_usual
 from labrl.seeding import Streams, session_seed
 from labrl.session.beginning import load_learned
-from labrl.session.callbacks import Callback, build_callbacks
-from labrl.session.callbacks.callback import SessionView
+from labrl.session.callbacks.build import build_callbacks
+from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.callbacks.stop import Stop
 from labrl.session.episodes import EpisodeWindow, Highlights
@@ -30,6 +29,7 @@ from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import Hogwild
 from labrl.session.sources import make_source
 from labrl.session.team import Alone, Own, RankTeam
+from labrl.spaces import Spaces, sees_images
 from labrl.step import Episode
 from labrl.storage import session_log
 from labrl.storage.run_folder import SessionFolder
@@ -71,15 +71,6 @@ class Session:
         self.episodes = EpisodeWindow(meta.episode_window)
         self.timers = PhaseTimers()
         self.interruption = Interruption()
-        self.compute = compute = _compute(config, index, folder, num_threads, ranks)
-        self.callbacks: list[Callback] = []
-        self.evaluate: Evaluate | None = None
-        """The callback that keeps the best score so far; None on all ranks except rank 0."""
-        if ranks.rank == 0:
-            self.callbacks, self.evaluate = build_callbacks(config, compute.workspace, ranks.size)
-        recorded = self.callbacks and meta.record_episodes != "none" and not meta.rigorous_eval
-        self.highlights = Highlights() if recorded else None
-        """Best and latest training episode; None if training episodes are not recorded."""
         self._observation: Observation | None = None
         self._next_frame, self._next_time = 0.0, math.inf  # when the next callback is due
         # Earlier states of the callbacks that were called only because the budget ended.
@@ -90,6 +81,16 @@ class Session:
             on_failure.callback(self.env.close)
             env = self.env
             spaces = Spaces(env.observation_space, env.action_space, env.num_envs, env.masked, env.goals)
+            images = sees_images(spaces.observation)
+            self.compute = compute = _compute(config, index, folder, num_threads, ranks, images)
+            self.callbacks: list[Callback] = []
+            self.evaluate: Evaluate | None = None
+            """The callback that keeps the best score so far; None on all ranks except rank 0."""
+            if ranks.rank == 0:
+                self.callbacks, self.evaluate = build_callbacks(config, compute.workspace, ranks.size)
+            recorded = self.callbacks and meta.record_episodes != "none" and not meta.rigorous_eval
+            self.highlights = Highlights() if recorded else None
+            """Best and latest training episode; None if training episodes are not recorded."""
             self.transforms = Transforms.build(config.transforms, spaces, ranks, config.agent)
             self.agent = build_agent(
                 config.agent,
@@ -310,12 +311,12 @@ class Session:
 
 
 def _compute(
-    config: TrialConfig, index: int, folder: SessionFolder, num_threads: int, ranks: Ranks
+    config: TrialConfig, index: int, folder: SessionFolder, num_threads: int, ranks: Ranks, images: bool
 ) -> Compute:
     """Return the session's device, threads, precision and workspace.
 
-    Large arrays are stored in files with enough room that training never overwrites data that the oldest
-    kept checkpoint refers to.
+    images: whether the agent sees images. Large arrays are stored in files with enough room that training
+    never overwrites data that the oldest kept checkpoint refers to.
     """
     meta, replay = config.meta, folder.replay
     # Checkpoints are due at the first step across a multiple of the frequency, up to num_envs frames late.
@@ -326,7 +327,7 @@ def _compute(
         sharers=max(meta.max_session, ranks.local_size),
     )
     place = index if ranks.alone else ranks.local_rank
-    chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus)
+    chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus, images)
     return dataclasses.replace(
         chosen,
         workspace=workspace,

@@ -19,7 +19,7 @@ from torch import Tensor
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.flat import FlatParameters
+from labrl.learning.learner import FlatParameters
 from labrl.session.team import Alone, Own
 from labrl.step import Episode
 from labrl.storage.atomic import write_atomic
@@ -126,8 +126,11 @@ def forget_shared_weights(run_folder: Path) -> None:
     shutil.rmtree(run_folder / FOLDER, ignore_errors=True)
 
 
-def check_shared_weights(config: TrialConfig) -> None:
-    """Raise InputError if the sessions of a trial cannot train the same weights as configured."""
+def check_shared_weights(config: TrialConfig, images: bool) -> None:
+    """Raise InputError if the sessions of a trial cannot train the same weights as configured.
+
+    images: whether the agent sees images.
+    """
     meta = config.meta
     if not meta.distributed:
         return
@@ -138,7 +141,10 @@ def check_shared_weights(config: TrialConfig) -> None:
             code="contradiction",
             key="meta.max_session",
         )
-    if Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus).device.type != "cpu":
+    if (
+        Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, images=images).device.type
+        != "cpu"
+    ):
         raise InputError(
             f"meta.distributed={meta.distributed} shares weights in main memory: set meta.device=cpu",
             code="contradiction",

@@ -169,7 +169,8 @@ class RankTeam(Alone):
         self._clock.episode += len(in_order)
         numbers = [metrics for _, metrics in gathered]
         self._metrics = {name: float(np.mean([one[name] for one in numbers])) for name in numbers[0]}
-        self._others = self._ranks.sent_to_leader(None if rank == 0 else self._own.state_dict())[1:]
+        sent = None if rank == 0 else on_cpu(self._own.state_dict())
+        self._others = self._ranks.sent_to_leader(sent)[1:]
         self._met_at = self._clock.frame
 
 
@@ -182,6 +183,16 @@ def _fingerprints(modules: Mapping[str, torch.nn.Module]) -> dict[str, bytes]:
         for network, module in modules.items()
         for name, tensor in module.state_dict().items()
     }
+
+
+def on_cpu(state: Any) -> Any:
+    """Return nested state with its tensors on the CPU: one on a GPU would arrive there at its receiver too,
+    which may use another GPU."""
+    if isinstance(state, torch.Tensor):
+        return state.cpu()
+    if isinstance(state, Mapping):
+        return {name: on_cpu(value) for name, value in state.items()}
+    return type(state)(map(on_cpu, state)) if isinstance(state, list | tuple) else state
 
 
 def _sharing(state: Any, own: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a crash, never meets half of one."""
+"""Write files so that neither a reader nor a crash sees a partial one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 
 def sync_file(path: Path) -> None:
-    """Wait until what was written to a file, or the names in a folder, would survive a loss of power; nothing
-    to do where there is none."""
+    """Wait until the content of a file, or the names in a folder, would survive a power failure. Does nothing
+    if there is no such file."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -26,7 +26,7 @@ def sync_file(path: Path) -> None:
 
 
 def write_synced(path: Path, content: bytes | memoryview) -> None:
-    """Write a file and wait until it lies on the disk."""
+    """Write a file and wait until it is on disk."""
     with open(path, "wb") as file:
         file.write(content)
         file.flush()
@@ -34,16 +34,16 @@ def write_synced(path: Path, content: bytes | memoryview) -> None:
 
 
 def copy_synced(source: Path, target: Path) -> None:
-    """Copy a file and wait until it lies on the disk."""
+    """Copy a file and wait until the copy is on disk."""
     shutil.copyfile(source, target)
     sync_file(target)
 
 
 class HashedFile:
-    """A file to write from front to back, whose size and SHA-256 are known without reading it again.
+    """A file that is written sequentially while its size and SHA-256 are computed.
 
-    An error of the disk is kept until `finish`, because writers in C++ turn one that meets them on the
-    way into something else.
+    A disk error is kept until `finish`, because writers in C++ replace errors that occur during a write by
+    others.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +53,7 @@ class HashedFile:
         self._error: OSError | None = None
 
     def write(self, content: bytes | memoryview) -> int:
-        """Append; returns the number of bytes."""
+        """Append `content`, and return its number of bytes."""
         size = memoryview(content).nbytes
         if self._error is None:
             try:
@@ -65,10 +65,10 @@ class HashedFile:
         return size
 
     def flush(self) -> None:
-        """Nothing before `finish`; part of what `torch.save` expects of a file."""
+        """Do nothing until `finish`. `torch.save` requires this method."""
 
     def finish(self) -> dict[str, int | str]:
-        """Wait until everything lies on the disk; returns `size` (bytes) and `sha256`. Raises OSError."""
+        """Wait until everything is on disk, and return `size` (bytes) and `sha256`. Raises OSError."""
         with self._file:
             if self._error is not None:
                 raise self._error
@@ -78,12 +78,13 @@ class HashedFile:
 
 
 def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Replace `path` by `content` at once: written beside, synced where `durable`, renamed.
+    """Replace `path` by `content` atomically: write a temporary file, sync it if `durable`, and rename it.
 
-    Without `durable` a reader still never sees half a file; only a loss of power may lose it.
+    Without `durable`, readers still never see a partial file, but a power failure may lose it.
     """
-    data = content.encode() if isinstance(content, str) else content
-    # the process id keeps two processes that write the same file from sharing a temporary one
+    # Without a UTF-8 locale, a path has surrogates, which stand for bytes.
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    # With the process id, two processes that write the same file use different temporary ones.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         if durable:
@@ -99,13 +100,13 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
 
 
 def write_json(path: Path, content: Any, durable: bool = True) -> None:
-    """Replace `path` by `content` as indented JSON, at once; numbers that are not finite become null."""
+    """Replace `path` by `content` as indented JSON, atomically. Numbers that are not finite become null."""
     text = json.dumps(_known_to_json(content), indent=2, ensure_ascii=False, allow_nan=False)
     write_atomic(path, text + "\n", durable)
 
 
 def _known_to_json(content: Any) -> Any:
-    """Without nan and infinity, which JSON has no word for."""
+    """Replace nan and infinity, which JSON does not have, by None."""
     if isinstance(content, float):
         return content if math.isfinite(content) else None
     if isinstance(content, Mapping):

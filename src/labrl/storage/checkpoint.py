@@ -1,9 +1,9 @@
-"""Checkpoints: folders that are either whole or not there, and that load without executing code.
+"""Checkpoints: folders that are either complete or absent, and that load without executing code.
 
-checkpoints/frame_000000100000/     also best/ and best_before/, of the same shape
+checkpoints/frame_000000100000/     also best/ and best_before/, with the same content
     manifest.json                   format version, frame, size and SHA-256 of the other file
     state.pt                        the nested state, for torch.load(weights_only=True)
-    best/, replay/                  of a kept one: the best checkpoint at its frame, the replay buffer's files
+    best/, replay/                  in a kept one: the best checkpoint at its frame, the replay buffer
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from labrl.storage.folder import check_format
 from labrl.storage.run_folder import REPLAY, frames_in
 
 FORMAT_VERSION = 2
-"""Version of the format of a checkpoint. Whatever the version, the manifest keeps `format_version`, `frame`
-and `checksum`."""
+"""Version of the format of a checkpoint. In every version, the manifest has `format_version`, `frame` and
+`checksum`."""
 
 MANIFEST, STATE = "manifest.json", "state.pt"
 BEST = "best"
 BEFORE = "best_before"
-"""The best checkpoint before a provisional one."""
+"""Name of the folder with the best checkpoint before a provisional one."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint, loaded. Its tensors are on the CPU, large ones mapped to the file."""
+    """A complete checkpoint, loaded. Its tensors are on the CPU; large ones are mapped from the file."""
 
     path: Path
     frame: int
@@ -49,44 +49,46 @@ class Checkpoint:
 
 @contextmanager
 def loading(path: str) -> Iterator[None]:
-    """While a state is loaded: raises InputError where it is the state of something else.
+    """Raise InputError if a state that is loaded in this context does not fit the configuration.
 
-    path: of the checkpoint, or of the folder whose newest one it is.
+    path: path of the checkpoint, or of the folder whose newest one it is.
     """
     try:
         yield
     except LabrlError:
         raise
-    except Exception as error:  # by whatever part does not find what it saved
+    except Exception as error:  # raised by the part whose state does not fit
         why = " ".join(f"{type(error).__name__}: {error}".split())
         raise InputError(
             f"{path} does not fit the configuration: {why[:300]}. Networks, optimizer, replay buffer and "
-            "transforms must be those that were saved: undo what you changed.",
+            "transforms must be those that were saved. Undo your changes to them.",
             code="changed-past",
             key=path,
         ) from error
 
 
 class CheckpointStore:
-    """The checkpoints of one session in one folder: the `keep_last` newest, the kept ones, and the best.
+    """The checkpoints of one session in one folder: the `keep_last` newest ones, those that are kept, and the
+    best.
 
-    Nothing is written before the first `save`, so a store also reads what may not be written.
+    Nothing is written before the first `save`, so a store can also read a folder that is not writable.
     """
 
     def __init__(self, folder: Path, keep_last: int) -> None:
         self.folder = folder
         self.keep_last = keep_last
         self.broken: dict[Path, str] = {}
-        """The checkpoints that were skipped while loading, the newest first, and why."""
+        """The checkpoints that were skipped while loading, newest first, and what is wrong with each."""
         self._ready = False
         self._kept: set[int] = set()
 
     def save(self, frame: int, state: Any, **how: Any) -> Path:
-        """Pack `state` and do with it as `write` does, with the arguments `how`; returns the folder.
+        """Pack `state`, and write it as `write` does, with the arguments `how`. Return the folder.
 
-        Raises TypeError if it holds anything but plain data, arrays and tensors, and what `write` raises.
+        Raises TypeError if the state contains anything but plain data, arrays and tensors, and the errors of
+        `write`.
         """
-        from labrl.storage.tree import pack  # loads PyTorch, which looking at a folder does without
+        from labrl.storage.tree import pack  # imports PyTorch, which is not needed to inspect a folder
 
         return self.write(frame, pack(state), **how)
 
@@ -100,13 +102,14 @@ class CheckpointStore:
         keep: bool = False,
         replay: Path | None = None,
     ) -> Path:
-        """Write a packed state as the checkpoint of `frame`, also as `best/` if `best`; returns its folder.
+        """Write a packed state as the checkpoint of `frame`, and also as `best/` if `best`. Return its
+        folder.
 
-        Once it lies on the disk, those older than the `keep_last` newest are removed, but for that of frame
-        `owed`, which `declare_best` may be asked for. With `provisional` the best one until now is kept, for
-        `take_back_best`. With `keep` it is never removed, and holds what a fork from it needs and training
-        replaces: the best checkpoint, and the files of the folder `replay`. Raises OSError if the disk
-        refuses; then what was there before still is.
+        Once it is on disk, checkpoints older than the `keep_last` newest are removed, except the one of frame
+        `owed`, which `declare_best` may still need. With `provisional`, the previous best one is kept for
+        `take_back_best`. With `keep`, the checkpoint is never removed, and includes what a fork from it needs
+        and training replaces: the best checkpoint, and the files in the folder `replay`. Raises OSError if
+        the disk fails; the earlier checkpoints then still exist.
         """
         self._make_ready()
         target = self._at(frame)
@@ -130,13 +133,13 @@ class CheckpointStore:
         return target
 
     def declare_best(self, frame: int) -> None:
-        """Let the checkpoint of `frame`, written before, be the best. Raises OSError where there is none."""
+        """Make the existing checkpoint of `frame` the best one. Raises OSError if there is none."""
         self._make_ready()
         _mark(self._at(frame), best=True)
         self._publish_best(self._at(frame))
 
     def take_back_best(self, frame: int) -> None:
-        """Let the checkpoint of `frame`, provisionally the best, not be it; the one before is it again."""
+        """Restore the previous best checkpoint if that of `frame` is provisionally the best one."""
         self._make_ready()
         best, before = self.folder / BEST, self.folder / BEFORE
         if _claims_best(self._at(frame)):
@@ -148,46 +151,48 @@ class CheckpointStore:
                 self._remove(best)
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint, or None; broken ones are reported and skipped.
+        """Load the newest complete checkpoint, or return None. Broken ones are skipped with a warning.
 
         Raises InputError if the newest one has another format.
         """
         return self._first_whole(self._newest_first())
 
     def best(self) -> Checkpoint | None:
-        """The checkpoint with the best evaluation score, or None; raises as `latest`."""
-        # A kill between writing a checkpoint and putting it at best/ leaves it marked in its manifest.
+        """Load the checkpoint with the best evaluation score, or return None. Raises the same errors as
+        `latest`."""
+        # After a kill between writing a checkpoint and linking it to best/, only its manifest marks it.
         marked = [path for path in self._newest_first() if _claims_best(path)]
         named = [path for path in (self.folder / BEST, self._retired(BEST)) if path.is_dir()]
         return self._first_whole(sorted(marked + named, key=_claimed_frame, reverse=True))
 
     def at(self, frame: int) -> Checkpoint | None:
-        """The checkpoint of `frame`, the best one included, or None; raises as `latest`."""
+        """Load the checkpoint of `frame`, which may be the best one, or return None. Raises the same errors
+        as `latest`."""
         named = [self._at(frame), *([self.folder / BEST] if self.best_frame() == frame else [])]
         return self._first_whole([path for path in named if path.is_dir()])
 
     def best_frame(self) -> int | None:
-        """The frame of the checkpoint in `best/`, None where there is none."""
+        """Return the frame of the checkpoint in `best/`, or None if there is none."""
         frame = _claimed_frame(self.folder / BEST)
         return None if frame < 0 else frame
 
     def load(self, path: Path) -> Checkpoint:
-        """The checkpoint in folder `path`.
+        """Load the checkpoint in folder `path`.
 
-        Raises DamagedFileError if it is not whole, InputError if it has another format.
+        Raises DamagedFileError if it is not complete, and InputError if it has another format.
         """
         with _damages(path):
             return _read(path)
 
     def frames(self) -> list[int]:
-        """The frames of which there is a checkpoint, whole or not, newest first."""
+        """Return the frames that have a checkpoint, complete or not, newest first."""
         return frames_in(self.folder)
 
     def newest_whole_frame(self) -> int | None:
-        """Return the frame of the newest checkpoint that is whole by its manifest, None where there is none.
+        """Return the frame of the newest checkpoint that is complete according to its manifest, or None.
 
-        Reads no state: damage that leaves the sizes of files as they were is found by whoever loads, who also
-        reports what is broken. Raises InputError if the newest one has another format.
+        Reads no state, so damage that does not change file sizes is found only when the checkpoint is loaded,
+        and only then are broken checkpoints reported. Raises InputError if the newest one has another format.
         """
         for path in self._newest_first():
             with suppress(DamagedFileError), _damages(path):
@@ -195,7 +200,8 @@ class CheckpointStore:
         return None
 
     def whole_frames(self) -> list[int]:
-        """Return the frames of which a checkpoint is whole by its manifest, the best included, in order."""
+        """Return the frames whose checkpoint is complete according to its manifest, including the best one,
+        in order."""
         whole = set()
         for path in [*self._newest_first(), self.folder / BEST]:
             with suppress(LabrlError), _damages(path):
@@ -203,9 +209,9 @@ class CheckpointStore:
         return sorted(whole)
 
     def copy_past(self, frame: int, target: Path) -> None:
-        """Copy the checkpoint of `frame`, and what was the best one by then, to the store in `target`.
+        """Copy the checkpoint of `frame`, and the best one at that frame, to the store in `target`.
 
-        What lies on the same disk is linked, which takes no room. Raises OSError where it is not there.
+        On the same disk, files are linked and take no space. Raises OSError if the checkpoint does not exist.
         """
         source = self._path_of(frame)
         flagged = [path for path in self._newest_first() if _claims_best(path)]
@@ -234,23 +240,24 @@ class CheckpointStore:
         return self.folder / BEST if not path.is_dir() and self.best_frame() == frame else path
 
     def refuse_broken(self, latest: Checkpoint | None) -> None:
-        """Raise DamagedFileError where there are checkpoints and `latest` found none whole."""
+        """Raise DamagedFileError if there are checkpoints but `latest` found none that is complete."""
         if latest is None and self.broken:
             raise DamagedFileError(
-                f"{self.told_broken}, and none is whole. Restore one from a copy, or delete "
-                f"{self.folder.parent} to begin the session again.",
+                f"{self.broken_message}, and none is complete. Restore one from a copy, or delete "
+                f"{self.folder.parent} to start the session anew.",
                 key=str(self.folder),
             )
 
     @property
-    def told_broken(self) -> str:
-        """Return, in one line, how many checkpoints are broken and what is wrong with the first."""
+    def broken_message(self) -> str:
+        """Message, in one line, with the number of broken checkpoints and what is wrong with the first."""
         path, why = next(iter(self.broken.items()))
         count = f"{len(self.broken)} checkpoint" + ("s are" if len(self.broken) > 1 else " is")
         return f"{count} broken in {self.folder} ({path.name}: {why})"
 
     def discard_after(self, frame: int) -> None:
-        """Remove checkpoints later than `frame`: a run that goes on from there has another future."""
+        """Remove checkpoints later than `frame`, because a run that continues from there has another
+        future."""
         for later in self.frames():
             if later > frame:
                 self._remove(self._at(later))
@@ -266,12 +273,12 @@ class CheckpointStore:
                 self.broken[path] = str(error).removeprefix(f"{path}: ")
                 continue
             if self.broken:
-                _log.warning("%s: skipped", self.told_broken)
+                _log.warning("%s: skipped", self.broken_message)
             return whole
         return None
 
     def _make_ready(self) -> None:
-        """Before the first write: finish or clear away what a killed process left behind."""
+        """Before the first write, finish or remove what a killed process left behind."""
         if self._ready:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -287,7 +294,7 @@ class CheckpointStore:
         self._ready = True
 
     def _add_past(self, kept: Path, is_best: bool, replay: Path | None) -> None:
-        """Put into the folder of a kept checkpoint what training replaces later."""
+        """Add to the folder of a kept checkpoint what training replaces later."""
         if not is_best and self.best_frame() is not None:
             (kept / BEST).mkdir()
             _link_files(self.folder / BEST, kept / BEST)
@@ -295,7 +302,7 @@ class CheckpointStore:
             copy_replay(replay, kept / REPLAY)
 
     def _publish(self, temporary: Path, target: Path) -> None:
-        """Put a written folder in its place; a folder cannot be renamed over one that has content."""
+        """Move a written folder to its place. A folder cannot be renamed over one that has content."""
         retired = self._retired(target.name)
         if target.exists():
             shutil.rmtree(retired, ignore_errors=True)
@@ -315,7 +322,7 @@ class CheckpointStore:
         self._publish(temporary, self.folder / BEST)
 
     def _remove(self, path: Path) -> None:
-        # renamed first, so that a kill while removing leaves nothing that looks like a checkpoint
+        # Renamed first, so that a kill during removal leaves nothing that looks like a checkpoint.
         retired = self._retired(path.name)
         os.replace(path, retired)
         shutil.rmtree(retired, ignore_errors=True)
@@ -331,14 +338,14 @@ class CheckpointStore:
 
 
 def copy_replay(source: Path, target: Path) -> None:
-    """Copy the files of a replay buffer, which its session may go on writing to.
+    """Copy the files of a replay buffer, which its session may still be writing to.
 
-    `written.npy`, which says how far the others are overwritten, comes last by its name: so it never says too
-    little of them.
+    `written.npy` records how far the other files are overwritten. It is copied last because of its name, so
+    that it never understates this.
     """
     target.mkdir()
     for path in sorted(source.iterdir()):
-        if path.is_dir():  # of another rank
+        if path.is_dir():  # the files of another rank
             copy_replay(path, target / path.name)
         else:
             copy_synced(path, target / path.name)
@@ -346,10 +353,10 @@ def copy_replay(source: Path, target: Path) -> None:
 
 
 def _link_files(source: Path, target: Path) -> None:
-    """Let the folder `target` have the manifest and the state of the checkpoint in `source`."""
+    """Link the manifest and the state of the checkpoint in `source` into the folder `target`."""
     for name in (STATE, MANIFEST):
         try:
-            os.link(source / name, target / name)  # costs no space as long as the source is kept
+            os.link(source / name, target / name)  # takes no space while the source exists
         except FileNotFoundError:
             raise
         except OSError:  # a file system without hard links
@@ -358,10 +365,10 @@ def _link_files(source: Path, target: Path) -> None:
 
 
 def _write(folder: Path, frame: int, packed: Any, best: bool, keep: bool) -> None:
-    import torch  # which takes a second to load, and looking at a folder does without
+    import torch  # takes a second to import, and is not needed to inspect a folder
 
     file = HashedFile(folder / STATE)
-    # Straight to the disk: a rollout of frames is tens of megabytes.
+    # Written directly to disk, because a rollout of images takes tens of megabytes.
     torch.save(packed, cast(IO[bytes], file))
     files = {STATE: file.finish()}
     facts = {"format_version": FORMAT_VERSION, "frame": frame, "best": best, "keep": keep}
@@ -371,7 +378,7 @@ def _write(folder: Path, frame: int, packed: Any, best: bool, keep: bool) -> Non
 
 
 def _mark(path: Path, best: bool) -> None:
-    """Write into the manifest whether the checkpoint is the best. Raises OSError where it cannot be read."""
+    """Write into the manifest whether the checkpoint is the best one. Raises OSError if it cannot be read."""
     try:
         manifest = _read_manifest(path)
     except ValueError as error:
@@ -380,13 +387,14 @@ def _mark(path: Path, best: bool) -> None:
 
 
 def _as_json(manifest: dict[str, Any]) -> bytes:
-    """Return the manifest as JSON, with its checksum."""
+    """Return the manifest as JSON, including its checksum."""
     manifest["checksum"] = _checksum(manifest)
     return (json.dumps(manifest, indent=2) + "\n").encode()
 
 
 def _checksum(manifest: dict[str, Any]) -> str:
-    """Return the checksum of the manifest: without it, one flipped bit could pass for a newer version."""
+    """Return the checksum of the manifest. Without it, a flipped bit could be mistaken for a newer
+    version."""
     content = {key: value for key, value in manifest.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -402,7 +410,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _claims(path: Path) -> dict[str, Any]:
-    """Return the manifest; empty where it is missing or damaged."""
+    """Return the manifest, or an empty dict if it is missing or damaged."""
     try:
         return _read_manifest(path)
     except (OSError, ValueError):
@@ -414,23 +422,24 @@ def _claims_best(path: Path) -> bool:
 
 
 def _claimed_frame(path: Path) -> int:
-    """Return the frame in a manifest, -1 where it cannot be read."""
+    """Return the frame in a manifest, or -1 if it cannot be read."""
     return int(_claims(path).get("frame", -1))
 
 
 @contextmanager
 def _damages(path: Path) -> Iterator[None]:
-    """Raise DamagedFileError, or InputError for another format, whatever reading a checkpoint raises."""
+    """Convert every error while reading a checkpoint to DamagedFileError, except InputError for another
+    format."""
     try:
         yield
     except LabrlError:
         raise
-    except Exception as error:  # what lies there may be anything, and fail in any way
+    except Exception as error:  # the files may contain anything, and fail in any way
         raise DamagedFileError(f"{path}: {error}", key=str(path)) from error
 
 
 def _checked_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose file is there and has the size with which it was written."""
+    """Return the manifest of a checkpoint whose state exists and has the size that was written."""
     manifest = _read_manifest(path)
     check_format(path, manifest["format_version"], FORMAT_VERSION)
     size, expected = (path / STATE).stat().st_size, manifest["files"][STATE]["size"]
@@ -448,10 +457,10 @@ def _read(path: Path) -> Checkpoint:
     with open(path / STATE, "rb") as file:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
     if checksum != manifest["files"][STATE]["sha256"]:
-        raise ValueError(f"{STATE} does not have the checksum with which it was written")
+        raise ValueError(f"{STATE} does not have the checksum that was written")
     try:
-        # Mapped, so that an array is copied once, to where a part of the session keeps it.
+        # Mapped, so that each array is copied only once, to the part of the session that keeps it.
         state = unpack(torch.load(path / STATE, map_location="cpu", mmap=True, weights_only=True))
     except Exception as error:  # torch raises many types on foreign files
-        raise ValueError(f"{STATE} holds something other than plain data and tensors: {error}") from error
+        raise ValueError(f"{STATE} contains more than plain data and tensors: {error}") from error
     return Checkpoint(path, int(manifest["frame"]), state, checksum)

@@ -1,4 +1,4 @@
-"""Choice of a session and a checkpoint of a run."""
+"""Selection of a session of a run, and of one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from labrl.storage.tables import read_rows
 
 
 def chosen_session(run: RunFolder, wanted: int | None, key: str = "session") -> SessionFolder:
-    """Return session number `wanted`; None: that with the highest evaluation score.
+    """Return session number `wanted`, or with None the session with the highest evaluation score.
 
-    key: what the number was given as. Raises InputError for one that has not started.
+    key: the option that the number was given with. Raises InputError if the session has not started.
     """
     sessions = run.sessions()
     if not sessions:
-        raise InputError(
-            f"{run.path} has no session yet, so nothing was learned", code="not-found", key=str(run.path)
-        )
+        raise InputError(f"{run.path} has no sessions yet", code="not-found", key=str(run.path))
     if wanted is None:
         # a running session may be writing to its table
         returns = {one.index: [row.get("return_mean") for row in read_rows(one.eval_csv)] for one in sessions}
@@ -34,15 +32,19 @@ def chosen_session(run: RunFolder, wanted: int | None, key: str = "session") -> 
         if session.index == wanted:
             return session
     numbers = ", ".join(str(session.index) for session in sessions)
-    raise InputError(f"{key}={wanted}: {run.path} has the sessions {numbers}", code="not-found", key=key)
+    raise InputError(
+        f"{key}={wanted}: no such session. The sessions of {run.path} are {numbers}",
+        code="not-found",
+        key=key,
+    )
 
 
 def chosen_checkpoint(session: SessionFolder, wanted: str, key: str = "checkpoint") -> tuple[Checkpoint, str]:
-    """Return a checkpoint, and what to call it.
+    """Return a checkpoint and its name.
 
-    wanted: `best`, `latest`, a frame, or `default`, the best and where there is none the latest; key: what it
-    was given as. Raises InputError with the checkpoints that there are, DamagedFileError where none of them
-    is whole.
+    wanted: `best`, `latest`, a frame, or `default` for the best, or the latest if there is no best; key: the
+    option that it was given with. Raises InputError with the list of existing checkpoints, and
+    DamagedFileError if none of them is complete.
     """
     kinds = {"default": ("best", "latest")}.get(wanted, (wanted,))
     for _ in range(3):  # a running session may replace them while they are read
@@ -56,7 +58,8 @@ def chosen_checkpoint(session: SessionFolder, wanted: str, key: str = "checkpoin
     there = [f"{frame}" for frame in frames] + ([f"{best} (best)"] if best is not None else [])
     if store.broken:
         raise DamagedFileError(
-            f"session {session.index} has no whole checkpoint: {store.told_broken}", key=str(store.folder)
+            f"session {session.index} has no complete checkpoint: {store.broken_message}",
+            key=str(store.folder),
         )
     if not there:
         raise InputError(
@@ -66,8 +69,8 @@ def chosen_checkpoint(session: SessionFolder, wanted: str, key: str = "checkpoin
             key=str(session.checkpoints),
         )
     raise InputError(
-        f"{key}={wanted}: session {session.index} of {session.path.parent} has checkpoints of frames "
-        f"{', '.join(there)} (meta.keep_last and meta.keep_every keep more)",
+        f"{key}={wanted}: no such checkpoint. Session {session.index} of {session.path.parent} has "
+        f"checkpoints of frames {', '.join(there)} (meta.keep_last and meta.keep_every keep more)",
         code="not-found",
         key=key,
     )

@@ -1,4 +1,4 @@
-"""The folder that holds the trials of one experiment, each a run folder, and `experiment.json` about them."""
+"""The folder of one experiment: the run folders of its trials, and `experiment.json`."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from labrl.storage.provenance import Typed
 from labrl.storage.run_folder import MARKER as RUN_MARKER
 
 TRIAL_LOG = "trial.log"
-"""File in the run folder of a search's trial: its output, and the traceback if it crashed."""
+"""File in the run folder of a search's trial with its output, and the traceback if it crashed."""
 
 STUDY_FILE = "study.db"
-"""The SQLite storage of a search that is told of no other."""
+"""Name of the SQLite storage of a search for which no other storage is configured."""
 
 CONFIRMING = "confirm_"
 """Prefix of the run folders in which a search runs its best trials on fresh seeds."""
 
 EXPERIMENT_MARKER = "experiment.json"
-"""The file whose existence says that a folder belongs to an experiment."""
+"""Name of the file that marks the folder of an experiment."""
 
 ExperimentKind = Literal["grid", "search"]
 
 ExperimentStatus = Literal["running", "finished", "failed", "interrupted"]
 
 TrialStatus = Literal["waiting", "running", "finished", "failed", "interrupted", "pruned"]
-"""`running` is also what a killed experiment leaves behind; `pruned` is stopped early by a search."""
+"""Status of a trial. A killed experiment leaves `running` behind; `pruned`: stopped early by a search."""
 
 
 def experiment_of(run: Path) -> Path | None:
-    """The folder of the experiment that the trial in folder `run` belongs to, or None."""
+    """Return the folder of the experiment that the trial in folder `run` belongs to, or None."""
     return next((parent for parent in run.parents if is_experiment(parent)), None)
 
 
 def is_first_of_experiment(run: Path) -> bool:
-    """Return whether the trial in folder `run` is to tell what holds for all; true outside experiments."""
+    """Return whether the trial in folder `run` is the one that prints messages for all trials of its
+    experiment. True outside experiments."""
     experiment = experiment_of(run)
     trials = read_json(experiment / EXPERIMENT_MARKER).get("trials") if experiment else None
     return not experiment or not trials or experiment / trials[0]["folder"] == run
@@ -51,30 +52,30 @@ def is_first_of_experiment(run: Path) -> bool:
 
 @dataclass(kw_only=True)
 class TrialRecord:
-    """One trial as `experiment.json` has it."""
+    """The entry of one trial in `experiment.json`."""
 
     number: int
-    """Number of the trial in its experiment, >= 0; never given twice."""
+    """Number of the trial in its experiment, >= 0. A number is never used twice."""
     overrides: list[str]
-    """All overrides that compose it, without those for Hydra."""
+    """All overrides that compose the trial, without those for Hydra."""
     folder: str
-    """Its run folder, relative to the experiment's; there is none before the trial starts."""
+    """Its run folder, relative to the experiment's. It does not exist before the trial starts."""
     status: TrialStatus = "waiting"
     error: str | None = None
     """Error of a failed trial, in one line."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Further plain data: a search's `params`, `values`, `intermediate`. In the file these
-    stand beside the others."""
+    """Further plain data: `params`, `values` and `intermediate` of a search. In the file they are beside the
+    other fields."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry as in the file."""
+        """Return the entry as it is written to the file."""
         content = dataclasses.asdict(self)
         facts = content.pop("facts")
         return {**content, **facts}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> TrialRecord:
-        """Build from the result of `as_json`. Raises KeyError where a field is missing."""
+        """Build a record from the result of `as_json`. Raises KeyError if a field is missing."""
         names = [own.name for own in dataclasses.fields(cls) if own.name != "facts"]
         facts = {name: value for name, value in content.items() if name not in names}
         return cls(**{name: content[name] for name in names}, facts=facts)
@@ -83,10 +84,10 @@ class TrialRecord:
 class ExperimentFolder(Folder[ExperimentStatus]):
     """The folder of one experiment.
 
-    `experiment.json` marks it: `kind`, `status` (running is also what a killed one leaves behind), `command`
-    (what was typed at first), `resumes` (what was typed each time that it went on), `overrides` and
-    `hydra_overrides` (the overrides that compose it now), `swept` (the keys that tell trials apart),
-    `config_dir`, `trials` in order of their number, and for a search its facts under `search`.
+    Its marker `experiment.json` holds: `kind`, `status` (a killed experiment stays `running`), `command` (as
+    first typed), `resumes` (the command of each resume), `overrides` and `hydra_overrides` (the overrides
+    that compose it now), `swept` (the keys in which trials differ), `config_dir`, `trials` ordered by number,
+    and for a search its facts under `search`.
     """
 
     MARKER = EXPERIMENT_MARKER
@@ -99,51 +100,52 @@ class ExperimentFolder(Folder[ExperimentStatus]):
     def begin(
         cls, path: str | os.PathLike[str], kind: ExperimentKind, trials: Iterable[TrialRecord], **facts: Any
     ) -> Self:
-        """Claim `path` for a new experiment; facts and errors as in `create`."""
+        """Claim `path` for a new experiment. Takes facts and raises errors as `create` does."""
         return cls.create(path, kind=kind, **facts, trials=[trial.as_json() for trial in trials])
 
     def trials(self) -> list[TrialRecord]:
-        """Return all trials, in order of their number. Raises DamagedFileError where the file is damaged."""
+        """Return all trials, ordered by number. Raises DamagedFileError if the file is damaged."""
         try:
             return [TrialRecord.from_json(content) for content in self.info().get("trials", [])]
         except (KeyError, TypeError, AttributeError) as error:
             raise DamagedFileError(
-                f"{self.marker} is damaged: a trial has no {error}", key=str(self.marker)
+                f"{self.marker} is damaged: the entry of a trial lacks {error}", key=str(self.marker)
             ) from error
 
     def set_trials(self, changed: Iterable[TrialRecord]) -> None:
-        """Put in, or replace by number, the records of `changed`; the others stay."""
+        """Add the records of `changed`, or replace those with the same number, and keep the others."""
         with self.writing:
             records = {trial.number: trial for trial in [*self.trials(), *changed]}
             self.replace_trials(records.values())
 
     def replace_trials(self, trials: Iterable[TrialRecord]) -> None:
-        """Let `trials` be all there are."""
+        """Replace all records by `trials`."""
         self.update(trials=[trial.as_json() for trial in sorted(trials, key=lambda one: one.number)])
 
     def resumed(self, command: Typed, edits: Sequence[str], **facts: Any) -> None:
-        """Record that the experiment goes on: by which command, with which overrides, and further `facts`.
+        """Record a resume: its command, its overrides, and further `facts`.
 
-        What was typed at first stays under `command`.
+        The first command stays under `command`.
         """
         entry = {"time": now(), "command": command, "edits": list(edits)}
         self.set_status("running", resumes=[*self.info().get("resumes", []), entry], **facts)
 
     def trial_path(self, trial: TrialRecord) -> Path:
-        """Return the run folder of `trial`, whether it exists yet or not."""
+        """Return the run folder of `trial`, whether or not it exists yet."""
         return self.path / trial.folder
 
 
 def is_experiment(folder: Path) -> bool:
-    """Return whether `folder` belongs to an experiment."""
+    """Return whether `folder` is the folder of an experiment."""
     return (folder / EXPERIMENT_MARKER).exists()
 
 
 def take_away(folder: Path, before: set[str] | None) -> None:
-    """Remove what a refused experiment has put into its folder, and the folder if it has made that.
+    """Remove the files that a refused experiment has put into its folder, and the folder if the experiment
+    created it.
 
-    before: the names in the folder before; None where it was not there. What has come since and bears none of
-    our names is somebody else's.
+    before: the names in the folder before; None if the folder did not exist. Later files with names that
+    labrl does not use belong to someone else and stay.
     """
     for path in folder.iterdir():
         if path.name in (before or ()):
@@ -152,7 +154,7 @@ def take_away(folder: Path, before: set[str] | None) -> None:
             path.unlink()
         elif path.name == ".submitit" or (
             path.is_dir()
-            # of a trial that wrote no more than what its process said before it began
+            # of a trial whose process wrote nothing but its log
             and not any(file.is_file() and file.name != TRIAL_LOG for file in path.rglob("*"))
         ):
             shutil.rmtree(path, ignore_errors=True)

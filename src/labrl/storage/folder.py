@@ -1,4 +1,4 @@
-"""Folders of runs and experiments: each is claimed by a JSON file in it, which also says how it stands."""
+"""Folders of runs and experiments, each marked by a JSON file that also holds its status."""
 
 from __future__ import annotations
 
@@ -17,44 +17,46 @@ from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock
 
 REPORT_FILES = ("report.html", "plots", "statistics.csv", "statistics.json")
-"""Files of a report in the folder of a run or an experiment."""
+"""Files that a report adds to the folder of a run or an experiment."""
 
 Status = TypeVar("Status", bound=str)
 
 
 class Folder(Generic[Status]):
-    """The folder of one run or experiment; made by `create` or `open`.
+    """The folder of one run or one experiment. Use `create` or `open` to get one.
 
-    Its marker holds `format_version`, `status`, the times `created` and `updated`, and facts of its kind. It
-    is replaced at once, so that a reader never meets half of it.
+    Its marker file holds `format_version`, `status`, the times `created` and `updated`, and further facts
+    that depend on the kind of folder. The file is replaced atomically, so readers never see a partial one.
     """
 
     MARKER: ClassVar[str]
     """Name of the file that marks such a folder and holds its status."""
     FORMAT_VERSION: ClassVar[int] = 1
-    """Raised whenever an older labrl could no longer read what is written."""
+    """Version of the format. Increase it whenever older versions of labrl can no longer read what is
+    written."""
     KIND: ClassVar[str]
-    """Owner of such a folder, for messages."""
+    """What the folder belongs to, for messages."""
     RESUME: ClassVar[str]
-    """The command that resumes it, which the path follows."""
+    """Beginning of the command that resumes it; the path follows."""
     KEY: ClassVar[str]
-    """The configuration key that gives the folder."""
+    """Configuration key that sets the folder."""
     WRITTEN: ClassVar[tuple[str, ...]]
-    """Patterns of files that must not exist before, because they would be overwritten or mixed up."""
+    """Patterns of files that a new folder must not contain, because they would be overwritten or mixed up."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.marker = path / self.MARKER
-        """The file that marks the folder."""
+        """Path of the marker file."""
         self.writing = threading.RLock()
-        """Held while the marker is read and replaced, so that threads lose nothing of each other's."""
+        """Lock that is held while the marker is read and replaced, so that threads do not lose each other's
+        changes."""
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], **facts: Any) -> Self:
-        """Claim `path`; of several processes that try, exactly one succeeds.
+        """Claim `path`. If several processes try, exactly one succeeds.
 
-        facts: plain data that the marker holds besides. Raises InputError if the folder holds a run, an
-        experiment or files of others already, or cannot be written.
+        facts: further plain data for the marker. Raises InputError if the folder already belongs to a run or
+        an experiment, contains unrelated files, or cannot be written.
         """
         folder = cls(place(path, cls.KEY))
         time = now()
@@ -63,7 +65,7 @@ class Folder(Generic[Status]):
         try:
             folder._claim({**head, **facts})
         except OSError as error:
-            folder._check_free()  # another process was faster
+            folder._check_free()  # another process may have been faster
             blocking = [parent for parent in (folder.path, *folder.path.parents) if parent.is_file()]
             why = f"because {blocking[0]} is a file" if blocking else f"({error.strerror or error})"
             raise folder._not_free(f"cannot be written {why}") from error
@@ -71,10 +73,10 @@ class Folder(Generic[Status]):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Return what lies at `path`.
+        """Open the existing folder at `path`.
 
-        Raises InputError if there is no such folder or it has another format, DamagedFileError if its marker
-        is damaged.
+        Raises InputError if there is no such folder or its format is another one, and DamagedFileError if its
+        marker is damaged.
         """
         folder = cls(Path(os.path.abspath(path)))
         folder.check_version(folder.info())
@@ -83,56 +85,55 @@ class Folder(Generic[Status]):
     def info(self) -> dict[str, Any]:
         """Return the content of the marker.
 
-        Raises InputError where there is none, DamagedFileError where it is damaged.
+        Raises InputError if there is no marker, and DamagedFileError if it is damaged.
         """
         try:
             content = json.loads(self.marker.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
             raise InputError(
-                f"{self.path} is not the folder of a labrl {self.KIND}: it contains no {self.MARKER}",
+                f"{self.path} is not the folder of a labrl {self.KIND}: it does not contain {self.MARKER}",
                 code="not-found",
                 key=str(self.path),
             ) from error
         except (OSError, ValueError) as error:
             raise DamagedFileError(f"{self.marker} cannot be read: {error}", key=str(self.marker)) from error
         if not isinstance(content, dict):
-            raise DamagedFileError(f"{self.marker} is not what labrl writes there", key=str(self.marker))
+            raise DamagedFileError(f"{self.marker} was not written by labrl", key=str(self.marker))
         return content
 
     def update(self, **changed: Any) -> None:
-        """Replace facts in the marker; the others stay."""
+        """Replace some facts in the marker and keep the others."""
         with self.writing:
             write_json(self.marker, {**self.info(), "updated": now(), **changed})
 
     @property
     def status(self) -> Status:
-        """How the run or experiment stands."""
+        """Status of the run or experiment."""
         return self.info()["status"]
 
     def set_status(self, status: Status, **facts: Any) -> None:
-        """Record how it stands, and further plain `facts`."""
+        """Record the status, and further plain `facts`."""
         self.update(status=status, **facts)
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Return a context manager that keeps other processes out while it is entered."""
+        """Return a context manager that locks the folder against other processes."""
         return FolderLock(self.path)
 
     def check_version(self, info: Mapping[str, Any]) -> None:
-        """Raise DamagedFileError where a marker's content has no format, InputError where it is another."""
+        """Raise DamagedFileError if a marker has no format version, and InputError if it has another one."""
         version = info.get("format_version")
         if not isinstance(version, int):
             raise DamagedFileError(
-                f"{self.marker} has no format_version, so labrl did not write it", key=str(self.marker)
+                f"{self.marker} was not written by labrl: it has no format_version", key=str(self.marker)
             )
         check_format(self.path, version, self.FORMAT_VERSION)
 
     def _check_free(self) -> None:
-        """Raise InputError where the folder belongs to a run or an experiment, or holds files of others."""
+        """Raise InputError if the folder belongs to a run or an experiment, or contains unrelated files."""
         if self.marker.exists():
             raise self._not_free(f"already contains {self.MARKER} (to resume it: {self._how_to_resume})")
         if there := sorted({path.name for pattern in self.WRITTEN for path in self.path.glob(pattern)}):
-            what = f"files of another origin, as a new {self.KIND} would write them"
-            raise self._not_free(f"contains {what}: {', '.join(there)}")
+            raise self._not_free(f"contains files that a new {self.KIND} would overwrite: {', '.join(there)}")
 
     @property
     def _how_to_resume(self) -> str:
@@ -145,13 +146,13 @@ class Folder(Generic[Status]):
         )
 
     def _claim(self, content: Mapping[str, Any]) -> None:
-        """Make the folder if need be, and the marker with `content` in it.
+        """Create the folder if needed, and in it the marker with `content`.
 
-        Of several processes that try, exactly one succeeds; the others get FileExistsError. Raises OSError
-        where the folder cannot be written.
+        If several processes try, exactly one succeeds and the others get FileExistsError. Raises OSError if
+        the folder cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        # Written elsewhere first: nobody may find it empty, nor a kill leave it so.
+        # Written under another name first, so that no reader and no kill leaves an empty marker.
         whole = self.path / f".{self.MARKER}.{os.getpid()}.{threading.get_ident()}.tmp"
         try:
             write_json(whole, content, durable=False)
@@ -167,14 +168,14 @@ class Folder(Generic[Status]):
 
 
 def now() -> str:
-    """Return the time as markers have it, ISO 8601 in UTC."""
+    """Return the current time as it is written to markers: ISO 8601, in UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def place(value: Any, key: str) -> Path:
-    """Return the folder that `key` names, absolute.
+    """Return the folder that `key` is set to, as an absolute path.
 
-    Raises InputError where it names none, or one whose path is no UTF-8, as libraries need it.
+    Raises InputError if the value is empty, or if the path is not valid UTF-8, which other libraries require.
     """
     if not str(value or "").strip():
         raise InputError(
@@ -187,7 +188,7 @@ def place(value: Any, key: str) -> Path:
         path.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"{key}={path} cannot hold a run: its path is not valid UTF-8. Set {key}=<another folder>",
+            f"{key}={path} is not a valid UTF-8 path. Set {key}=<another folder>",
             code="usage",
             key=key,
         ) from error
@@ -195,7 +196,7 @@ def place(value: Any, key: str) -> Path:
 
 
 def check_format(path: Path, version: int, known: int) -> None:
-    """Raise InputError where what lies at `path` has another format than this version of labrl reads."""
+    """Raise InputError if the files at `path` have another format than this version of labrl reads."""
     if version != known:
         raise InputError(
             f"{path} has format {version}, and this version of labrl reads format {known}. Install the "
@@ -206,7 +207,7 @@ def check_format(path: Path, version: int, known: int) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return what a JSON file says; empty where there is none or it is damaged."""
+    """Return the content of a JSON file, or an empty dict if the file is missing or damaged."""
     with suppress(OSError, ValueError):
         content = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(content, dict):

@@ -17,7 +17,7 @@ from labrl.errors import BusyFolderError, InputError
 _log = logging.getLogger(__name__)
 
 LOCK = ".lock"
-"""File in the folder that is locked, with the holder's name."""
+"""Name of the lock file in the folder, which contains the name of the holder."""
 
 _LOOK_SECONDS = 0.1
 """Seconds for which a check of the lock may delay a process that wants to take it."""
@@ -26,13 +26,14 @@ _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 
 
 class FolderLock:
-    """Held while entered; the system takes it back when its process ends, by kill -9 too.
+    """Context manager that holds the lock of a folder. The system releases it when the process ends, also by
+    kill -9.
 
-    On a file system without locks nothing is held, and the log says so.
+    On a file system without locks nothing is locked, and a warning is logged.
     """
 
     def __init__(self, folder: Path, part_of: Path | None = None) -> None:
-        """part_of: the folder that errors name, where `folder` is only a part of what is in use."""
+        """part_of: the folder to name in errors, if `folder` is only a part of it."""
         self.path = folder / LOCK
         self._named = part_of or folder
         self._lock = FileLock(
@@ -40,8 +41,8 @@ class FolderLock:
         )
 
     def __enter__(self) -> FolderLock:
-        """Raise BusyFolderError where another process, or this one, holds the folder, InputError where it
-        cannot be written."""
+        """Take the lock. Raises BusyFolderError if another process or this one holds it, and InputError if
+        the folder cannot be written."""
         try:
             try:
                 self._lock.acquire()
@@ -49,15 +50,15 @@ class FolderLock:
                 if error.errno not in _NO_LOCKS:
                     raise
                 _log.warning(
-                    "%s cannot be locked (%s): do not resume a run that is still alive", self.path, error
+                    "%s cannot be locked (%s): do not resume a run that is still running", self.path, error
                 )
             self.path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
         except OSError as error:
             self._lock.release()
             if isinstance(error, Timeout) and self.path.exists():
                 raise BusyFolderError(
-                    f"{self._named} is in use ({self._written()}). Wait until that process ends, or "
-                    "interrupt it with Ctrl-C or kill <process>: it saves its state and can be resumed.",
+                    f"{self._named} is in use ({self._written()}). Wait until that process ends, or stop it "
+                    "with Ctrl-C or kill <process>: it saves its state and can be resumed.",
                     key=str(self._named),
                 ) from None
             raise InputError(
@@ -73,13 +74,14 @@ class FolderLock:
         self._lock.release()
 
     def holder(self) -> str | None:
-        """Return which living process holds the folder, without holding or writing anything; None: nobody.
+        """Return which living process holds the lock, without taking it or writing anything; None if no
+        process does.
 
-        Also None where that cannot be found out: no permission, or a file system without locks.
+        Also returns None if this cannot be determined: without permission, or on a file system without locks.
         """
         try:
             with open(self.path, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # readers do not shut each other out
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # readers do not exclude each other
         except BlockingIOError:
             return self._written()
         except OSError:

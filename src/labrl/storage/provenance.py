@@ -1,4 +1,4 @@
-"""Provenance of a run: configuration, command, code, packages, machine; at its start and each resume."""
+"""Provenance of a run at its start and at each resume: configuration, command, code, packages, machine."""
 
 from __future__ import annotations
 
@@ -27,47 +27,48 @@ from labrl.storage.folder import read_json
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
 
 MAX_DIFF = 1_000_000
-"""Most bytes of changes that are recorded for one repository."""
+"""Largest number of bytes of changes that are recorded for one repository."""
 
 MAX_UNTRACKED_FILE = 100_000
-"""Untracked files larger than this many bytes are recorded by name only."""
+"""Size in bytes above which an untracked file is recorded only by name."""
 
 DECISIVE = ("labrl", "torch", "numpy", "gymnasium", "ale-py")
-"""Packages whose versions decide the numbers of a run."""
+"""Packages whose versions affect the numbers of a run."""
 
 _ANSWER_SECONDS = 10
 
-# whatever a person's own git settings say, so that `git apply` takes it
+# Independent of the user's git settings, so that `git apply` accepts the diff.
 _PLAIN_DIFF = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv")
 _PREFIXES = ("--src-prefix=a/", "--dst-prefix=b/")
 
-# the parser in C takes a tenth of the time, which a list of hundreds of runs notices
+# The parser in C takes a tenth of the time, which matters for a list of hundreds of runs.
 _Loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 Typed = list[str] | str
-"""Typed command: the arguments of a command line, or a call from Python."""
+"""A command as it was typed: the arguments of a command line, or a call from Python."""
 
 
 def as_typed(arguments: Sequence[str]) -> list[str]:
-    """The command that started a Python process, as one types it: `labrl ...`, `python -m labrl ...`."""
+    """Return the command that started a Python process as a user types it: `labrl ...`, `python -m labrl
+    ...`."""
     interpreter, *rest = arguments
-    if rest and os.sep in rest[0] and not rest[0].endswith(".py"):  # a script that pip has made
+    if rest and os.sep in rest[0] and not rest[0].endswith(".py"):  # a script made by pip
         return [os.path.basename(rest[0]), *rest[1:]]
     return [os.path.basename(interpreter), *rest]
 
 
 @dataclass(frozen=True)
 class Command:
-    """The overrides of a command, and their choices."""
+    """The overrides of a command, and the options that they choose."""
 
     overrides: list[str] = field(default_factory=list)
-    """The arguments, but for those that name folders."""
+    """The arguments, except those that set folders."""
     choices: dict[str, str] = field(default_factory=dict)
-    """The option of each group, whether typed or by default."""
+    """The option of each group, typed or by default."""
     config_dir: str | None = None
-    """The folder with a user's own groups, absolute."""
+    """Absolute path of the folder with the user's own groups."""
     typed: Typed = field(default_factory=lambda: as_typed(sys.orig_argv), compare=False)
-    """The whole command; of a trial of an experiment that of the experiment."""
+    """The complete command; for a trial of an experiment, that of the experiment."""
 
     @classmethod
     def of(
@@ -77,7 +78,7 @@ class Command:
         config_dir: str | os.PathLike[str] | None,
         typed: Typed,
     ) -> Command:
-        """Build from overrides, their choices, --config-dir, and the whole command."""
+        """Build from overrides, their choices, --config-dir, and the complete command."""
         return cls(overrides, choices, os.path.abspath(config_dir) if config_dir else None, typed)
 
 
@@ -88,14 +89,15 @@ def write_provenance(
     resume: int | None = None,
     start_from: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Write `config.yaml`, `overrides.yaml`, `provenance.json` and a `.diff` for each changed repository.
+    """Write `config.yaml`, `overrides.yaml`, `provenance.json`, and a `.diff` for each repository with
+    changes.
 
-    `provenance.json` holds what is in the two YAML files too, for where they are edited, damaged or lost.
-    config: resolved, as plain data, with the seed actually used. resume: number of this resume, whose
-    provenance goes into a folder of its own, while the two YAML files are replaced; None: the start.
-    start_from: what is known of the weights of another run that this one begins with, as plain data.
-    Facts that this machine does not tell are left out; only writing the files can fail (OSError).
-    Returns what `provenance.json` holds besides the configuration.
+    `provenance.json` also contains the content of the two YAML files, in case they are edited, damaged or
+    lost. config: resolved configuration as plain data, with the seed that is used; resume: number of this
+    resume, whose provenance has a folder of its own, while the two YAML files are replaced; None for the
+    start; start_from: plain data about the weights of another run that this one starts from. Facts that the
+    machine does not provide are left out; only writing the files can fail (OSError). Returns the content of
+    `provenance.json` without the configuration.
     """
     write_atomic(folder.overrides, as_yaml(list(command.overrides)))
     write_atomic(folder.config, as_yaml(dict(config)))
@@ -128,17 +130,17 @@ def write_provenance(
 
 
 def known_provenance(folder: RunFolder) -> dict[str, Any]:
-    """Return what the newest `provenance.json` of a run holds, of its last resume or of its start.
+    """Return the newest provenance of a run, from its last resume or its start.
 
-    Empty where that file is missing or damaged.
+    Returns an empty dict if the file is missing or damaged.
     """
     return read_json(_newest(folder))
 
 
 def read_command(folder: RunFolder) -> Command:
-    """Return the command of a run, including resumes: from its provenance, else from `overrides.yaml`.
+    """Return the command of a run, including its resumes: from its provenance, or else from `overrides.yaml`.
 
-    Raises DamagedFileError where both are missing or damaged.
+    Raises DamagedFileError if both are missing or damaged.
     """
     facts = known_provenance(folder)
     overrides = facts.get("overrides")
@@ -148,16 +150,17 @@ def read_command(folder: RunFolder) -> Command:
 
 
 def recorded_config(folder: RunFolder) -> dict[str, Any]:
-    """The resolved configuration that was run, as plain data: by its provenance, else by `config.yaml`.
+    """Return the resolved configuration of the run as plain data: from its provenance, or else from
+    `config.yaml`.
 
-    Raises DamagedFileError where both are missing or damaged.
+    Raises DamagedFileError if both are missing or damaged.
     """
     return _provenance_config(folder) or _config_file(folder)
 
 
 def read_config(folder: RunFolder) -> dict[str, Any]:
-    """The resolved configuration as `config.yaml` has it, edited or not; where that is missing or damaged,
-    the one that was run. Raises DamagedFileError where neither can be read."""
+    """Return the resolved configuration in `config.yaml`, which may have been edited; if that file is missing
+    or damaged, return that of the provenance. Raises DamagedFileError if neither can be read."""
     try:
         return _config_file(folder)
     except LabrlError:
@@ -167,7 +170,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
 
 
 def damages(folder: RunFolder) -> list[str]:
-    """The files that describe a run and are missing or damaged, in words."""
+    """List the missing and damaged files among those that describe a run, as messages."""
     found = []
     described = ((folder.config, dict), (folder.overrides, list), (_newest(folder), dict))
     for path, kind in ((folder.marker, dict), *described):
@@ -179,7 +182,7 @@ def damages(folder: RunFolder) -> list[str]:
 
 
 def _provenance_config(folder: RunFolder) -> dict[str, Any]:
-    """The configuration in the newest provenance; empty where there is none: former versions wrote none."""
+    """Return the configuration in the newest provenance; empty if it has none, as in earlier versions."""
     config = known_provenance(folder).get("config")
     return config if isinstance(config, dict) and not _lacking(config) else {}
 
@@ -188,7 +191,7 @@ def _config_file(folder: RunFolder) -> dict[str, Any]:
     config: dict[str, Any] = _read(folder, folder.config, dict)
     for part in _lacking(config):
         raise DamagedFileError(
-            f"{folder.config} is damaged: it has no {part}. The other files say: {folder.known}",
+            f"{folder.config} is damaged: it has no {part}. The other files record: {folder.known}",
             key=str(folder.config),
         )
     return config
@@ -199,36 +202,38 @@ def _lacking(config: Mapping[str, Any]) -> list[str]:
 
 
 def _newest(folder: RunFolder) -> Path:
-    """The newest provenance: of the last resume, or of the start."""
+    """Return the path of the newest provenance: that of the last resume, or that of the start."""
     numbers = sorted((int(path.name) for path in folder.resumes.glob("[0-9]*")), reverse=True)
     written = (folder.resumes / str(number) / PROVENANCE for number in numbers)
     return next((path for path in written if path.exists()), folder.provenance)
 
 
 def _read(folder: RunFolder, path: Path, kind: type) -> Any:
-    """Return what a file that describes a run holds. Raises DamagedFileError where it is not of this kind."""
+    """Return the content of a file that describes a run. Raises DamagedFileError if it is not of this
+    kind."""
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
         if not isinstance(content, kind):
-            raise ValueError(f"it holds {str(content)[:40] or 'nothing'}, not what labrl writes there")
+            raise ValueError(f"it contains {str(content)[:40] or 'nothing'} and was not written by labrl")
         return content
     except FileNotFoundError as error:
         raise DamagedFileError(
-            f"{path} is missing: the run was killed before it began, so there is nothing to resume"
+            f"{path} is missing: the run was killed before it started, so there is nothing to resume"
             if folder.unrecorded
-            else f"{path} is missing: put it back. The other files say: {folder.known}",
+            else f"{path} is missing. Restore it. The other files record: {folder.known}",
             key=str(path),
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
-        told = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise DamagedFileError(
-            f"{path} cannot be read: {told}. The other files say: {folder.known}", key=str(path)
+            f"{path} cannot be read: {reason}. The other files record: {folder.known}", key=str(path)
         ) from error
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List what of two provenances can make the same run come out differently: code, packages, processor."""
+    """List the differences between two provenances that can change the numbers of a run: code, packages,
+    processor."""
     found: list[str] = []
 
     def note(name: str, before: Any, after: Any) -> None:
@@ -257,26 +262,26 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 @functools.cache
 def installed_packages() -> Mapping[str, str]:
-    """Version by name of every installed distribution, as this process first found them."""
+    """Return the version of every installed distribution by name, as this process first found them."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        # `distribution.metadata` would parse all of it as an e-mail, for 1 ms each
+        # `distribution.metadata` would parse the whole file as an e-mail, which takes 1 ms.
         read = distribution.read_text  # UTF-8, whatever the locale
         facts = read("METADATA") or read("PKG-INFO") or ""
         name, version = (_header(facts, key) for key in ("Name", "Version"))
-        if name:  # a half-removed one has none
+        if name:  # a partly removed distribution has none
             found.setdefault(name, version)
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def _header(metadata: str, key: str) -> str:
-    """Return the value of a header in the core metadata of a distribution, '' where there is none."""
+    """Return the value of a header in the core metadata of a distribution, or '' if it is missing."""
     found = re.search(rf"^{key}:(.*)$", metadata.partition("\n\n")[0], re.MULTILINE)
     return found[1].strip() if found else ""
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores, memory (bytes), graphics cards, operating system."""
+    """Return processor, cores, memory (bytes), graphics cards and operating system."""
     memory = None
     with suppress(AttributeError, ValueError, OSError):
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -294,10 +299,10 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
-    """Commit and state of the git repository at `root`, and its uncommitted changes as one diff.
+    """Return commit and state of the git repository at `root`, and its uncommitted changes as one diff.
 
-    The diff holds changes of tracked files, then untracked text files as additions; together at most
-    `MAX_DIFF` bytes. What previous runs wrote is not taken for a change of the code.
+    The diff contains the changes of tracked files, then untracked text files as additions, together at most
+    `MAX_DIFF` bytes. Files written by earlier runs do not count as changes.
     """
     commit = _git(root, "rev-parse", "HEAD")
     facts: dict[str, Any] = {"root": str(root), "commit": commit.strip() if commit else None}
@@ -311,7 +316,7 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
         facts["diff_truncated"] = len(changes) > room
         room -= len(parts[0])
     for name in (listed or "").split("\0"):
-        # not what a run has written
+        # Skip files written by a run.
         if not name or any((root / parent / MARKER).exists() for parent in [*Path(name).parents][:-1]):
             continue
         addition = _addition(root, name)
@@ -328,15 +333,15 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
 
 
 def as_yaml(content: Any) -> str:
-    """Return the YAML text that `config.yaml` and `overrides.yaml` hold."""
+    """Return `content` as YAML text, as in `config.yaml` and `overrides.yaml`."""
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def _repositories() -> dict[str, Path]:
-    """The repository of labrl itself, if it runs from one, and that of the working folder."""
+    """Return the repository of labrl itself, if it runs from one, and that of the working folder."""
     found = {}
     package = Path(__file__).resolve().parents[1]
-    # A copy in some project's virtual environment lies inside that project's repository, untracked.
+    # A copy in a project's virtual environment is inside that project's repository, but untracked.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") and (root := _root(package)):
         found["labrl"] = root
     root = _root(Path.cwd())
@@ -351,13 +356,13 @@ def _root(folder: Path) -> Path | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return git's output, or None without git, a repository, or an answer in time."""
+    """Return the output of git, or None without git, without a repository, or without a timely answer."""
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
     return _output(["git", "-C", str(folder), *arguments], environment)
 
 
 def _output(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str | None:
-    """Return what a command prints; None where it is not there, fails, or does not end in time."""
+    """Return the output of a command; None if it does not exist, fails, or does not end in time."""
     try:
         done = subprocess.run(
             command,
@@ -373,7 +378,7 @@ def _output(command: Sequence[str], environment: Mapping[str, str] | None = None
 
 
 def _addition(root: Path, name: str) -> str | None:
-    """An untracked file as a diff that adds it; None if it is large, not text, or cannot be read."""
+    """Return an untracked file as a diff that adds it; None if it is large, not text, or not readable."""
     path = root / name
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_UNTRACKED_FILE:
@@ -384,7 +389,7 @@ def _addition(root: Path, name: str) -> str | None:
     if "\0" in text:
         return None
     head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
-    lines = [line for line in re.split(r"(?<=\n)", text) if line]  # at other ends of lines git does not
+    lines = [line for line in re.split(r"(?<=\n)", text) if line]  # git splits at no other line ends
     body = "".join(difflib.unified_diff([], lines, "/dev/null", f"b/{name}", n=0))
     return head + body + ("" if not body or body.endswith("\n") else "\n\\ No newline at end of file\n")
 
@@ -398,6 +403,6 @@ def _processor() -> str:
 
 
 def _gpus() -> list[str]:
-    # not asked of torch: that would set up CUDA in a process which starts others
+    # torch is not used, because it would initialize CUDA in a process that starts others.
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     return (_output(query) or "").strip().splitlines()

@@ -1,4 +1,4 @@
-"""The folder that holds everything one trial wrote, readable without labrl."""
+"""The folder with everything that one trial wrote, readable without labrl."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from labrl.storage.folder import REPORT_FILES, Folder, read_json
 from labrl.storage.lock import LOCK, FolderLock
 
 MARKER = "run.json"
-"""The file whose existence says that a folder belongs to a run."""
+"""Name of the file that marks the folder of a run."""
 
 PROVENANCE = "provenance.json"
 
 REPLAY = "replay"
-"""Name of the folder of a replay buffer in files: that of a session, and the copy in a kept checkpoint."""
+"""Name of the folder of a replay buffer stored in files: that of a session, and the copy in a kept
+checkpoint."""
 
 RunStatus = Literal["running", "finished", "pruned", "failed", "interrupted"]
-"""`pruned`: a search stopped it early."""
+"""Status of a run. `pruned`: stopped early by a search."""
 
 
 def frames_in(checkpoints: Path) -> list[int]:
-    """Return the frames of which a folder has a checkpoint, whole or not, newest first; reads none."""
+    """Return the frames for which a folder has a checkpoint, complete or not, newest first. Reads no
+    files."""
     found = ((re.fullmatch(r"frame_(\d{12,})", path.name), path) for path in checkpoints.glob("frame_*"))
     return sorted((int(match[1]) for match, path in found if match and path.is_dir()), reverse=True)
 
 
 class SessionFolder:
-    """The folder of one session, made by `RunFolder.session`."""
+    """The folder of one session. Use `RunFolder.session` to get one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,23 +45,23 @@ class SessionFolder:
         self.checkpoints = path / "checkpoints"
         """Folder of the resumable states and the best model."""
         self.start = path / "start"
-        """Folder of the weights of another run that the session begins with."""
+        """Folder of the weights of another run that the session starts from."""
         self.networks = path / "networks.txt"
-        """The networks' layers and parameters as text."""
+        """The networks' layers and parameters, as text."""
         self.crash = path / "crash"
-        """Folder of the state in which the session failed, where `meta.on_crash` asks for it."""
+        """Folder of the state at a crash, if `meta.on_crash` asks for it."""
         self.profile = path / "profile"
         """Folder of the trace and the table of a profiled window."""
         self.tensorboard = path / "tensorboard"
         self.replay = path / REPLAY
-        """Folder of the replay buffer, where it lies in files."""
+        """Folder of the replay buffer, if it is stored in files."""
         self.episodes = path / "episodes"
         self.videos = path / "videos"
         self.log = path / "session.log"
-        """Warnings of the session, and the traceback where it crashed."""
+        """The session's warnings, and the traceback if it crashed."""
         self.result = path / "result.json"
         self.progress = path / "progress.json"
-        """Progress of the session; at most a second old while it runs."""
+        """Progress of the session, at most a second old while it runs."""
 
     @property
     def index(self) -> int:
@@ -67,11 +69,12 @@ class SessionFolder:
         return int(self.path.name.removeprefix("session_"))
 
     def checkpoint_frames(self) -> list[int]:
-        """Return the frames of which there is a checkpoint, whole or not, newest first; reads none."""
+        """Return the frames that have a checkpoint, complete or not, newest first. Reads no files."""
         return frames_in(self.checkpoints)
 
     def read_result(self) -> dict[str, Any]:
-        """Return what `result.json` says; empty until the session has ended, and where it is damaged."""
+        """Return the content of `result.json`; empty until the session has ended, or if the file is
+        damaged."""
         return read_json(self.result)
 
     @property
@@ -81,19 +84,19 @@ class SessionFolder:
 
     @property
     def ended_well(self) -> bool:
-        """Whether the session says of itself that it has nothing left to do."""
+        """Whether the session has recorded that nothing is left to do."""
         return self.read_result().get("status") in ("finished", "pruned")
 
     def lock(self) -> FolderLock:
-        """Return the lock that the session's own process holds, which may outlive the one that started it."""
+        """Return the lock of the session's own process, which may outlive the process that started it."""
         return FolderLock(self.path, part_of=self.path.parent)
 
 
 class RunFolder(Folder[RunStatus]):
     """The folder of one trial.
 
-    `run.json` marks it: `status` (running, which a killed run leaves behind too, finished, pruned, failed,
-    interrupted), the sessions' results, and `resumes`, one entry for each time that the run went on.
+    Its marker `run.json` holds the `status` (a killed run stays `running`), the sessions' results, and
+    `resumes`, with one entry for each resume.
     """
 
     MARKER = MARKER
@@ -109,18 +112,18 @@ class RunFolder(Folder[RunStatus]):
         self.provenance = path / PROVENANCE
         """Code, packages, machine, command and seed."""
         self.changed = path / "changed.json"
-        """The keys of the configuration that are not the default of its agent and environment."""
+        """The configuration keys that differ from the defaults of the agent and environment."""
         self.report = path / "report.html"
         self.resumes = path / "resumes"
-        """Folder with the provenance of each time that the run went on, by number."""
+        """Folder with the provenance of each resume, by number."""
         self.enjoy = path / "enjoy"
-        """Folder of what was played with the run's models later on."""
+        """Folder of the episodes that the run's models played later."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], rebuilt: bool = False) -> Self:
-        """Return the run at `path`; raises as `Folder.open`.
+        """Open the run at `path`. Raises the same errors as `Folder.open`.
 
-        rebuilt: whether `run.json` may be missing or damaged, as `rebuilt_info` can do without.
+        rebuilt: whether `run.json` may be missing or damaged, as in `rebuilt_info`.
         """
         run = cls(Path(os.path.abspath(path)))
         run.check_version(run.rebuilt_info() if rebuilt else run.info())
@@ -128,26 +131,26 @@ class RunFolder(Folder[RunStatus]):
 
     @property
     def unrecorded(self) -> bool:
-        """Whether it was killed before all that describes it was written: then it has done nothing.
+        """Whether the run was killed before its description was complete, so that it cannot have trained yet.
 
-        A fork has the past of its sessions by then.
+        The sessions of a fork already contain their past at that point.
         """
         return not self.provenance.exists() and not any(session.has_begun for session in self.sessions())
 
     def discard_unrecorded(self) -> None:
-        """Delete what a run that is `unrecorded` left behind."""
+        """Delete the files of an `unrecorded` run."""
         for session in self.sessions():
             shutil.rmtree(session.path)
         self.marker.unlink()
 
     @property
     def has_lost_marker(self) -> bool:
-        """Whether this was a run folder, and `run.json` is gone."""
+        """Whether this is the folder of a run whose `run.json` is missing."""
         return not self.marker.exists() and self.provenance.exists()
 
     @property
     def known(self) -> str:
-        """Return the status of the run and its sessions in one line, from its files."""
+        """Return the status of the run and its sessions in one line, from the files that exist."""
         status = read_json(self.marker).get("status")
         found = [f"the run is {status}"] if status else []
         for session in self.sessions():
@@ -155,12 +158,13 @@ class RunFolder(Folder[RunStatus]):
             how = result.get("status", "has no result.json")
             newest = max([result.get("frame", 0), *session.checkpoint_frames()])
             found.append(f"session {session.index}: {how}, frame {newest:,}")
-        return "; ".join(found) or "nothing else is known of it"
+        return "; ".join(found) or "nothing else is known"
 
     def info(self) -> dict[str, Any]:
         """Return the content of `run.json`.
 
-        Raises InputError where this is no run folder, DamagedFileError where the file is damaged or lost.
+        Raises InputError if this is not the folder of a run, and DamagedFileError if the file is damaged or
+        lost.
         """
         try:
             return super().info()
@@ -168,15 +172,15 @@ class RunFolder(Folder[RunStatus]):
             if not isinstance(error, DamagedFileError) and not self.has_lost_marker:
                 raise
             raise DamagedFileError(
-                f"{error}. The other files say: {self.known}. Put the file back, or write this into it: "
-                f"{json.dumps(self._rebuilt())}",
+                f"{error}. The other files record: {self.known}. Restore the file, or create it with "
+                f"this content: {json.dumps(self._rebuilt())}",
                 key=str(self.marker),
             ) from error
 
     def rebuilt_info(self) -> dict[str, Any]:
-        """Return `info`, and where it is missing or damaged what the results of the sessions say.
+        """Return `info`; if `run.json` is missing or damaged, rebuild it from the sessions' results.
 
-        Raises what `info` raises where there are none either, and so nothing of a run.
+        Raises the same errors as `info` if there are no results either.
         """
         try:
             return self.info()
@@ -186,7 +190,7 @@ class RunFolder(Folder[RunStatus]):
             return self._rebuilt()
 
     def _rebuilt(self) -> dict[str, Any]:
-        """Return as much of `run.json` as other files can stand in for."""
+        """Return the part of `run.json` that other files determine."""
         statuses = {session.read_result().get("status") for session in self.sessions()}
         worst = next((status for status in ("failed", "pruned", "finished") if status in statuses), None)
         left = not statuses or statuses & {None, "interrupted"}
@@ -194,16 +198,16 @@ class RunFolder(Folder[RunStatus]):
         return {"format_version": self.FORMAT_VERSION, "status": status}
 
     def discard_unplayed(self) -> None:
-        """Delete what was written of a run that was refused before its first step.
+        """Delete the files of a run that was refused before its first step.
 
-        A folder that holds anything besides the run's description stays as it is.
+        A folder that contains anything besides the run's description is left unchanged.
         """
         described = {self.marker, self.config, self.overrides, self.provenance, *self.path.glob("*.diff")}
         described |= {path for session in self.sessions() for path in session.start.rglob("*")}
-        found = sorted(self.path.rglob("*"), reverse=True)  # what lies in a folder before the folder
+        found = sorted(self.path.rglob("*"), reverse=True)  # the content of a folder before the folder
         if any(path.name != LOCK and path not in described for path in found if not path.is_dir()):
             return
-        with suppress(OSError):  # left behind, it does no harm
+        with suppress(OSError):  # files that remain do no harm
             for path in found:
                 path.rmdir() if path.is_dir() else path.unlink()
             if self.path != Path.cwd():
@@ -211,25 +215,25 @@ class RunFolder(Folder[RunStatus]):
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Keep other processes out for as long as this lasts.
+        """Lock the folder against other processes.
 
-        Raises BusyFolderError where the run or one of its sessions is still alive, InputError where the
-        folder cannot be written.
+        Raises BusyFolderError if the run or one of its sessions is still alive, and InputError if the folder
+        cannot be written.
         """
         with super().lock():
             for session in self.sessions():
-                # A session's process outlives a killed trial for the step that it is in.
+                # A session's process outlives a killed trial until the end of its current step.
                 with session.lock():
                     pass
             yield
 
     def session(self, index: int) -> SessionFolder:
-        """Return the folder of session number `index`, made if need be."""
+        """Return the folder of session number `index`, which is created if needed."""
         folder = SessionFolder(self.path / f"session_{index}")
         folder.path.mkdir(exist_ok=True)
         return folder
 
     def sessions(self) -> list[SessionFolder]:
-        """Return the folders of all sessions that have started, in order of their number."""
+        """Return the folders of all sessions that have started, ordered by number."""
         found = [path for path in self.path.glob("session_*") if path.name[len("session_") :].isdigit()]
         return sorted(map(SessionFolder, found), key=lambda folder: folder.index)

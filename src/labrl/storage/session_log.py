@@ -1,4 +1,4 @@
-"""The log of a session: what went wrong in it and what it warned of."""
+"""The log of a session, with its warnings and errors."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pathlib import Path
 def warnings_kept(log: Path, aloud: bool = False) -> Iterator[None]:
     """Also write labrl's warnings to the file `log` in this context.
 
-    aloud: that must not keep it from being told where nobody listens otherwise. What numpy remarks of labrl's
-    own arithmetic is left out: where a number that is not finite comes of it, labrl says which.
+    aloud: whether to print them too if no log handler is configured. NumPy's warnings about labrl's own
+    arithmetic are left out, because labrl reports values that are not finite itself.
     """
     logger = logging.getLogger("labrl")
     handlers: list[logging.Handler] = [logging.FileHandler(log, delay=True, encoding="utf-8")]
     handlers[0].setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    if aloud and not logger.hasHandlers():  # then the one above would be all
+    if aloud and not logger.hasHandlers():  # otherwise the file above would be the only handler
         handlers.append(logging.StreamHandler())
     for handler in handlers:
         handler.setLevel(logging.WARNING)
         logger.addHandler(handler)
     try:
         with warnings.catch_warnings():
-            # those of other modules, such as somebody's environment, are still told
+            # Warnings of other modules, such as a user's environment, still appear.
             remark = "(overflow|invalid value) encountered"
             warnings.filterwarnings("ignore", remark, RuntimeWarning, module=r"(labrl|numpy)\.")
             yield
@@ -37,7 +37,7 @@ def warnings_kept(log: Path, aloud: bool = False) -> Iterator[None]:
 
 
 def print_without_modules() -> None:
-    """Let the root logger's handlers name the library that warns, and of labrl no module."""
+    """Make the root logger's handlers print the library that warns, without labrl's module names."""
     for handler in logging.getLogger().handlers:
         if type(handler) is logging.StreamHandler:
             handler.setFormatter(_TerminalFormatter())
@@ -50,6 +50,6 @@ class _TerminalFormatter(logging.Formatter):
 
 
 def append(log: Path, text: str) -> None:
-    """Write `text` at the end of the file `log`, as lines of their own, if the disk lets it."""
+    """Append `text` as separate lines to the file `log`. Write errors are ignored."""
     with suppress(OSError), open(log, "a", encoding="utf-8") as file:
         file.write(text.rstrip() + "\n")

@@ -1,4 +1,4 @@
-"""Rows of metrics as CSV: one header, one row a line, readable by anything."""
+"""Rows of metrics as CSV, with one header line and one line for each row."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _log = logging.getLogger(__name__)
 
 
 class CsvTable:
-    """A CSV file that grows by rows; the first row's keys are its columns.
+    """A CSV file to which rows are appended. The keys of the first row are its columns.
 
-    None and nan are empty cells. Each row is flushed as it is appended; where the disk refuses it, it
-    is kept and written with a later one. A file that a killed process left with half a last line is mended.
+    None and nan are empty cells. Each row is flushed when it is appended; if a write fails, the row is kept
+    and written with a later one. An incomplete last line, left by a killed process, is removed.
 
-    For a key that is no column the file is rewritten with the column added, so that no value is lost.
+    If a row has a new key, the file is rewritten with this column added, so that no value is lost.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +35,7 @@ class CsvTable:
         self._waiting: list[dict[str, str]] = []
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write one row; columns that it lacks stay empty."""
+        """Write one row. Missing columns stay empty."""
         cells = {key: _to_cell(value) for key, value in row.items()}
         columns = self._header()
         unknown = [key for key in cells if key not in columns]
@@ -46,15 +46,17 @@ class CsvTable:
             else:
                 self._write_waiting(columns)
         except OSError as error:
-            _log.warning("%s cannot be written (%s); %d rows wait", self.path, error, len(self._waiting))
+            _log.warning(
+                "%s cannot be written (%s); %d rows are pending", self.path, error, len(self._waiting)
+            )
         else:
             self._waiting = []
 
     def truncate_after(self, frame: int) -> int:
-        """Cut back to the rows whose `frame` is at most `frame`, as a resume from there needs.
+        """Cut the table back to the rows whose `frame` is at most `frame`, as a resume from there needs.
 
-        Returns the frame of the last row that is left, 0 where there is none. Raises DamagedFileError for a
-        file that is no such table.
+        Returns the frame of the last remaining row, or 0 if there is none. Raises DamagedFileError if the
+        file is not a table of metrics.
         """
         try:
             columns = self._header()
@@ -63,7 +65,7 @@ class CsvTable:
             kept = [cells for cells in _read_cells(self.path) if float(cells["frame"]) <= frame]
         except (KeyError, ValueError, csv.Error) as error:
             raise DamagedFileError(
-                f"{self.path} is not a table of metrics ({error}): restore it from a copy, or move it away "
+                f"{self.path} is not a table of metrics ({error}). Restore it from a copy, or move it away "
                 "to resume without its rows.",
                 key=str(self.path),
             ) from error
@@ -73,11 +75,11 @@ class CsvTable:
         return int(float(kept[-1]["frame"])) if kept else 0
 
     def _header(self) -> list[str]:
-        """The columns, read once from a file that exists already."""
+        """Return the columns, which are read once if the file already exists."""
         if self._columns is None:
             lines = _whole_lines(self.path)
             if lines and len(lines) < len(self.path.read_bytes()):
-                write_atomic(self.path, lines)  # half a line, left by a kill
+                write_atomic(self.path, lines)  # without an incomplete line, left by a kill
             self._columns = next(csv.reader(io.StringIO(lines.decode())), [])
         return self._columns
 
@@ -89,7 +91,7 @@ class CsvTable:
                 if file.write(content) != len(content):
                     raise OSError("only part of a row could be written")
             except OSError:
-                file.truncate(end)  # half a row would spoil the next
+                file.truncate(end)  # a partial row would corrupt the next one
                 raise
 
     def _rewrite(self, columns: list[str], rows: list[dict[str, str]]) -> None:
@@ -98,9 +100,9 @@ class CsvTable:
 
 
 def read_rows(path: Path) -> list[dict[str, Value]]:
-    """Return the rows of a table, whose process may be writing it; none if there is no table.
+    """Return the rows of a table that may still be growing, or an empty list if there is no table.
 
-    Cells become ints, floats and text as they look, None where they are empty.
+    Cells become integers, floats or text depending on their form; empty cells become None.
     """
     try:
         rows = _read_cells(path)
@@ -118,7 +120,7 @@ def _whole_lines(path: Path) -> bytes:
 
 
 def _read_cells(path: Path) -> list[dict[str, str]]:
-    """Return the text of each cell by column. Raises ValueError for a file that is no table."""
+    """Return the text of each cell by column. Raises ValueError if the file is not a table."""
     reader = csv.reader(io.StringIO(_whole_lines(path).decode(), newline=""))
     try:
         columns = next(reader, [])
@@ -140,8 +142,8 @@ def _to_cell(value: Any) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool | int | float | str):
-        return str(value)  # of a float: the shortest text that reads back as the same float
-    raise TypeError(f"a cell of a table is a number, text or None, got {type(value).__qualname__}")
+        return str(value)  # for a float, the shortest text that reads back as the same float
+    raise TypeError(f"a cell of a table must be a number, text or None, got {type(value).__qualname__}")
 
 
 def _to_value(cell: str) -> Value:

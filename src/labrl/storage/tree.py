@@ -11,25 +11,25 @@ import torch
 from torch import Tensor
 
 LARGE = 2**26
-"""Bytes from which on an array that is read stays mapped to its file instead of being copied to memory."""
+"""Size in bytes from which on an array stays mapped to its file instead of being copied to memory."""
 
-# An OrderedDict stands for a NumPy array or scalar, or for bytes; all other mappings are packed as dicts.
+# An OrderedDict represents a NumPy array or scalar, or bytes. All other mappings are packed as dicts.
 
 
 def pack(state: Any) -> Any:
-    """Return nested plain state with containers of its own, and NumPy arrays as their bytes in tensors.
+    """Return nested plain state with new containers, and with NumPy arrays as tensors of their bytes.
 
-    Takes dicts, lists, tuples, text, bytes, numbers, None, NumPy arrays and scalars of any dtype but
+    Accepts dicts, lists, tuples, text, bytes, numbers, None, NumPy arrays and scalars of any dtype except
     object, and dense tensors of any dtype on any device. Arrays and tensors share memory with the state where
-    possible. Raises TypeError naming the place of anything else.
+    possible. Raises TypeError, with the place in the state, for anything else.
     """
     return _pack(state, "")
 
 
 def unpack(packed: Any) -> Any:
-    """Return the state that `pack` was given, with tensors on the CPU.
+    """Return the state that was passed to `pack`, with tensors on the CPU.
 
-    Raises ValueError, TypeError or KeyError on data of another program.
+    Raises ValueError, TypeError or KeyError if the data is from another program.
     """
     if isinstance(packed, OrderedDict):
         return packed["bytes"].encode("latin-1") if "bytes" in packed else _unpack_array(packed)
@@ -43,7 +43,7 @@ def unpack(packed: Any) -> Any:
 
 
 def num_bytes(packed: Any) -> int:
-    """Count the bytes of all tensors in a packed state."""
+    """Return the number of bytes of all tensors in a packed state."""
     return sum(tensor.nbytes for tensor in _tensors(packed))
 
 
@@ -69,19 +69,19 @@ def _pack(value: Any, place: str) -> Any:
         return OrderedDict(bytes=value.decode("latin-1"))  # torch.load refuses empty bytes
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
-            return kind(value)  # not a subclass, which would load only by its name
+            return kind(value)  # a subclass would not load with weights_only
     if value is None:
         return None
     raise TypeError(
         f"state at {place or '/'} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint "
-        "holds only plain data: dict, list, tuple, str, bytes, numbers, None, NumPy arrays, tensors"
+        "contains only plain data: dict, list, tuple, str, bytes, numbers, None, NumPy arrays, tensors"
     )
 
 
 def _pack_key(key: Any, place: str) -> Any:
-    if isinstance(key, np.generic | Tensor):  # hashable, but not as the plain data that is loaded
+    if isinstance(key, np.generic | Tensor):  # its hash differs from that of the loaded plain value
         raise TypeError(
-            f"state at {place or '/'} has the key {key!r}: keys are text, numbers, None or tuples"
+            f"state at {place or '/'} has the key {key!r}: keys must be text, numbers, None or tuples"
         )
     return _pack(key, place)
 
@@ -89,10 +89,10 @@ def _pack_key(key: Any, place: str) -> Any:
 def _pack_tensor(tensor: Tensor, place: str) -> Tensor:
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise TypeError(
-            f"state at {place or '/'} is a tensor that is not dense: a checkpoint holds dense ones"
+            f"state at {place or '/'} is a tensor that is not dense: a checkpoint contains only dense ones"
         )
     tensor = tensor.detach().cpu()
-    # torch.save writes the whole storage behind a view
+    # torch.save would write the whole storage behind a view.
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
@@ -100,7 +100,7 @@ def _pack_array(value: np.ndarray | np.generic, place: str) -> OrderedDict[str, 
     array = np.asarray(value)
     if _is_opaque(array.dtype):
         raise TypeError(
-            f"state at {place or '/'} is an array of {array.dtype}: a checkpoint holds no such thing"
+            f"state at {place or '/'} is an array of {array.dtype}, which a checkpoint cannot contain"
         )
     flat = np.ascontiguousarray(array).reshape(-1)
     if not flat.flags.writeable:
@@ -116,7 +116,7 @@ def _pack_array(value: np.ndarray | np.generic, place: str) -> OrderedDict[str, 
 def _unpack_array(packed: Mapping[str, Any]) -> Any:
     dtype = np.dtype(packed["dtype"])
     if _is_opaque(dtype):
-        raise ValueError(f"it holds an array of {dtype}")
+        raise ValueError(f"it contains an array of {dtype}")
     array = unpack(packed["array"]).numpy().view(dtype).reshape(packed["shape"])
     return array[()] if packed["scalar"] else array
 

@@ -1,10 +1,10 @@
-"""Videos that every browser plays: H.264 in an MP4 file."""
+"""Videos that every browser plays: H.264 in MP4 files."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 SMALLEST = 256
-"""Pixels to which one side of smaller images is enlarged."""
+"""Pixels that the shorter side of a small image is enlarged to."""
 
 LARGEST = 4096
-"""Largest size of a side after enlargement, pixels."""
+"""Largest side after enlargement, in pixels."""
 
 
 class EncoderError(Exception):
-    """The encoder does not take the pictures, such as those of 100,000 pixels in a row."""
+    """Raised if the encoder does not accept the images, for instance because they are 100,000 pixels wide."""
 
 
 class Mp4:
-    """An MP4 file that is being written, picture by picture."""
+    """An MP4 file that is written image by image."""
 
     def __init__(self, container: Any, frames_per_second: float) -> None:
         self._container, self._rate = container, Fraction(frames_per_second).limit_denominator(1000)
@@ -32,9 +32,10 @@ class Mp4:
         self._zoom = 1
 
     def add(self, picture: NDArray[np.uint8]) -> None:
-        """picture: RGB, [height, width, 3]. One of another size than the first is scaled to that.
+        """picture: RGB image, [height, width, 3]. An image of another size than the first is scaled to that
+        size.
 
-        Raises EncoderError, and OSError where the disk refuses.
+        Raises EncoderError, or OSError if the file cannot be written.
         """
         import av
 
@@ -42,7 +43,7 @@ class Mp4:
             if self._stream is None:
                 self._begin(*picture.shape[:2])
             picture = picture.repeat(self._zoom, 0).repeat(self._zoom, 1) if self._zoom > 1 else picture
-            # Colours are stored for two by two pixels, so both sides must be even.
+            # Colours are stored for blocks of two by two pixels, so both sides must be even.
             odd = picture.shape[0] % 2, picture.shape[1] % 2
             if any(odd):
                 picture = np.pad(picture, ((0, odd[0]), (0, odd[1]), (0, 0)), "edge")
@@ -52,7 +53,7 @@ class Mp4:
             self._container.mux(self._stream.encode(frame))
 
     def finish(self) -> None:
-        """Write what the encoder holds back. Raises ValueError without any picture."""
+        """Write the images that the encoder still holds. Raises ValueError if there were none."""
         if self._stream is None:
             raise ValueError("a video needs at least one picture")
         with _refusals():
@@ -68,13 +69,13 @@ class Mp4:
         stream.height = (height * self._zoom + 1) // 2 * 2
         stream.width = (width * self._zoom + 1) // 2 * 2
         stream.pix_fmt = "yuv420p"
-        # Two threads on one core, as hyper-threads are, take longer than one.
+        # Two threads on one core (hyper-threads) take longer than one.
         stream.codec_context.thread_count = max((os.cpu_count() or 1) // 2, 1)
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Whatever the encoder does not take, as an EncoderError; what the disk refuses stays an OSError."""
+    """Raise EncoderError for whatever the encoder does not accept. Errors of the disk stay OSError."""
     import av
 
     try:
@@ -87,16 +88,23 @@ def _refusals() -> Iterator[None]:
 
 @contextmanager
 def write_mp4(path: Path, frames_per_second: float) -> Iterator[Mp4]:
-    """Replace `path` by the video that is added meanwhile; where that fails, what was there stays.
+    """Replace `path` by a video of the images that are added in this context. After an error the old file
+    stays.
 
-    Raises ImportError without PyAV, EncoderError, OSError where the disk refuses.
+    Raises ImportError if PyAV is missing, EncoderError, and OSError if the file cannot be written.
     """
     import av
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{path.stem}.*.tmp.mp4"):
+        with suppress(PermissionError):  # someone else's process
+            try:
+                os.kill(int(leftover.name.split(".")[-3]), 0)
+            except ProcessLookupError:
+                leftover.unlink(missing_ok=True)  # it was killed
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.mp4")
     try:
-        # The index at the front, so that a browser shows the video before it has all of it.
+        # The index comes first, so that a browser shows the video before it has loaded all of it.
         with av.open(str(temporary), "w", format="mp4", options={"movflags": "faststart"}) as container:
             video = Mp4(container, frames_per_second)
             yield video

@@ -1,1 +1,1 @@
-"""Parts that several agents hold."""
+"""Parts that agents share."""

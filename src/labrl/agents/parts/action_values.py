@@ -1,8 +1,8 @@
-"""Action values: acting by a Q network, and what its outputs mean (`agent/value`).
+"""Action values: acting with a Q network, and the meaning of its outputs (`agent/value`).
 
-The outputs for an action are the mean of its return, the return's distribution, or its quantiles. `reward`
-is the discounted sum over the n steps of a transition and `discount` the factor of the value at their end:
-gamma^n, or 0 where the task ended within them. Both are [batch].
+The outputs for an action are the mean of its return, the distribution of its return, or its quantiles.
+`reward` is the discounted sum over the n steps of a transition and `discount` the factor of the value after
+them: gamma^n, or 0 if the task ended within them. Both are [batch].
 """
 
 from __future__ import annotations
@@ -21,69 +21,70 @@ from torch import Tensor
 from labrl.agents.agent import Actor
 from labrl.agents.parts.exploration import Exploration, Values, uniform_valid
 from labrl.clock import Clock
-from labrl.config.component import Component
-from labrl.config.types import (
+from labrl.component import Component
+from labrl.learning.compute import Compute
+from labrl.learning.learner import make_learner
+from labrl.networks.building import build_networks
+from labrl.networks.distributions import INVALID
+from labrl.networks.layers import factor_noise
+from labrl.networks.q_network import QNetwork, QNetworkConfig
+from labrl.schedules import LARGEST, value_at
+from labrl.seeding import Streams
+from labrl.spaces import Spaces
+from labrl.step import Masks, States
+from labrl.types import (
     NonNegativeFloat,
     NonNegativeSchedule,
     PositiveFloat,
     PositiveInt,
     whole_number,
 )
-from labrl.learning.compute import Compute
-from labrl.learning.learner import build_networks, make_learner
-from labrl.networks.distributions import INVALID
-from labrl.networks.layers import factor_noise
-from labrl.networks.q_network import QNetwork, QNetworkConfig
-from labrl.networks.spaces import Spaces
-from labrl.schedules import LARGEST, value_at
-from labrl.seeding import Streams
-from labrl.step import Masks, States
 
 EPSILON = 2.0**-23
-"""Relative distance of neighbours in float32."""
+"""Relative distance between neighboring numbers in float32."""
 ONE = np.float32(1)
 
 Atoms = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
 
 
 class Differentiated(NamedTuple):
-    """A loss of each row and its derivative."""
+    """Loss of each row with its derivative."""
 
     losses: NDArray
     """[rows]"""
     errors: NDArray
-    """Errors that priorities follow. [rows]"""
+    """Errors that determine priorities. [rows]"""
     slope: NDArray
-    """Derivative of a row's loss by its outputs. [rows, outputs]"""
+    """Derivative of each row's loss with respect to its outputs. [rows, outputs]"""
 
 
 class ActionValues(Protocol):
     """Maps outputs to values, targets and losses. Built as `Target(config, device=torch.device)`."""
 
     num_outputs: int
-    """Numbers that the network gives for each action."""
+    """Number of outputs of the network for each action."""
 
     def expected(self, outputs: Tensor) -> Tensor:
         """Return the mean return. [..., num_outputs] -> [...]"""
         ...
 
     def target(self, next_outputs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Return what the outputs should have been.
+        """Return the target of the outputs.
 
-        next_outputs: of the action chosen in the state n steps on, [batch, num_outputs].
+        next_outputs: outputs of the action chosen in the state after n steps, [batch, num_outputs].
         """
         ...
 
     def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of each sample, and the error that its priority follows. [batch] each
+        """Return the loss of each sample, and the error that determines its priority. [batch] each
 
-        outputs: of the action taken, [batch, num_outputs]; target: what `target` returned.
+        outputs: outputs of the action taken, [batch, num_outputs]; target: result of `target`.
         """
         ...
 
 
 class DerivedValues(ActionValues, Protocol):
-    """Action values that compute with arrays too, with the derivatives of their losses."""
+    """Action values that also compute with arrays, including the derivatives of their losses."""
 
     def means(self, outputs: NDArray) -> NDArray:
         """Return the mean return. [..., num_outputs] -> [...]"""
@@ -94,36 +95,36 @@ class DerivedValues(ActionValues, Protocol):
     ) -> Differentiated:
         """Differentiate the loss of the outputs of the actions taken, [rows, num_outputs].
 
-        later: outputs of the actions chosen n steps on, [rows, num_outputs].
+        later: outputs of the actions chosen after n steps, [rows, num_outputs].
         """
         ...
 
 
 def derived_values(value: Any) -> DerivedValues | None:
-    """Return a value if it is one of labrl's own, whose losses are derived by hand; else None."""
+    """Return `value` if it is one of labrl's classes, whose losses are derived by hand; otherwise None."""
     return value if type(value) in (ExpectedValue, CategoricalValue, QuantileValue) else None
 
 
 @dataclass(kw_only=True)
 class ValuePolicyConfig:
-    """Options of every agent that acts by action values."""
+    """Options of all agents that act with action values."""
 
     network: QNetworkConfig
     """Network from observations to outputs for each action."""
     exploration: Component
-    """Exploration: the choice of actions in training."""
+    """Choice of actions in training."""
     optimizer: Component
     """Optimizer of the weights."""
     lr: NonNegativeSchedule
     """Learning rate, >= 0."""
     max_grad_norm: PositiveFloat | None
-    """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
+    """Largest Euclidean norm of a gradient, > 0; longer gradients are scaled down; null: no limit."""
 
 
 class ValuePolicy:
-    """A Q network, its learner, and the choice of actions by its values.
+    """A Q network with its learner, and the choice of actions by its values.
 
-    Observations are given as the network reads them, after `network.layout`. Actions are counted from 0.
+    Observations are in the network's layout, and actions are counted from 0.
     """
 
     def __init__(
@@ -144,7 +145,6 @@ class ValuePolicy:
             lambda: (QNetwork(config.network, spaces, self.num_actions, value.num_outputs),),
             streams.seed_of("initialization"),
             spaces,
-            compute,
         )
         self.learner = make_learner(self.network, spaces, compute, config.optimizer, config.max_grad_norm)
         self._stream = streams.numpy("policy")
@@ -157,11 +157,11 @@ class ValuePolicy:
         state: States = None,
         at_random: bool = False,
     ) -> tuple[NDArray[np.int64], NDArray]:
-        """Choose exploring actions among the valid ones.
+        """Choose valid exploring actions.
 
-        inputs: observations, [n, *obs]; mask: which actions are valid, [n, actions], None: all are; state:
-        the recurrent state before, [n, state_size], None: a fresh one; at_random: whether all valid actions
-        are equally likely. Returns actions, [n], and the state after.
+        inputs: observations, [n, *obs]; mask: valid actions, [n, actions], None if all are; state: recurrent
+        state before, [n, state_size], None for the initial one; at_random: whether all valid actions are
+        equally likely. Returns actions, [n], and the state after.
         """
         after = before = self._fresh(inputs) if state is None else state
 
@@ -171,7 +171,7 @@ class ValuePolicy:
             after = output.state
             return self._expected(output.outputs, mask)
 
-        if self.network.state_size:  # the state is carried on, however actions are chosen
+        if self.network.state_size:  # advance the state, however actions are chosen
             compute = cache(compute)
             compute()
         if not at_random:
@@ -184,26 +184,26 @@ class ValuePolicy:
         return action, after
 
     def values(self, inputs: NDArray, mask: Masks = None, state: States = None) -> tuple[NDArray, NDArray]:
-        """Compute expected returns by the mean weights of the network.
+        """Compute expected returns with the mean weights of the network.
 
-        Takes what `choose` takes. Returns values, [n, actions], minus infinity where not valid, and the state
-        after.
+        The arguments are those of `choose`. Returns values, [n, actions], with minus infinity for invalid
+        actions, and the state after.
         """
         output = self.learner.forward(inputs, self._fresh(inputs) if state is None else state)
         return self._expected(output.outputs, mask), output.state
 
     def actor(self) -> ValueActor:
-        """Return the best actions as one module."""
+        """Return the greedy policy as one module."""
         return ValueActor(self.network, self._value, self._first_action)
 
     def noise(self, rows: int) -> Tensor | None:
-        """Draw noise for a noisy network; None for others. [rows, num_noise]"""
+        """Draw noise, [rows, num_noise], for a noisy network; None for other networks."""
         if not self.network.num_noise:
             return None
         return factor_noise((rows, self.network.num_noise), self._noise_stream)
 
     def to_env(self, action: NDArray) -> NDArray:
-        """Return actions as the environment takes them. [n]"""
+        """Return actions for the environment. [n]"""
         return action + self._first_action if self._first_action else action
 
     def coefficients(self) -> dict[str, float]:
@@ -223,7 +223,7 @@ class ValuePolicy:
 
 
 class ValueActor(Actor):
-    """The actions with the highest expected return, by the mean weights of the network."""
+    """Policy that chooses the actions with the highest expected return, with the network's mean weights."""
 
     def __init__(self, network: QNetwork, value: ActionValues, first_action: int) -> None:
         super().__init__()
@@ -242,7 +242,10 @@ class ValueActor(Actor):
 
 
 def chosen(outputs: Tensor, action: Tensor) -> Tensor:
-    """Return the outputs of one action each, [batch, n]. outputs: [batch, actions, n]; action: [batch]"""
+    """Return the outputs for one action per row, [batch, n].
+
+    outputs: [batch, actions, n]; action: [batch].
+    """
     index = action.view(-1, 1, 1).expand(-1, 1, outputs.shape[2])
     return outputs.gather(1, index).squeeze(1)
 
@@ -260,17 +263,17 @@ def td_target(next_value: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
 def categorical_target(probability: Tensor, reward: Tensor, discount: Tensor, support: Tensor) -> Tensor:
     """Compute the distribution of r + gamma^n Z, projected onto the support (Bellemare et al., 2017, eq. 7).
 
-    Atom i gets the part [1 - |clip(r + gamma^n z_j) - z_i| / dz], if positive, of each p_j: what falls
-    between two atoms goes to both, more of it to the nearer one.
+    Atom i receives the share [1 - |clip(r + gamma^n z_j) - z_i| / dz], if positive, of each p_j: probability
+    between two atoms is divided between them, with the larger share for the nearer one.
 
-    probability: of the atoms of Z, [batch, atoms]; support: the evenly spaced atoms z, [atoms].
+    probability: probabilities of the atoms of Z, [batch, atoms]; support: evenly spaced atoms z, [atoms].
     Returns [batch, atoms].
     """
     moved = td_target(support.expand_as(probability), reward, discount)
     spacing = (support[-1] - support[0]) / (len(support) - 1)
     distance = (moved.clamp(support[0], support[-1]).unsqueeze(1) - support.unsqueeze(1)).abs()
-    # All pairs of atoms, rather than a sum into two rounded places: exact at the edges, and the order of
-    # the sums is fixed on a GPU too. [batch, atoms, atoms]
+    # Use all pairs of atoms instead of adding at two rounded places: this is exact at the edges, and the
+    # order of the sums is fixed, even on a GPU. [batch, atoms, atoms]
     share = (1 - distance / spacing).clamp_(min=0)
     return torch.bmm(share, probability.unsqueeze(2)).squeeze(2)
 
@@ -278,8 +281,8 @@ def categorical_target(probability: Tensor, reward: Tensor, discount: Tensor, su
 def categorical_divergence(logits: Tensor, target: Tensor) -> Tensor:
     """Compute D_KL(target || softmax(logits)), the loss of C51 (Bellemare et al., 2017, section 4.2).
 
-    The cross entropy, less the target's own entropy: the gradient is the same, and a distribution that is
-    met exactly has loss 0, as the priorities of Rainbow want it (Hessel et al., 2018, section 3).
+    This is the cross entropy minus the entropy of the target. It has the same gradient, and is 0 if the
+    distributions are equal, as the priorities of Rainbow require (Hessel et al., 2018, section 3).
 
     logits, target: [batch, atoms]. Returns [batch].
     """
@@ -290,9 +293,10 @@ def categorical_divergence(logits: Tensor, target: Tensor) -> Tensor:
 def quantile_huber_loss(quantile: Tensor, target: Tensor, fraction: Tensor, kappa: float) -> Tensor:
     """Compute the quantile Huber loss (Dabney et al., 2018, arXiv:1710.10044, eq. 10).
 
-    With u the target sample minus the quantile at fraction tau, rho(u) = |tau - 1{u < 0}| L_kappa(u), summed
-    over the quantiles and averaged over the samples. L is divided by kappa, as the authors' later work does
-    (arXiv:1806.06923, eq. 3): the same at kappa 1, and the limit at 0 is |tau - 1{u < 0}| |u|, eq. 8.
+    The loss is rho(u) = |tau - 1{u < 0}| L_kappa(u), where u is a sample of the target minus the quantile at
+    fraction tau, summed over the quantiles and averaged over the samples. L is divided by kappa, as in the
+    authors' later work (arXiv:1806.06923, eq. 3): this changes nothing for kappa=1, and the limit for kappa=0
+    is |tau - 1{u < 0}| |u|, eq. 8.
 
     quantile: [batch, n]; target: samples of the target, [batch, m]; fraction: tau of each quantile, [n].
     Returns [batch].
@@ -308,16 +312,16 @@ def quantile_huber_loss(quantile: Tensor, target: Tensor, fraction: Tensor, kapp
 
 @dataclass(kw_only=True)
 class ExpectedValueConfig:
-    """One output for each action: its expected return (Watkins, 1989; Mnih et al., 2015)."""
+    """Expected return of each action (Watkins, 1989; Mnih et al., 2015)."""
 
     loss: Literal["huber", "squared"]
-    """squared: half the squared error; huber: the same up to an error of 1, and linear beyond."""
+    """Loss: squared (half the squared error) or huber (the same up to an error of 1, linear above)."""
 
 
 class ExpectedValue:
-    """Q(s, a), with the error e = Q - (r + gamma^n Q') and the loss e^2 / 2, of which the derivative is e.
+    """Q(s, a) with the error e = Q - (r + gamma^n Q') and the loss e^2 / 2, whose derivative is e.
 
-    The Huber loss is |e| - 1/2 beyond an error of 1, and its derivative the sign of e there.
+    The Huber loss is |e| - 1/2 for |e| > 1, with the sign of e as its derivative.
     """
 
     Config = ExpectedValueConfig
@@ -335,7 +339,7 @@ class ExpectedValue:
         return td_target(next_outputs, reward, discount)
 
     def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of the temporal-difference error, and its size. [batch] each"""
+        """Return the loss and the absolute value of the temporal-difference error. [batch] each"""
         value, target = outputs.squeeze(1), target.squeeze(1)
         with torch.no_grad():
             error = (target - value).abs_()
@@ -353,13 +357,13 @@ class ExpectedValue:
         """Differentiate the loss of the outputs of the actions taken. [rows, 1]"""
         error = outputs[:, 0] - (reward + discount * later[:, 0])
         size = np.abs(error)
-        # Up to an error of 1 slope and error are the same, and s (e - s / 2) is both losses.
+        # With the slope s of the error e, s (e - s / 2) is the loss in both ranges.
         slope = error if self.squared else np.minimum(np.maximum(error, -ONE), ONE)
         return Differentiated(slope * (error - np.float32(0.5) * slope), size, slope[:, None])
 
 
 def _softmax(logits: NDArray) -> NDArray:
-    """[..., n] -> [..., n]"""
+    """Return the softmax over the last axis. [..., n] -> [..., n]"""
     p = np.exp(logits - logits.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     return p
@@ -367,10 +371,10 @@ def _softmax(logits: NDArray) -> NDArray:
 
 @dataclass(kw_only=True)
 class CategoricalValueConfig:
-    """A distribution over fixed returns, C51 (Bellemare et al., 2017, arXiv:1707.06887)."""
+    """Distribution over fixed returns, C51 (Bellemare et al., 2017, arXiv:1707.06887)."""
 
     v_min: float
-    """Lowest return of the distribution, discounted, of rewards as the learner sees them."""
+    """Lowest discounted return of the distribution, from rewards as the learner sees them."""
     v_max: float
     """Highest return of the distribution, > v_min."""
     atoms: Atoms
@@ -388,9 +392,9 @@ class CategoricalValueConfig:
 
 
 class CategoricalValue:
-    """Logits x of the atoms of Z(s, a): with p = softmax(x) and a target t the loss D_KL(t || p).
+    """Logits x of the atoms of Z(s, a), with the loss D_KL(t || p) for p = softmax(x) and a target t.
 
-    Its derivative by x is p sum(t) - t, where the sum of t is 1 but for rounding.
+    The derivative with respect to x is p sum(t) - t, where sum(t) is 1 apart from rounding.
     """
 
     Config = CategoricalValueConfig
@@ -433,9 +437,9 @@ class CategoricalValue:
         return Differentiated(losses, losses, p * target.sum(1, keepdims=True) - target)
 
     def _projected(self, probability: NDArray, reward: NDArray, discount: NDArray) -> NDArray:
-        """Return the distribution of r + gamma^n Z on the atoms, as `categorical_target` does. [rows, atoms]
+        """Return the distribution of r + gamma^n Z on the atoms, like `categorical_target`. [rows, atoms]
 
-        probability: of the atoms of Z, [rows, atoms].
+        probability: probabilities of the atoms of Z, [rows, atoms].
         """
         support = self._atoms
         atoms = len(support)
@@ -457,15 +461,16 @@ class QuantileValueConfig:
     quantiles: PositiveInt
     """Number of quantiles, at the midpoints of equal intervals of probability, >= 1."""
     kappa: NonNegativeFloat
-    """Error above which the Huber loss is linear, >= 0; 0: it is linear everywhere."""
+    """Error above which the Huber loss is linear, >= 0; 0: linear everywhere."""
 
 
 class QuantileValue:
-    """Returns q_i that are not exceeded with the probabilities tau_i = (2 i + 1) / 2 n.
+    """Quantiles q_i of the return at the probabilities tau_i = (2 i + 1) / 2 n.
 
-    With samples t_j of the target and u = t_j - q_i the loss is the mean over j and the sum over i of
-    |tau_i - 1{u < 0}| L(u), L(u) = u^2 / 2 kappa up to kappa and |u| - kappa / 2 beyond. Its derivative by
-    q_i is the mean over j of -|tau_i - 1{u < 0}| clip(u / kappa, -1, 1), with the sign of u for kappa = 0.
+    With samples t_j of the target and u = t_j - q_i, the loss is the mean over j and the sum over i of
+    |tau_i - 1{u < 0}| L(u), where L(u) = u^2 / 2 kappa for |u| <= kappa and |u| - kappa / 2 otherwise. Its
+    derivative with respect to q_i is the mean over j of -|tau_i - 1{u < 0}| clip(u / kappa, -1, 1), or with
+    the sign of u instead of the clipped term for kappa = 0.
     """
 
     Config = QuantileValueConfig
@@ -481,11 +486,11 @@ class QuantileValue:
         return outputs.mean(-1)
 
     def target(self, next_outputs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Return every quantile moved, as samples of the target. [batch, quantiles]"""
+        """Return r + gamma^n q for each quantile q, as samples of the target. [batch, quantiles]"""
         return td_target(next_outputs, reward, discount)
 
     def loss(self, outputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the quantile Huber loss, and the difference of the means. [batch] each"""
+        """Return the quantile Huber loss, and the absolute difference of the means. [batch] each"""
         with torch.no_grad():
             error = (target.mean(1) - outputs.mean(1)).abs_()
         return quantile_huber_loss(outputs, target, self.fraction, self.kappa), error
@@ -502,7 +507,7 @@ class QuantileValue:
         u = target[:, None, :] - outputs[:, :, None]  # [rows, quantiles, samples]
         weight = np.abs(self._fractions[:, None] - (u < 0))
         slope = np.clip(u / kappa, -1, 1) if kappa > 0 else np.sign(u)
-        # As for the Huber loss: s (u - kappa s / 2) is both parts of L.
+        # With the slope s, s (u - kappa s / 2) is L in both ranges.
         loss = slope * (u - np.float32(0.5) * kappa * slope)
         slope *= weight
         errors = np.abs(target.mean(1) - outputs.mean(1))

@@ -1,4 +1,4 @@
-"""Learning from a replay buffer: what is stored, and how many updates are due when."""
+"""Learning from a replay buffer: its options and checks, and the number of updates that are due."""
 
 from __future__ import annotations
 
@@ -10,101 +10,52 @@ from typing import Any, Literal, TypeVar
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from labrl.agents.agent import divided
 from labrl.clock import Clock
-from labrl.config.component import Component
+from labrl.component import Component
 from labrl.config.schema import TrialConfig
-from labrl.config.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
-from labrl.learning.learner import Columns, Learner
 from labrl.memory.offline import OfflineData, Wanted
-from labrl.memory.replay import Replay, Sample, replay_class
-from labrl.networks.spaces import Spaces, stored_choices
+from labrl.memory.replay import Replay, Transitions, replay_class
 from labrl.seeding import Streams
+from labrl.spaces import Spaces, stored_choices
+from labrl.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
 
 
 @dataclass(kw_only=True)
 class ExperienceConfig:
-    """Options of every agent that learns from a replay buffer."""
+    """Options of all agents that learn from a replay buffer."""
 
     memory: Component
-    """Replay buffer: where transitions are stored and how they are sampled."""
+    """Replay buffer: storage and sampling of transitions."""
     n_step: PositiveInt
-    """Rewards in a target before the bootstrap, >= 1."""
+    """Number of rewards in a target before the bootstrap, >= 1."""
     gamma: Probability
     """Discount factor: the weight of the next step's value, in [0, 1]."""
     batch_size: PositiveInt
     """Transitions in a minibatch, >= 1."""
     learning_starts: NonNegativeInt
-    """Frames before the first update, >= 0; there is none before a whole minibatch is stored."""
+    """Frames before the first update, >= 0; updates also wait until a minibatch is stored."""
     warmup_actions: Literal["random", "policy"]
-    """Actions during these frames: uniformly random, or those of the exploring policy."""
+    """Actions during these frames: random (uniform) or policy (of the exploring policy)."""
     updates_per_frame: PositiveRatio
-    """Updates per frame from then on, > 0, kept exactly: a number or a quotient such as "1/3"."""
+    """Updates per frame after these frames, > 0, kept exactly: a number or a quotient such as "1/3"."""
     offline: Component | None
-    """Transitions that were collected elsewhere; with them, updates begin at frame 0; null: none."""
+    """Transitions that were collected elsewhere, with which updates begin at frame 0; null: none."""
     collect_from: NonNegativeInt
-    """Frames before the environments are played, >= 0; until then, the agent learns from `offline` alone."""
+    """Frame from which the environments are played, >= 0; before it, the agent learns only from `offline`."""
     collect_until: NonNegativeInt | None
-    """Frame from which on the environments are no longer played, >= 0, and learning continues from what is
-    stored; null: they are played to the end."""
+    """Frame from which the environments are no longer played, >= 0, and the agent learns only from stored
+    transitions; null: they are always played."""
 
 
 Options = TypeVar("Options", bound=ExperienceConfig)
 
 
-@dataclass(frozen=True)
-class Transitions(Columns):
-    """A minibatch as tensors: the columns of a `labrl.memory.replay.Sample`."""
-
-    observation: Any
-    """A tensor as the network reads it, or an array as it is stored. [batch, *obs]"""
-    action: Tensor
-    """[batch, *action]"""
-    reward: Tensor
-    """Discounted sum over the steps of a transition. [batch]"""
-    next_observation: Any
-    """Likewise. [batch, *obs]"""
-    discount: Tensor
-    """Factor of the value of `next_observation`: 0 after a termination. [batch]"""
-    weight: Tensor
-    """Importance weights. [batch]"""
-    mask: Tensor | None = None
-    """Valid actions. [batch, actions]"""
-    next_mask: Tensor | None = None
-    """Valid actions in `next_observation`. [batch, actions]"""
-    noise: Any = None
-    """Random numbers from which a loss draws actions, a tensor [batch, ...]; None where it draws none."""
-
-    @classmethod
-    def of(
-        cls, sample: Sample, learner: Learner[Any], layout: Callable[[NDArray], NDArray] | None
-    ) -> Transitions:
-        """Return a sample on the learner's device.
-
-        layout: of its network, for observations; None: they stay arrays as they are stored, for a loss that
-        lays out its slice of them itself.
-        """
-        tensor, observation, following = learner.tensor, sample.observation, sample.next_observation
-        if layout is not None:
-            observation, following = tensor(layout(observation)), tensor(layout(following))
-        return cls(
-            observation,
-            tensor(sample.action),
-            tensor(sample.reward),
-            following,
-            tensor(sample.discount),
-            tensor(sample.weight),
-            tensor(sample.mask),
-            tensor(sample.next_mask),
-        )
-
-
 class Experience:
-    """A replay buffer, transitions collected elsewhere, and when to learn from them."""
+    """A replay buffer, transitions that were collected elsewhere, and the schedule of updates."""
 
     def __init__(
         self,
@@ -117,14 +68,15 @@ class Experience:
         num_masked: int = 0,
         state_size: int = 0,
     ) -> None:
-        """stored_action: the space of stored actions; None: the environment's. num_masked: flags in an action
-        mask, 0 without masks; state_size: numbers in a recurrent state, 0 without one."""
+        """stored_action: space of stored actions, None for the environment's action space; num_masked: number
+        of flags in an action mask, 0 without masks; state_size: size of the recurrent state, 0 without one.
+        """
         self.config, self._clock = config, clock
         self.frames_per_step = spaces.num_envs * compute.ranks.size
-        """Frames of a vector step, those of all ranks."""
+        """Frames of a vector step over all ranks."""
         self.first_update = first_update(config, spaces.num_envs, compute.ranks.size)
         self.updates = 0
-        """Updates so far; the agent that makes one counts it."""
+        """Number of updates so far, which the agent increments."""
         stored = stored_choices(spaces.action) if stored_action is None else stored_action
         self._offline: OfflineData | None = None
         if config.offline is not None:
@@ -148,36 +100,36 @@ class Experience:
 
     @property
     def acts_at_random(self) -> bool:
-        """Whether actions are uniformly random now."""
+        """Whether actions are currently uniformly random."""
         frame = self._clock.frame - self.config.collect_from
         return frame < self.config.learning_starts and self.config.warmup_actions == "random"
 
     @property
     def pauses(self) -> Experience | None:
-        """This, where there are frames in which environments are not played; else None."""
+        """This object if there are frames in which the environments are not played; otherwise None."""
         return self if self.config.collect_from > 0 or self.config.collect_until is not None else None
 
     @property
     def collecting(self) -> bool:
-        """Whether environments are played now."""
+        """Whether the environments are currently played."""
         end = self.config.collect_until
         return self._clock.frame >= self.config.collect_from and (end is None or self._clock.frame < end)
 
     @property
     def frames_played(self) -> int:
-        """Frames so far in which environments were played."""
+        """Number of frames so far in which the environments were played."""
         step, frame, end = self.frames_per_step, self._clock.frame, self.config.collect_until
         begin = -(-self.config.collect_from // step) * step
         until = frame if end is None else min(frame, -(-end // step) * step)
         return max(until - begin, 0)
 
     def due(self) -> int:
-        """Return how many updates are due with the vector step being taken in; the clock ticks after it."""
+        """Return the number of updates that are due after the current vector step, before the clock ticks."""
         frames = max(self._clock.frame + self.frames_per_step - self.first_update, 0)
         ratio = self.config.updates_per_frame
         return max(frames * ratio.numerator // ratio.denominator - self.updates, 0)
 
-    def sample(self) -> Sample:
+    def sample(self) -> Transitions:
         """Draw a minibatch."""
         frame = self._clock.frame
         if self._offline is None:
@@ -186,14 +138,14 @@ class Experience:
         return self._offline.mixed(self.memory, self.config.batch_size, frame, self.updates, joined)
 
     def observation_statistics(self) -> tuple[NDArray, NDArray] | None:
-        """Return mean and standard deviation of each observed number of `offline`. [*obs] each
+        """Return mean and standard deviation of the observations of `offline`, [*obs] each.
 
-        None without such transitions, as in a copy that only acts.
+        Returns None if there are no such transitions, as in a copy that only acts.
         """
         return None if self._offline is None else self._offline.observation_statistics()
 
     def update_priorities(self, index: NDArray[np.int64], error: NDArray) -> None:
-        """Give the transitions of a minibatch that are this session's own their new errors. [batch] each"""
+        """Set the errors of those transitions of a minibatch that this session collected. [batch] each"""
         own = slice(None) if self._offline is None else slice(int((index >= 0).sum()))
         self.memory.update_priorities(index[own], error[own])
 
@@ -203,21 +155,21 @@ class Experience:
         return {"memory": self.memory.state_dict(), "updates": self.updates, "offline": offline}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         self.memory.load_state_dict(state["memory"])
         self.updates = int(state["updates"])
         if self._offline is not None:
             self._offline.load_state_dict(state["offline"])
 
     def close(self) -> None:
-        """Write out what the replay buffer has in files."""
+        """Close the replay buffer, which flushes its files."""
         self.memory.close()
 
 
 def first_update(config: ExperienceConfig, num_envs: int, ranks: int = 1) -> int:
-    """Return the frame from which on updates are due: the replay buffer can give a minibatch then.
+    """Return the frame, counted over all ranks, from which updates are due and a minibatch is stored.
 
-    config, num_envs: of one rank; the frames are those of all.
+    config, num_envs: options and number of environments of one rank.
     """
     frames: int = config.memory.config.frames_for(config.batch_size, num_envs, config.n_step)
     return max(config.learning_starts, frames * ranks)
@@ -226,15 +178,15 @@ def first_update(config: ExperienceConfig, num_envs: int, ranks: int = 1) -> int
 def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False) -> None:
     """Raise InputError if replay buffer, minibatch and budget contradict each other.
 
-    env: its configuration; sequences: whether the agent learns from these, rather than from single steps.
+    env: configuration of the environment; sequences: whether the agent learns from sequences of steps.
     """
     memory = replay_class(config.memory)
     if memory.TRAITS.sequences != sequences:
         why = (
-            "keeps single transitions, and a recurrent network learns from sequences. Set "
+            "stores single transitions, but a recurrent network learns from sequences. Set "
             "agent/memory=sequences, or agent=dqn agent/network=wide."
             if sequences
-            else "keeps sequences, from which only agent=recurrent_dqn learns, with a recurrent network. Set "
+            else "stores sequences, from which only agent=recurrent_dqn with a recurrent network learns. Set "
             "agent/memory=uniform or agent/memory=prioritized, or agent=recurrent_dqn agent/network=gru."
         )
         raise InputError(
@@ -266,12 +218,12 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
 
 
 def _check_collecting(config: ExperienceConfig, env: Any) -> None:
-    """Raise InputError if there would be nothing to learn from."""
+    """Raise InputError if there would be frames with nothing to learn from."""
     begin, end = config.collect_from, config.collect_until
     if config.offline is not None and config.memory.load().TRAITS.sequences:
         raise InputError(
-            "agent.offline cannot be used with agent/memory=sequences: transitions that were collected "
-            "elsewhere have no recurrent states. Set agent/offline=none or agent=dqn.",
+            "agent.offline cannot be used with agent/memory=sequences, because transitions that were "
+            "collected elsewhere have no recurrent states. Set agent/offline=none or agent=dqn.",
             code="contradiction",
             key="agent.offline",
         )
@@ -320,10 +272,10 @@ def check_memory(config: ExperienceConfig, spaces: Spaces) -> None:
 def check_replay(
     config: TrialConfig, actions: gym.Space[Any], actions_of: Callable[[Component], gym.Space[Any]]
 ) -> None:
-    """Raise InputError where the replay buffer or its source contradicts other parts of the configuration.
+    """Raise InputError if the replay buffer or its source contradicts other parts of the configuration.
 
-    actions: space of the environment; actions_of: returns that of another one. Agents without a replay buffer
-    pass.
+    actions: action space of the environment; actions_of: returns the action space of another environment.
+    Agents without a replay buffer pass.
     """
     experience = config.agent.config
     if not isinstance(experience, ExperienceConfig):
@@ -334,7 +286,7 @@ def check_replay(
         first = next(iter(transforms))
         raise InputError(
             f"transforms.{first} and agent.memory={experience.memory.target} contradict each other: the "
-            "replay buffer needs the goals and rewards of the environment itself. Set "
+            "replay buffer needs the original goals and rewards of the environment. Set "
             f"transforms.{first}=null or agent/memory=uniform.",
             code="contradiction",
             key=f"transforms.{first}",
@@ -366,7 +318,7 @@ def _check_source(
     actions: gym.Space[Any],
     actions_of: Callable[[Component], gym.Space[Any]],
 ) -> None:
-    """Raise InputError where the transitions of a source look otherwise than those that will be played."""
+    """Raise InputError if the transitions of a source differ in form from those that will be collected."""
     source = offline.load()
     if not isinstance(source, type) or not issubclass(source, OfflineData):
         return
@@ -378,8 +330,8 @@ def _check_source(
         if transforms.get(name) != then.get(name):
             past, now = (given[name].target if name in given else "null" for given in (then, transforms))
             raise InputError(
-                f"transforms.{name}: the data of agent.offline went through {past}, and new steps would go "
-                f"through {now}. Set transforms.{name} to that of the data.",
+                f"transforms.{name}: the data of agent.offline was transformed by {past}, but new steps "
+                f"would be transformed by {now}. Set transforms.{name} to that of the data.",
                 code="contradiction",
                 key=f"transforms.{name}",
             )
@@ -388,16 +340,16 @@ def _check_source(
         return
     try:
         theirs = actions_of(played_in)
-    except LabrlError:  # it cannot be made here
+    except LabrlError:  # the environment cannot be made here
         return
     same = theirs == actions
     box = gym.spaces.Box
     if isinstance(theirs, box) and isinstance(actions, box) and theirs.shape == actions.shape:
         same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
-    if not same:  # buffers keep actions without their bounds
+    if not same:  # buffers store actions without their bounds
         raise InputError(
-            f"agent.offline: the actions of its source, {played_in.config.name}, are {theirs}, and those of "
-            f"this environment are {actions}: the same number would mean another action. Name a run with the "
+            f"agent.offline: the actions of its source, {played_in.config.name}, are {theirs}, but those of "
+            f"this environment are {actions}: the same number would mean another action. Use a run with the "
             "same action space.",
             code="contradiction",
             key="agent.offline",
@@ -407,8 +359,8 @@ def _check_source(
 def experience_for_rank(config: Options, ranks: int, sequence_length: int = 1) -> Options:
     """Return the options of one of several ranks.
 
-    sequence_length: steps that are learned from together. Raises InputError if minibatch or replay buffer
-    cannot be divided equally.
+    sequence_length: steps of a sequence that the agent learns from. Raises InputError if minibatch or replay
+    buffer cannot be divided equally.
     """
     config = divided(config, "batch_size", ranks, sequence_length=sequence_length)
     buffer = divided(config.memory.config, "capacity", ranks, "agent.memory")

@@ -1,4 +1,4 @@
-"""Explorations of agents that learn action values (`agent/exploration`)."""
+"""Exploration by agents that learn action values (`agent/exploration`)."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.component import Component
-from labrl.config.types import NonNegativeSchedule, ProbabilitySchedule
+from labrl.component import Component
 from labrl.errors import InputError
 from labrl.schedules import value_at
 from labrl.step import Masks
+from labrl.types import NonNegativeSchedule, ProbabilitySchedule
 
 
 class Values(NamedTuple):
-    """Action values to choose by, which are computed only where they are needed."""
+    """Action values from which to choose, computed only if needed."""
 
     compute: Callable[[], NDArray]
-    """Computes them, [num_envs, actions]; minus infinity where an action is not valid."""
+    """Computes the values, [num_envs, actions], with minus infinity for invalid actions."""
     shape: tuple[int, int]
-    """Number of environments, and of actions."""
+    """Numbers of environments and actions."""
     mask: Masks = None
-    """Valid actions, [num_envs, actions]; None where all are."""
+    """Valid actions, [num_envs, actions]; None if all are valid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplorationTraits:
-    """Needs and capabilities of a class of explorations besides choosing."""
+    """Needs and capabilities of a class of explorations."""
 
     noisy: bool = False
-    """Whether it explores by the noise of the network's weights alone."""
+    """Whether it explores only through the noise of the network's weights."""
     probabilities: bool = False
-    """Whether it knows how likely it takes each action: `Exploration.probabilities`."""
+    """Whether it provides the probability of each action, `Exploration.probabilities`."""
 
 
 class Exploration(ABC):
-    """Chooses actions. Built as `Target(config)`; has no state but that of the generator it is given."""
+    """Chooses actions. Built as `Target(config)`; has no state except the generator that it is given."""
 
     TRAITS: ClassVar[ExplorationTraits] = ExplorationTraits()
 
@@ -48,11 +48,11 @@ class Exploration(ABC):
         """Return one action for each environment, counted from 0. [num_envs]"""
 
     def probabilities(self, values: NDArray, frame: int) -> NDArray:
-        """Return the probability of every action, given its value or minus infinity. [n, actions]"""
+        """Return the probability of each action from its value, minus infinity if invalid. [n, actions]"""
         raise NotImplementedError
 
     def strength(self, frame: int) -> float:
-        """Return what a metrics row calls `exploration`: the coefficient at `frame`, 0 without one."""
+        """Return the coefficient at `frame`, the column `exploration` of a metrics row; 0 if none."""
         return 0.0
 
 
@@ -70,21 +70,24 @@ def exploration_class(component: Component) -> type[Exploration]:
 
 
 def uniform_valid(mask: NDArray[np.bool_], share: NDArray) -> NDArray[np.int64]:
-    """Return one of the valid actions in each row. mask: [n, actions]; share: uniform in [0, 1), [n]"""
+    """Return a valid action for each row, [n].
+
+    mask: valid actions, [n, actions]; share: uniform random numbers in [0, 1), [n].
+    """
     rank = (share * mask.sum(1)).astype(np.int64)
     return (mask.cumsum(1) > rank[:, None]).argmax(1)
 
 
 @dataclass(kw_only=True)
 class EpsilonGreedyConfig:
-    """Mostly the best action, sometimes a random one (Watkins, 1989)."""
+    """Epsilon-greedy exploration: usually the best action, sometimes a random one (Watkins, 1989)."""
 
     epsilon: ProbabilitySchedule
     """Probability of a random action, in [0, 1]."""
 
 
 class EpsilonGreedy(Exploration):
-    """Takes a uniformly random valid action with probability epsilon, else the one with the largest value."""
+    """Takes a uniformly random valid action with probability epsilon, otherwise the one of largest value."""
 
     Config = EpsilonGreedyConfig
     TRAITS = ExplorationTraits(probabilities=True)
@@ -93,7 +96,7 @@ class EpsilonGreedy(Exploration):
         self._config = config
 
     def choose(self, values: Values, frame: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Choose for each environment by a draw of its own. [num_envs]"""
+        """Choose an action for each environment independently. [num_envs]"""
         epsilon = value_at(self._config.epsilon, frame)
         if epsilon <= 0:
             return values.compute().argmax(1)
@@ -102,7 +105,7 @@ class EpsilonGreedy(Exploration):
         if values.mask is not None:
             at_random = uniform_valid(values.mask, draws[1])
             return np.where(draws[0] < epsilon, at_random, values.compute().argmax(1))
-        # Lists, because each operation on an array costs more than a few numbers do.
+        # Use lists, because an operation on an array takes longer than one on a few numbers.
         chances, places = draws.tolist()
         action = values.compute().argmax(1) if max(chances) >= epsilon else np.empty(num_envs, np.int64)
         for env, chance in enumerate(chances):
@@ -111,7 +114,7 @@ class EpsilonGreedy(Exploration):
         return action
 
     def probabilities(self, values: NDArray, frame: int) -> NDArray:
-        """Return the probability of every action, given its value or minus infinity. [n, actions]"""
+        """Return the probability of each action from its value, minus infinity if invalid. [n, actions]"""
         valid, epsilon = values > -np.inf, self.strength(frame)
         probability = epsilon * valid / valid.sum(1, keepdims=True)
         probability[np.arange(len(values)), values.argmax(1)] += 1 - epsilon
@@ -124,14 +127,14 @@ class EpsilonGreedy(Exploration):
 
 @dataclass(kw_only=True)
 class BoltzmannConfig:
-    """The better an action, the more often (Sutton & Barto, 2018, eq. 2.11)."""
+    """Boltzmann exploration: better actions are more likely (Sutton & Barto, 2018, eq. 2.11)."""
 
     temperature: NonNegativeSchedule
-    """Temperature of the softmax over the values, in their unit, >= 0; 0: always the best action."""
+    """Temperature of the softmax over the values, in the unit of values, >= 0; 0: always the best action."""
 
 
 class Boltzmann(Exploration):
-    """Actions with probabilities proportional to exp(Q / temperature)."""
+    """Takes actions with probabilities proportional to exp(Q / temperature)."""
 
     Config = BoltzmannConfig
     TRAITS = ExplorationTraits(probabilities=True)
@@ -140,11 +143,11 @@ class Boltzmann(Exploration):
         self._config = config
 
     def choose(self, values: Values, frame: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """Choose by the Gumbel-max trick, multiplied by the temperature so that it may be 0. [num_envs]"""
+        """Choose with the Gumbel-max trick, scaled by the temperature so that this can be 0. [num_envs]"""
         return (values.compute() + self.strength(frame) * generator.gumbel(size=values.shape)).argmax(1)
 
     def probabilities(self, values: NDArray, frame: int) -> NDArray:
-        """Return the probability of every action, given its value or minus infinity. [n, actions]"""
+        """Return the probability of each action from its value, minus infinity if invalid. [n, actions]"""
         best = values.max(1, keepdims=True)
         temperature = self.strength(frame)
         weight = np.exp((values - best) / temperature) if temperature > 0 else (values == best).astype(float)
@@ -157,11 +160,11 @@ class Boltzmann(Exploration):
 
 @dataclass(kw_only=True)
 class NetworkNoiseConfig:
-    """The best action of a network with noisy weights (Fortunato et al., 2018, arXiv:1706.10295)."""
+    """Exploration by a network with noisy weights (Fortunato et al., 2018, arXiv:1706.10295)."""
 
 
 class NetworkNoise(Exploration):
-    """The best action by weights that differ from step to step and between environments."""
+    """Takes the best action according to noisy weights, drawn for each step and environment."""
 
     Config = NetworkNoiseConfig
     TRAITS = ExplorationTraits(noisy=True)

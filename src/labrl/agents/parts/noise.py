@@ -1,4 +1,4 @@
-"""Noise that a deterministic policy explores with: a part of TD3 and DDPG, chosen by `agent/noise`."""
+"""Exploration noise of deterministic policies, a part of TD3 and DDPG (`agent/noise`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.config.types import NonNegativeSchedule, Probability
 from labrl.schedules import value_at
+from labrl.types import NonNegativeSchedule, Probability
 
 
 class ActionNoise:
@@ -21,30 +21,30 @@ class ActionNoise:
         raise NotImplementedError
 
     def strength(self, frame: int) -> float:
-        """Return what a metrics row calls `exploration`: the coefficient at `frame`."""
+        """Return the coefficient at `frame`, the column `exploration` of a metrics row."""
         raise NotImplementedError
 
     def begin(self, envs: NDArray[np.bool_]) -> None:
-        """Take in which environments begin a new episode. [num_envs]"""
+        """Reset the noise of the environments that begin a new episode. [num_envs]"""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what it remembers, apart from the generator."""
+        """Return the whole state except the generator."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
 
 
 @dataclass(kw_only=True)
 class GaussianNoiseConfig:
-    """Independent of all before (Fujimoto et al., 2018, arXiv:1802.09477)."""
+    """Independent Gaussian noise in each step (Fujimoto et al., 2018, arXiv:1802.09477)."""
 
     std: NonNegativeSchedule
     """Standard deviation of the noise on actions scaled to (-1, 1), >= 0."""
 
 
 class GaussianNoise(ActionNoise):
-    """A normal number for each part of each action."""
+    """Gaussian noise, independent for each component of each action."""
 
     Config = GaussianNoiseConfig
 
@@ -62,17 +62,17 @@ class GaussianNoise(ActionNoise):
 
 @dataclass(kw_only=True)
 class OrnsteinUhlenbeckNoiseConfig:
-    """Pushes that last, for tasks with inertia (Lillicrap et al., 2016, arXiv:1509.02971)."""
+    """Temporally correlated noise, for tasks with inertia (Lillicrap et al., 2016, arXiv:1509.02971)."""
 
     std: NonNegativeSchedule
-    """Standard deviation sigma of what is added at each step, on actions scaled to (-1, 1), >= 0; in the
-    long run the noise has a deviation of about sigma / sqrt(2 theta)."""
+    """Standard deviation sigma of the increment of each step, for actions scaled to (-1, 1), >= 0; the
+    stationary standard deviation of the noise is about sigma / sqrt(2 theta)."""
     theta: Probability
-    """Fraction of the noise that decays at each step, in [0, 1]; noise lasts for about 1 / theta steps."""
+    """Fraction of the noise that decays in each step, in [0, 1]; noise lasts for about 1 / theta steps."""
 
 
 class OrnsteinUhlenbeckNoise(ActionNoise):
-    """x <- x - theta x + sigma N(0, 1), from 0 in each episode."""
+    """Ornstein-Uhlenbeck noise x <- x - theta x + sigma N(0, 1), starting from 0 in each episode."""
 
     Config = OrnsteinUhlenbeckNoiseConfig
 
@@ -90,7 +90,7 @@ class OrnsteinUhlenbeckNoise(ActionNoise):
         return value_at(self._config.std, frame)
 
     def begin(self, envs: NDArray[np.bool_]) -> None:
-        """Start from 0 again. [num_envs]"""
+        """Reset the noise to 0 where `envs` is true. [num_envs]"""
         self._x = np.where(envs[:, None], np.float32(0), self._x)
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,5 +98,5 @@ class OrnsteinUhlenbeckNoise(ActionNoise):
         return {"x": self._x.copy()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from it."""
+        """Restore a saved state."""
         self._x = np.array(state["x"], np.float32)

@@ -1,6 +1,6 @@
-"""Self-imitation learning (Oh et al., 2018, arXiv:1806.05635): repeat what turned out better than expected.
+"""Self-imitation learning: repeat past steps with high returns (Oh et al., 2018, arXiv:1806.05635).
 
-A part of A2C, PPO and REINFORCE with a value baseline, chosen by `agent/self_imitation`.
+A part of A2C, PPO and REINFORCE with a value baseline (`agent/self_imitation`).
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.parts.policy import OutputGradients, evaluated_by_hand
+from labrl.agents.policy_agent import OutputGradients, evaluated_by_hand
 from labrl.clock import Clock
-from labrl.config.component import Component
-from labrl.config.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt
+from labrl.component import Component
 from labrl.learning.compute import Compute
-from labrl.learning.learner import Columns, DerivedLoss
+from labrl.learning.learner import DerivedLoss
+from labrl.memory import Columns
 from labrl.memory.replay import Replay
 from labrl.memory.rollout import Episodes
 from labrl.networks.distributions import ActionDistribution, Derived, masked
-from labrl.networks.spaces import Spaces, stored_choices
 from labrl.schedules import value_at
+from labrl.spaces import Spaces, stored_choices
 from labrl.step import Masks, Step
+from labrl.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt
 
 if TYPE_CHECKING:
-    from labrl.agents.parts.policy import PolicyAgent
+    from labrl.agents.policy_agent import PolicyAgent
 
 
 @dataclass(kw_only=True)
@@ -38,12 +39,11 @@ class SelfImitationConfig:
     """Options of self-imitation."""
 
     memory: Component
-    """Replay buffer of steps of whole episodes with their returns, prioritized by how much they were
-    underrated."""
+    """Replay buffer of the steps of whole episodes with their returns, prioritized by (R - V)+."""
     updates: PositiveInt
-    """Updates after each of the agent's own rollouts, M in the paper, >= 1."""
+    """Number of updates after each rollout of the agent, M in the paper, >= 1."""
     batch_size: PositiveInt
-    """Steps in a minibatch, >= 1; updates begin when that many have been stored."""
+    """Steps in a minibatch, >= 1; updates begin once this number of steps is stored."""
     policy_coef: NonNegativeFloat
     """Weight of the policy loss, >= 0."""
     value_coef: NonNegativeFloat
@@ -56,8 +56,7 @@ class SelfImitationConfig:
                 f"must have memory.capacity >= batch_size, got memory.capacity={capacity} and "
                 f"batch_size={self.batch_size}"
             )
-        # A whole episode is written at once, however often checkpoints are: files have no spare room for
-        # that.
+        # Whole episodes are written at once, for which files have no spare room between checkpoints.
         if self.memory.config.storage == "mmap":
             raise ValueError(
                 "must have memory.storage=ram, got mmap: whole episodes are written at once (set "
@@ -66,9 +65,9 @@ class SelfImitationConfig:
 
 
 def imitation_losses(log_prob: Tensor, value: Tensor, discounted_return: Tensor) -> tuple[Tensor, Tensor]:
-    """-log pi(a|s) (R - V)+ and ((R - V)+)^2 / 2, eq. 2 and 3; the first teaches the policy alone.
+    """Compute -log pi(a|s) (R - V)+ and ((R - V)+)^2 / 2 of each step, eq. 2 and 3.
 
-    All are [batch], the two losses of each step too.
+    The first loss has no gradient for the values. All tensors are [batch].
     """
     underrated = (discounted_return - value).clamp(min=0)
     return -log_prob * underrated.detach(), 0.5 * underrated.square()
@@ -84,8 +83,9 @@ def imitation_gradient(
 ) -> tuple[NDArray, OutputGradients]:
     """Differentiate the loss of self-imitation, the weighted mean of -c1 log pi(a|s) U + c2 U^2 / 2.
 
-    With U = (R - V)+, a constant in the first term. By log pi it is -c1 U, by V it is -c2 U. All arrays are
-    [rows]. Returns both losses of each row, U and whether it is above 0, [4, rows], and the derivatives.
+    U = (R - V)+ is constant in the first term. The derivatives with respect to log pi and V are -c1 U and
+    -c2 U. All arrays are [rows]. Returns both losses of each row, U, and whether U > 0, [4, rows], and the
+    derivatives.
     """
     underrated = np.maximum(discounted_return - value, 0)
     statistics = np.stack(
@@ -110,15 +110,14 @@ class ImitationBatch(Columns):
 
 
 class SelfImitation:
-    """Keeps what was done in whole episodes, and learns from the steps whose return was underrated.
+    """Stores the steps of whole episodes, and learns from those whose return exceeds their value.
 
-    The return of an episode that a time limit cut ends with the value of its last state, as known at that
-    time.
+    The return of an episode that a time limit truncated includes the value of its last state at that time.
     """
 
     Config = SelfImitationConfig
     STATISTICS = ("imitation_loss_policy", "imitation_loss_value", "imitation_advantage", "imitation_share")
-    """Means over the minibatches: the last two of (R - V)+, and of the steps where it is above 0."""
+    """Means over the minibatches: both losses, (R - V)+, and the share of steps where it is positive."""
 
     def __init__(
         self,
@@ -132,15 +131,15 @@ class SelfImitation:
         compute: Compute,
         generator: np.random.Generator,
     ) -> None:
-        """policy: the agent that learns; lr: its learning rate; generator: of the session's streams, which
-        save it."""
+        """policy: agent that learns; lr: learning rate of the agent; generator: one of the session's streams,
+        which save it."""
         self._config, self._policy, self._gamma, self._lr, self._clock = config, policy, gamma, lr, clock
         self._episodes = Episodes(1, spaces.num_envs)
-        self._held: list[Any] | None = None  # the latest step, until what follows it is known
+        self._held: list[Any] | None = None  # latest step, until the next observation is known
         self._memory: Replay = config.memory.build(
             observation_space=spaces.observation,
             action_space=_stored_space(spaces.action, policy.distribution),
-            num_envs=1,  # episodes come one after the other, whoever played them
+            num_envs=1,  # episodes of all environments are stored one after the other
             n_step=1,
             gamma=gamma,
             workspace=compute.workspace,
@@ -153,7 +152,7 @@ class SelfImitation:
     def observe(self, observation: NDArray, action: NDArray, mask: Masks, step: Step) -> None:
         """Store one vector step.
 
-        observation, action, mask: what was seen, done and valid, [num_envs, ...]; step: the outcome.
+        observation, action, mask: observations, actions and valid actions, [num_envs, ...]; step: outcome.
         """
         episodes = self._episodes
         episodes.add_choice(observation, action, mask=mask)
@@ -163,7 +162,7 @@ class SelfImitation:
             episodes.clear()
 
     def learn(self) -> int:
-        """Make the updates after a rollout. Returns how many; none before a minibatch has been kept."""
+        """Make the updates after a rollout, once a minibatch is stored. Returns the number of updates."""
         size = self._config.batch_size
         if len(self._memory) < size:
             return 0
@@ -201,7 +200,7 @@ class SelfImitation:
         return torch.dot(losses, minibatch.weight) / len(minibatch), statistics
 
     def _loss_by_hand(self, kernel: Any, minibatch: ImitationBatch) -> NDArray:
-        """Compute the gradient of the same loss by a kernel of the network. Returns the STATISTICS."""
+        """Compute the gradient of `loss` with a kernel of the network. Returns STATISTICS of each step."""
         policy, value = evaluated_by_hand(self._policy.distribution, kernel, minibatch)
         statistics, gradients = imitation_gradient(
             policy,
@@ -219,7 +218,7 @@ class SelfImitation:
         return {**self._metrics, "imitation_memory_size": len(self._memory)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the memory, and the episodes under way."""
+        """Return the replay buffer, the unfinished episodes and the metrics."""
         return {
             "memory": self._memory.state_dict(),
             "episodes": self._episodes.state_dict(),
@@ -228,18 +227,18 @@ class SelfImitation:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue in the middle of episodes."""
+        """Restore a saved state, also in the middle of episodes."""
         self._memory.load_state_dict(state["memory"])
         self._episodes.load_state_dict(state["episodes"])
         self._held = state["held"]
         self._metrics = dict(state["metrics"])
 
     def close(self) -> None:
-        """Release the memory."""
+        """Close the replay buffer."""
         self._memory.close()
 
     def _keep(self, episodes: Episodes) -> None:
-        """Give the steps of ended episodes to the memory, with their discounted returns."""
+        """Store the steps of finished episodes with their discounted returns in the replay buffer."""
         beyond = np.zeros(episodes.num_envs + len(episodes.cuts), np.float32)
         if episodes.cuts:
             final = np.stack([cut.observation for cut in episodes.cuts])
@@ -256,9 +255,9 @@ class SelfImitation:
             self._held = now
 
     def _add(self, held: list[Any], following: NDArray) -> None:
-        """Store a step whose reward is its return and which leads nowhere.
+        """Store a step as a transition that terminates, with its return as the reward.
 
-        following: the next observation that the memory gets, which it compares with.
+        following: observation of the next stored step, with which the replay buffer compares it.
         """
         observation, action, mask, worth, over = held
         step = Step(
@@ -274,7 +273,7 @@ class SelfImitation:
 
 
 def _stored_space(space: gym.Space[Any], distribution: ActionDistribution) -> gym.Space[Any]:
-    """Return the space of actions as the policy draws them: real numbers also where they get rounded."""
+    """Return the space of the policy's samples, which are real numbers even if they are rounded later."""
     if isinstance(space, gym.spaces.Box):
         return gym.spaces.Box(-np.inf, np.inf, distribution.action_shape, np.float32)
     return stored_choices(space)

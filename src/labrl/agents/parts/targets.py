@@ -1,4 +1,4 @@
-"""Target networks: copies of a network that learns, and how their weights follow it (`agent/target`)."""
+"""Target networks: copies of a learning network whose weights follow it (`agent/target`)."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from typing import Any, Generic
 
 import torch
 
-from labrl.config.types import Fraction, PositiveInt
-from labrl.learning.flat import Network
-from labrl.learning.learner import Learner, as_arrays
+from labrl.learning.learner import Learner, Network, as_arrays
+from labrl.types import Fraction, PositiveInt
 
 
 class TargetNetwork(Generic[Network]):
-    """A copy of a learner's network with weights of its own and no gradient; derived classes let them follow.
+    """A copy of a learner's network with separate weights and no gradients, which derived classes update.
 
-    Built as `Target(config, learner=Learner)`. It has no state but its weights.
+    Built as `Target(config, learner=Learner)`. Its weights are its only state.
     """
 
     def __init__(self, learner: Learner[Network]) -> None:
         self.network, self.weights = learner.twin()
-        """`weights`: those of `network`, one flat vector, to be changed in place. [size]"""
+        """Weights of `network` as one flat vector, to be changed in place. [size]"""
         self.followed = learner.flat.vector
-        """The weights that it follows. [size]"""
+        """Weights to follow. [size]"""
         self.forward_network = learner.in_precision(self.network)
-        """The network in the session's precision, for losses."""
+        """Function that computes the network in the session's precision, for losses."""
         self._kernel, self._tensor = learner.kernel_of(self.network), learner.tensor
 
     def forward(self, *inputs: Any) -> Any:
-        """Compute `network(*inputs)`, with arrays in place of tensors; the next call overwrites them."""
+        """Compute `network(*inputs)` with arrays instead of tensors. The next call overwrites the result."""
         kernel = self._kernel.now
         if kernel is not None:
             return kernel.forward(*inputs)
@@ -36,30 +35,30 @@ class TargetNetwork(Generic[Network]):
             return as_arrays(self.network(*map(self._tensor, inputs)))
 
     def frames_passed(self, before: int, now: int) -> None:
-        """Take in that a vector step passes, before the updates that it makes due.
+        """React to a vector step, before the updates that are due after it.
 
-        before, now: frames of the run.
+        before, now: frames of the run before and after the step.
         """
 
     def updated(self) -> None:
-        """Take in an update of the weights that it follows."""
+        """React to an update of the followed weights."""
 
     @property
     def distance(self) -> float:
-        """Euclidean distance of its weights from those that it follows."""
+        """Euclidean distance between its weights and the followed ones."""
         return float((self.followed.detach() - self.weights).norm())
 
 
 @dataclass(kw_only=True)
 class ReplaceConfig:
-    """A copy from time to time (Mnih et al., 2015)."""
+    """Periodic copies of the weights (Mnih et al., 2015)."""
 
     every: PositiveInt
     """Frames between copies, >= 1."""
 
 
 class Replace(TargetNetwork[Network]):
-    """The weights as they were at the last multiple of `every` frames."""
+    """Target network with the weights of the last multiple of `every` frames."""
 
     Config = ReplaceConfig
 
@@ -68,7 +67,7 @@ class Replace(TargetNetwork[Network]):
         self._every = config.every
 
     def frames_passed(self, before: int, now: int) -> None:
-        """Copy the weights if a multiple was crossed, whatever the number of frames in a step."""
+        """Copy the weights if the step crosses a multiple, for any number of frames in a step."""
         if now // self._every > before // self._every:
             with torch.no_grad():
                 self.weights.copy_(self.followed)
@@ -76,14 +75,14 @@ class Replace(TargetNetwork[Network]):
 
 @dataclass(kw_only=True)
 class PolyakConfig:
-    """A moving average of the weights (Lillicrap et al., 2016, arXiv:1509.02971)."""
+    """Moving average of the weights (Lillicrap et al., 2016, arXiv:1509.02971)."""
 
     tau: Fraction
-    """Step towards the online weights in each update, in (0, 1]; 1: no delay at all."""
+    """Step towards the online weights in each update, in (0, 1]; 1: no delay."""
 
 
 class Polyak(TargetNetwork[Network]):
-    """target <- (1 - tau) target + tau weights."""
+    """Target network with a moving average of the weights: target <- (1 - tau) target + tau weights."""
 
     Config = PolyakConfig
 
@@ -92,6 +91,6 @@ class Polyak(TargetNetwork[Network]):
         self._tau = config.tau
 
     def updated(self) -> None:
-        """Move the target towards the weights."""
+        """Move the target towards the followed weights."""
         with torch.no_grad():
             self.weights.lerp_(self.followed, self._tau)

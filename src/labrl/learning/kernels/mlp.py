@@ -1,8 +1,8 @@
-"""Fully connected layers, forward and backward, without autograd.
+"""Forward and backward passes of fully connected layers without autograd.
 
-A small network is bound by the bookkeeping of autograd and not by its arithmetic: one update of two 4-64-64
-networks takes 2.4 ms by autograd and some 0.5 ms here, where every operation writes into a buffer that was
-made once.
+The bookkeeping of autograd, not arithmetic, limits the speed of small networks: one update of two 4-64-64
+networks takes 2.4 ms with autograd and about 0.5 ms here, where every operation writes to a buffer that was
+allocated once.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import torch
 from torch import Tensor, nn
 
 Operation = Callable[[], object]
-"""An operation on buffers that it knows."""
+"""An operation on fixed buffers."""
 
 MOST_NUMPY_ELEMENTS = 1024
-"""Numbers of an array up to which NumPy adds, because a call of it is shorter than one of torch."""
+"""Size of an array up to which NumPy adds, because a call of NumPy is shorter than one of torch."""
 
 MOST_NUMPY_PRODUCTS = 2**17, 8000
-"""Products of a matrix by a matrix and by a vector up to which NumPy multiplies: a call of it is shorter, but
-for larger matrices OpenBLAS would start threads, which would compete with those of torch."""
+"""Number of multiplications, for a matrix and for a vector, up to which NumPy multiplies: its calls are
+shorter, but for larger matrices OpenBLAS would start threads, which would compete with those of torch."""
 
 MOST_NUMPY_RELU_ELEMENTS, MOST_NUMPY_RELU_GRADIENTS = 4096, 20_000
-"""Numbers of an array up to which NumPy computes a ReLU, and the gradient through one."""
+"""Size of an array up to which NumPy computes a ReLU, and the gradient through a ReLU."""
 
 MOST_TANH_ELEMENTS = 4096
-"""Numbers of an array up to which NumPy's tanh is quicker than what replaces it in `_tanh`."""
+"""Size of an array up to which NumPy's tanh is faster than the alternative in `_tanh`."""
 
 ALL = slice(None)
 
@@ -39,37 +39,37 @@ _aten: Any = torch.ops.aten
 
 @dataclass(frozen=True)
 class Weight:
-    """Numbers that are learned, and their gradient. The same shape."""
+    """A parameter and its gradient, of the same shape."""
 
     value: Tensor
     gradient: Tensor | None
-    """None where nothing is learned."""
+    """None if the parameter is not learned."""
 
     @classmethod
     def of(cls, parameter: Tensor) -> Weight:
-        """Return a parameter and its gradient, in the same memory."""
+        """Return the weight of a parameter, which shares the memory of the parameter and its gradient."""
         return cls(parameter.detach(), parameter.grad)
 
     def view(self, change: Callable[[Tensor], Tensor]) -> Weight:
-        """Return a view of both."""
+        """Return a view of value and gradient."""
         return Weight(change(self.value), None if self.gradient is None else change(self.gradient))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """y = f(norm(x W + b)), of one network or of several of the same shape side by side."""
+    """Layer y = f(norm(x W + b)) of one network, or of several networks of the same shape."""
 
     weight: Weight
     """[inputs, outputs] or [networks, inputs, outputs]"""
     bias: Weight
     """[1, outputs] or [networks, 1, outputs]"""
     norm: tuple[Weight, Weight, float] | None = None
-    """Gain, shift and eps of a layer normalization; one network only. [outputs] both"""
+    """Gain and shift, [outputs] each, and eps of a layer normalization, for one network only."""
     activation: nn.Module | None = None
-    """f, one of ACTIVATIONS; None: the identity."""
+    """f, one of ACTIVATIONS; None for the identity."""
 
     def beside(self, other: Layer) -> Layer | None:
-        """Return this layer and another one side by side; None where they differ or cannot be one view."""
+        """Return this layer and another one as one; None if they differ or cannot be one view."""
         same = repr(self.activation) == repr(other.activation) and self.norm is None and other.norm is None
         weight, bias = _beside(self.weight, other.weight), _beside(self.bias, other.bias)
         if not same or weight is None or bias is None:
@@ -77,7 +77,7 @@ class Layer:
         return Layer(weight, bias, None, self.activation)
 
     def only(self, number: int) -> Layer:
-        """Return one of several networks, which stays the only one of its kind. [1, ...]"""
+        """Return the layer of one of several networks. [1, ...]"""
         part = slice(number, number + 1)
         return Layer(
             self.weight.view(lambda w: w[part]), self.bias.view(lambda b: b[part]), None, self.activation
@@ -95,7 +95,7 @@ def _beside(first: Weight, second: Weight) -> Weight | None:
 
 
 def _stacked(first: Tensor, second: Tensor) -> Tensor | None:
-    """Return two tensors that lie in one memory as one view. [2, ...]"""
+    """Return two tensors in the same memory as one view, [2, ...]; None if this is not possible."""
     distance = (second.data_ptr() - first.data_ptr()) // first.element_size()
     one_memory = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
     if not one_memory or first.shape != second.shape or first.stride() != second.stride() or distance <= 0:
@@ -104,10 +104,10 @@ def _stacked(first: Tensor, second: Tensor) -> Tensor | None:
 
 
 def products(left: Tensor, right: Tensor, out: Tensor) -> Iterator[Operation]:
-    """Yield operations that write left x right into `out`.
+    """Yield operations that write the matrix product of left and right to `out`.
 
-    left: [a, b] or [networks, a, b]; right: [b, c] or [networks, b, c]; out: [a, c], or [networks, a, c]
-    where one of them has several networks.
+    left: [a, b] or [networks, a, b]; right: [b, c] or [networks, b, c]; out: [a, c], or [networks, a, c] if
+    one of them has several networks.
     """
     (rows, inner), columns = left.shape[-2:], right.shape[-1]
     is_matrix = rows > 1 and columns > 1
@@ -116,7 +116,7 @@ def products(left: Tensor, right: Tensor, out: Tensor) -> Iterator[Operation]:
             yield partial(np.matmul, left.numpy(), right.numpy(), out.numpy())
         elif out.is_contiguous():
             yield partial(np.dot, left.numpy(), right.numpy(), out.numpy())
-        else:  # the gradient of a weight, which lies transposed
+        else:  # the gradient of a weight, which is transposed in memory
             yield partial(np.dot, right.numpy().T, left.numpy().T, out.numpy().T)
     elif out.dim() == 2:
         yield partial(torch.mm, left, right, out=out)
@@ -127,15 +127,15 @@ def products(left: Tensor, right: Tensor, out: Tensor) -> Iterator[Operation]:
 
 
 class Pass:
-    """The computation of layers for a fixed number of rows, in its own buffers.
+    """The computation of layers for a fixed number of rows, in separate buffers.
 
-    Write into `inputs`, do the `forward_operations`, read `outputs`; write into `output_gradient`, do the
-    `backward_operations`, read `input_gradient`, and the gradients of the weights.
+    Write to `inputs`, call the `forward_operations` and read `outputs`; then write to `output_gradient`, call
+    the `backward_operations`, and read `input_gradient` and the gradients of the weights.
     """
 
     def __init__(self, layers: Sequence[Layer], inputs: Tensor, input_gradient: Tensor | None = None) -> None:
-        """inputs: [rows, inputs], of each of several networks [networks, rows, inputs]; input_gradient: where
-        its gradient is to be written, None where nobody wants it. Both may be buffers of another Pass."""
+        """inputs: [rows, inputs], or [networks, rows, inputs] for several networks; input_gradient: buffer
+        for the gradient of the inputs, None if it is not needed. Both may be buffers of another Pass."""
         self.inputs, self.input_gradient = inputs, input_gradient
         self._rows = inputs.shape[-2]
         self._layers = [_Bound(layers[0], inputs)] if layers else []
@@ -144,11 +144,11 @@ class Pass:
         self.outputs: Tensor = self._layers[-1].outputs if layers else inputs
         """[rows, outputs] or [networks, rows, outputs]; overwritten by the next forward pass."""
         self.output_gradient = torch.zeros_like(self.outputs) if layers else input_gradient
-        """Gradient of the outputs, of the same shape; the way back overwrites it. None without layers
-        if unused."""
+        """Gradient of the outputs, of the same shape; the backward pass overwrites it. None if there are no
+        layers and no input gradient."""
         self.forward_operations = [operation for layer in self._layers for operation in layer.forward()]
         """Operations that compute `outputs` from `inputs`."""
-        self._gradients: list[Tensor] = []  # of what each layer but the first reads
+        self._gradients: list[Tensor] = []  # gradients of the inputs of each layer except the first
 
     def operations_of(self, rows: slice) -> list[Operation]:
         """Return operations that compute some rows of `outputs` from the same rows of `inputs`."""
@@ -161,13 +161,13 @@ class Pass:
 
     @cached_property
     def input_operations(self) -> list[Operation]:
-        """Operations that compute `input_gradient` alone, of each network. [networks, rows, inputs]"""
+        """Operations that compute only `input_gradient`, for each network. [networks, rows, inputs]"""
         if self.input_gradient is None:
             self.input_gradient = self.outputs.new_zeros(*self.outputs.shape[:-1], self.inputs.shape[-1])
         return list(self._backward_operations(self.input_gradient, learn=False))
 
     def _backward_operations(self, to_inputs: Tensor | None, learn: bool) -> Iterator[Operation]:
-        """learn: whether gradients of the weights are computed."""
+        """Yield the operations of the backward pass. learn: whether to compute gradients of the weights."""
         if not self._gradients:
             self._gradients = [torch.zeros_like(layer.outputs) for layer in self._layers[:-1]]
         ones, gradient = torch.ones(1, self._rows), self.output_gradient
@@ -178,7 +178,7 @@ class Pass:
 
 
 class _Bound:
-    """A layer with the buffers of one number of rows."""
+    """A layer with the buffers for a fixed number of rows."""
 
     def __init__(self, layer: Layer, inputs: Tensor) -> None:
         self._layer, self._inputs = layer, inputs
@@ -211,8 +211,11 @@ class _Bound:
             yield ACTIVATIONS[type(layer.activation)].forward(layer.activation, normalized, outputs)
 
     def backward(self, gradient: Tensor, before: Tensor | None, ones: Tensor | None) -> Iterator[Operation]:
-        """gradient: of the outputs, overwritten; before: where that of the inputs goes; ones: [1, rows], None
-        where no gradients of the weights are wanted."""
+        """Yield the operations of the backward pass.
+
+        gradient: gradient of the outputs, which is overwritten; before: buffer for the gradient of the
+        inputs, None if it is not needed; ones: [1, rows], None to omit the gradients of the weights.
+        """
         layer = self._layer
         if layer.activation is not None:
             yield ACTIVATIONS[type(layer.activation)].backward(
@@ -235,9 +238,7 @@ class _Bound:
         if before is None:
             return
         weight = layer.weight.value.mT
-        if (
-            weight.shape[-2] == 1
-        ):  # an outer product, which matrix multiplication takes four times as long for
+        if weight.shape[-2] == 1:  # an outer product, for which a matrix product takes four times as long
             yield partial(torch.mul, gradient, weight, out=before)
         else:
             yield from products(gradient, weight, before)
@@ -248,18 +249,18 @@ class Activation:
     """An activation f and its derivative, as operations on buffers."""
 
     forward: Callable[[Any, Tensor, Tensor], Operation]
-    """Takes the module, x and y, and writes y = f(x)."""
+    """Maps the module, x and y to an operation that writes y = f(x)."""
     backward: Callable[[Any, Tensor, Tensor, Tensor], Operation]
-    """Takes the module, a gradient g, x and y, and writes g <- g f'(x)."""
+    """Maps the module, a gradient g, x and y to an operation that writes g <- g f'(x)."""
     needs_inputs: bool
-    """Whether f' is computed from x; otherwise from y, and y is in the place of x."""
+    """Whether f' is computed from x; otherwise it is computed from y, which overwrites x."""
 
 
 def _tanh(module: Any, x: Tensor, y: Tensor) -> Operation:
-    """Write tanh(x), as 2 sigmoid(2x) - 1 where that is quicker: its error is below 2e-7 in any case.
+    """Return an operation that writes tanh(x), computed as 2 sigmoid(2x) - 1 if that is faster.
 
-    NumPy's tanh is the quickest for few numbers, and for all where it has AVX-512; with AVX2 it takes three
-    times as long as a sigmoid of torch.
+    The error is below 2e-7 in all cases. NumPy's tanh is the fastest for small arrays, and for all arrays on
+    processors with AVX-512; with AVX2, it takes three times as long as a sigmoid of torch.
     """
     values, out = x.numpy(), y.numpy()
     if x.numel() <= MOST_TANH_ELEMENTS or torch.backends.cpu.get_cpu_capability() != "AVX2":
@@ -276,15 +277,15 @@ def _tanh(module: Any, x: Tensor, y: Tensor) -> Operation:
 
 
 def _relu(module: Any, x: Tensor, y: Tensor) -> Operation:
-    """Write max(x, 0)."""
+    """Return an operation that writes max(x, 0)."""
     if x.numel() > MOST_NUMPY_RELU_ELEMENTS:
         return partial(torch.relu_, y)
-    # With an array of zeros: the maximum with one number is not vectorized.
+    # Use an array of zeros, because the maximum with a scalar is not vectorized.
     return partial(np.maximum, y.numpy(), np.zeros(y.shape, np.float32), out=y.numpy())
 
 
 def _relu_backward(module: Any, g: Tensor, x: Tensor, y: Tensor) -> Operation:
-    """Write g [y > 0]."""
+    """Return an operation that writes g [y > 0]."""
     if x.numel() > MOST_NUMPY_RELU_GRADIENTS:
         return partial(_aten.threshold_backward.grad_input, g, y, 0, grad_input=g)
     gradient, values, positive = g.numpy(), y.numpy(), np.zeros(y.shape, np.bool_)
@@ -328,4 +329,4 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
         needs_inputs=True,
     ),
 }
-"""The activations that have a derivative here."""
+"""Activations with a kernel."""

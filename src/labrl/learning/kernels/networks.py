@@ -1,8 +1,8 @@
-"""Networks that are fully connected layers, forward and backward without autograd.
+"""Kernels: forward and backward passes of fully connected networks without autograd.
 
-A kernel stands beside its network, in the memory of the network's weights and of their gradients: it follows
-every change of them. It takes and gives arrays, and what `forward` and `backward` give is overwritten by
-their next call for the same number of rows in the same thread.
+A kernel uses the memory of its network's weights and of their gradients, so it follows every change of them.
+Inputs and outputs are arrays. The next call of `forward` or `backward` for the same number of rows in the
+same thread overwrites the outputs.
 """
 
 from __future__ import annotations
@@ -21,30 +21,29 @@ from torch import Tensor, nn
 from labrl.learning.kernels.mlp import ACTIVATIONS, ALL, Layer, Operation, Pass, Weight
 from labrl.networks.actor_critic import ActorCritic, ActorCriticOutput, GaussianHead
 from labrl.networks.critics import Critics, PolicyNetwork
-from labrl.networks.layers import Normalized, Output
+from labrl.networks.layers import Normalized, Numbers, Output
 from labrl.networks.q_network import QNetwork, QOutput, Stream
-from labrl.networks.spaces import Numbers
 
 MOST_SIZES = 8
-"""Numbers of rows for which a kernel keeps buffers."""
+"""Largest count of different numbers of rows for which a kernel keeps buffers."""
 
 
 Made = TypeVar("Made")
 
 
 class Buffers(threading.local, Generic[Made]):
-    """Buffers of a kernel for the latest numbers of rows: of each thread its own."""
+    """Buffers of a kernel for the latest numbers of rows, separate for each thread."""
 
     last: Made
     """Buffers of the last forward pass."""
 
     def __init__(self, make: Callable[..., Made]) -> None:
-        """make: for a number of rows, and what else they depend on."""
+        """make: makes the buffers for a number of rows and further arguments."""
         self.at: Callable[..., Made] = lru_cache(MOST_SIZES)(make)
 
 
 class UnknownNetworkError(Exception):
-    """A network is more than layers with a kernel; the message says what."""
+    """A network has no kernel; the message gives the reason."""
 
 
 class Kernel(Protocol):
@@ -52,17 +51,17 @@ class Kernel(Protocol):
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """Compute what the network gives, as arrays that the next call overwrites."""
+        """Compute the outputs of the network as arrays, which the next call overwrites."""
         ...
 
     @property
     def backward(self) -> Callable[..., Any]:
-        """Compute the gradients of all weights from those of the outputs of the last `forward`."""
+        """Compute the gradients of all weights from those of the last outputs of `forward`."""
         ...
 
 
 def kernel_of(network: nn.Module) -> Kernel:
-    """Return the kernel of a network. Raise UnknownNetworkError where there is none."""
+    """Return the kernel of a network. Raises UnknownNetworkError if there is none."""
     make = KERNELS.get(type(network))
     if make is None:
         raise UnknownNetworkError(f"{type(network).__name__} is not one of labrl's own networks")
@@ -78,7 +77,7 @@ def kernel_of(network: nn.Module) -> Kernel:
 
 
 def hooks_of(network: nn.Module) -> list[Mapping[Any, Any]]:
-    """Return the dicts in which hooks of all parts of a network lie, as long as it lives."""
+    """Return the dicts that contain the hooks of all parts of a network during its lifetime."""
     modules = list(network.modules())
     hooks: list[Mapping[Any, Any]] = [part._forward_hooks for part in modules]
     hooks += [part._forward_pre_hooks for part in modules]
@@ -88,37 +87,36 @@ def hooks_of(network: nn.Module) -> list[Mapping[Any, Any]]:
 
 
 class WatchedKernel:
-    """The kernel of a network for as long as nobody hangs hooks on the network or parametrizes it."""
+    """The kernel of a network while the network has no hooks and parametrizations."""
 
     def __init__(self, network: nn.Module | None, why_not: str = "") -> None:
-        """network: None for one that is to have no kernel; why_not: the reason."""
+        """network: None for no kernel; why_not: reason for this."""
         self._kernel: Kernel | None = None
         self._alterations: list[Mapping[Any, Any]] = []
         self.why_not = why_not
-        """Why there is no kernel, for a message; empty where there is one, or nobody wanted one."""
+        """Why there is no kernel, for a message; empty if there is one, or if kernels are switched off."""
         if network is None:
             return
         try:
             self._kernel = kernel_of(network)
         except UnknownNetworkError as error:
             self.why_not = str(error)
-        # A parametrization lies among the parts of a layer, which has no others.
+        # A parametrization is a submodule of a layer, which otherwise has none.
         leaves = [part._modules for part in network.modules() if not part._modules]
         self._alterations = [*hooks_of(network), *leaves]
 
     @property
     def now(self) -> Kernel | None:
-        """The kernel; None where there is none and while the network is altered."""
+        """The kernel; None if there is none or the network is currently altered."""
         return None if any(self._alterations) else self._kernel
 
     def kept(self, num_rows: int) -> RolloutKernel | None:
-        """Return the kernel with room for what layers give for `num_rows` rows; None where it has no use of
-        it."""
+        """Return the kernel with buffers for the outputs of `num_rows` rows; None if it cannot use them."""
         return self.now.kept(num_rows) if isinstance(self.now, ActorCriticKernel) else None
 
 
 class ActorCriticKernel:
-    """A policy and a value function over one torso or two."""
+    """Kernel of a policy and a value function with one shared torso or two torsos."""
 
     def __init__(self, network: ActorCritic) -> None:
         if network.state_size:
@@ -130,7 +128,7 @@ class ActorCriticKernel:
         self._value_head = list(_layers(network.value_head)) if network.has_value else []
         pairs = zip(self._policy_torso, self._value_torso, strict=True)
         beside = [] if self._one_torso else [one.beside(other) for one, other in pairs]
-        self._torsos = [layer for layer in beside if layer is not None]  # both, layer by layer side by side
+        self._torsos = [layer for layer in beside if layer is not None]  # both torsos as one
         if len(self._torsos) < len(beside):
             self._torsos = []
         self._log_std: Weight | None = None
@@ -139,13 +137,13 @@ class ActorCriticKernel:
         self._buffers = Buffers(self._make_buffers)
 
     def kept(self, num_rows: int) -> RolloutKernel:
-        """Return this kernel with buffers for `num_rows` rows that are computed in parts."""
+        """Return this kernel with buffers for `num_rows` rows, which are computed in parts."""
         return RolloutKernel(self, self._make_buffers(num_rows, policy=True, value=True))
 
     def forward(
         self, observation: Any, state: Any = None, *others: None, policy: bool = True, value: bool = True
     ) -> ActorCriticOutput:
-        """Compute distribution parameters [rows, num_outputs] and values [rows], as far as asked for."""
+        """Compute distribution parameters, [rows, num_outputs], and values, [rows], if requested."""
         buffers = self._buffers
         at = buffers.last = buffers.at(len(observation), policy, value)
         self.reader(observation, at.inputs)
@@ -156,13 +154,13 @@ class ActorCriticKernel:
     def backward(self, parameters: NDArray, value: NDArray | None = None) -> None:
         """Compute the gradients of all weights.
 
-        parameters: gradient of the distribution parameters, [rows, num_outputs]; value: that of the values,
-        [rows], None where they are not learned.
+        parameters: gradient of the distribution parameters, [rows, num_outputs]; value: gradient of the
+        values, [rows], None if they are not learned.
         """
         self.backward_at(self._buffers.last, parameters, value)
 
     def backward_at(self, at: _ActorCriticBuffers, parameters: NDArray, value: NDArray | None) -> None:
-        """Compute the gradients of all weights as `backward`, after a forward pass with the buffers `at`."""
+        """Compute the gradients of all weights like `backward`, with the buffers `at` of a forward pass."""
         if self._log_std is not None:
             parameters, log_std = np.split(parameters, 2, axis=1)
             if self._log_std.gradient is not None:
@@ -173,10 +171,10 @@ class ActorCriticKernel:
             operation()
 
     def _make_buffers(self, rows: int, policy: bool, value: bool) -> _ActorCriticBuffers:
-        """Make the buffers and operations of the parts that are asked for."""
+        """Make the buffers and operations of the requested parts."""
         inputs, nothing = torch.zeros(rows, self.reader.size), np.zeros(rows, np.float32)
         learned = value and self._has_value
-        # The first head adds up what both give to one torso.
+        # With one torso, the gradients from both heads are added.
         merged: list[Operation] = []
         if self._one_torso or not (policy and learned):
             torsos = [Pass(self._policy_torso if self._one_torso or policy else self._value_torso, inputs)]
@@ -227,28 +225,28 @@ class ActorCriticKernel:
 
 
 class RolloutKernel:
-    """The kernel of an actor-critic whose forward pass over some rows is done in parts, one after the other.
+    """Kernel of an actor-critic that keeps the outputs of consecutive forward passes over parts of the rows.
 
-    A gradient by the same weights then need not compute it again.
+    A gradient of the same weights then needs no other forward pass.
     """
 
     def __init__(self, kernel: ActorCriticKernel, buffers: _ActorCriticBuffers) -> None:
         self.kernel, self._buffers = kernel, buffers
         self._read = np.zeros_like(buffers.inputs)
         self._operations_of = cache(lambda begin, end: buffers.forward_of(slice(begin, end)))
-        self._count = 0  # rows that were computed by the present weights
+        self._count = 0  # rows computed with the current weights
 
     @property
     def complete(self) -> int:
-        """Number of rows, if all were computed since they were last dropped, else 0."""
+        """Number of rows if all are computed since the last `drop`; otherwise 0."""
         return self._count if self._count == len(self._buffers.inputs) else 0
 
     def drop(self) -> None:
-        """Begin again, because the weights have changed."""
+        """Discard the outputs, because the weights have changed."""
         self._count = 0
 
     def compute(self, observation: Any, state: Any, rows: slice) -> ActorCriticOutput:
-        """Compute some rows, which follow those of the call before. [rows, ...]"""
+        """Compute rows that follow those of the previous call. [rows, ...]"""
         self._count = rows.stop if rows.start in (0, self._count) else -1
         at = self._buffers
         self.kernel.reader(observation, at.inputs[rows])
@@ -259,7 +257,7 @@ class RolloutKernel:
         return ActorCriticOutput(at.parameters[rows], at.values[rows], state)  # type: ignore[arg-type]  # arrays
 
     def forward(self, observation: Any, *others: None) -> ActorCriticOutput:
-        """Return what was computed of all rows; compute it where these are not the observations acted on."""
+        """Return the outputs of all rows; recompute them if the observations are not those acted on."""
         at = self._buffers
         self.kernel.reader(observation, self._read)
         if not np.array_equal(self._read, at.inputs):
@@ -269,29 +267,29 @@ class RolloutKernel:
         return ActorCriticOutput(self._buffers.parameters, self._buffers.values, None)  # type: ignore[arg-type]
 
     def backward(self, parameters: NDArray, value: NDArray | None = None) -> None:
-        """Compute the gradients of all weights, as the kernel does."""
+        """Compute the gradients of all weights like the kernel."""
         self.kernel.backward_at(self._buffers, parameters, value)
 
 
 @dataclass(frozen=True)
 class _ActorCriticBuffers:
-    """The buffers of one number of rows, and the operations on them."""
+    """Buffers for one number of rows, with the operations on them."""
 
     inputs: NDArray
     parameters: NDArray | None
     values: NDArray | None
     parameter_gradient: NDArray
-    """Without that of log deviations, which no layer gives."""
+    """Gradient of the policy head's outputs, without log standard deviations."""
     value_gradient: NDArray
     forward: list[Operation]
     backward: list[Operation]
-    """Empty where not all parts of the network are computed."""
+    """Empty unless all parts of the network are computed."""
     forward_of: Callable[[slice], list[Operation]]
     """Returns the forward operations of some rows."""
 
 
 class QNetworkKernel:
-    """Action values: a torso and one stream, or two of a dueling network."""
+    """Kernel of a Q network: a torso and one stream, or two streams of a dueling network."""
 
     def __init__(self, network: QNetwork) -> None:
         if network.state_size:
@@ -304,7 +302,7 @@ class QNetworkKernel:
     def forward(self, observation: Any, state: Any = None, *others: None, noise: None = None) -> QOutput:
         """Compute the outputs of each action. [rows, actions, outputs]
 
-        Dueling: V + A - mean of A over the actions.
+        Dueling networks compute V + A - mean of A over the actions.
         """
         buffers = self._buffers
         at = buffers.last = buffers.at(len(observation))
@@ -314,10 +312,10 @@ class QNetworkKernel:
         return QOutput(at.outputs, state)  # type: ignore[arg-type]  # an array
 
     def backward(self, outputs: NDArray) -> None:
-        """Compute the gradients of all weights. outputs: the gradient of the outputs, of their shape
+        """Compute the gradients of all weights.
 
-        Dueling: with a gradient g of the outputs, that of A is g - mean of g over the actions, and that of V
-        the sum of g over the actions.
+        outputs: gradient g of the outputs, of the same shape. In dueling networks, the gradient of A is g -
+        mean of g over the actions, and the gradient of V is the sum of g over the actions.
         """
         at = self._buffers.last
         np.copyto(at.gradient, outputs)
@@ -369,7 +367,7 @@ class QNetworkKernel:
 
 @dataclass(frozen=True)
 class _QBuffers:
-    """The buffers of one number of rows, and the operations on them."""
+    """Buffers for one number of rows, with the operations on them."""
 
     inputs: NDArray
     outputs: NDArray
@@ -381,7 +379,7 @@ class _QBuffers:
 
 
 class PolicyNetworkKernel:
-    """A torso and a linear layer."""
+    """Kernel of a torso with a linear layer."""
 
     def __init__(self, network: PolicyNetwork) -> None:
         self._reader, torso = _torso(network.torso)
@@ -399,7 +397,7 @@ class PolicyNetworkKernel:
         return outputs
 
     def backward(self, outputs: NDArray) -> None:
-        """Compute the gradients of all weights. outputs: the gradient of the outputs, [rows, num_outputs]"""
+        """Compute the gradients of all weights. outputs: gradient of the outputs, [rows, num_outputs]."""
         at = self._passes.last
         assert at.output_gradient is not None
         np.copyto(at.output_gradient.numpy(), outputs)
@@ -408,7 +406,7 @@ class PolicyNetworkKernel:
 
 
 class CriticsKernel:
-    """Action values of several critics of one shape, side by side."""
+    """Kernel of several critics of the same shape, computed together."""
 
     def __init__(self, network: Critics) -> None:
         if network.perceptrons is None:
@@ -424,9 +422,9 @@ class CriticsKernel:
         self._passes = Buffers(self._pass)
 
     def forward(self, observation: Any, action: Any = None, first: bool = False) -> NDArray:
-        """Compute values [critics, rows], of several outputs or discrete actions [critics, rows, outputs].
+        """Compute values, [critics, rows], or [critics, rows, outputs] with several outputs or actions.
 
-        action: continuous ones, [rows, size]; first: of the first critic alone.
+        action: continuous actions, [rows, size]; first: whether to compute only the first critic.
         """
         passes = self._passes
         at = passes.last = passes.at(len(observation), first)
@@ -443,7 +441,7 @@ class CriticsKernel:
         return outputs[..., 0] if self._scalar else outputs
 
     def backward(self, values: NDArray) -> None:
-        """Compute the gradients of all weights. values: the gradient of the values"""
+        """Compute the gradients of all weights. values: gradient of the values, of the same shape."""
         at = self._passes.last
         assert at.output_gradient is not None
         np.copyto(at.output_gradient.numpy(), values[..., None] if self._scalar else values)
@@ -451,10 +449,9 @@ class CriticsKernel:
             operation()
 
     def input_gradient(self, values: NDArray) -> NDArray:
-        """Return the gradient of the inputs, observation and action side by side, of each critic.
+        """Return the gradient of each critic's inputs, observation and action, [critics, rows, inputs].
 
-        values: the gradient of the values. Gradients of the weights stay as they are.
-        [critics, rows, inputs]
+        values: gradient of the values. The gradients of the weights do not change.
         """
         at = self._passes.last
         assert at.output_gradient is not None
@@ -471,10 +468,10 @@ class CriticsKernel:
 
 
 class _Reader:
-    """Writes observations into a buffer as the rows of numbers that the first layer reads."""
+    """Writes observations to a buffer as rows of numbers, the inputs of the first layer."""
 
     def __init__(self, modules: Sequence[nn.Module], size: int) -> None:
-        """modules: those before the first layer; size: numbers in a row."""
+        """modules: modules before the first layer; size: length of a row."""
         self.size = size
         self._numbers: Numbers | None = None
         for module in modules:
@@ -484,7 +481,7 @@ class _Reader:
                 raise UnknownNetworkError(f"it has a {type(module).__name__} before its first layer")
 
     def __call__(self, observation: Any, out: NDArray) -> None:
-        """observation: array or tensor, [rows, *obs]; out: [rows, size]"""
+        """Write the rows to `out`, [rows, size]. observation: array or tensor, [rows, *obs]."""
         if self._numbers is not None:
             observation = self._numbers(torch.as_tensor(observation))
         if isinstance(observation, Tensor):
@@ -493,7 +490,7 @@ class _Reader:
 
 
 def _torso(torso: nn.Module) -> tuple[_Reader, list[Layer]]:
-    """Return what reads the observations, and the layers. Raise UnknownNetworkError for others."""
+    """Return the reader of observations and the layers of a torso. Raises UnknownNetworkError."""
     parts = list(_parts(torso))
     before = 0
     while before < len(parts) and not isinstance(parts[before], nn.Linear):
@@ -504,7 +501,7 @@ def _torso(torso: nn.Module) -> tuple[_Reader, list[Layer]]:
 
 
 def _layers(*modules: nn.Module) -> Iterator[Layer]:
-    """Yield the layers of some modules. Raise UnknownNetworkError for others."""
+    """Yield the layers of modules. Raises UnknownNetworkError if one of them has no kernel."""
     parts = [part for module in modules for part in _parts(module)]
     while parts:
         linear = parts.pop(0)
@@ -529,7 +526,7 @@ def _norm(norm: Any) -> tuple[Weight, Weight, float]:
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the single layers, norms and activations of a module in the order in which they compute."""
+    """Yield the layers, norms and activations of a module in the order of computation."""
     if type(module).forward in (nn.Sequential.forward, GaussianHead.forward):
         for child in module.children():
             yield from _parts(child)
@@ -552,4 +549,4 @@ KERNELS: dict[type[nn.Module], Callable[[Any], Kernel]] = {
     PolicyNetwork: PolicyNetworkKernel,
     Critics: CriticsKernel,
 }
-"""The networks that have a kernel."""
+"""Classes of networks with a kernel."""

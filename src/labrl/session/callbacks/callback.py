@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from labrl.errors import InputError
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from labrl.agents.agent import Agent
     from labrl.agents.transforms import Transforms
     from labrl.clock import Clock, PhaseTimers
+    from labrl.component import Component
     from labrl.config.schema import TrialConfig
     from labrl.envs.vector import VectorEnv
     from labrl.seeding import Streams
@@ -118,3 +121,21 @@ class Callback:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
+
+
+def check_callbacks(config: TrialConfig) -> None:
+    """Raise InputError if a configured class is not a `Callback`, before anything is built."""
+    for name, component in config.callbacks.items():
+        target = None if component is None else component.load()
+        if component is not None and isinstance(target, type) and not issubclass(target, Callback):
+            raise no_callback(name, component, target)
+
+
+def no_callback(name: str, component: Component, kind: type) -> InputError:
+    """Return the error for a configured class that is not a `Callback`."""
+    return InputError(
+        f"callbacks.{name}._target_: {component.target} gives a {kind.__name__}, which must be a subclass of "
+        "labrl.session.callbacks.Callback",
+        code="target",
+        key=f"callbacks.{name}._target_",
+    )

@@ -1,4 +1,4 @@
-"""A stochastic policy with a value function: what PPO, A2C and REINFORCE act by and learn."""
+"""A stochastic policy with a value function: the base of PPO, A2C and REINFORCE."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite
-from labrl.config.component import Component
-from labrl.config.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
+from labrl.component import Component
 from labrl.errors import InputError
-from labrl.learning.learner import build_networks, make_learner
+from labrl.learning.learner import make_learner
 from labrl.memory.rollout import Minibatch, Pieces, Rollout, forgotten
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
+from labrl.networks.building import build_networks, check_torso
 from labrl.networks.distributions import ActionBounds, ActionDistribution, Derived, distribution_for, masked
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
+from labrl.spaces import Spaces
+from labrl.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
 
 if TYPE_CHECKING:
     from labrl.agents.parts.self_imitation import SelfImitation
     from labrl.clock import Clock
     from labrl.learning.compute import Compute
-    from labrl.learning.flat import FlatParameters
+    from labrl.learning.learner import FlatParameters
     from labrl.learning.optimizers import Optimizer
     from labrl.learning.ranks import Ranks
     from labrl.seeding import Streams
     from labrl.step import States, Step
 
 VALUES_AT_ONCE = 4096
-"""Observations whose values are computed in one pass."""
+"""Number of observations whose values are computed in one pass."""
 
 
 @dataclass(kw_only=True)
 class PolicyConfig:
-    """Options of every agent that learns a policy from its own rollouts."""
+    """Options of all agents that learn a policy from their own rollouts."""
 
     network: ActorCriticConfig
     """Policy and value networks."""
@@ -55,18 +55,18 @@ class PolicyConfig:
     entropy_coef: NonNegativeSchedule
     """Weight of the entropy bonus, >= 0."""
     max_grad_norm: PositiveFloat | None
-    """Largest Euclidean norm of a gradient, > 0; longer ones are scaled down; null: no limit."""
+    """Largest Euclidean norm of a gradient, > 0; longer gradients are scaled down; null: no limit."""
     action_bounds: ActionBounds | None
-    """Treatment of the bounds of continuous actions: clip (the sample is clipped to them), rescale (it
-    is clipped to [-1, 1] and scaled to them) or squash (its tanh is scaled to them); null: clip."""
+    """Treatment of the bounds of continuous actions: clip (samples are clipped to the bounds), rescale (they
+    are clipped to [-1, 1] and scaled to the bounds) or squash (their tanh is scaled); null: clip."""
     self_imitation: Component | None
-    """Learning again from past steps with a higher return than expected; null: none."""
+    """Additional learning from past steps whose return was higher than expected; null: none."""
     log_std_init: LogDeviation | None
     """Initial log standard deviation of a Gaussian policy, in [-20, 10], continuous actions only; null: 0."""
 
 
 class PolicyActor(Actor):
-    """The policy of an actor-critic network; actions are chosen by the parameters of their distribution."""
+    """The policy of an actor-critic network, which outputs the parameters of an action distribution."""
 
     def __init__(self, network: ActorCritic, distribution: ActionDistribution, sampled: bool) -> None:
         super().__init__()
@@ -84,21 +84,20 @@ class PolicyActor(Actor):
 
 
 class PolicyAgent(Agent):
-    """Draws actions of a stochastic policy, stores them in a rollout, and values its states.
+    """Draws actions from a stochastic policy, stores them in a rollout, and computes values of states.
 
-    An agent that derives from it makes the `rollout`, and defines its loss and how it learns. Nothing here
-    calls any of that. The state of a recurrent network is carried from step to step and starts from 0 with
-    each episode. A lost life ends none: what was seen before it is still of use. Evaluation carries a state
-    of its own.
+    A derived agent creates the `rollout` and defines its loss and how it learns; nothing here calls these.
+    The state of a recurrent network is carried from step to step and is 0 at the start of an episode. A lost
+    life does not reset it, because earlier observations remain useful. Evaluation has a separate state.
     """
 
     TRAITS = Traits(masks=True, greedy=True, exports=True, policy_numbers=True, shares_weights=True)
     STATISTICS: ClassVar[tuple[str, ...]] = ()
-    """Names of the means that the loss returns."""
+    """Names of the mean statistics that the loss returns."""
     rollout: Rollout
     _config: PolicyConfig
     keeps_outputs = False
-    """Whether the learner keeps what layers give in acting, for the gradient by the same weights."""
+    """Whether the learner reuses outputs of layers from acting for the gradient of the same weights."""
 
     def __init__(
         self,
@@ -111,8 +110,8 @@ class PolicyAgent(Agent):
         has_value: bool = True,
         new_optimizer: Callable[[ActorCritic, FlatParameters], Optimizer] | None = None,
     ) -> None:
-        """has_value: whether state values are learned; new_optimizer: makes the optimizer, None for that of
-        the configuration."""
+        """has_value: whether state values are learned; new_optimizer: makes the optimizer, None to use the
+        optimizer of the configuration."""
         self._config, self._clock = config, clock
         self.distribution = distribution_for(
             spaces.action, self.NAME or type(self).__name__, config.action_bounds
@@ -124,17 +123,15 @@ class PolicyAgent(Agent):
             lambda: (ActorCritic(config.network, spaces, num_parameters, log_std_init, has_value),),
             streams.seed_of("initialization"),
             spaces,
-            compute,
         )
         optimizer = config.optimizer if new_optimizer is None else partial(new_optimizer, self.network)
         self.learner = make_learner(self.network, spaces, compute, optimizer, config.max_grad_norm)
         self._stream = streams.numpy("policy")
-        # Values come with the policy from one torso, and must follow the state; others are computed all at
-        # once.
+        # Compute values while acting if the torso is shared or recurrent; otherwise all at once later.
         self.values_too = self.network.shared or self.network.state_size > 0
         self._state = np.zeros((spaces.num_envs, self.network.state_size), np.float32)
         self._evaluation_state = self._state
-        self._next: NDArray | None = None  # the observation after the last row of the rollout
+        self._next: NDArray | None = None  # observation after the last row of the rollout
         self.imitation: SelfImitation | None = None
         if config.self_imitation is not None:
             self.imitation = config.self_imitation.build(
@@ -146,7 +143,7 @@ class PolicyAgent(Agent):
                 compute=compute,
                 generator=streams.numpy("self-imitation"),
             )
-        # Values, advantages, actions and parameters of the last rollout, until its metrics are asked for.
+        # Values, advantages, actions and parameters of the last rollout, until its metrics are computed.
         self._learned_from: tuple[NDArray, NDArray, NDArray, NDArray] | None = None
         names = (*self.STATISTICS, "grad_norm", "explained_variance", "value_mean", "value_std")
         nothing = torch.zeros((1, num_parameters))
@@ -154,7 +151,7 @@ class PolicyAgent(Agent):
         self._metrics = dict.fromkeys((*names, *self.distribution.statistics(nothing, action)), math.nan)
 
     def act(self, observation: Observation) -> NDArray:
-        """Draw actions for the environments, among the valid ones, and store the choice. [num_envs, ...]"""
+        """Draw valid actions for the environments and store them. [num_envs, ...]"""
         inputs, before, rollout = self.network.layout(observation.array), self._state, self.rollout
         first = rollout.t * rollout.num_envs
         rows = slice(first, first + rollout.num_envs) if self.keeps_outputs else None
@@ -169,7 +166,7 @@ class PolicyAgent(Agent):
         return self.distribution.to_env(action)
 
     def observe(self, step: Step) -> None:
-        """Store the outcome of the last actions, and forget the episodes that are over."""
+        """Store the outcome of the last actions, and reset recurrent states where episodes are over."""
         self.rollout.add_outcome(step, self.network.layout, self._state)
         if self.network.state_size:
             self._state = forgotten(self._state, step.episode_over, self.network.state_size)
@@ -180,12 +177,12 @@ class PolicyAgent(Agent):
     def batch(self, gamma: float, gae_lambda: float, with_log_prob: bool = False) -> Minibatch:
         """Compute values and advantages of a full rollout, and return all of its rows.
 
-        with_log_prob: whether the log-probabilities of the actions are wanted too.
+        with_log_prob: whether to include the log-probabilities of the actions.
         """
         rollout = self.rollout
         assert self._next is not None
         if not self.values_too:
-            # The network's own updates come after the last row, so all values are computed in one pass.
+            # This session updates the weights only after the last row, so one pass computes all values.
             rollout.set_values(self.values(rollout.rows("observation")))
         beyond = self.values(*rollout.beyond(self.network.layout(self._next), self._state))
         advantage = rollout.advantages(beyond, gamma, gae_lambda)
@@ -198,9 +195,9 @@ class PolicyAgent(Agent):
         return rollout.batch(advantage, log_prob, self.learner.device)
 
     def values(self, observation: NDArray, state: States = None) -> NDArray:
-        """Compute state values of observations as the network reads them. [n, *obs] -> [n]
+        """Compute the state values of observations in the network's layout. [n, *obs] -> [n]
 
-        state: recurrent state before each. [n, state_size]
+        state: recurrent state before each observation, [n, state_size].
         """
         if not self.network.has_value:
             return np.zeros(len(observation), np.float32)
@@ -212,15 +209,14 @@ class PolicyAgent(Agent):
         return np.concatenate(chunks)
 
     def descend(self, lr: float) -> float:
-        """Make one update by the gradient. Returns its norm. Raises NonFiniteError."""
+        """Make one update with the current gradient. Returns its norm. Raises NonFiniteError."""
         norm = self.learner.step(lr)
         if not math.isfinite(norm):
             check_finite(self._clock.frame, {"grad_norm": norm})
         return norm
 
     def record(self, statistics: Tensor, grad_norm: float) -> None:
-        """Keep the means of a rollout for the next row. Raises NonFiniteError if one is not a finite
-        number."""
+        """Keep the mean statistics of a rollout for the next metrics row. Raises NonFiniteError."""
         means = dict(zip(self.STATISTICS, statistics.tolist(), strict=True))
         terms = {**means, "grad_norm": grad_norm, "weights": float(self.learner.flat.vector.detach().sum())}
         if not all(map(math.isfinite, terms.values())):
@@ -228,20 +224,19 @@ class PolicyAgent(Agent):
         self._metrics.update(means, grad_norm=grad_norm)
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        """Draw actions with `generator`, among the valid ones. [num_envs, ...]"""
+        """Draw valid actions with `generator`. [num_envs, ...]"""
         return self.distribution.to_env(self.distribution.sample(self._parameters(observation), generator))
 
     def greedy_action(self, observation: Observation) -> NDArray:
-        """Return the most likely actions, among the valid ones. [num_envs, ...]"""
+        """Return the most likely valid actions. [num_envs, ...]"""
         return self.distribution.to_env(self.distribution.mode(self._parameters(observation)))
 
     def policy_numbers(self, observation: Observation) -> dict[str, NDArray]:
-        """Return the numbers that actions are drawn by: probabilities, or means and deviations. [num_envs,
-        ...] each"""
+        """Return the probabilities, or the means and standard deviations, of actions. [num_envs, ...] each"""
         return self.distribution.numbers(self._parameters(observation))
 
     def _parameters(self, observation: Observation) -> NDArray:
-        """Compute the parameters of the distributions in evaluation. [num_envs, parameters]"""
+        """Compute the parameters of the action distributions in evaluation. [num_envs, num_parameters]"""
         inputs = self.network.layout(observation.array)
         start = np.ones(len(inputs), np.bool_) if observation.start is None else observation.start
         before = forgotten(self._evaluation_state, start, self.network.state_size)
@@ -270,9 +265,9 @@ class PolicyAgent(Agent):
         }
 
     def _describe(self) -> dict[str, float]:
-        """Return the metrics, with what the last rollout says of values and actions.
+        """Return the metrics, including statistics of the values and actions of the last rollout.
 
-        That is computed when somebody asks: it takes half as long as an update of a small network.
+        These are computed on demand, because they take half as long as an update of a small network.
         """
         if self._learned_from is not None:
             value, advantage, action, parameters = self._learned_from
@@ -286,12 +281,11 @@ class PolicyAgent(Agent):
         return dict(self._metrics)
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return the one network of policy and values."""
+        """Return the network of policy and values."""
         return {"actor_critic": self.network}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer, recurrent state, what was seen last, and the rollout as far as it is
-        filled."""
+        """Return weights, optimizer, recurrent state, last observation, metrics and the partial rollout."""
         return {
             **self.learner.state_dict(),
             "state": self._state.copy(),
@@ -302,7 +296,7 @@ class PolicyAgent(Agent):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, in the middle of a rollout too."""
+        """Restore a saved state, also in the middle of a rollout."""
         self.learner.load_state_dict(state)
         self._state, self._next = state["state"], state["observation"]
         self._metrics, self._learned_from = dict(state["metrics"]), None
@@ -311,14 +305,14 @@ class PolicyAgent(Agent):
         self.rollout.load_state_dict(state["rollout"])
 
     def close(self) -> None:
-        """End the worker threads and release the memory of self-imitation."""
+        """Stop the worker threads and close the replay buffer of self-imitation."""
         self.learner.close()
         if self.imitation is not None:
             self.imitation.close()
 
 
 def evaluated(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-    """Compute distribution parameters and values of a minibatch, to be differentiated. [batch, ...] each"""
+    """Compute distribution parameters and values of a minibatch with gradients. [batch, ...] each"""
     if minibatch.state.shape[1]:
         pieces = Pieces.of(minibatch.start)
         output = network(minibatch.observation, pieces.states(minibatch.state), pieces.lengths)
@@ -329,20 +323,20 @@ def evaluated(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor
 
 
 class OutputGradients(NamedTuple):
-    """Derivatives of a loss by the outputs of a network."""
+    """Derivatives of a loss with respect to the outputs of a network."""
 
     parameters: NDArray
-    """Gradient by the parameters of the distributions. [rows, num_parameters]"""
+    """Derivative with respect to the parameters of the distributions. [rows, num_parameters]"""
     value: NDArray
-    """Gradient by the values. [rows]"""
+    """Derivative with respect to the values. [rows]"""
 
 
 def evaluated_by_hand(
     distribution: ActionDistribution, kernel: Any, minibatch: Any
 ) -> tuple[Derived, NDArray]:
-    """Compute distributions and values of a minibatch by a kernel of the network, with derivatives.
+    """Compute distributions, with derivatives, and values of a minibatch with a kernel of the network.
 
-    minibatch: with `observation`, `action` and `mask`. Returns values [batch].
+    minibatch: has `observation`, `action` and `mask`. Returns the distributions and the values, [batch].
     """
     parameters, value, _ = kernel.forward(minibatch.observation)
     if minibatch.mask is not None:
@@ -360,9 +354,8 @@ def policy_gradient(
 ) -> tuple[NDArray, OutputGradients]:
     """Differentiate the loss of A2C and REINFORCE, the mean of -log pi(a|s) A + c1 (R - V)^2 / 2 - c2 H.
 
-    By log pi it is -A, by V it is c1 (V - R), by H it is -c2, each over the number of rows. All arrays are
-    [rows]. Returns the means of the policy's loss, of the values' and of the entropy, [3], and the
-    derivatives.
+    The derivatives with respect to log pi, V and H are -A, c1 (V - R) and -c2, divided by the number of rows.
+    All arrays are [rows]. Returns the means of policy loss, value loss and entropy, [3], and the derivatives.
     """
     rows = np.float32(len(value))
     error = value - value_target
@@ -380,9 +373,9 @@ def policy_gradient_by_hand(
     value_coef: float,
     entropy_coef: float,
 ) -> NDArray:
-    """Compute the gradient of -log pi(a|s) A + value_coef (R - V)^2 / 2 - entropy_coef H by a kernel.
+    """Compute the gradient of -log pi(a|s) A + value_coef (R - V)^2 / 2 - entropy_coef H with a kernel.
 
-    kernel: of the policy's network. Returns the means of the three, before their coefficients. [3]
+    kernel: kernel of the policy's network. Returns the means of the three terms without coefficients, [3].
     """
     policy, value = evaluated_by_hand(distribution, kernel, minibatch)
     statistics, gradients = policy_gradient(
@@ -398,9 +391,9 @@ def policy_gradient_by_hand(
 
 
 def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
-    """Raise InputError for options that have no meaning in the environment's spaces.
+    """Raise InputError for options that contradict the environment's spaces.
 
-    agent: its name, as messages give it. Returns whether the network is recurrent.
+    agent: name of the agent, for messages. Returns whether the network is recurrent.
     """
     distribution_for(spaces.action, agent, config.action_bounds)
     recurrent = check_torso(config.network.torso, spaces, recurrent=None)
@@ -423,7 +416,7 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
 
 
 def refuse_episodes(episodes: int | None) -> None:
-    """Raise InputError for an agent that updates when `episodes` have ended; None: it does not."""
+    """Raise InputError for an agent that updates after a number of episodes; None if it does not."""
     if episodes is not None:
         raise InputError(
             f"agent.episodes={episodes} cannot be used with torchrun: updates are made when whole episodes "
@@ -435,20 +428,20 @@ def refuse_episodes(episodes: int | None) -> None:
 
 
 def refuse_self_imitation(part: object) -> None:
-    """Raise InputError for an agent with a part for self-imitation; None: it has none."""
+    """Raise InputError for an agent with self-imitation; None if it has none."""
     if part is not None:
         raise InputError(
-            "agent.self_imitation cannot be used with torchrun: a rank learns when it has something to "
-            "imitate, which happens at a different time on each rank. Set agent/self_imitation=none.",
+            "agent.self_imitation cannot be used with torchrun: the first steps to imitate become available "
+            "at a different time on each rank. Set agent/self_imitation=none.",
             code="unsupported",
             key="agent.self_imitation",
         )
 
 
 def normalized(advantage: Tensor, ranks: Ranks | None = None) -> Tensor:
-    """Scale to mean 0 and deviation 1 over all ranks, where there are at least two numbers. [n]
+    """Scale advantages, [n], to mean 0 and standard deviation 1 over all ranks, unless there is only one.
 
-    ranks: None for one alone.
+    ranks: None for a single rank.
     """
     size = 1 if ranks is None else ranks.size
     if len(advantage) * size < 2:

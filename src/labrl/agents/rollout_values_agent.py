@@ -1,4 +1,4 @@
-"""Action values from rollouts: what Sarsa and PQN share, which learn towards lambda-returns."""
+"""Action values learned from rollouts: the base of Sarsa and PQN, which learn lambda-returns."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from labrl.agents.parts.action_values import (
     chosen,
 )
 from labrl.clock import Clock
-from labrl.config.types import PositiveInt, Probability
 from labrl.learning.compute import Compute
-from labrl.learning.flat import FlatParameters
-from labrl.learning.learner import Columns, DerivedLoss
+from labrl.learning.learner import DerivedLoss, FlatParameters
+from labrl.memory import Columns
 from labrl.memory.rollout import Rollout, check_room
+from labrl.networks.building import check_torso
 from labrl.networks.q_network import QNetwork
-from labrl.networks.spaces import Spaces
-from labrl.networks.torso import check_torso
 from labrl.seeding import Streams
+from labrl.spaces import Spaces
 from labrl.step import Masks, Step
+from labrl.types import PositiveInt, Probability
 
 RETURNS_STATISTICS = ("loss", "td_error", "q_mean")
-"""Means over a minibatch that `returns_loss` gives."""
+"""Names of the means over a minibatch that `returns_loss` returns."""
 
 
 @dataclass(frozen=True)
 class Returns(Columns):
-    """Steps of a rollout and the returns that the values of their actions are to approach."""
+    """Steps of a rollout with the returns that the values of their actions approach."""
 
     observation: Tensor
-    """Observations in the layout that the network reads. [n, *obs]"""
+    """Observations in the network's layout. [n, *obs]"""
     action: Tensor
     """[n]"""
     target: Tensor
-    """Return G. [n]"""
+    """Returns, G. [n]"""
 
     def at(self, rows: Tensor) -> Returns:
-        """Return a minibatch. rows: which, [batch]"""
+        """Return a minibatch. rows: indices of its steps, [batch]."""
         columns = self.observation, self.action, self.target
         return Returns(*(column.index_select(0, rows) for column in columns))
 
@@ -63,10 +63,10 @@ def _returns_loss(network: QNetwork, steps: Returns) -> tuple[Tensor, Tensor]:
 
 
 def returns_gradient(outputs: NDArray, action: NDArray, target: NDArray) -> tuple[NDArray, NDArray]:
-    """Differentiate the mean of e^2 / 2 with e = Q(s, a) - G: by Q(s, a) it is e / rows.
+    """Differentiate the mean of e^2 / 2 with e = Q(s, a) - G: the derivative by Q(s, a) is e / rows.
 
-    outputs: [rows, actions, 1]; action, target: [rows]. Returns the means of loss, size of the error and
-    value, [3], and the derivatives by `outputs`.
+    outputs: [rows, actions, 1]; action, target: [rows]. Returns the means of loss, absolute error and value,
+    [3], and the derivatives with respect to `outputs`.
     """
     rows, actions, _ = outputs.shape
     taken = np.arange(0, rows * actions, actions) + action
@@ -79,7 +79,7 @@ def returns_gradient(outputs: NDArray, action: NDArray, target: NDArray) -> tupl
 
 
 def _returns_loss_by_hand(kernel: Any, steps: Returns) -> NDArray:
-    """Compute the gradient of the same loss by a kernel of the network, and RETURNS_STATISTICS."""
+    """Compute the gradient of `_returns_loss` with a kernel of the network. Returns RETURNS_STATISTICS."""
     outputs = kernel.forward(steps.observation).outputs
     statistics, gradient = returns_gradient(outputs, steps.action.numpy(), steps.target.numpy())
     kernel.backward(gradient)
@@ -87,27 +87,27 @@ def _returns_loss_by_hand(kernel: Any, steps: Returns) -> NDArray:
 
 
 returns_loss = DerivedLoss(_returns_loss, _returns_loss_by_hand)
-"""The loss of Sarsa and PQN: the mean of (G - Q(s, a))^2 / 2."""
+"""Loss of Sarsa and PQN, the mean of (G - Q(s, a))^2 / 2."""
 
 
 @dataclass(kw_only=True)
 class RolloutValuesConfig(ValuePolicyConfig):
-    """Options of every agent that learns action values from its own rollouts."""
+    """Options of agents that learn action values from their own rollouts."""
 
     horizon: PositiveInt
     """Agent steps that each environment contributes to one rollout, >= 1."""
     epochs: PositiveInt
-    """Passes over each rollout, whose targets stay fixed, >= 1."""
+    """Passes over each rollout with fixed targets, >= 1."""
     trace_decay: Probability
-    """Lambda, in [0, 1]; 0: one-step targets, 1: returns over the rest of the rollout."""
+    """Decay of the lambda-return, lambda, in [0, 1]; 0: one-step targets; 1: returns over the rollout."""
     gamma: Probability
     """Discount factor: the weight of the next step's value, in [0, 1]."""
 
 
 class RolloutValuesAgent(Agent):
-    """The parts and answers that agents have alike which learn action values from rollouts.
+    """Base of agents that learn action values from rollouts.
 
-    An agent that derives from it defines how it acts and learns. Nothing here calls that.
+    A derived agent defines how it acts and learns; nothing here calls these methods.
     """
 
     TRAITS = Traits(masks=True, greedy=True, exports=True, draws=False, ranks=True, shares_weights=True)
@@ -127,7 +127,7 @@ class RolloutValuesAgent(Agent):
 
     @classmethod
     def check(cls, config: RolloutValuesConfig, spaces: Spaces) -> None:
-        """Raise InputError for spaces in which it cannot act or that its network cannot read."""
+        """Raise InputError for spaces that the agent or its network does not support."""
         check_actions(cls.NAME, spaces.action)
         check_torso(config.network.torso, spaces)
         check_room(config.horizon, spaces.observation, spaces.num_envs)
@@ -144,8 +144,8 @@ class RolloutValuesAgent(Agent):
     ) -> NDArray[np.float32]:
         """Compute G_t = r + gamma ((1 - lambda) W(s') + lambda G_{t+1}), truncated at the rollout's end. [n]
 
-        worth: W(s) of its rows, [n]; worth_of: computes W of other observations, as the network reads them,
-        and their masks, [m]. It is called for those after the last row, then for those of truncated episodes.
+        worth: W(s) of the rows, [n]; worth_of: computes W, [m], of observations in the network's layout and
+        their masks. It is called for the states after the last row, then for those of truncated episodes.
         """
         rollout, after, config = self._rollout, self._after, self._config
         assert after is not None, "learn() follows observe()"
@@ -155,20 +155,20 @@ class RolloutValuesAgent(Agent):
             finals = np.stack([cut.observation for cut in rollout.cuts])
             masks = None if after.mask is None else np.array([cut.mask for cut in rollout.cuts])
             beyond = np.concatenate([beyond, worth_of(finals, masks)])
-        # A lambda-return is the advantage with the same lambda over the value that it bootstraps from.
+        # A lambda-return is W plus the generalized advantage with the same lambda.
         return rollout.advantages(beyond, config.gamma, config.trace_decay) + worth
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
-        """Return the best actions, among the valid ones. [num_envs]"""
+        """Return the best valid actions. [num_envs]"""
         return self.greedy_action(observation)
 
     def greedy_action(self, observation: Observation) -> NDArray:
-        """Return the best actions, among the valid ones. [num_envs]"""
+        """Return the best valid actions. [num_envs]"""
         inputs = self._policy.network.layout(observation.array)
         return self._policy.to_env(self._policy.values(inputs, observation.mask)[0].argmax(1))
 
     def actor(self, sampled: bool) -> Actor:
-        """Return the best actions as one module."""
+        """Return the greedy policy as one module."""
         return self._policy.actor()
 
     @property
@@ -186,7 +186,7 @@ class RolloutValuesAgent(Agent):
         return {"q_network": self._policy.network}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return weights, optimizer, and the rollout as far as it is filled."""
+        """Return weights, optimizer, metrics and the partial rollout."""
         return {
             **self._policy.learner.state_dict(),
             "rollout": self._rollout.state_dict(),
@@ -196,7 +196,7 @@ class RolloutValuesAgent(Agent):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state, in the middle of a rollout too."""
+        """Restore a saved state, also in the middle of a rollout."""
         self._policy.learner.load_state_dict(state)
         self._rollout.load_state_dict(state["rollout"])
         seen = state["observation"]
@@ -204,5 +204,5 @@ class RolloutValuesAgent(Agent):
         self._metrics = dict(state["metrics"])
 
     def close(self) -> None:
-        """End the worker threads."""
+        """Stop the worker threads."""
         self._policy.learner.close()

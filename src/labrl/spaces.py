@@ -1,4 +1,4 @@
-"""Observations with several inputs, represented as one structured array.
+"""Spaces of observations and actions, and observations with several inputs as one structured array.
 
 Environments may return possibly nested dicts or tuples of arrays. labrl converts these to a single array
 [num_envs] of a structured dtype with a field for each input: `observation["camera"]` has shape
@@ -9,6 +9,7 @@ need not distinguish the two cases. Networks use the separate fields.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -35,6 +36,86 @@ class Goals(Protocol):
 
         Returns None if the environment does not define this.
         """
+
+
+@dataclass(frozen=True)
+class Spaces:
+    """Observation and action spaces of an agent, and the number of environments."""
+
+    observation: gym.Space[Any]
+    """Observation space of a single environment."""
+    action: gym.Space[Any]
+    """Action space of a single environment."""
+    num_envs: int
+    """Number of environments stepped together."""
+    masked: bool = False
+    """Whether the environment provides action masks."""
+    goals: Goals | None = None
+    """Computes the rewards of other goals; None if there are no goals."""
+
+
+def stored_choices(space: gym.Space[Any]) -> gym.Space[Any]:
+    """Return `space` with choices in a type that torch accepts as indices."""
+    if isinstance(space, gym.spaces.Discrete):
+        return gym.spaces.Discrete(int(space.n), start=int(space.start))
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return gym.spaces.MultiDiscrete(space.nvec)
+    return space
+
+
+def sees_images(space: gym.Space[Any]) -> bool:
+    """Return whether observations are pixels, or pixels are among several inputs."""
+    return (
+        any(map(is_image, space.spaces.values())) if isinstance(space, gym.spaces.Dict) else is_image(space)
+    )
+
+
+def several_images(space: gym.Space[Any]) -> bool:
+    """Return whether pixels are among several inputs."""
+    return isinstance(space, gym.spaces.Dict) and sees_images(space)
+
+
+def is_image(space: gym.Space[Any]) -> bool:
+    """Return whether observations are pixels: three axes of bytes."""
+    return isinstance(space, gym.spaces.Box) and len(space.shape) == 3 and space.dtype == "uint8"
+
+
+def is_vector(space: gym.Space[Any]) -> bool:
+    """Return whether observations are real numbers, which an action can be appended to."""
+    return (
+        isinstance(space, gym.spaces.Box) and not is_image(space) and np.issubdtype(space.dtype, np.floating)
+    )
+
+
+def has_bounds(space: gym.spaces.Box) -> bool:
+    """Return whether a box is bounded on every side. The largest numbers of a type do not count as bounds."""
+    number = np.result_type(space.dtype, np.float16)  # flags cannot be subtracted
+    with np.errstate(over="ignore"):
+        width = np.subtract(space.high, space.low, dtype=number)
+    return bool(space.is_bounded() and np.isfinite(width).all())
+
+
+def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:
+    """Return (first value, number of values) of each choice in an observation; an empty list for numbers."""
+    if isinstance(space, gym.spaces.Discrete):
+        return [(int(space.start), int(space.n))]
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return [(int(first), int(n)) for first, n in zip(space.start.flat, space.nvec.flat, strict=True)]
+    return []
+
+
+def range_of(space: gym.Space[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]] | float:
+    """Return the range of bytes, by which networks scale them to [0, 1].
+
+    This is the largest value if all ranges start at 0 and are equal, 255 for most pixels and RAM; otherwise,
+    lower bounds and widths of the shape of `space`. It is 1 for other types, which are not scaled.
+    """
+    if not isinstance(space, gym.spaces.Box) or space.dtype != np.uint8:
+        return 1.0
+    low = space.low.astype(np.float32)
+    width = np.maximum(space.high - low, np.float32(1))  # 1 where a byte never changes
+    same = not low.any() and (width == width.flat[0]).all()
+    return float(width.flat[0]) if same else (low, width)
 
 
 def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:

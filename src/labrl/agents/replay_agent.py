@@ -1,4 +1,4 @@
-"""Policy, critics and replay buffer of an off-policy actor-critic: what SAC, TD3 and their kin learn."""
+"""Off-policy actor-critic with policy, critics and replay buffer: the base of SAC, TD3 and their variants."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite
 from labrl.agents.parts.experience import (
     Experience,
     ExperienceConfig,
-    Transitions,
     check_experience,
     check_memory,
     experience_for_rank,
 )
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
-from labrl.config.component import Component
-from labrl.config.types import NonNegativeSchedule, PositiveFloat
+from labrl.component import Component
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
-from labrl.learning.learner import Learner, build_networks, make_learner
+from labrl.learning.learner import Learner, make_learner
+from labrl.memory.replay import Transitions
+from labrl.networks.building import build_networks, check_torso
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
 from labrl.networks.distributions import BoxActions
-from labrl.networks.spaces import Spaces, sees_images
-from labrl.networks.torso import check_torso
 from labrl.schedules import value_at
 from labrl.seeding import Streams
+from labrl.spaces import Spaces, sees_images
 from labrl.step import Step
+from labrl.types import NonNegativeSchedule, PositiveFloat
 
 AVERAGING = 0.01
-"""Weight of an update in the averages of statistics: they reach some 100 updates back."""
+"""Weight of an update in the averages of statistics, which cover about 100 updates."""
 
 
 @dataclass(kw_only=True)
 class ReplayActorCriticConfig(ExperienceConfig):
-    """Options of every off-policy actor-critic."""
+    """Options of all off-policy actor-critics."""
 
     network: PolicyAndCriticsConfig
     """Policy and critics."""
@@ -57,39 +57,39 @@ class ReplayActorCriticConfig(ExperienceConfig):
     critic_lr: NonNegativeSchedule | None
     """Learning rate of the critics, >= 0; null: the same as `lr`."""
     max_grad_norm: PositiveFloat | None
-    """Largest Euclidean norm of the gradients of the policy and of the critics, > 0; longer ones are scaled
-    down; null: no limit."""
+    """Largest Euclidean norm of the gradients of the policy and of the critics, > 0; longer gradients are
+    scaled down; null: no limit."""
 
 
 class Stateful(Protocol):
-    """A part of an agent that a checkpoint keeps."""
+    """Part of an agent that is saved in checkpoints."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         ...
 
 
 class ActionsOf(Protocol):
-    """Maps outputs of a policy network to actions as they are stored, and these to the environment's."""
+    """Maps outputs of a policy network to stored actions, and these to actions for the environment."""
 
     num_parameters: int
-    """Outputs of the policy network."""
+    """Number of outputs of the policy network."""
 
     @property
     def stored(self) -> gym.Space[Any]:
-        """The space of actions as they are stored."""
+        """Space of the stored actions."""
         ...
 
     def to_env(self, action: NDArray, /) -> NDArray:
-        """Return stored actions as the environment takes them. [n, ...]"""
+        """Convert stored actions to actions for the environment. [n, ...]"""
         ...
 
     def random(self, count: int, generator: np.random.Generator, /) -> NDArray:
-        """Draw so many uniform actions. [count, ...]"""
+        """Draw `count` uniform actions. [count, ...]"""
         ...
 
     def mode(self, parameters: NDArray) -> NDArray:
@@ -101,22 +101,22 @@ class ActionsOf(Protocol):
         ...
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions as the environment takes them, drawn or the best ones, of an exported policy."""
+        """Return actions for the environment, drawn or the best ones, for an exported policy."""
         ...
 
 
 class ReplayActor(Actor):
-    """A policy network and how actions are chosen by its outputs."""
+    """A policy network with the choice of actions from its outputs."""
 
     def __init__(self, network: PolicyNetwork, choose: Callable[[Tensor], Tensor]) -> None:
-        """choose: from the network's outputs to actions as the environment takes them, of tensors."""
+        """choose: maps the network's outputs to actions for the environment, as tensors."""
         super().__init__()
         self.network, self._choose = network, choose
         self.normalization: nn.Module | None = None
-        """Normalization of the network's input."""
+        """Normalization of the network's input; None if there is none."""
 
     def layout(self, observation: Any) -> Tensor:
-        """Return what the network reads. observation: a tensor [batch, *obs], or a dict of such."""
+        """Return the network's input. observation: a tensor [batch, *obs], or a dict of such tensors."""
         read = super().layout(observation)
         return read if self.normalization is None else self.normalization(read)
 
@@ -129,14 +129,14 @@ class ReplayActor(Actor):
 
 
 class ReplayAgent(Agent):
-    """Networks, learners and replay buffer of an off-policy actor-critic, and the loop of its updates.
+    """Off-policy actor-critic with networks, learners, replay buffer and the loop of updates.
 
-    An agent that derives from it defines `update`.
+    A derived agent defines `update`.
     """
 
     TRAITS = Traits(greedy=True, exports=True, ranks=True, learns_from_copies=True)
     CRITIC_STATISTICS = ("loss_critic", "td_error", "q_mean", "grad_norm_critic")
-    """Averaged over some 100 updates of the critics; td_error is what priorities follow."""
+    """Statistics of the critics, averaged over about 100 updates; td_error determines priorities."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class ReplayAgent(Agent):
         policy_statistics: tuple[str, ...],
         critic_outputs: int = 1,
     ) -> None:
-        """critic_outputs: numbers that a critic gives for a continuous action; policy_statistics: names of
+        """critic_outputs: number of outputs of a critic for a continuous action; policy_statistics: names of
         the means that the policy's loss returns."""
         self._clock, self._ranks, self.actions = clock, compute.ranks, actions
         critic_lr = config.lr if config.critic_lr is None else config.critic_lr
@@ -163,7 +163,6 @@ class ReplayAgent(Agent):
             ),
             streams.seed_of("initialization"),
             spaces,
-            compute,
             whole_minibatches=whole,
         )
         learns: dict[str, Any] = {
@@ -175,17 +174,17 @@ class ReplayAgent(Agent):
         self.policy = make_learner(policy, spaces, compute, **learns)
         self.critics = make_learner(critics, spaces, compute, **learns)
         self.layout: Callable[[NDArray], NDArray] = policy.layout
-        """Brings observations into the form that the networks read. [n, *obs]"""
-        # Statistics that layers keep are those of a minibatch only where an agent sets its training mode.
+        """Converts observations to the networks' layout. [n, *obs]"""
+        # Layers use the statistics of a minibatch only if an agent switches to training mode.
         policy.eval()
         self.policy_network = self.policy.forward_network
-        """The policy in the session's precision, for the loss of the critics."""
+        """Function that computes the policy in the session's precision, for the loss of the critics."""
         self.judge = self.critics.in_precision(self.critics.frozen().eval())
-        """The critics as the policy sees them: with a gradient through them, but none for their weights."""
+        """Function that computes the critics for the policy's loss, with gradients only for their inputs."""
         self.judge_kernel: Any = self.critics.kernel
-        """Kernel of the critics, for the policy's loss without autograd; None where there is none."""
+        """Kernel of the critics, for the policy's loss without autograd; None if there is none."""
         self.targets: dict[str, TargetNetwork[Any]] = {}
-        """Target networks by name, made by the agent."""
+        """Target networks by name, which the derived agent creates."""
         self.experience = Experience(config, spaces, clock, streams, compute, actions.stored)
         self.pauses = self.experience.pauses
         self.policy_stream = streams.numpy("policy")
@@ -193,9 +192,9 @@ class ReplayAgent(Agent):
             "critics": (self.critics, critic_lr, self.CRITIC_STATISTICS),
             "policy": (self.policy, config.lr, (*policy_statistics, "grad_norm_policy")),
         }
-        """Learners, their learning rates and the names of their averages, of which the last is that of the
-        gradient's norm."""
-        # Exponential averages, by the name of their last statistic.
+        """Learners by name, with their learning rates and the names of their averages, the last of which is
+        the norm of the gradient."""
+        # Exponential averages by the name of their last statistic.
         self._averages: dict[str, list[float]] = {}
 
     @classmethod
@@ -205,16 +204,38 @@ class ReplayAgent(Agent):
 
     @classmethod
     def check(cls, config: Any, spaces: Spaces) -> None:
-        """Raise InputError for spaces in which it cannot act or that its networks cannot read."""
-        check_actor_critic(cls.NAME, config, spaces, whole_minibatches=not cls.TRAITS.halves)
+        """Raise InputError for spaces that the agent or its networks do not support."""
+        whole = not cls.TRAITS.halves
+        check_actions(cls.NAME, spaces.action)
+        check_memory(config, spaces)
+        if isinstance(spaces.action, gym.spaces.Box):
+            BoxActions.check(spaces.action, cls.NAME)
+        torso, other = config.network.torso, config.network.critic_torso
+        check_torso(torso, spaces, whole_minibatches=whole)
+        if other is None:
+            return
+        try:
+            check_torso(other, spaces, whole_minibatches=whole)
+        except LabrlError as error:
+            policy, critic = "agent.network.torso", "agent.network.critic_torso"
+            message = str(error).replace(policy, critic)
+            key = error.key and error.key.replace(policy, critic)
+            raise InputError(message, code=error.code, key=key) from None
+        if other.target != torso.target and sees_images(spaces.observation):
+            raise InputError(
+                f"agent.network.critic_torso must have the class of agent.network.torso, {torso.target}, got "
+                f"{other.target}: both use the same layout of images. Set agent.network.critic_torso=null.",
+                code="contradiction",
+                key="agent.network.critic_torso",
+            )
 
     @classmethod
     def for_rank(cls, config: Any, ranks: int) -> Any:
-        """Return the options of one of several ranks. Raise InputError where they have no equal part."""
+        """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
         return experience_for_rank(config, ranks)
 
     def act(self, observation: Observation) -> NDArray:
-        """Draw actions of the policy, or random ones at first. [num_envs, ...]"""
+        """Draw actions from the policy, or random actions at the start. [num_envs, ...]"""
         if self.experience.acts_at_random:
             action = self.actions.random(len(observation.array), self.policy_stream)
         else:
@@ -228,15 +249,14 @@ class ReplayAgent(Agent):
         self.experience.memory.add(self._observation, self._action, step)
 
     def learn(self) -> int:
-        """Make the updates that are due with this vector step. Returns how many."""
+        """Make the updates that are due after this vector step. Returns the number of updates."""
         before, experience = self._clock.frame, self.experience
         for target in self.targets.values():
             target.frames_passed(before, before + experience.frames_per_step)
         count = experience.due()
         for _ in range(count):
-            sample = experience.sample()
-            error = self.update(Transitions.of(sample, self.policy, self.layout))
-            experience.update_priorities(sample.index, error.cpu().numpy())
+            batch = experience.sample().as_tensors(self.policy.tensor, self.layout)
+            experience.update_priorities(batch.index, self.update(batch).cpu().numpy())
         return count
 
     @abstractmethod
@@ -244,12 +264,11 @@ class ReplayAgent(Agent):
         """Make one update of all networks. Returns the error of each row. [batch]"""
 
     def step(self, name: str, statistics: Tensor) -> None:
-        """Follow the gradient of a learner, by its name in `follows`; those of the critics count as updates.
+        """Make an optimizer step of a learner, by its name in `follows`. Raises NonFiniteError.
 
-        Raises NonFiniteError.
-
-        statistics: means that its loss gave [k], or those of each row [k, rows]. Where they are more than the
-        names, the last name is that of the mean over the rest, such as values of several critics.
+        Steps of the critics count as updates. statistics: means returned by the loss, [k], or statistics of
+        each row, [k, rows]. If there are more statistics than names, the last name stands for the mean of the
+        remaining ones, such as the values of several critics.
         """
         learner, lr, names = self.follows[name]
         if statistics.dim() == 2:
@@ -263,10 +282,9 @@ class ReplayAgent(Agent):
         if not math.isfinite(norm):
             check_finite(frame, {names[0]: values[0], names[-1]: norm})
         latest = [*values, norm]
-        before = self._averages.get(names[-1], latest)
-        self._averages[names[-1]] = [
-            old + AVERAGING * (new - old) for old, new in zip(before, latest, strict=True)
-        ]
+        averages = self._averages.setdefault(names[-1], latest)
+        for place, value in enumerate(latest):
+            averages[place] += AVERAGING * (value - averages[place])
         self.experience.updates += name == "critics"
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
@@ -283,15 +301,15 @@ class ReplayAgent(Agent):
         return ReplayActor(self.policy.network, partial(self.actions.in_graph, sampled=sampled))
 
     def decision(self) -> dict[str, NDArray]:
-        """Return the last actions, as they are stored."""
+        """Return the last actions in stored form."""
         return {"action": self._action}
 
     def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
-        """Take a copy's actions at `observation` for one's own."""
+        """Adopt the actions of a copy at `observation`."""
         self._observation, self._action = observation.array, decision["action"]
 
     def metrics(self) -> dict[str, float]:
-        """Return averages over some 100 updates, and coefficients at this frame."""
+        """Return averages over about 100 updates, and coefficients at this frame."""
         frame = self._clock.frame
         return {
             **self.averages("critics"),
@@ -316,7 +334,7 @@ class ReplayAgent(Agent):
         return {"policy": self.policy.network, "critics": self.critics.network, **targets}
 
     def followers(self) -> dict[str, str]:
-        """Name each target network with what it follows: policy or critics."""
+        """Return the name of the network that each target network follows: policy or critics."""
         return {
             name: "policy" if target.followed is self.policy.flat.vector else "critics"
             for name, target in self.targets.items()
@@ -327,7 +345,7 @@ class ReplayAgent(Agent):
         return {"policy": self.policy.network}
 
     def parts(self) -> dict[str, Stateful]:
-        """Return the parts that have a state of their own, by their names in that of the agent."""
+        """Return the parts with a separate state, by their names in the agent's state."""
         learners = {name: learner for name, (learner, _, _) in self.follows.items()}
         return {**learners, "experience": self.experience}
 
@@ -340,7 +358,7 @@ class ReplayAgent(Agent):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state."""
+        """Restore a saved state."""
         for name, part in self.parts().items():
             part.load_state_dict(state[name])
         for name, target in self.targets.items():
@@ -348,7 +366,7 @@ class ReplayAgent(Agent):
         self._averages = {name: list(each) for name, each in state["averages"].items()}
 
     def close(self) -> None:
-        """End the worker threads, and write out what the replay buffer has in files."""
+        """Stop the worker threads and close the replay buffer."""
         for learner, _, _ in self.follows.values():
             learner.close()
         self.experience.close()
@@ -357,7 +375,7 @@ class ReplayAgent(Agent):
 def taken(values: Tensor, action: Tensor) -> Tensor:
     """Return the values of the actions of a minibatch. [critics, batch, ...] -> [critics, batch]
 
-    values: of all actions where they are discrete, [critics, batch, actions], else of those taken.
+    values: values of all actions if they are discrete, [critics, batch, actions], otherwise of those taken.
     """
     if values.dim() == 2:
         return values
@@ -367,11 +385,11 @@ def taken(values: Tensor, action: Tensor) -> Tensor:
 def critics_gradient(
     values: NDArray, action: NDArray, target: NDArray, weight: NDArray, factor: float
 ) -> tuple[NDArray, NDArray]:
-    """Differentiate the mean of c w sum_i (Q_i - y)^2: by Q_i it is 2 c w (Q_i - y) / rows.
+    """Differentiate the mean of c w sum_i (Q_i - y)^2, whose derivative by Q_i is 2 c w (Q_i - y) / rows.
 
-    values: of the actions taken, Q, [critics, rows], or of all actions where they are discrete,
-    [critics, rows, actions]; action: taken, [rows, ...]; target, weight: [rows]; factor: c. Returns the loss,
-    the mean error and the values of each row, [2 + critics, rows], and the derivatives by `values`.
+    values: values Q of the actions taken, [critics, rows], or of all actions if they are discrete, [critics,
+    rows, actions]; action: actions taken, [rows, ...]; target, weight: [rows]; factor: c. Returns the loss,
+    mean absolute error and values of each row, [2 + critics, rows], and the derivatives by `values`.
     """
     if values.ndim == 3:
         index = np.broadcast_to(action[:, None], (*values.shape[:2], 1))
@@ -390,38 +408,11 @@ def critics_gradient(
 
 
 def critic_rows(losses: Tensor, values: Tensor, target: Tensor) -> Tensor:
-    """Return the statistics of each row of a critics' loss: the loss, the mean error, and the values.
+    """Return the statistics of each row of a critics' loss: loss, mean absolute error and values.
 
-    losses, target: [batch]; values: of the actions taken, [critics, batch]. Returns [2 + critics, batch].
+    losses, target: [batch]; values: values of the actions taken, [critics, batch]. Returns [2 + critics,
+    batch].
     """
     with torch.no_grad():
         error = torch.sub(values, target).abs_().mean(0)
         return torch.cat([torch.stack((losses, error)), values])
-
-
-def check_actor_critic(
-    agent: str, config: ReplayActorCriticConfig, spaces: Spaces, whole_minibatches: bool = False
-) -> None:
-    """Raise InputError for spaces in which `agent` cannot act or that its networks cannot read."""
-    check_actions(agent, spaces.action)
-    check_memory(config, spaces)
-    if isinstance(spaces.action, gym.spaces.Box):
-        BoxActions.check(spaces.action, agent)
-    torso, other = config.network.torso, config.network.critic_torso
-    check_torso(torso, spaces, whole_minibatches=whole_minibatches)
-    if other is None:
-        return
-    try:
-        check_torso(other, spaces, whole_minibatches=whole_minibatches)
-    except LabrlError as error:
-        policy, critic = "agent.network.torso", "agent.network.critic_torso"
-        message = str(error).replace(policy, critic)
-        key = error.key and error.key.replace(policy, critic)
-        raise InputError(message, code=error.code, key=key) from None
-    if other.target != torso.target and sees_images(spaces.observation):
-        raise InputError(
-            f"agent.network.critic_torso must have the class of agent.network.torso, {torso.target}, got "
-            f"{other.target}: both read the same layout of images. Set agent.network.critic_torso=null.",
-            code="contradiction",
-            key="agent.network.critic_torso",
-        )

@@ -1,0 +1,265 @@
+"""Build networks, and check their torsos and layers.
+
+A torso is a module that turns a batch of observations into a batch of features. It is built from the
+observation space, has `forward(observation) -> [batch, num_features]`, and may have `layout(observation)`,
+which converts raw observations, once, when they are collected, to the layout that `forward` reads fastest.
+A user's own `nn.Module` needs only `forward`; `build_torso` checks it before a run begins.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, is_dataclass
+from typing import Any, TypeVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from labrl.component import Component, accepted_settings
+from labrl.errors import Code, InputError, LabrlError
+from labrl.networks.layers import SideBySide, vector_space
+from labrl.spaces import Spaces, example, sees_images, several_images
+
+Built = TypeVar("Built", bound=tuple[nn.Module, ...])
+
+TORSO = "agent.network.torso"
+UNSEEDED = "which draws from PyTorch's global generator, so that the run would not be reproducible"
+BY_THE_MINIBATCH = (
+    "normalizes by the minibatch, and this agent would act with the statistics of its few environments"
+)
+DRAWS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout
+"""Layers that draw random numbers unless their `p` is 0."""
+DROPS = nn.RNNBase, nn.MultiheadAttention
+"""Layers that contain a dropout unless their `dropout` is 0."""
+
+AS_THEY_ARE: Any = operator.itemgetter(...)
+"""The `layout` of a torso that defines none: returns an array or a tensor unchanged."""
+
+
+@dataclass(frozen=True)
+class TorsoTraits:
+    """Capabilities of a torso class, which declares them as `TRAITS` if they differ from these defaults."""
+
+    several_inputs: bool = False
+    """Whether it accepts a Dict space with images; its `layout` converts the inputs to one array."""
+    recurrent: bool = False
+    """Whether it has a `state_size` and is called as `torso(observation, state, lengths)`."""
+    batch_statistics: bool = False
+    """Whether, in training mode, the features of a sample depend on the other samples of the minibatch."""
+
+
+def traits_of(torso: Component) -> TorsoTraits:
+    """Return the traits that the class of a torso declares."""
+    return getattr(torso.load(), "TRAITS", TorsoTraits())
+
+
+def refusal(what: str, code: Code = "unsupported") -> InputError:
+    """Return the error for a torso that cannot be used."""
+    return InputError(f"{TORSO}: {what}", code=code, key=TORSO)
+
+
+def check_torso(
+    torso: Component, spaces: Spaces, recurrent: bool | None = False, whole_minibatches: bool = False
+) -> bool:
+    """Raise InputError for a torso that cannot read the observations, or that the agent cannot use.
+
+    recurrent: whether the torso must carry a state from step to step (True), must not (False), or may (None);
+    whole_minibatches: whether the agent learns from each minibatch as a whole and acts with the statistics
+    that its network keeps of them. Returns whether the torso is recurrent.
+    """
+    for part in () if whole_minibatches else _components(torso):
+        if traits_of(part).batch_statistics:
+            raise refusal(
+                f"{part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or agent/network=wide or another one "
+                "(agent.network.torso.mlp.layer_norm=true normalizes each sample by itself)."
+            )
+    is_recurrent = traits_of(torso).recurrent
+    if is_recurrent and recurrent is False:
+        raise refusal(
+            f"{torso.target} is recurrent, but this agent carries no state between steps. Set "
+            "agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network."
+        )
+    if recurrent and not is_recurrent:
+        raise refusal(
+            f"{torso.target} is not recurrent, but a recurrent agent needs one that is: set "
+            "agent/network=gru or lstm, or an agent that is not recurrent (agent=ppo, a2c, dqn)."
+        )
+    check_reads(torso, spaces.observation)
+    return is_recurrent
+
+
+def check_reads(torso: Component, space: gym.Space[Any]) -> None:
+    """Raise InputError for observations that the torso cannot read."""
+    if several_images(space) and not traits_of(torso).several_inputs:
+        raise refusal(
+            f"{torso.target} reads one array, but this environment's observations are {space}. Use "
+            "agent/network=auto or agent/network=inputs."
+        )
+    taken = accepted_settings(torso.load())
+    if taken is not None and "observation_space" not in taken:
+        raise refusal(
+            f"{torso.target} cannot be built for an environment, because its __init__ takes no argument "
+            "observation_space. Derive a class from it whose __init__ does, and name that one.",
+            "target",
+        )
+    torso.check("check", vector_space(space))
+
+
+def build_torso(torso: Component, space: gym.Space[Any]) -> Any:
+    """Return the torso for observations of `space`. Raises InputError if it does not work as one.
+
+    The module has `layout`, which converts observations, [batch, *obs], to the one array that it reads;
+    `num_features`; `state_size`, 0 unless it is recurrent; and `changes`, the names of the buffers that its
+    forward pass writes to.
+    """
+    check_reads(torso, space)
+    layout = SideBySide(space) if isinstance(space, gym.spaces.Dict) and not sees_images(space) else None
+    try:
+        built: Any = torso.build(observation_space=space if layout is None else layout.space)
+        weights = list(built.parameters()) if isinstance(built, nn.Module) else []
+    except LabrlError:
+        raise
+    except Exception as error:  # a user's own code may raise anything
+        raise refusal(f"{torso.target} cannot be made: {type(error).__name__}: {error}", "target") from error
+    if not isinstance(built, nn.Module):
+        raise refusal(f"{torso.target} is not a torch.nn.Module; derive it from that class.", "target")
+    for weight in weights:
+        if weight.dtype != torch.float32:
+            raise refusal(
+                f"{torso.target} has weights in {weight.dtype}; labrl trains weights in torch.float32, and "
+                "meta.precision=bf16 computes in bfloat16 with them.",
+                "target",
+            )
+    made: Any = built
+    made.layout = layout or getattr(built, "layout", AS_THEY_ARE)
+    made.state_size = built.state_size if traits_of(torso).recurrent else 0
+    made.num_features, made.changes = _examine(made, made.layout(example(space)))
+    return made
+
+
+def _examine(torso: nn.Module, seen: NDArray) -> tuple[int, tuple[str, ...]]:
+    """Return the number of features and the names of the buffers that a forward pass changes.
+
+    Buffers and torch's generator are restored afterwards.
+    """
+    one = torch.as_tensor(seen.astype(np.float32) if seen.dtype == np.float64 else seen)  # as agents do
+    several = torch.cat([one, one])
+    torso.eval()
+    with torch.no_grad():
+        size = _count_features(torso, one)
+    torso.train()
+    generator = torch.get_rng_state()
+    before = {name: buffer.clone() for name, buffer in torso.named_buffers()}
+    _features(torso, several)
+    draws = not torch.equal(generator, torch.get_rng_state())
+    torch.set_rng_state(generator)
+    now = dict(torso.named_buffers())
+    changes = tuple(name for name in now if not torch.equal(now[name], before.get(name, several)))
+    with torch.no_grad():
+        for name, buffer in now.items():
+            buffer.copy_(before.get(name, buffer))
+        _count_features(torso.eval(), several)
+    torso.train()
+    if draws:
+        raise refusal(
+            f"the forward pass of {type(torso).__name__} draws random numbers, {UNSEEDED}. Leave them out."
+        )
+    return size, changes
+
+
+def _count_features(torso: nn.Module, batch: Tensor) -> int:
+    version = batch._version
+    features = _features(torso, batch)
+    if batch._version != version:
+        raise refusal(
+            f"{type(torso).__name__} modifies its input, which is stored to be learned from. Clone it first "
+            "in forward().",
+            "target",
+        )
+    expected = f"{type(torso).__name__} must turn observations into features [batch, features]"
+    if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(batch):
+        given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise refusal(f"{expected}, it turned {list(batch.shape)} into {given}.", "target")
+    if features.dtype not in (torch.float32, torch.bfloat16):
+        raise refusal(f"{expected} in float32, it returned {features.dtype}.", "target")
+    return int(features.shape[1])
+
+
+def _features(torso: Any, batch: Tensor) -> Any:
+    try:
+        return torso(batch)[0] if torso.state_size else torso(batch)
+    except Exception as error:  # a user's own code may raise anything
+        raise refusal(
+            f"{type(torso).__name__} must turn observations into features [batch, features], and fails on "
+            f"{list(batch.shape)}: {type(error).__name__}: {error}",
+            "target",
+        ) from error
+
+
+def is_recurrent(settings: Any) -> bool:
+    """Return whether a torso anywhere in the settings carries a state from step to step."""
+    found = (traits_of(part) for part in _components(settings))
+    return any(isinstance(traits, TorsoTraits) and traits.recurrent for traits in found)
+
+
+def _components(settings: Any) -> Iterator[Component]:
+    """Yield all components in the settings, nested ones included."""
+    if isinstance(settings, Component):
+        yield settings
+        yield from _components(settings.config)
+    elif is_dataclass(settings):
+        for inner in vars(settings).values():
+            yield from _components(inner)
+    elif isinstance(settings, dict):
+        for inner in settings.values():
+            yield from _components(inner)
+
+
+def build_networks(
+    make: Callable[[], Built], seed: int, spaces: Spaces, whole_minibatches: bool = False
+) -> Built:
+    """Return the networks that `make` builds, with weights drawn from `seed` alone.
+
+    whole_minibatches: as for `check_torso`. Raises InputError for layers with which a run would not be
+    reproducible.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        networks = make()
+    for network in networks:
+        _check_layers(network, whole_minibatches)
+        if sees_images(spaces.observation):
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
+    return networks
+
+
+def _check_layers(network: nn.Module, whole_minibatches: bool) -> None:
+    """Raise InputError for layers that draw random numbers, mix the rows of a batch or keep statistics.
+
+    Copies of the network, for other threads and as a target network, would compute with other numbers.
+    """
+    for name, layer in network.named_modules():
+        found = f"{name} of {type(network).__name__} is a {type(layer).__name__}"
+        if isinstance(layer, DRAWS) and layer.p > 0:
+            raise refusal(f"{found}, {UNSEEDED}. Leave it out, or set its p to 0.")
+        if isinstance(layer, DROPS) and layer.dropout > 0:
+            raise refusal(f"{found} with dropout, {UNSEEDED}. Set dropout to 0.")
+        if isinstance(layer, nn.RReLU):
+            raise refusal(f"{found}, {UNSEEDED}. Use nn.LeakyReLU.")
+        if whole_minibatches:
+            continue
+        if isinstance(layer, _BatchNorm):
+            raise refusal(
+                f"{found}: it {BY_THE_MINIBATCH}. Use nn.LayerNorm or nn.GroupNorm, or set agent=crossq."
+            )
+        if changes := vars(layer).get("changes"):
+            raise refusal(
+                f"the forward pass of {type(layer).__name__} changes its buffer {changes[0]}, which would "
+                "differ between the threads that learn and the target network. Use only weights and "
+                "constants, such as weight_norm or LayerNorm instead of spectral_norm."
+            )

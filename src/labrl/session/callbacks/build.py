@@ -1,0 +1,62 @@
+"""Build the callbacks that a configuration asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from labrl.config.schema import TrialConfig
+from labrl.session.callbacks.callback import Callback, no_callback
+from labrl.session.callbacks.checkpoint import Checkpoint
+from labrl.session.callbacks.closer_look import CloserLook, Norms
+from labrl.session.callbacks.evaluate import Evaluate
+from labrl.session.callbacks.log import LogTraining
+from labrl.session.callbacks.profile import Profile
+from labrl.session.callbacks.progress import Progress
+from labrl.session.callbacks.record import RecordEpisodes
+from labrl.session.callbacks.search import search_callbacks
+from labrl.session.callbacks.stop import StopEarly
+from labrl.session.callbacks.tensorboard import TensorBoard
+from labrl.session.evaluation import Quota
+from labrl.workspace import Workspace
+
+
+def build_callbacks(
+    config: TrialConfig, workspace: Workspace, num_ranks: int = 1
+) -> tuple[list[Callback], Evaluate]:
+    """Return the callbacks of a session in the order in which they run, and the `Evaluate` among them.
+
+    Listeners, including users' callbacks, come first, so that they have started before the first row is
+    written. Callbacks that write rows follow. The checkpoint comes last, so that it includes the changes of
+    all others at its frame. workspace: the workspace of rank 0; num_ranks: number of ranks. Raises InputError
+    if a user's callback is not a `Callback`.
+    """
+    meta = config.meta
+    listeners: list[Callback] = [Progress(meta.progress and meta.max_session == 1)]
+    if meta.tensorboard:
+        listeners.append(TensorBoard(CloserLook() if meta.log == "histograms" else None))
+    if meta.profile is not None:
+        listeners.append(Profile(meta.profile))
+    listeners += [*_user_callbacks(config), *search_callbacks()]
+    norms = None if meta.log == "scalars" else Norms()
+    log = LogTraining(config.log_frames, listeners, norms, config.early_rows and num_ranks == 1)
+    quota = Quota(meta.rigorous_eval or 0, meta.eval_episodes, meta.eval_greedy, meta.eval_epsilon)
+    evaluate = Evaluate(config.eval_frames, quota, listeners, meta.async_eval)
+    each = meta.record_episodes == "each"
+    recording = [] if meta.record_episodes == "none" else [RecordEpisodes(evaluate, each)]
+    on_crash = meta.on_crash == "save"
+    checkpoint = Checkpoint(
+        config.log_frames, meta.keep_last, evaluate, workspace, num_ranks, on_crash, config.keep_frames
+    )
+    return [*listeners, log, evaluate, StopEarly(meta, evaluate), *recording, checkpoint], evaluate
+
+
+def _user_callbacks(config: TrialConfig) -> list[Callback]:
+    built = []
+    for name, component in config.callbacks.items():
+        if component is None:
+            continue
+        callback: Any = component.build()
+        if not isinstance(callback, Callback):
+            raise no_callback(name, component, type(callback))
+        built.append(callback)
+    return built
