@@ -103,9 +103,8 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
     from labrl.experiment.local import WorkersLauncher
     from labrl.experiment.machine import Need
     from labrl.experiment.search.options import NoPruner
-    from labrl.experiment.search.recipe import Recipe
     from labrl.experiment.search.search import Search
-    from labrl.experiment.search.space import Space
+    from labrl.experiment.search.space import Recipe, Space
     from labrl.experiment.search.storage import StudyStorage, silence
     from labrl.experiment.search.study import Plan, Study
     from labrl.storage.experiment_folder import ExperimentFolder

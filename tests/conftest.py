@@ -7,15 +7,11 @@ the collector of garbage passes over what was imported.
 
 from __future__ import annotations
 
-import copy
-import functools
 import gc
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pytest
 from commands import share_nursery
@@ -27,8 +23,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as `labrl` does; see labrl.processes.let_threads_sleep
 os.environ["WANDB_MODE"] = "disabled"
 
-from labrl.storage import provenance
-from labrl.trial import reporting  # torch reads the number of threads when it is imported
+# torch reads the number of threads when it is imported
+from surroundings import remember_surroundings
+
+from labrl.trial import reporting
 
 # A busy machine may take a second over an example, and no promise is about that. The same code is tested
 # with the same examples each time; `make exact` draws others (--hypothesis-profile=random).
@@ -41,39 +39,13 @@ gc.disable()
 _shared = ExitStack()
 _shared.enter_context(share_compositions())
 remember()
+remember_surroundings()
 share_nursery()
 
 
 def pytest_unconfigure() -> None:
     """Remove what the processes of this test run shared."""
     _shared.close()
-
-
-def _remember_repository() -> None:
-    """Let runs record labrl's own repository and the graphics cards as the first of them found them.
-
-    Git is not asked either where no folder above has a repository, such as those of tests.
-    """
-    describe, ask, own = provenance.describe_repository, provenance._git, Path(__file__).parents[1]
-    describe_once, ask_once, path = functools.cache(describe), functools.cache(ask), os.environ.get("PATH")
-
-    def described(root: Path) -> tuple[dict[str, Any], str]:
-        return copy.deepcopy(describe_once(root)) if root == own else describe(root)
-
-    def asked(folder: Path, *arguments: str) -> str | None:
-        if folder == own / "src" / "labrl" and os.environ.get("PATH") == path:
-            return ask_once(folder, *arguments)
-        known = any((parent / ".git").exists() for parent in (folder, *folder.parents))
-        return ask(folder, *arguments) if known else None
-
-    provenance.describe_repository = described
-    provenance._git = asked
-    provenance._gpus = functools.cache(provenance._gpus)
-
-
-_remember_repository()
-# That data survives a power failure is no promise that a test could check.
-os.fsync = os.fstat  # type: ignore[assignment]  # which refuses the same descriptors
 
 
 LONGEST = (

@@ -62,7 +62,7 @@ SMALL: dict[str, list[str]] = {
     "recurrent_a2c": ["agent.horizon=7"],
     "labrl.agents.reinforce.Reinforce": ["agent.episodes=4"],
     "labrl.agents.sarsa.Sarsa": ["agent.horizon=8"],
-    "labrl.agents.pqn.PQN": ["agent.horizon=8", "agent.batch_size=8"],
+    "labrl.agents.pqn.PQN": ["agent.horizon=8", "agent.batch_size=16"],
     "labrl.agents.dqn.DQN": REPLAY,
     "recurrent_dqn": [
         *("agent.learning_starts=60", "agent.batch_size=8", "agent.updates_per_frame=0.1"),

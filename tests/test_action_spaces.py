@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from exact_cases import QUIET
 from refusals import refused
 
 import labrl
@@ -74,6 +75,35 @@ class Bytes(gym.Env[Any, Any]):
         assert self.action_space.contains(action)
         self._steps += 1
         return np.zeros(3, np.float32), 1.0, self._steps % 5 == 0, False, {}
+
+
+class Scalar(Bytes):
+    """A single continuous action, in a Box without axes."""
+
+    def __init__(self) -> None:
+        self.action_space = gym.spaces.Box(-2, 1, (), np.float32)  # type: ignore[assignment]
+        self._steps = 0
+
+
+@pytest.mark.parametrize("agent", ["ppo", "sac", "random"])
+def test_a_continuous_action_may_have_no_axis(agent: str, tmp_path: Path) -> None:
+    overrides = [
+        f"agent={agent}",
+        "env=gymnasium",
+        "env.id=null",
+        "env.name=scalar",
+        "env.num_envs=2",
+        *QUIET,
+    ]
+    overrides += ["+env.make._target_=test_action_spaces.Scalar", "env.max_frame=400", "seed=0"]
+    overrides += ["agent.learning_starts=100", "agent.batch_size=32"] if agent == "sac" else []
+    overrides += ["agent.horizon=100", "agent.batch_size=40"] if agent == "ppo" else []
+    assert labrl.train([*overrides, f"hydra.run.dir={tmp_path}"]).exit_code == 0
+    if agent != "random":
+        policy = labrl.load(tmp_path)
+        assert policy.action_space.contains(np.asarray(policy.act(np.zeros(3, np.float32))))
+        assert policy.act(np.zeros((4, 3), np.float32)).shape == (4,)
+        assert policy.evaluate(2).lengths.tolist() == [5, 5]
 
 
 @pytest.mark.parametrize(

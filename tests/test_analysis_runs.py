@@ -43,7 +43,7 @@ def test_empty_cells_are_nan_and_half_a_last_line_is_left_out(tmp_path: Path) ->
     session = load_run(path).sessions[0]
     assert session.train["frame"].tolist() == [100, 200]
     np.testing.assert_array_equal(session.train["return_mean"], [np.nan, 3.0])
-    assert session.warnings == ["half a last line is left out"]
+    assert session.warnings == ["an incomplete last line is left out"]
 
 
 def test_scores_from_before_rigorous_eval_was_switched_are_left_out(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_frame_counts_once_the_later_row_for_it_and_frames_rise(tmp_path: Path
     session = load_run(path).sessions[0]
     assert session.train["frame"].tolist() == [100, 200, 300]
     assert session.train["return_mean"].tolist() == [1, 3, 4]
-    assert "train.csv: 1 row doubled, the later ones count" in session.warnings
+    assert "train.csv: 1 row duplicated, the later ones are used" in session.warnings
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_spoilt_table_has_no_rows_and_a_frame_column_all_the_same(
     session = load_run(path).sessions[0]
     assert session.train["frame"].size == 0
     lost = "train.csv ends at frame 0 of 1,000: later rows are missing"
-    assert [text for text in session.warnings if "half" not in text] == [*said, lost]
+    assert [text for text in session.warnings if "incomplete last line" not in text] == [*said, lost]
 
 
 def test_infinite_values_stay_and_are_told(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_living_process_of_the_trial_or_a_session_makes_it_running(tmp_path: P
         run = load_run(path)
         assert run.status == "running"
         assert run.sessions[0].status == "running"
-        assert any("still going on" in text for text in run.warnings)
+        assert any("still running" in text for text in run.warnings)
 
 
 def test_a_failed_session_and_one_that_never_started_are_told(tmp_path: Path) -> None:

@@ -224,6 +224,7 @@ def test_resume_runs_what_is_missing_and_leaves_alone_what_has_finished(
         line = capsys.readouterr().out.splitlines()[0]
         return [int(number) for number in re.findall(r"\d+", line.partition(str(folder))[2])]
 
+    (folder.parent / "killed_before_its_start").mkdir()  # as Hydra makes it
     assert main(["-m", "+resume=latest"]) == 0
     assert resumed() == [2, 0]
 

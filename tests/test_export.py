@@ -29,7 +29,7 @@ RUNS = {
     "gauss": [*small("ppo", "pendulum"), "transforms/observation=normalize", "agent.action_bounds=squash"],
     "lstm": [*small("recurrent_ppo", "cartpole"), "agent/network=lstm"],
     "inputs": small("a2c", "lamp"),
-    "rainbow": small("rainbow", "pong"),
+    "rainbow": [*small("rainbow", "pong"), "env.image_size=44"],
     "masks": small("dqn", "taxi"),
     "c51": small("c51", "cartpole"),
     "tqc": small("tqc", "pendulum"),
@@ -41,8 +41,8 @@ RUNS = {
 }
 """Every kind of head, network, observation and transform."""
 
-REPEATED = {"c51", "discrete", "pqn", "sac", "tqc"}
-"""Runs whose parts are all parts of other RUNS too."""
+REPEATED = {"c51", "discrete", "ppo", "pqn", "sac", "tqc"}
+"""Runs whose parts are all parts of other RUNS too; the page's own code plays the one of PPO."""
 
 
 @pytest.fixture(scope="module")

@@ -152,7 +152,7 @@ def test_curves_have_the_rows_of_both_tables(tmp_path: Path) -> None:
     (separate / "session_0" / "eval.csv").write_text("frame,return_mean,wall\n500,70,5\n")
     page = report_of(separate)
     returns = [
-        page.chart(title)["lines"][0]["views"]["frame"]["y"] for title in ("Return", "Return of evaluations")
+        page.chart(title)["lines"][0]["views"]["frame"]["y"] for title in ("Return", "Evaluation return")
     ]
     assert returns == [list(range(1, 11)), [70]], "scores of the two kinds stand in a chart each"
 

@@ -42,7 +42,7 @@ OPTIONS = {
     for path in (CONFIGS / "agent").glob("*/*.yaml")
     if not path.stem.startswith("_")
 }
-SHORT = ["env.max_frame=320", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]
+SHORT = ["env.max_frame=224", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]
 SHORT += ["meta.rigorous_eval=1", "env.max_episode_steps=40"]
 STOP = 164
 """Frame in the middle of a rollout, and of a run."""
@@ -180,9 +180,9 @@ def fitting(option: str) -> tuple[list[str], int]:
     for agent in ("ppo", "recurrent_ppo", "dqn", *AGENTS):
         if part not in parts(agent):
             continue
-        pictures = ["env.max_frame=96", "env.image_size=44"]
+        pictures = ["env.max_frame=64", "env.image_size=44"]
         tasks = [("cartpole", SHORT, STOP), ("pendulum", SHORT, STOP), ("pong", pictures, 50)]
-        tasks += [("lamp", ["env.max_frame=96"], 50), ("bits", SHORT, STOP)]
+        tasks += [("lamp", ["env.max_frame=64"], 50), ("bits", SHORT, STOP)]
         for task, budget, frame in tasks:
             try:
                 overrides = [*small(agent, task), *budget, option, *WITH.get(option, [])]
@@ -260,10 +260,10 @@ def test_every_callback_takes_part_in_what_is_tested(tmp_path: Path) -> None:
 
 def test_callbacks_go_on_exactly(tmp_path: Path) -> None:
     overrides = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
-    assert changed_futures(tmp_path, overrides, frame=276) == []
+    assert changed_futures(tmp_path, overrides, frame=204) == []
 
 
-@pytest.mark.parametrize("frame", [92, 128, 184, 320])
+@pytest.mark.parametrize("frame", [92, 128, 184, 224])
 def test_broken_off_where_rows_are_written_too(frame: int, tmp_path: Path) -> None:
     overrides = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
     assert changed_futures(tmp_path, overrides, frame) == []

@@ -54,6 +54,7 @@ def test_killed_at_any_moment_it_loses_nothing_but_time(unbroken: Path, tmp_path
     code, said = broken_off(folder, overrides, signal.SIGKILL, Moment(800, seconds=0.03))
     assert code == -signal.SIGKILL, said
     assert 0 < newest_checkpoint(folder) < 2400
+    (tmp_path / "runs" / "killed_before_its_start").mkdir()  # as Hydra makes it
     assert main(["+resume=latest"]) == 0
     assert differences(unbroken, folder) == []
     assert board(folder) == board(unbroken), "no doubled and no missing point"

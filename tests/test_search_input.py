@@ -11,10 +11,8 @@ import pytest
 from labrl.cli import main
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.errors import WRONG_INPUT
-from labrl.experiment.search.begin import unwatched
-from labrl.experiment.search.checks import check_ready, check_space
-from labrl.experiment.search.recipe import BEST, Recipe
-from labrl.experiment.search.space import Space
+from labrl.experiment.search.begin import check_ready, check_space, unwatched
+from labrl.experiment.search.space import BEST, Recipe, Space
 
 SEARCH = ["-m", "hydra/sweeper=optuna", "env=cartpole", "meta.max_trial=2"]
 LR = "agent.lr=tag(log, interval(1e-4, 1e-2))"

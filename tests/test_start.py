@@ -128,8 +128,11 @@ sys.exit(labrl.start.main())
 """
 
 AS_A_FUNCTION = """
+import sys
 import labrl
 labrl.train(["env=cartpole", "agent=random", "env.max_frame=10", "meta.report=false", "wandb=disabled"])
+import labrl.experiment.summary
+assert not {"polars", "wandb"} & set(sys.modules), "training needs neither"
 """
 
 

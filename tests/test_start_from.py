@@ -160,17 +160,17 @@ def test_a_resume_is_exact_and_does_not_start_again(name: str, runs: Path, tmp_p
     source = tmp_path / "source"
     shutil.copytree(runs / name, source)
     overrides = [*SOURCES[name], f"start_from={source}"]
-    whole = trained(tmp_path / "whole", overrides)
-    parts = trained(tmp_path / "parts", overrides, "env.max_frame=1000")
+    whole = trained(tmp_path / "whole", overrides, "env.max_frame=1200")
+    parts = trained(tmp_path / "parts", overrides, "env.max_frame=600")
     shutil.rmtree(source)
-    assert main([f"+resume={parts}", "env.max_frame=2400"]) == 0
+    assert main([f"+resume={parts}", "env.max_frame=1200"]) == 0
     assert differences(parts, whole) == []
 
 
 def test_a_session_that_was_killed_at_once_begins_with_the_same(runs: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(runs / "ppo", source)
-    overrides = [*small("ppo", "cartpole"), f"start_from={source}"]
+    overrides = [*small("ppo", "cartpole"), "env.max_frame=800", f"start_from={source}"]
     whole = trained(tmp_path / "whole", overrides)
     parts = trained(tmp_path / "parts", overrides)
     shutil.rmtree(source)

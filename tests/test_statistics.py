@@ -122,7 +122,7 @@ def test_rows_without_a_return_are_passed_over(tmp_path: Path) -> None:
     session = told["sessions"][0]
     assert (session["rows"], session["final_return"], session["frames"]) == (1, 4, 300)
     assert told["counted"] == 1
-    assert reasons(told) == ["no episode has ended"]
+    assert reasons(told) == ["no episode has finished"]
 
 
 def test_a_trial_that_won_a_search_is_not_a_seed_beside_those_that_confirm_it(tmp_path: Path) -> None:

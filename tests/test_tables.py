@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -128,13 +126,3 @@ def test_seeds_that_all_beat_the_others_leave_room_for_doubt(runs: int, low: flo
     x, y = [10.0 + place for place in range(runs)], [float(place) / runs for place in range(runs)]
     assert probability_of_improvement([x], [y]) == pytest.approx((1.0, low, 1.0), abs=0.01)
     assert probability_of_improvement([y], [x]) == pytest.approx((0.0, 0.0, 1 - low), abs=0.01)
-
-
-def test_the_library_of_tables_stays_out_of_training() -> None:
-    program = (
-        "import sys\n"
-        "import labrl.cli, labrl.trial.trial, labrl.trial.worker\n"
-        "import labrl.trial.summary, labrl.experiment.summary\n"
-        "sys.exit('polars' in sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)

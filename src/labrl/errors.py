@@ -36,6 +36,19 @@ Code = Literal[
 """Kind of error. Each class below lists the kinds that it can have."""
 
 
+def first_line(error: object) -> str:
+    """Return the first line of an error or a text, joined with the next one if it ends with a colon.
+
+    For an exception without text, returns the name of its type.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__ if isinstance(error, BaseException) else ""
+    while lines[0].endswith(":") and lines[1:]:
+        lines[:2] = [f"{lines[0]} {lines[1]}"]
+    return lines[0]
+
+
 @dataclass(frozen=True)
 class Mistake:
     """A single mistake in the input."""

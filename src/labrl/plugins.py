@@ -53,7 +53,7 @@ class OptunaSweeper(TrialSweeper):
     """`hydra/sweeper=optuna`: run a search, with the keys of hydra-optuna-sweeper."""
 
     def __init__(self, **settings: Any) -> None:
-        """settings: see `labrl.experiment.search.settings.Settings`."""
+        """settings: see `labrl.experiment.search.options.Settings`."""
         self._settings = {
             key: OmegaConf.to_container(value, resolve=key == "sampler")
             if OmegaConf.is_config(value)
@@ -66,7 +66,7 @@ class OptunaSweeper(TrialSweeper):
         from labrl.config.compose import check_values, to_plain
         from labrl.config.validate import dataclass_of
         from labrl.errors import InputError
-        from labrl.experiment.search.settings import Settings, check_ready_keys
+        from labrl.experiment.search.options import Settings, check_ready_keys
 
         try:
             plain = to_plain(self.config)

@@ -1,7 +1,8 @@
-"""Baselines of a return: the random policy, a human, the return that counts as solved.
+"""Reference returns: of the random policy, of a human, and the return at which an environment counts as
+solved.
 
-The random policy's return is measured once for each environment (`labrl.trial.baseline`) and kept in a cache
-outside the package; nothing here writes or plays.
+The return of the random policy is measured once for each environment (`labrl.trial.baseline`) and kept in a
+cache outside the package. This module neither plays nor writes.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from pathlib import Path
 from typing import Any
 
 UNDECIDING = ("num_envs", "max_frame", "name", "vectorization")
-"""Keys of `env` that change no return of a random policy."""
+"""Keys of `env` that do not affect the return of a random policy."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """Returns of whole episodes of uniformly random actions."""
+    """Returns of whole episodes with uniformly random actions."""
 
     mean: float
     std: float | None
-    """Sample standard deviation over episodes; None where nobody published it."""
+    """Sample standard deviation over episodes; None if none was published."""
     episodes: int | None
     source: str
     """`measured` on this machine, or `published`."""
@@ -37,11 +38,11 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Threshold:
-    """A return, the time to which is measured."""
+    """A return for which the time to reach it is measured."""
 
     value: float
     source: str
-    """`given`, `gymnasium` (what the id is registered with) or `human` (Wang et al., 2016)."""
+    """`given`, `gymnasium` (the threshold that the id is registered with) or `human` (Wang et al., 2016)."""
 
 
 def cache_folder() -> Path:
@@ -53,7 +54,7 @@ def cache_folder() -> Path:
 
 
 def baseline_path(env: Mapping[str, Any]) -> Path:
-    """The cache's file for an environment. env: its part of the configuration, plain."""
+    """Return the cache file of an environment. env: the environment's node of the configuration, plain."""
     deciding = json.dumps(deciding_keys(env), sort_keys=True, default=str)
     digest = hashlib.sha256(deciding.encode()).hexdigest()[:16]
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", str(env.get("name") or "env"))
@@ -61,33 +62,35 @@ def baseline_path(env: Mapping[str, Any]) -> Path:
 
 
 def deciding_keys(env: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an environment's configuration that decides the random policy's return."""
+    """Return the part of an environment's configuration that affects the return of a random policy."""
     return {key: value for key, value in env.items() if key not in UNDECIDING}
 
 
 def random_baseline(env: Mapping[str, Any]) -> Baseline | None:
-    """Return the measured baseline, else the published one of the game, else None."""
+    """Return the measured baseline, or the published one of the game, or None."""
     path = baseline_path(env)
-    # whatever the environment was called when it was measured; glob, unlike pathlib, passes over a folder
-    # that may not be read
+    # The environment may have had another name when it was measured. Unlike pathlib, glob ignores a folder
+    # that is not readable.
     same = sorted(glob.glob(f"*_{path.stem.rsplit('_', 1)[1]}.json", root_dir=path.parent))
     for file in (path, *map(path.parent.joinpath, same)):
         try:
             facts = json.loads(file.read_text(encoding="utf-8"))
             return Baseline(float(facts["mean"]), facts["std"], int(facts["episodes"]), "measured")
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # not measured yet, or damaged: as if it were not there
+            continue  # not measured yet, or damaged
     published = _atari().get(str(env.get("game")))
     return Baseline(published[0], None, None, "published") if published else None
 
 
 def human_range(env: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Published returns of the random policy and of a human in the game; None for what is no such game."""
+    """Return the published returns of the random policy and of a human in the game; None for other
+    environments."""
     return _atari().get(str(env.get("game")))
 
 
 def threshold_of(env: Mapping[str, Any]) -> Threshold | None:
-    """The return that counts as solved: Gymnasium's own for the id, a human's in an Atari game; or None."""
+    """Return the return that counts as solved: Gymnasium's threshold for the id, or a human's return in an
+    Atari game; or None."""
     solved = _solved().get(str(env.get("id")))
     if solved is not None:
         return Threshold(solved, "gymnasium")
@@ -97,7 +100,8 @@ def threshold_of(env: Mapping[str, Any]) -> Threshold | None:
 
 @functools.cache
 def _atari() -> dict[str, tuple[float, float]]:
-    """Random and human score by game (Mnih et al., 2015, doi:10.1038/nature14236; Wang et al., 2016)."""
+    """Return random and human score by game (Mnih et al., 2015, doi:10.1038/nature14236; Wang et al.,
+    2016)."""
     return {row["game"]: (float(row["random"]), float(row["human"])) for row in _table("atari57.csv")}
 
 

@@ -1,4 +1,5 @@
-"""Charts as plain data: a report draws them in the browser, and Matplotlib draws the plots from the same."""
+"""Charts as plain data. A report draws them in the browser, and Matplotlib draws the plots from the same
+data."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from labrl.analysis.colours import Style
 
 
 class View:
-    """A curve against one of its chart's axes: arrays of one length."""
+    """A curve over one of its chart's axes, as arrays of equal length."""
 
     def __init__(
         self, x: ArrayLike, y: ArrayLike, low: ArrayLike | None = None, high: ArrayLike | None = None
     ) -> None:
-        """y: values, of which those that are not finite are gaps; low, high: ends of the band around them."""
+        """y: values, with gaps where they are not finite; low, high: ends of the band around them."""
         self.x, self.y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
         self.low = None if low is None else np.asarray(low, dtype=np.float64)
         self.high = None if high is None else np.asarray(high, dtype=np.float64)
@@ -31,11 +32,11 @@ class Axis:
 
     label: str
     ticks: Sequence[str] = ()
-    """Names of the places 0, 1, 2, ... where the axis is no scale."""
+    """Names of the positions 0, 1, 2, ... if the axis is not a scale."""
     log: bool = False
-    """Whether the values are decimal logarithms of what is meant."""
+    """Whether the values are decimal logarithms."""
     whole: bool = False
-    """Whether only whole numbers lie on it."""
+    """Whether all values are integers."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Line:
     """One curve, or one set of points."""
 
     key: str
-    """Lines with one key are hidden and shown together in all charts."""
+    """Lines with the same key are hidden and shown together in all charts."""
     name: str
     style: Style
     views: Mapping[str, View]
@@ -51,14 +52,14 @@ class Line:
     role: Literal["center", "seed", "reference", "points"] = "center"
     """`center`: thick; `seed`: thin, hidden by the button `every seed`; `reference`: thin, always shown."""
     shade: int = 0
-    """Share of ink (below 0) or paper (above 0) that the colour is mixed with, percent."""
+    """Percentage of ink (below 0) or paper (above 0) that the colour is mixed with."""
     group: str = ""
     """Key of a line that hides this one too."""
     labels: Sequence[str] = ()
     """Labels of the points, one for each."""
     mark: Literal["dot", "cross"] = "dot"
     step: bool = False
-    """Whether the value holds until the next point."""
+    """Whether each value holds until the next point."""
 
     def spec(self, most: int) -> dict[str, Any]:
         """Return the line as data for `Chart.spec`."""
@@ -83,19 +84,19 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves with one vertical scale."""
+    """Curves with a common vertical scale."""
 
     title: str
     axes: Mapping[str, Axis]
     lines: Sequence[Line]
     unit: str = ""
-    """Said behind the title."""
+    """Text after the title."""
     tall: bool = False
-    """Whether it has the whole width of a report."""
+    """Whether the chart has the full width of a report."""
     fixed_y: tuple[float, float] | None = None
 
     def spec(self, most: int) -> dict[str, Any]:
-        """Return the data that `report.js` draws, each curve thinned to about `most` points."""
+        """Return the data that `report.js` draws, with each curve thinned to about `most` points."""
         axes = {
             name: {"label": axis.label, "ticks": list(axis.ticks), "log": axis.log, "whole": axis.whole}
             for name, axis in self.axes.items()
@@ -105,17 +106,17 @@ class Chart:
             spec["fixed_y"] = list(self.fixed_y)
         values = [view.y[np.isfinite(view.y)] for line in self.lines for view in line.views.values()]
         known = np.concatenate([*values, np.empty(0)])
-        # where all are above 0 and so far apart that a logarithmic scale shows more
+        # A logarithmic scale is useful if all values are positive and far apart.
         can_log = bool(len(known) and known.min() > 0 and known.max() > 20 * known.min())
         lines = [line.spec(most) for line in self.lines]
         return spec | {"lines": lines, "can_log": can_log and not self.fixed_y}
 
 
 def kept(y: NDArray[np.float64], most: int) -> NDArray[np.intp]:
-    """Return rising indices of about `most` values of a curve to keep, including both ends.
+    """Return the increasing indices of about `most` values of a curve to keep, including both ends.
 
-    y: [points]. The curve is cut into stretches of equal length, of each of which the lowest and the
-    highest finite value and the first gap stay: no spike and no hole disappears.
+    y: [points]. The curve is divided into stretches of equal length. The lowest and the highest finite value
+    and the first gap of each are kept, so that no spike and no gap disappears.
     """
     if len(y) <= most or most < 8:
         return np.arange(len(y))
@@ -133,7 +134,8 @@ def kept(y: NDArray[np.float64], most: int) -> NDArray[np.intp]:
 
 
 def _short(values: NDArray[np.float64]) -> list[float | None]:
-    """Five significant digits, more than a screen shows; whole numbers as they are; None for a gap."""
+    """Round to five significant digits, more than a screen shows. Integers stay unchanged; gaps become
+    None."""
     rounded = (float(f"{value:.5g}") if value % 1 else value for value in values.tolist())
     return [
         None if not math.isfinite(value) else int(value) if value.is_integer() else value for value in rounded

@@ -1,4 +1,5 @@
-"""Colours and dashes: safe for the colour-blind, and the same for the same agent in every plot and report."""
+"""Colours and dashes that colour-blind readers can distinguish, and that are the same for an agent in every
+figure."""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ GREY = "#7F7F7F"
 """Colour of references, such as the random policy."""
 
 PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
-"""Okabe and Ito (2008), Color Universal Design, but for the yellow and the black: neither is seen on both
-white and black paper."""
+"""The palette of Okabe and Ito (2008), Color Universal Design, without yellow and black, which are not
+visible on both white and black backgrounds."""
 
 DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 1.5, 1.5, 1.5))
-"""Lengths of dash and gap in points; none: a whole line."""
+"""Lengths of dash and gap in points; none for a solid line."""
 
 MARKERS = ("o", "s", "^", "D")
-"""The shape that goes with each of DASHES."""
+"""The marker for each of DASHES."""
 
 CLEAR = 50
-"""Least distance of a colour from those beside it, of 441 from black to white."""
+"""Smallest distance between the colours of two curves, of 441 from black to white."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Style:
 
     @property
     def marker(self) -> str:
-        """Marker of a single value, where a dash would be invisible: each dash has a shape."""
+        """Marker of a single value, for which a dash would not be visible. Each dash has its own marker."""
         return MARKERS[DASHES.index(self.dash)]
 
 
@@ -48,11 +49,12 @@ _ORDER = (
     *("sarsa", "dueling_dqn", "qr_dqn", "rainbow_lite", "recurrent_ppo", "recurrent_a2c"),
     *("recurrent_dqn", "sil_a2c", "pqn", "tqc", "iql", "td3_bc"),
 )
-"""The place of an agent is its style: new names come last."""
+"""The position of an agent determines its style, so new agents are appended."""
 
 
 def agent_style(agent: str) -> Style:
-    """Return the style of an agent in all figures: fixed for labrl's agents, by name for others."""
+    """Return the style of an agent in all figures. It is fixed for labrl's agents, and derived from the name
+    for others."""
     if agent == "random":
         return Style(GREY)
     if agent in _ORDER:
@@ -63,19 +65,19 @@ def agent_style(agent: str) -> Style:
 
 
 def group_styles(agents: Sequence[str]) -> list[Style]:
-    """One style for each group of a comparison, given the agent of each: no two are the same.
+    """Return a different style for each group of a comparison, given the agent of each.
 
-    An agent that has one group keeps its own style, or where another has its colour a shade of it. Groups of
-    one agent among themselves begin with its style and go on through the palette; beside other agents they
-    keep its hue, from dark to light, and its dashes. Groups of several agents have a hue that no agent
-    beside them has, if one is left.
+    An agent with one group keeps its own style, or a shade of it if another agent has its colour. If all
+    groups have the same agent, they start with its style and continue through the palette; if there are other
+    agents, they keep its hue, from dark to light, and its dashes. Groups of several agents get a hue that no
+    other agent has, if one is left.
     """
     counts = Counter(agents)
     owns = {agent: agent_style(agent) for agent in counts}
     hues = {own.colour for agent, own in owns.items() if agent != SEVERAL}
     owns[SEVERAL] = Style(next((colour for colour in PALETTE if colour not in hues), PALETTE[0]))
     styles: dict[int, Style] = {}
-    # whole lines first: of agents of one colour the first keeps it, whatever their order here
+    # Solid lines first: of agents with the same colour, the first one keeps it, independent of their order.
     for index in sorted(range(len(agents)), key=lambda place: len(owns[agents[place]].dash)):
         agent = agents[index]
         style, before, number = owns[agent], agents[:index].count(agent), counts[agent]
@@ -91,7 +93,8 @@ def group_styles(agents: Sequence[str]) -> list[Style]:
 
 
 def _free(wanted: Style, taken: Sequence[Style]) -> Style:
-    """`wanted`, or where its colour is taken a shade of it, or another hue; where all are, another dash."""
+    """Return `wanted`; if its colour is taken, a shade of it or another hue; if all are taken, another
+    dash."""
     colours = [_channels(style.colour) for style in taken]
     if _channels(wanted.colour) not in colours:
         return wanted
@@ -107,11 +110,11 @@ def _free(wanted: Style, taken: Sequence[Style]) -> Style:
 
 
 def _channels(colour: str) -> list[int]:
-    """Red, green and blue, 0 to 255 each."""
+    """Return red, green and blue, 0 to 255 each."""
     return [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
 
 
 def mixed(colour: str, share: float) -> str:
-    """`colour` with a share of white in it, below 0 of black."""
+    """Return `colour` mixed with a fraction of white, or of black if `share` is below 0."""
     other = 255 if share > 0 else 0
     return "#" + "".join(f"{round(c + (other - c) * abs(share)):02X}" for c in _channels(colour))

@@ -24,31 +24,31 @@ from labrl.analysis.colours import mixed
 from labrl.analysis.formats import short_number, shortened, told_apart
 
 COLUMN, TEXT = 3.25, 6.75
-"""Widths of a column and of the text of a conference's page, inches."""
+"""Widths of a column and of the text of a conference paper, in inches."""
 
 DPI = 300
 """Dots per inch of a PNG of a column's width; a wide one has two thirds of it."""
 
 PANELS = 3
-"""Charts side by side in a figure of several."""
+"""Number of charts side by side in a figure with several."""
 
 SMOOTHED = 20
-"""Rows from which on a single curve has its moving average before it."""
+"""Number of rows from which on a single curve also shows its moving average."""
 
 STYLE = Path(__file__).with_name("data") / "figures.mplstyle"
 
 
 class Sheet(NamedTuple):
-    """One figure: a chart, or several as panels."""
+    """One figure with one chart, or several as panels."""
 
     name: str
-    """Stem of the names of its PNG and SVG."""
+    """File name of its PNG and SVG, without the suffix."""
     charts: Sequence[Chart]
     axis: str
     """Name of the charts' axis that is drawn."""
     title: str
     only: str = ""
-    """Key of the lines that are drawn; empty: all."""
+    """Key of the lines that are drawn; empty for all."""
 
     def lines(self, chart: Chart) -> list[Line]:
         """Return the lines of one of the charts that are drawn."""
@@ -56,9 +56,9 @@ class Sheet(NamedTuple):
 
 
 def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
-    """Write `<name>.png` and `<name>.svg` for each sheet that has a value to show; returns their paths.
+    """Write `<name>.png` and `<name>.svg` for each sheet that has a value to show. Return their paths.
 
-    The same sheet gives the same bytes.
+    Equal sheets give equal bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -75,7 +75,7 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
             ]
             if not charts:
                 continue
-            # new axes with their ticks take as long as drawing: other curves of the same charts get the old
+            # Creating axes with ticks takes as long as drawing, so curves of the same charts reuse them.
             same = len(shown) == len(charts) and all(map(operator.is_, shown, charts))
             figure = (_panels if len(sheet.charts) > 1 else _single)(sheet, charts, figure if same else None)
             shown = charts
@@ -83,9 +83,9 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
             png, svg = folder / f"{name}.png", folder / f"{name}.svg"
             dpi = DPI * 2 / 3 if figure.get_figwidth() > COLUMN else DPI
             for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-                if not axis.get_label_text():  # or all its ticks are measured, to put an empty label beside
+                if not axis.get_label_text():  # otherwise all ticks are measured to place an empty label
                     axis.set_label_coords(0, 0)
-            # a third less time for a wide PNG than with zlib's usual 6, and 6 % more bytes
+            # Takes a third less time for a wide PNG than zlib's default of 6, and 6 % more bytes.
             figure.savefig(png, dpi=dpi, metadata={"Software": "labrl"}, pil_kwargs={"compress_level": 3})
             figure.savefig(svg, metadata={"Date": None, "Creator": "labrl"})
             written += [png, svg]
@@ -94,47 +94,47 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw meanwhile in the look of labrl's figures, whatever a user's own settings are."""
+    """Draw with labrl's style in this context, independent of the user's Matplotlib settings."""
     with mpl.rc_context():
         mpl.rc_file(STYLE)
         yield
 
 
 class ShortNumbers(Formatter):
-    """Labels of an axis, with as many digits as tell them apart."""
+    """Tick labels with as many digits as keep them different."""
 
     def __init__(self, log: bool = False) -> None:
         self._log = log
 
     def __call__(self, value: float, position: int | None = None) -> str:
-        """The label of one tick."""
+        """Return the label of one tick."""
         return short_number(10**value if self._log else value)
 
     def format_ticks(self, values: Sequence[float]) -> list[str]:
-        """The labels of all ticks."""
+        """Return the labels of all ticks."""
         return told_apart([10.0**value if self._log else value for value in values], short_number)
 
 
 def moving_average(values: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
-    """Mean of each value and those before it, `rows` together at most; nan are passed over. [rows]"""
+    """Return the mean of each value and those before it, at most `rows` together, ignoring nan. [rows]"""
     known = pl.Series(values).fill_nan(None)
     return known.rolling_mean(rows, min_samples=1).fill_null(float("nan")).to_numpy()
 
 
 def shorten(names: Sequence[str], most: int) -> list[str]:
-    """Cut names in the middle so that they fit, and so that different ones stay different."""
+    """Cut names in the middle so that they fit, unless different names would become equal."""
     short = [shortened(name, most) for name in names]
     return short if len(set(short)) == len(set(names)) else list(names)
 
 
 def _single(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figure:
-    """A chart of a column's width, with the names of its curves below, where they hide none."""
+    """Draw a chart of a column's width, with the names of its curves below it, where they hide nothing."""
     (chart,) = charts
     lines = sheet.lines(chart)
     names = list(dict.fromkeys(line.name for line in lines if line.role in ("center", "points")))
     shown = names or [line.name for line in lines][:1]
     if chart.axes[sheet.axis].ticks:
-        shown = []  # the names stand at the axis
+        shown = []  # the names are at the axis
     legend = 0.15 * len(shown) if shown else 0.3
     figure, (axes,) = _figure(used, COLUMN, 2.1 + legend, bottom=0.42 + legend)
     _draw(axes, sheet, chart)
@@ -173,9 +173,10 @@ def _figure(
     top: float = 0.22,
     bottom: float = 0.4,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of so many inches with its axes, row by row: a `used` one of the same charts, or a new one.
+    """Return a figure with its axes, row by row: `used`, if it has the same charts, or a new one. Sizes are
+    in inches.
 
-    The margins are given, not measured: measuring every label takes as long as drawing.
+    The margins are fixed, because measuring every label takes as long as drawing.
     """
     if used is not None:
         for axes in used.axes:
@@ -233,7 +234,7 @@ def _draw(axes: Axes, sheet: Sheet, chart: Chart, ticks: int = 5) -> None:
 
 
 def _curve(axes: Axes, line: Line, view: View, alone: bool) -> None:
-    """A line with its band; a mark for each value, and a bar for each interval, that no line would show."""
+    """Draw a line with its band, a marker for each isolated value, and a bar for each isolated interval."""
     style, place = line.style, "steps-post" if line.step else "default"
     y = np.where(np.isfinite(view.y), view.y, np.nan)
     colour = style.colour if alone else mixed(style.colour, line.shade / 100)
@@ -244,7 +245,7 @@ def _curve(axes: Axes, line: Line, view: View, alone: bool) -> None:
         bars = _alone(view.low)
         axes.vlines(view.x[bars], view.low[bars], view.high[bars], color=colour, alpha=0.2, linewidth=4)
     thin = line.role != "center" and not alone
-    follows = not (np.diff(y) > 0).any() or not (np.diff(y) < 0).any()  # a schedule: nothing to average
+    follows = not (np.diff(y) > 0).any() or not (np.diff(y) < 0).any()  # a schedule is not averaged
     smooth = alone and line.role == "seed" and len(y) >= SMOOTHED and not follows
     look: dict[str, Any] = {"color": colour, "drawstyle": place}
     look |= {"linestyle": (0, style.dash) if style.dash else "-", "label": line.name}
@@ -270,6 +271,6 @@ def _points(axes: Axes, line: Line, view: View) -> None:
 
 
 def _alone(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which values have a gap or an end on both sides, where a line is invisible. [rows]"""
+    """Return which values have a gap or an end on both sides, so that a line would not show them. [rows]"""
     known = np.concatenate([[False], np.isfinite(values), [False]])
     return known[1:-1] & ~known[:-2] & ~known[2:]

@@ -1,4 +1,4 @@
-"""Numbers, names and tables as people read them."""
+"""Numbers, names and tables formatted for people."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any
 UNKNOWN = "–"
 
 METHOD = "stratified bootstrap"
-"""Method by which labrl computes intervals, named where they are shown."""
+"""Name of the method of the intervals, wherever one is shown."""
 
 INTERVAL = f"95 % interval ({METHOD})"
 """Heading of a column of intervals."""
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """`digits` significant digits, thousands parted: 12,350 and 0.01235; a dash for what is undefined."""
+    """Format a number with `digits` significant digits and thousands separators: 12,350 and 0.01235; a dash
+    if it is undefined."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return UNKNOWN if value is None or isinstance(value, float) else str(value)
     size = abs(value)
@@ -31,7 +32,8 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def short_number(value: float, digits: int = 4) -> str:
-    """`digits` significant digits and a letter for what follows: 2M, 1.5k, 0.05; an exponent from 1e13 on."""
+    """Format a number with `digits` significant digits and a suffix, such as 2M, 1.5k, 0.05; with an exponent
+    from 1e13 on."""
     if abs(value) >= 1e13:
         return f"{value:.{digits}g}"
     for letter, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
@@ -41,7 +43,7 @@ def short_number(value: float, digits: int = 4) -> str:
 
 
 def told_apart(values: Sequence[Any], say: Callable[[Any, int], str]) -> list[str]:
-    """`say` each value with as few digits as tell all of them apart, but at least four."""
+    """Format each value by `say` with as few digits as keep all of them different, but at least four."""
     different = len({say(value, 17) for value in values})
     for digits in range(4, 17):
         texts = [say(value, digits) for value in values]
@@ -51,7 +53,7 @@ def told_apart(values: Sequence[Any], say: Callable[[Any, int], str]) -> list[st
 
 
 def time_unit(longest: float) -> tuple[str, float]:
-    """Choose the largest unit of which so many seconds are two; returns its name and the seconds in it."""
+    """Return the name and the seconds of the largest unit of which `longest` seconds contain at least two."""
     for name, seconds in (("days", 86_400.0), ("hours", 3_600.0), ("minutes", 60.0)):
         if longest >= 2 * seconds:
             return name, seconds
@@ -59,9 +61,9 @@ def time_unit(longest: float) -> tuple[str, float]:
 
 
 def score(value: float | None, thousands: int = 0) -> str:
-    """A return with one digit behind the point, 234.5, and below 1 with three significant ones, 0.0123.
+    """Format a return with one decimal, 234.5, and below 1 with three significant digits, 0.0123.
 
-    thousands: digits behind the point from 1,000 on. Beyond 1e12 the exponent is written; `-` for None.
+    thousands: number of decimals from 1,000 on. From 1e12 on the exponent is written; None becomes `-`.
     """
     if value is None:
         return "-"
@@ -72,12 +74,12 @@ def score(value: float | None, thousands: int = 0) -> str:
 
 
 def brackets(value: float | None, low: float | None, high: float | None) -> str:
-    """`12.5 [11, 14]`; the number alone where there is no interval."""
+    """Format a value with its interval, `12.5 [11, 14]`; only the value if there is no interval."""
     return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"
 
 
 def shortened(text: str, width: int) -> str:
-    """Cut in the middle: what tells a name from others mostly stands at its end."""
+    """Cut text in the middle to `width` characters, because the end usually distinguishes names."""
     if len(text) <= width:
         return text
     front = (width - 1) // 2
@@ -87,9 +89,10 @@ def shortened(text: str, width: int) -> str:
 def widths_that_fit(
     cells: Sequence[Mapping[str, str]], columns: Sequence[str], dispensable: Sequence[str], width: int | None
 ) -> dict[str, int]:
-    """The columns of a table for which `width` characters are enough, two between them, and how wide each is.
+    """Return the columns of a table that fit into `width` characters, with two between them, and their
+    widths.
 
-    dispensable: those that it goes without where it must, the first of them first; the rest stay anyway.
+    dispensable: columns that may be dropped, the first one first; all others stay in any case.
     """
     widths = {name: max(len(name), *(len(row[name]) for row in cells)) for name in columns}
     for name in dispensable:
@@ -100,19 +103,20 @@ def widths_that_fit(
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """`335 to 358`; nothing where there is none."""
+    """Format an interval, `335 to 358`; empty if there is none."""
     known = [end is not None and math.isfinite(end) for end in (low, high)]
     return f"{number(low)} to {number(high)}" if all(known) else ""
 
 
 def interval_by(low: float | None, high: float | None) -> str:
-    """`95 % interval 335 to 358, stratified bootstrap`; nothing where there is none."""
+    """Format an interval with its method, `95 % interval 335 to 358, stratified bootstrap`; empty if there is
+    none."""
     ends = interval(low, high)
     return f"95 % interval {ends}, {METHOD}" if ends else ""
 
 
 def duration(seconds: float | None) -> str:
-    """`2 h 05 min`, `3 min 20 s`, `8.1 s`."""
+    """Format a time span: `2 h 05 min`, `3 min 20 s`, `8.1 s`."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     if seconds < 60:
@@ -125,12 +129,12 @@ def duration(seconds: float | None) -> str:
 
 
 def typed(command: Any) -> str:
-    """A command as it was typed, in one line; empty where that was not recorded."""
+    """Return a command as it was typed, in one line; empty if it was not recorded."""
     return shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
 
 
 def moment(text: Any) -> str:
-    """An ISO 8601 time to the minute, as it was written."""
+    """Format an ISO 8601 time to the minute, in the time zone in which it was written."""
     try:
         return datetime.fromisoformat(str(text)).strftime("%Y-%m-%d %H:%M UTC%z").removesuffix("+0000")
     except ValueError:

@@ -1,4 +1,5 @@
-"""Runs by their configuration: filters, and groups that differ only in the seed, each with a name."""
+"""Filters of runs by their configuration, and groups of runs that differ only in the seed, with their
+names."""
 
 from __future__ import annotations
 
@@ -22,17 +23,17 @@ FILTERS: dict[str, Callable[[Run], str]] = {
     "env": lambda run: run.env,
     "name": lambda run: run.name,
 }
-"""What a filter may use of a run besides the keys of its configuration."""
+"""Attributes of a run that a filter can use, in addition to the keys of its configuration."""
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 SEVERAL = "several"
-"""Name in place of the agent, for groups whose runs have several."""
+"""Name used instead of the agent for groups whose runs have different agents."""
 
 
 class Group(NamedTuple):
-    """A group of a comparison: all sessions of all its runs are its seeds."""
+    """A group in a comparison. The sessions of all its runs are its seeds."""
 
     name: str
     agent: str
@@ -46,10 +47,11 @@ class Group(NamedTuple):
 
 
 def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
-    """`runs` as groups in the order of their first run.
+    """Return `runs` as groups, in the order of their first runs.
 
-    by: None: runs that differ only in the seed; `agent`; `env`; or a key of the configuration: runs of
-    one value and one environment are one group. Raises InputError where no run has such a key.
+    by: None for groups that differ in more than the seed; `agent`; `env`; or a key of the configuration. With
+    the latter three, runs with the same value and environment are one group. Raises InputError if no run has
+    this key.
     """
     if by is None:
         collected = list(_together(runs, lambda run: run.group_key).values())
@@ -57,7 +59,7 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
     else:
         if by not in ("agent", "env") and all(value_at(run, by) is None for run in runs):
             raise InputError(
-                f"--by {by}: no run has this key. Give agent, env, or a key of the configuration such as "
+                f"--by {by}: no run has this key. Use agent, env, or a key of the configuration such as "
                 "agent.lr",
                 code="unknown-key",
                 key="--by",
@@ -74,12 +76,13 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
 
 
 def by_env(groups: Iterable[Group]) -> dict[str, list[Group]]:
-    """Groups that may be compared: returns of different environments have no common scale."""
+    """Return the groups of each environment. Returns of different environments have no common scale."""
     return _together(groups, lambda group: group.env)
 
 
 def value_at(run: Run, key: str) -> Any:
-    """The value of `agent.lr`, `seed`; the choice of `agent`, `agent/network`; None where there is none."""
+    """Return the value of a key such as `agent.lr`, or the choice of a group such as `agent/network`; None if
+    there is none."""
     choices = run.provenance.get("choices", {})
     if key in choices or "/" in key:
         return choices.get(key)
@@ -90,9 +93,11 @@ def value_at(run: Run, key: str) -> Any:
 
 
 def varied(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """The keys in which runs differ, the seed and what changes no row aside: a value for each run.
+    """Return the keys in which runs differ, with a value for each run, except the seed and keys that do not
+    affect rows.
 
-    None stands where a run has no such key. Keys that were typed hide those that follow from them.
+    The value is None for a run without this key. If the keys that were typed explain all differences, those
+    that follow from them are left out.
     """
     flat = [
         {key: value for key, value in walk(group_config(run.config)) if _is_leaf(key, value)} for run in runs
@@ -104,23 +109,26 @@ def varied(runs: Sequence[Run]) -> dict[str, list[Any]]:
         {key: values for key, values in found.items() if any(value != values[0] for value in values)}
         for found in (columns, typed)
     )
-    # whether runs of different groups have different values of what was typed
+    # Whether the typed values differ between all groups.
     pairs = {(repr(values), run.group_key) for *values, run in zip(*typed.values(), runs, strict=True)}
     told_apart = len({values for values, _ in pairs}) == len({run.group_key for run in runs})
     return typed if typed and told_apart else differing
 
 
 def told(value: Any) -> str:
-    """A value of the configuration, as a command line has it; text as it is."""
+    """Return a value of the configuration as it is typed on a command line. Text stays as it is."""
     return value if isinstance(value, str) else written(value)
 
 
 def _is_leaf(key: str, value: Any) -> bool:
-    """Return whether a value is compared as a whole: one that is no group of keys, nor part of a list."""
+    """Return whether a value is compared as a whole: it is not a group of keys, and not part of a list."""
     return key != "" and "[" not in key and not (isinstance(value, Mapping) and value)
 
 
 def _told_briefly(value: Any, digits: int) -> str:
+    """Return a value with at most `digits` digits, or `digits` - 3 entries of a mapping."""
+    if isinstance(value, Mapping) and len(value) > digits - 3:
+        return f"{told(dict(list(value.items())[: digits - 3])).removesuffix('}')}, …}}"
     return told(float(f"{value:.{digits}g}") if isinstance(value, float) else value)
 
 
@@ -137,7 +145,8 @@ def _value(run: Run, by: str) -> str:
 
 
 def _names(firsts: Sequence[Run]) -> list[str]:
-    """The agent, and where others in the environment have it too, what differs between them."""
+    """Name runs after their agent, and add the differences if others in the environment have the same
+    agent."""
     named = {}
     for rivals in _together(firsts, lambda run: (run.agent, run.env)).values():
         different = varied(rivals) if len(rivals) > 1 else {}
@@ -159,7 +168,7 @@ def _names(firsts: Sequence[Run]) -> list[str]:
 
 
 def _typed(runs: Sequence[Run]) -> list[str]:
-    """The keys of all command lines, in order, without the seed, Hydra's and how runs are run."""
+    """Return the keys of all command lines in order, without the seed and those of Hydra, meta and W&B."""
     overrides = [str(one) for run in runs for one in run.provenance.get("overrides") or []]
     keys = dict.fromkeys(key_of(one) for one in overrides if "=" in one)
     return [key for key in keys if key.split(".")[0] not in ("seed", "hydra", "meta", "wandb")]
@@ -170,11 +179,11 @@ def _short(key: str) -> str:
 
 
 def agreeing(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Run]:
-    """Return those of `runs` that agree with all `filters`.
+    """Return the runs that match all `filters`.
 
-    filters: `<key>=<value>`, where the key is `status`, `agent`, `env`, `name` or one of the configuration
-    and the value may have * and ? in it; or a part of the folder's name below `root`. Raises InputError for
-    a filter that can agree with none.
+    filters: each is `<key>=<value>`, with `status`, `agent`, `env`, `name` or a key of the configuration, and
+    a value that may contain * and ?; or part of the folder's path below `root`. Raises InputError for a
+    filter that no run can match.
     """
     kept = list(runs)
     for condition in filters:
@@ -185,8 +194,8 @@ def agreeing(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Ru
                 meant = (name for run in runs for name in FILTERS if FILTERS[name](run) == condition)
                 named = next((f" Did you mean {name}={condition}?" for name in meant), None)
                 raise InputError(
-                    f"{condition}: no run in {root} has this in the name of its folder. A filter is a part "
-                    "of that name, or a pair such as status=finished."
+                    f"{condition}: no run folder in {root} has this in its name. A filter is a part of that "
+                    "name, or a condition such as status=finished."
                     f"{named or did_you_mean(condition, [*folders.values()])}",
                     code="not-found",
                     key=condition,
@@ -215,7 +224,7 @@ def agreeing(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Ru
 
 
 def _is_told(value: Any, text: str) -> bool:
-    """Return whether `text`, which may have * and ? in it, is the value; as numbers 1e-4 and 0.0001 agree."""
+    """Return whether `text`, which may contain * and ?, matches the value. Numbers are compared by value."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return fnmatch(told(value), text)
     try:

@@ -1,9 +1,9 @@
-"""Intervals and comparisons of few runs (Agarwal et al., 2021, arXiv:2108.13264): pure functions.
+"""Intervals and comparisons of few runs (Agarwal et al., 2021, arXiv:2108.13264), as pure functions.
 
-`scores` are the runs of each task: an array [runs, tasks], or [runs] of a single task; or a list of one
-array of runs for each task, which may differ in length. One environment is one task. An interval is that
-of the percentile bootstrap, stratified: runs are drawn anew within each task, tasks are not. The draws have a
-seed of their own, so that the same scores always give the same interval.
+`scores` are the runs of each task: an array [runs, tasks], or [runs] for a single task; or a list with one
+array of runs for each task, which may differ in length. One environment is one task. Intervals are from the
+stratified percentile bootstrap: runs are resampled within each task, tasks are not. Resampling has a fixed
+seed, so equal scores always give equal intervals.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ Array = NDArray[np.float64]
 Scores = Array | Sequence[ArrayLike]
 
 CONFIDENCE = 0.95
-PAIR_METHOD = "stratified bootstrap, of 0 and 1 Newcombe's score"
-"""The method behind the interval of a probability of improvement."""
+SCORE_METHOD = "Newcombe's score interval"
+"""Name of the method of the interval of a probability of improvement of 0 or 1."""
 RUNS_FOR_IQM = 4
 """Number of runs below which the interquartile mean leaves nothing out and is called the mean."""
 MAX_POINTS = 200
-"""Points of a common grid: more than a figure can show."""
+"""Largest number of points of a common grid, more than a figure can show."""
 REPLICATES = 10_000
-"""Replications of the bootstrap of a number; the interval's ends then vary by about 1 % of its width."""
+"""Bootstrap replicates for a number. The ends of the interval then vary by about 1 % of its width."""
 PAIR_REPLICATES = 2_000
-"""Replications of the bootstrap of a probability of improvement."""
+"""Bootstrap replicates for a probability of improvement."""
 CURVE_REPLICATES = 1_000
-"""Replications of the bootstrap of each point of a curve."""
+"""Bootstrap replicates for each point of a curve."""
 MOST_DRAWN = 500
-"""Values of a curve whose replications are in memory together: 4 MB."""
+"""Number of values of a curve whose replicates are in memory at the same time: 4 MB."""
 _SEED = 20_210_826
 
 
@@ -41,17 +41,18 @@ class Estimate(NamedTuple):
 
     value: float
     low: float | None
-    """None where there is no interval: no task has two runs."""
+    """None if there is no interval, because no task has two runs."""
     high: float | None
 
 
 def aggregates(scores: Scores, target: float | None = None) -> dict[str, Estimate]:
-    """`iqm`, `mean`, `median` and, with a `target`, `optimality_gap`, with intervals from the same draws.
+    """Return `iqm`, `mean`, `median` and, with a `target`, `optimality_gap`, with intervals from the same
+    resamples.
 
-    `mean` and `median` are over tasks, of the mean over runs; that of a single task is over its runs.
-    `iqm` is the mean of all runs of all tasks without the lowest and the highest quarter, rounded down to
-    whole runs. `optimality_gap` is the mean amount by which scores miss `target`, those above it counted as
-    met.
+    `mean` and `median` are over tasks, of the mean over runs; for a single task, over its runs. `iqm` is the
+    mean of all runs of all tasks without the lowest and the highest quarter, rounded down to whole runs.
+    `optimality_gap` is the mean amount by which scores are below `target`; scores above it count as equal to
+    it.
     """
     tasks = _tasks(scores)
     functions = dict(STATISTICS)
@@ -65,10 +66,11 @@ def aggregates(scores: Scores, target: float | None = None) -> dict[str, Estimat
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
-    """P(X > Y), ties counted half, averaged over tasks: how likely a run of x beats one of y (eq. 2).
+    """Return P(X > Y) averaged over tasks, with ties counted half: how likely a run of x beats one of y (eq.
+    2).
 
-    The Mann-Whitney U statistic over the number of pairs. Where every pair says the same, drawing runs anew
-    varies nothing: the interval then is a score interval. Raises ValueError if x and y differ in their number
+    This is the Mann-Whitney U statistic divided by the number of pairs. If all pairs agree, resampling
+    changes nothing, and the interval is a score interval. Raises ValueError if x and y have different numbers
     of tasks.
     """
     of_x, of_y = _tasks(x), _tasks(y)
@@ -88,7 +90,7 @@ def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
 
 
 def _score_bound(m: int, n: int) -> float:
-    """Lower end of the 95 % interval of a P(X > Y) that was 1 over all pairs of m and n runs.
+    """Return the lower end of the 95 % interval of a P(X > Y) that was 1 over all pairs of m and n runs.
 
     The score interval of R. G. Newcombe, Statistics in Medicine 25 (2006), method 5.
     """
@@ -98,18 +100,19 @@ def _score_bound(m: int, n: int) -> float:
 
 
 def statistic_of(number_of_runs: int) -> str:
-    """Name the statistic that stands for so many runs: `iqm`, or `mean` where that would be the same."""
+    """Return the statistic for a number of runs: `iqm`, or `mean` if the two would be equal."""
     return "iqm" if number_of_runs >= RUNS_FOR_IQM else "mean"
 
 
 def performance_profile(scores: Scores, thresholds: ArrayLike) -> tuple[Array, Array | None, Array | None]:
-    """Share of runs whose score is above each threshold, averaged over tasks, and its interval (eq. 3).
+    """Return the fraction of runs whose score is above each threshold, averaged over tasks, and its interval
+    (eq. 3).
 
-    thresholds: [points]. Returns three arrays [points]; the ends are None where there is no interval.
+    thresholds: [points]. Returns three arrays [points]; the ends are None if there is no interval.
     """
     tau = np.asarray(thresholds, dtype=np.float64)
     tasks = _tasks(scores)
-    # of each run whether it is above: [tasks] of [runs, points]
+    # Whether each run is above each threshold: [tasks] of [runs, points].
     above = [(runs[:, None] > tau).astype(np.float64) for runs in tasks]
     value = np.mean([runs.mean(axis=0) for runs in above], axis=0)
     if not _enough(tasks):
@@ -117,7 +120,7 @@ def performance_profile(scores: Scores, thresholds: ArrayLike) -> tuple[Array, A
     generator = np.random.default_rng(_SEED)
     total = np.zeros((CURVE_REPLICATES, len(tau)))
     for runs in above:
-        # how often each run was drawn, over all runs, times what it says
+        # The number of times that each run was drawn, relative to the number of runs.
         counts = generator.multinomial(len(runs), np.full(len(runs), 1 / len(runs)), size=CURVE_REPLICATES)
         total += counts @ runs / len(runs)
     low, high = _ends(total / len(above))
@@ -126,20 +129,20 @@ def performance_profile(scores: Scores, thresholds: ArrayLike) -> tuple[Array, A
 
 @dataclass(frozen=True)
 class Band:
-    """A curve over several runs. All are [points]; nan where no run, or no interval, is."""
+    """A curve over several runs. All arrays are [points], with nan where there is no run or no interval."""
 
     value: Array
     low: Array
     high: Array
     count: NDArray[np.int64]
-    """Runs that have a value at the point."""
+    """Number of runs that have a value at the point."""
 
 
 def curve(values: ArrayLike, statistic: str = "iqm") -> Band:
-    """Point by point the statistic over runs, with the interval of a bootstrap of whole runs.
+    """Return the statistic over runs at each point, with an interval from a bootstrap of whole runs.
 
-    values: [runs, points]; nan where a run has no value: before its first row and after its last.
-    statistic: `iqm`, `mean` or `median`.
+    values: [runs, points]; nan where a run has no value, before its first row and after its last; statistic:
+    `iqm`, `mean` or `median`.
     """
     matrix = np.asarray(values, dtype=np.float64)
     function = STATISTICS[statistic]
@@ -155,7 +158,7 @@ def curve(values: ArrayLike, statistic: str = "iqm") -> Band:
         band.value[points] = function([part])
         if n > 1:
             draws = np.random.default_rng(_SEED).integers(n, size=(CURVE_REPLICATES, n))
-            # some points at a time: all at once would take a gigabyte for fifty runs
+            # Some points at a time: all at once would take a gigabyte for fifty runs.
             parts = np.array_split(part, max(1, part.size // MOST_DRAWN))
             ends = [_ends(function([np.take(runs_at, draws, axis=1)]).T) for runs_at in parts]
             band.low[points], band.high[points] = np.concatenate(ends, axis=1)
@@ -163,7 +166,8 @@ def curve(values: ArrayLike, statistic: str = "iqm") -> Band:
 
 
 Statistic = Callable[[Sequence[Array]], Array]
-"""Maps the runs of each task, the last axis of an array [..., runs], to one number for each `...`."""
+"""Function from the runs of each task, the last axis of an array [..., runs], to one number for each
+`...`."""
 
 
 def _mean(tasks: Sequence[Array]) -> Array:
@@ -197,7 +201,8 @@ def _improvement(x: Sequence[Array], y: Sequence[Array]) -> Array:
 
 
 def _tasks(scores: Scores) -> list[Array]:
-    """The runs of each task. Raises ValueError for a task without runs and for scores that are not finite."""
+    """Return the runs of each task. Raises ValueError for a task without runs and for scores that are not
+    finite."""
     if isinstance(scores, np.ndarray):
         tasks = list(np.atleast_2d(scores.astype(np.float64).T))
     else:
@@ -208,12 +213,12 @@ def _tasks(scores: Scores) -> list[Array]:
 
 
 def _enough(tasks: Sequence[Array]) -> bool:
-    """Return whether drawing runs anew tells anything."""
+    """Return whether resampling can vary anything."""
     return max(len(runs) for runs in tasks) > 1
 
 
 def _draw(tasks: Sequence[Array], replicates: int, generator: np.random.Generator) -> list[Array]:
-    """Runs of each task drawn anew with replacement, [tasks] of [replicates, runs]."""
+    """Resample the runs of each task with replacement. [tasks] of [replicates, runs]"""
     return [runs[generator.integers(len(runs), size=(replicates, len(runs)))] for runs in tasks]
 
 
@@ -230,10 +235,11 @@ def _estimate(value: float, replicates: Array | None) -> Estimate:
 
 
 def common_grid(ticks: Sequence[Array], max_points: int = MAX_POINTS) -> Array:
-    """The places at which curves of several sessions are compared, rising, [points].
+    """Return the increasing ticks at which curves of several sessions are compared. [points]
 
-    ticks: frames or seconds of each session's rows, rising. The grid holds every place at which a session
-    has a row, once; of more than `max_points` evenly many are left out, never the first or the last.
+    ticks: frames or seconds of each session's rows, increasing. The grid contains every tick at which a
+    session has a row, once. If there are more than `max_points`, evenly spaced ones are kept, including the
+    first and the last.
     """
     places = np.unique(np.concatenate([np.empty(0), *ticks]))
     if len(places) <= max_points:
@@ -242,9 +248,10 @@ def common_grid(ticks: Sequence[Array], max_points: int = MAX_POINTS) -> Array:
 
 
 def on_grid(grid: Array, ticks: Array, values: Array) -> Array:
-    """One session's values on the grid: straight between its rows, nan before the first and after the last.
+    """Interpolate one session's values linearly on the grid, with nan before its first row and after its
+    last.
 
-    ticks, values: [rows]; rows whose value is not finite are passed over. Returns [points].
+    ticks, values: [rows]; rows whose value is not finite are ignored. Returns [points].
     """
     there = np.isfinite(values)
     if not there.any():

@@ -1,4 +1,4 @@
-"""The run folders as a table, `labrl-runs`, and the trials of an experiment from the best to the worst."""
+"""The table of run folders (`labrl-runs`), and the trials of an experiment from the best to the worst."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from labrl.storage.experiment_folder import experiment_of
 COLUMNS = ("status", "agent", "env", "frames", "final return", "seeds", "age", "folder")
 
 _DISPENSABLE = ("seeds", "frames", "age", "agent", "env", "final return")
-"""Columns that a narrow terminal goes without, the first of them first."""
+"""Columns that a narrow terminal omits, the first one first."""
 
 _RIGHT = ("frames", "final return", "age")
 
 MOST_GROUPS = 8
-"""Groups of an experiment that the table shows."""
+"""Largest number of groups of an experiment that the table shows."""
 
 MOST_TRIALS = 20
-"""Trials that a message lists."""
+"""Largest number of trials that a message lists."""
 
 _log = logging.getLogger(__name__)
 
 
 def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The runs and experiments at or below `root` that agree with all `filters`, the newest first.
+    """Return the runs and experiments at or below `root` that match all `filters`, newest first, as plain
+    data.
 
-    filters: as of `agreeing`. An experiment is there with those of its trials that agree. Raises InputError
-    where there is no run, or no run has a key. Each is plain data:
-    `folder`, relative to `root`; `kind`: `run`, `grid` or `search`; `status`, `agent`, `env`, `created`;
-    `frames`, played by the session that got furthest; `max_frame`, the budget of a session, of trials that
-    differ in it the largest; `sessions` and `max_session`, those that are finished and those that are
-    planned; `trials`, of a search without the runs that confirm its best; `groups`: of trials that differ at
-    most in the seed, or the winner of a confirmed search and the default on fresh seeds, `name`, `agent`,
-    `env`, `overrides` (the keys in which groups differ), `trials` and their return; `final_return`, `low`,
-    `high` and `seeds`: the return of its only group, of a search that of its winner, None without one, with
-    its 95 % interval and its number of sessions; `best_in_the_search`: `trial`, `objective`, `value`, and
-    `of`, the number of trials.
+    filters: as for `agreeing`; an experiment is included with its matching trials. Raises InputError if there
+    is no run, or no run has a key. Each entry has: `folder`, relative to `root`; `kind`: `run`, `grid` or
+    `search`; `status`, `agent`, `env`, `created`; `frames` of the session that came furthest; `max_frame`,
+    the budget of a session, or the largest one of the trials; `sessions` and `max_session`, the finished and
+    the planned ones; `trials`, for a search without the runs that confirm its best; `groups`: for trials that
+    differ at most in the seed, or for the winner of a confirmed search and the default on fresh seeds,
+    `name`, `agent`, `env`, `overrides` (the keys in which groups differ), `trials` and their return;
+    `final_return`, `low`, `high` and `seeds`: the return of its only group, or for a search that of its
+    winner, with its 95 % interval and its number of sessions, None if there is none; `best_in_the_search`:
+    `trial`, `objective`, `value`, and `of`, the number of trials.
     """
     runs = find_runs([root])
     own = Path(os.path.abspath(root.expanduser()))
@@ -68,10 +68,10 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 
 def as_table(found: Iterable[Mapping[str, Any]], width: int | None = None) -> str:
-    """A line for each entry under a line of headings; within `width` characters if there is a limit.
+    """Return a line for each entry below a line of headings, limited to `width` characters if given.
 
-    Below an experiment of several groups stands a line for each of them, up to MOST_GROUPS. What does not fit
-    is left out by columns, and then in the middle of the folders' names.
+    An experiment with several groups has a line for each of them, up to MOST_GROUPS. To fit the width,
+    columns are omitted first, and then folder names are cut in the middle.
     """
     cells = [dict(zip(COLUMNS, row, strict=True)) for entry in found for row in _rows(entry)]
     widths = widths_that_fit(cells, COLUMNS, _DISPENSABLE, width)
@@ -89,7 +89,7 @@ def as_table(found: Iterable[Mapping[str, Any]], width: int | None = None) -> st
 
 
 def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
-    """runs: those in the folder that are asked for."""
+    """runs: the matching runs in the folder."""
     if not experiment.info:
         for damage in experiment.warnings:
             _log.warning("%s", damage)
@@ -102,12 +102,12 @@ def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any
     search = read_search(experiment.info)
     if search is None:
         return _entry(about, runs, _scores(runs))
-    # the other runs confirm the best trials
+    # The other runs confirm the best trials.
     trials = {number: run for run in runs if (number := experiment.number_of(run)) is not None}
     winner, scores = search.winner, []
     if winner is not None and winner.trial in trials:
         for one in [winner, *([search.default] if search.default else [])]:
-            # of another objective the search's value is no return
+            # With another objective, the values of the search are not returns.
             of_returns = search.objective == ["final_return"]
             returns = one.values if of_returns else final_returns(runs_of(one, experiment.path))
             names = {"name": one.name, "agent": runs[0].agent, "env": runs[0].env, "overrides": one.params}
@@ -129,7 +129,7 @@ def _entry(
 ) -> dict[str, Any]:
     outcomes = [session.outcome for run in trials for session in run.sessions]
     expected = (run.config.get("meta", {}).get("max_session") or len(run.sessions) for run in trials)
-    # the winner of a search leads
+    # The winner of a search comes first.
     single = groups[0] if len(groups) == 1 or (groups and about["kind"] == "search") else _returned(())
     agents, envs = {run.agent for run in trials}, {run.env for run in trials}
     return {
@@ -148,7 +148,7 @@ def _entry(
 
 
 def _scores(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The return of each group of `runs`."""
+    """Return the final return of each group of `runs`."""
     groups = grouped(runs)
     differing = varied([group.runs[0] for group in groups]) if len(groups) > 1 else {}
     return [
@@ -170,7 +170,7 @@ def _returned(returns: Sequence[float]) -> dict[str, Any]:
 
 
 def final_returns(runs: Sequence[Run]) -> list[float]:
-    """The final return of each session of a group that counts, by the rule of the statistics."""
+    """Return the final return of each session of a group that counts in the statistics."""
     sessions = [(run, session) for run in runs for session in run.sessions]
     reasons = reasons_to_leave_out(sessions, of_tables=False)
     counted = [one for (_, one), reason in zip(sessions, reasons, strict=True) if reason is None]
@@ -178,7 +178,7 @@ def final_returns(runs: Sequence[Run]) -> list[float]:
 
 
 def _rows(entry: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The cells of an entry, then those of its groups where their returns stand one by one."""
+    """Yield the cells of an entry, then those of its groups if their returns are listed separately."""
     kind, groups, trials, best = (entry[key] for key in ("kind", "groups", "trials", "best_in_the_search"))
     seeds = f"{entry['sessions']}/{entry['max_session']}"
     if kind != "run":
@@ -209,7 +209,7 @@ def _rows(entry: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _age(created: str) -> str:
-    """Say how long ago that was."""
+    """Format the time since `created`."""
     try:
         seconds = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()
     except (ValueError, TypeError):
@@ -220,14 +220,14 @@ def _age(created: str) -> str:
 
 
 class Standing(NamedTuple):
-    """A trial and what it came to."""
+    """A trial and its result."""
 
     path: Path
     env: str
     place: tuple[float, ...]
-    """Rank among the trials of one environment: the better of two has the smaller one."""
+    """Sort key among the trials of one environment; a better trial has a smaller one."""
     comparable: bool
-    """Whether it is a candidate for the best: it has a result, and no search has stopped it early."""
+    """Whether the trial can be the best one: it has a result, and no search has stopped it early."""
     told: str
     """Its result, for messages."""
 
@@ -238,10 +238,11 @@ class Standing(NamedTuple):
 
 
 def standings(experiment: Path) -> list[Standing]:
-    """The trials that have begun, by environment, the best first. Raises InputError for a damaged folder.
+    """Return the trials that have started, by environment, the best first. Raises InputError for a damaged
+    folder.
 
-    Trials of a grid are ranked by the final return of their sessions. Of a search
-    those that fresh seeds have confirmed come first, by their mean there, then the others by its objective.
+    Trials of a grid are ranked by the final return of their sessions. For a search, trials that were
+    confirmed on fresh seeds come first, by their mean there, then the others by the search's objective.
     """
     found = load_experiment(experiment)
     search = read_search(found.info)
@@ -271,17 +272,17 @@ def _standing(run: Run, number: int | None, search: SearchResult | None) -> Stan
 
 
 def best_trial(experiment: Path, agrees: Callable[[Path], bool]) -> Standing | None:
-    """The best of the trials that agree; None where none of them has a result yet.
+    """Return the best of the trials for which `agrees` is true; None if none of them has a result yet.
 
-    Raises InputError where they learned in several environments, whose returns cannot be compared.
+    Raises InputError if they trained in several environments, whose returns are not comparable.
     """
     found = [one for one in standings(experiment) if agrees(one.path)]
     firsts = list({one.env: one for one in reversed(found)}.values())[::-1]
     if len(firsts) > 1:
         listed = "\n".join(f"  {one.line}   {one.env}" for one in firsts)
         raise InputError(
-            f"{os.path.relpath(experiment)} has trials in {len(firsts)} environments, whose returns cannot "
-            f"be compared. Name one trial; the best of each environment are:\n{listed}",
+            f"{os.path.relpath(experiment)} has trials in {len(firsts)} environments, whose returns are not "
+            f"comparable. Choose one trial. The best ones of each environment are:\n{listed}",
             code="contradiction",
             key=str(experiment),
         )
@@ -289,11 +290,13 @@ def best_trial(experiment: Path, agrees: Callable[[Path], bool]) -> Standing | N
 
 
 def listed(experiment: Path, command: str) -> str:
-    """A line for each trial with its result, the best first. command: what one types before a run folder."""
+    """Return a line for each trial with its result, the best first. command: the command that a run folder
+    follows."""
     found = standings(experiment)
     if not found:
-        return "none of its trials has begun"
+        return "none of its trials has started"
     lines = [f"  {one.line}" for one in found[:MOST_TRIALS]]
     if len(found) > MOST_TRIALS:
         lines.append(f"  and {len(found) - MOST_TRIALS} more")
-    return "\n".join(["name one of its trials", *lines, f"as in: {command}{os.path.relpath(found[0].path)}"])
+    example = f"for example: {command}{os.path.relpath(found[0].path)}"
+    return "\n".join(["choose one of its trials", *lines, example])

@@ -1,7 +1,7 @@
-"""Measures of the rows of one session, or of the sessions of one trial: pure functions over arrays.
+"""Measures of the rows of one session, or of the sessions of one trial, as pure functions of arrays.
 
-Everywhere: `returns` and `strengths` are one value for each checkpoint, in the order of the frames; None
-stands for what is not defined. Callers leave out rows without a return first.
+`returns` and `strengths` have one value for each checkpoint, in order of the frames. The result is None if
+the measure is not defined. Callers leave out rows without a return.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from numpy.typing import ArrayLike, NDArray
 Column = NDArray[np.float64]
 
 FINAL_SHARE = 0.1
-"""Part of a session's frames, at its end, whose rows make the final return."""
+"""Fraction of a session's frames, at its end, whose rows determine the final return."""
 
 SLM_WINDOW = 100
-"""Checkpoint rows over which SLM Lab averages the score that it publishes."""
+"""Number of checkpoint rows over which SLM Lab averages its published score."""
 
 
 def strength(returns: ArrayLike, baseline: float) -> Column:
-    """s_i = R_i - B: how much better than the random policy, whose mean return is `baseline`. [N]"""
+    """Return s_i = R_i - B, the advantage over the random policy, whose mean return is `baseline`. [N]"""
     return np.asarray(returns, dtype=np.float64) - baseline
 
 
 def efficiency(strengths: ArrayLike, ticks: ArrayLike) -> float | None:
-    """Σ (s_i / t_i) / Σ s_i: the larger, the earlier the strength was there. Unit: 1 / tick.
+    """Return Σ (s_i / t_i) / Σ s_i, which is larger the earlier strength is reached. Unit: 1 / tick.
 
-    ticks: t_i, frames for the sample efficiency, updates for the training efficiency. Checkpoints before
-    the first tick (t_i = 0) are in neither sum. None unless Σ s_i > 0.
+    ticks: t_i, frames for the sample efficiency, updates for the training efficiency. Checkpoints before the
+    first tick (t_i = 0) are in neither sum. None unless Σ s_i > 0.
     """
     s, t = np.asarray(strengths, dtype=np.float64), np.asarray(ticks, dtype=np.float64)
     begun = t > 0
@@ -36,9 +36,9 @@ def efficiency(strengths: ArrayLike, ticks: ArrayLike) -> float | None:
 
 
 def stability(strengths: ArrayLike) -> float | None:
-    """1 - |Σ_{i<N} min(s_{i+1} - s_i, 0)| / Σ_{i<N} s_i: 1 where the strength never fell.
+    """Return 1 - |Σ_{i<N} min(s_{i+1} - s_i, 0)| / Σ_{i<N} s_i, which is 1 if the strength never fell.
 
-    None with fewer than two checkpoints, and unless Σ_{i<N} s_i > 0.
+    None for fewer than two checkpoints, and unless Σ_{i<N} s_i > 0.
     """
     s = np.asarray(strengths, dtype=np.float64)
     total = s[:-1].sum()
@@ -46,10 +46,10 @@ def stability(strengths: ArrayLike) -> float | None:
 
 
 def consistency(strengths: ArrayLike) -> float | None:
-    """1 - 2 Σ_i std_j(s_ij) / Σ_i mean_j(s_ij) over sessions j: 1 where all are equal.
+    """Return 1 - 2 Σ_i std_j(s_ij) / Σ_i mean_j(s_ij) over sessions j, which is 1 if all are equal.
 
-    strengths: [sessions, checkpoints], at the same frames. The standard deviation is the sample's, with
-    n - 1. None for a single session, and unless Σ_i mean_j(s_ij) > 0.
+    strengths: [sessions, checkpoints], at the same frames. The standard deviation is that of a sample, with n
+    - 1. None for a single session, and unless Σ_i mean_j(s_ij) > 0.
     """
     s = np.asarray(strengths, dtype=np.float64)
     if len(s) < 2 or s.shape[1] == 0:
@@ -59,7 +59,8 @@ def consistency(strengths: ArrayLike) -> float | None:
 
 
 def final_return(frames: ArrayLike, returns: ArrayLike) -> float | None:
-    """Mean over the rows in the last tenth of the session: those with t_i > 0.9 t_N, so at least the last.
+    """Return the mean over the rows in the last tenth of the session: those with t_i > 0.9 t_N, at least the
+    last.
 
     frames: t_i. None without rows.
     """
@@ -68,15 +69,16 @@ def final_return(frames: ArrayLike, returns: ArrayLike) -> float | None:
 
 
 def slm_final(returns: ArrayLike) -> float | None:
-    """Mean over the last 100 checkpoint rows, or all if there are fewer: SLM Lab's `total_reward_ma`."""
+    """Return the mean over the last 100 checkpoint rows, or all if there are fewer: SLM Lab's
+    `total_reward_ma`."""
     r = np.asarray(returns, dtype=np.float64)
     return float(r[-SLM_WINDOW:].mean()) if len(r) else None
 
 
 def area_under_curve(frames: ArrayLike, returns: ArrayLike) -> float | None:
-    """Average return between the first and the last row, weighted by frames (trapezoids).
+    """Return the average return between the first and the last row, weighted by frames (trapezoidal rule).
 
-    In the unit of a return: ∫ R dt / (t_N - t_0). Of a single row its return; None without rows.
+    ∫ R dt / (t_N - t_0), in the unit of a return. For a single row its return; None without rows.
     """
     t, r = np.asarray(frames, dtype=np.float64), np.asarray(returns, dtype=np.float64)
     if len(t) < 2:
@@ -85,7 +87,7 @@ def area_under_curve(frames: ArrayLike, returns: ArrayLike) -> float | None:
 
 
 def time_to(ticks: ArrayLike, returns: ArrayLike, threshold: float) -> float | None:
-    """The tick of the first row whose return is at least `threshold`; None if there is none.
+    """Return the tick of the first row whose return is at least `threshold`; None if there is none.
 
     ticks: frames, or seconds.
     """
@@ -94,5 +96,5 @@ def time_to(ticks: ArrayLike, returns: ArrayLike, threshold: float) -> float | N
 
 
 def human_normalized(score: float, random: float, human: float) -> float:
-    """(score - random) / (human - random): 0 plays at random, 1 as the human of the reference did."""
+    """Return (score - random) / (human - random): 0 for a random policy, 1 for the human of the reference."""
     return (score - random) / (human - random)

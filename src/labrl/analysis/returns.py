@@ -15,20 +15,21 @@ from labrl.analysis.measures import final_return
 from labrl.storage.tables import read_rows
 
 MEANING = "final return: mean over the evaluation checkpoints in the last tenth of a session's frames"
-"""Definition of a session's return, in one line."""
+"""Definition of the final return of a session, in one line."""
 
-INTERVALS = f"[low, high]: 95 % interval over the seeds by {METHOD}"
-"""Meaning of the brackets behind the return of several sessions, in one line."""
+INTERVALS = f"[low, high]: 95 % interval over the seeds ({METHOD})"
+"""Meaning of the brackets after the return of several sessions, in one line."""
 
 NAMES = {"iqm": "interquartile mean", "mean": "mean", "median": "median"}
 
 
 class GroupReturn(NamedTuple):
-    """The final return of several sessions: their interquartile mean, of fewer than four their mean."""
+    """The final return of several sessions: their interquartile mean, or their mean if there are fewer than
+    four."""
 
     value: float
     low: float | None
-    """Lower end of the 95 % interval; None of a single session."""
+    """Lower end of the 95 % interval; None for a single session."""
     high: float | None
     seeds: int
 
@@ -38,19 +39,20 @@ class GroupReturn(NamedTuple):
         return statistic_name(self.seeds)
 
     def sentence(self) -> str:
-        """Say `12.5 (interquartile mean of 4 seeds; 95 % interval 11 to 14, stratified bootstrap)`."""
+        """Return text such as `12.5 (interquartile mean of 4 seeds; 95 % interval 11 to 14, stratified
+        bootstrap)`."""
         of = f"{NAMES[statistic_of(self.seeds)]} of {self.seeds} seeds" if self.seeds > 1 else "one seed"
         spread = interval_by(self.low, self.high)
         return f"{number(self.value)} ({of}{f'; {spread}' if spread else ''})"
 
 
 def statistic_name(count: int) -> str:
-    """Name what stands for so many sessions, in short: `IQM` or `mean`."""
+    """Return the short name of the statistic for a number of sessions: `IQM` or `mean`."""
     return {"iqm": "IQM", "mean": "mean"}[statistic_of(count)]
 
 
 def group_return(returns: Sequence[float]) -> GroupReturn | None:
-    """Sum up the final returns of a group's sessions; None without any."""
+    """Summarize the final returns of a group's sessions; None if there are none."""
     if not len(returns):
         return None
     value, low, high = aggregates(np.asarray(returns, dtype=np.float64))[statistic_of(len(returns))]
@@ -58,9 +60,11 @@ def group_return(returns: Sequence[float]) -> GroupReturn | None:
 
 
 def recorded_return(*tables: Path) -> float | None:
-    """The final return by the first of the tables that has one: those of evaluation, then of training.
+    """Return the final return in the first of the tables that has one, usually the evaluation table, then
+    training.
 
-    For a session that has just ended, without the library that analysis reads tables with.
+    This function is for a session that has just ended, and does not import the library that analysis reads
+    tables with.
     """
     for path in tables:
         whole = (row for row in read_rows(path) if _is_finite(row.get("frame")))

@@ -1,4 +1,4 @@
-"""Rows of metrics as arrays, from files that may be cut, doubled or still growing."""
+"""Rows of metrics as arrays, from files that may be incomplete, contain duplicates, or still grow."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ class Rows(NamedTuple):
     """One table of one session."""
 
     columns: dict[str, Column]
-    """Columns by name, all of one length, sorted by `frame`, which is always there; nan where a cell is empty
-    or text."""
+    """Columns by name, of equal length, sorted by `frame`, which is always present; nan for empty cells and
+    text."""
     warnings: list[str]
-    """Messages on what was left out or looks wrong."""
+    """Messages about what was left out or is suspicious."""
     cut: bool
-    """Whether half a last line was left out: still being written, or its writer was killed."""
+    """Whether an incomplete last line was left out: it is still being written, or its writer was killed."""
 
 
 def read_rows(path: Path) -> Rows:
-    """Read the table at `path`: each frame once, the row that was written last; none if there is no file.
+    """Read the table at `path`. If a frame occurs twice, the row written last is used. Without a file there
+    are no rows.
 
-    Half a last line is left out, and with a warning: lines with another number of cells than the header, rows
-    without a frame, and rows whose `source` is not that of the last one. Scores of the two sources do not
-    compare, and a resume may have switched `meta.rigorous_eval`. Infinite values stay, with a warning.
+    An incomplete last line is left out. The following are left out with a warning: lines with another number
+    of cells than the header, rows without a frame, and rows whose `source` is not that of the last row,
+    because scores of the two sources are not comparable and a resume may have switched `meta.rigorous_eval`.
+    Infinite values stay, with a warning.
     """
     cells, warnings, cut = _cells(path)
     if "source" in cells.columns:
@@ -39,8 +41,8 @@ def read_rows(path: Path) -> Rows:
         others, cells = cells.filter(~same), cells.filter(same).drop("source")
         if len(others):
             warnings.append(
-                f"{path.name}: {_rows(len(others))} up to frame {others['frame'][-1]:,.0f} left out, from "
-                "before a resume changed meta.rigorous_eval: scores of the two kinds do not compare"
+                f"{path.name}: {_rows(len(others))} up to frame {others['frame'][-1]:,.0f} left out: a "
+                "resume changed meta.rigorous_eval, and scores of the two kinds are not comparable"
             )
     numbers = cells.cast(pl.Float64, strict=False).fill_null(float("nan"))
     columns = {column: numbers[column].to_numpy() for column in numbers.columns}
@@ -50,20 +52,20 @@ def read_rows(path: Path) -> Rows:
 
 
 def read_table(path: Path) -> pl.DataFrame:
-    """Read the rows of all sources as a data frame: whole numbers, real numbers or text by column, null where
-    a cell is empty."""
+    """Read the rows of all sources as a data frame. Columns are integers, real numbers or text; empty cells
+    are null."""
     cells, _, _ = _cells(path)
     return cells.with_columns(pl.col("frame").cast(pl.Int64), *map(_typed, cells.drop("frame")))
 
 
 def known(table: Mapping[str, Column], name: str) -> Column:
-    """Return the finite values of a column; none where there is no such column."""
+    """Return the finite values of a column, or none if there is no such column."""
     values = table.get(name, np.empty(0))
     return values[np.isfinite(values)]
 
 
 def _typed(texts: pl.Series) -> pl.Series:
-    """Return a column of text as what all its cells are."""
+    """Convert a column of text to the type that all its cells have."""
     known = texts.drop_nulls()
     for kind in (pl.Int64, pl.Float64):
         if known.cast(kind, strict=False).null_count() == 0:
@@ -72,10 +74,10 @@ def _typed(texts: pl.Series) -> pl.Series:
 
 
 def _cells(path: Path) -> tuple[pl.DataFrame, list[str], bool]:
-    """Return the rows of a table in order, what is wrong with it, and whether its last line is cut.
+    """Return the rows of a table in order, what is wrong with it, and whether its last line is incomplete.
 
-    Cells are text, null where they are empty, but for `frame`, a real number. The only column is `frame`
-    where there is no file, or nothing that can be read.
+    Cells are text, null if they are empty, except for `frame`, a real number. If there is no file, or nothing
+    readable in it, `frame` is the only column.
     """
     nothing = pl.DataFrame(schema={"frame": pl.Float64})
     try:
@@ -86,7 +88,7 @@ def _cells(path: Path) -> tuple[pl.DataFrame, list[str], bool]:
         return nothing, [f"{path.name} cannot be read: {error.strerror or error}"], False
     whole = content[: content.rfind(b"\n") + 1]
     cut = len(whole) < len(content)
-    # NUL: what a loss of power leaves of a page that was never written
+    # NUL bytes fill a page that was never written because of a power failure.
     text = whole.replace(b"\0", b"").decode(errors="replace").replace("\r", "")
     header, *lines = [line for line in text.split("\n") if line] or [""]
     if "frame" not in header.split(","):
@@ -99,7 +101,7 @@ def _cells(path: Path) -> tuple[pl.DataFrame, list[str], bool]:
     faults = (
         (len(lines) - len(fitting), "with missing cells left out"),
         (len(table) - len(known), "without a frame left out"),
-        (len(known) - len(once), "doubled, the later ones count"),
+        (len(known) - len(once), "duplicated, the later ones are used"),
     )
     return once, [f"{path.name}: {_rows(count)} {what}" for count, what in faults if count], cut
 

@@ -1,4 +1,4 @@
-"""Run folders as they lie there: finished, killed, half written or still growing."""
+"""Run folders as they are on disk: finished, killed, incomplete, or still growing."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from labrl.storage.provenance import damages, known_provenance, read_command, re
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder, SessionFolder
 
 EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "number", "seed")
-"""Columns of the table of recorded episodes, after the name of each."""
+"""Columns of the table of recorded episodes, after the name of each episode."""
 
 DEEPEST = 4
-"""Levels below a folder at which runs are searched."""
+"""Number of levels below a folder down to which runs are searched."""
 
 _log = logging.getLogger(__name__)
 
 
 class SessionRun:
-    """One session's folder. Its tables are read when they are asked for, and then kept."""
+    """One session's folder. Its tables are read when they are first needed, and then kept."""
 
     def __init__(self, folder: SessionFolder, result: dict[str, Any], run_is_alive: bool) -> None:
         self.path = folder.path
@@ -46,21 +46,23 @@ class SessionRun:
         self.result = result
         """Content of `result.json`; empty until the session has ended."""
         self.reached = result or read_json(folder.progress)
-        """Progress, which may be beyond the last row: from its result, before that from `progress.json`."""
+        """Progress of the session, which may be beyond the last row: its result, or until it has ended
+        `progress.json`."""
         self.status = str(result.get("status") or ("running" if run_is_alive else "killed"))
-        """`finished`, `failed`, `interrupted`, `running`, or `killed`: its process ended without one."""
+        """`finished`, `failed`, `interrupted`, `running`, or `killed` if its process ended without a
+        result."""
         self._folder, self._run_is_alive = folder, run_is_alive
 
     @property
     def seed(self) -> int | None:
-        """Seed of its streams; None until the session has ended."""
+        """Seed of the session's random streams; None until the session has ended."""
         return self.result.get("seed")
 
     @cached_property
     def outcome(self) -> dict[str, Any]:
         """Result of the session, or its progress if it has not ended: `frame`, `final_return`, `status`, ...
 
-        It is read without the session's tables.
+        The session's tables are read only if these lack a final return.
         """
         found = {**self.reached, "status": self.status}
         if found.get("final_return") is None:
@@ -69,12 +71,12 @@ class SessionRun:
 
     @property
     def train(self) -> dict[str, Column]:
-        """Training rows, column by name, sorted by `frame`, each frame once, nan where a cell is empty."""
+        """Training rows: column by name, sorted by `frame`, each frame once, nan for empty cells."""
         return self._tables[0].columns
 
     @property
     def eval(self) -> dict[str, Column]:
-        """Evaluation rows, likewise."""
+        """Evaluation rows, in the same form."""
         return self._tables[1].columns
 
     @cached_property
@@ -83,9 +85,9 @@ class SessionRun:
 
     @cached_property
     def scores(self) -> dict[str, Column]:
-        """The evaluation rows that have a return; of a session that was never evaluated its training rows.
+        """The evaluation rows with a return, or the training rows of a session that was never evaluated.
 
-        Columns `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in the order of the frames.
+        Columns `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in order of the frames.
         """
         names = ("frame", "return_mean", "wall", "opt_step")
         for table in (self.eval, self.train):
@@ -97,33 +99,34 @@ class SessionRun:
         return found
 
     def last(self, column: str) -> float | None:
-        """Return the last value of a column that only grows, None where none is known."""
+        """Return the last value of a column that only grows, or None if none is known."""
         tables = (known(table, column) for table in (self.train, self.eval))
         return max((float(values[-1]) for values in tables if len(values)), default=None)
 
     def furthest(self, column: str) -> float:
-        """Return the last value of `frame` or `wall`, which after an interruption is beyond the last row."""
+        """Return the last value of `frame` or `wall`, which after an interruption may be beyond the last
+        row."""
         said = self.reached.get(column)
         beyond = float(said) if isinstance(said, int | float) and np.isfinite(said) else 0.0
         return max(self.last(column) or 0.0, beyond)
 
     @cached_property
     def warnings(self) -> list[str]:
-        """Messages on what is wrong: why it failed, what is missing from its files."""
+        """Messages about problems: why the session failed, and what its files lack."""
         found = [f"failed: {self.result['error']}"] if self.result.get("error") else []
         if not found and self.status in ("killed", "interrupted"):
-            found.append(f"{self.status} before its end")
+            found.append(f"{self.status} before the end")
         found += [warning for table in self._tables for warning in table.warnings]
         if not self._run_is_alive and any(table.cut for table in self._tables):
-            found.append("half a last line is left out")  # of a file that is being written it is no fault
-        if self.status != "finished" or self.result.get("stop"):  # which leaves no training row at the end
+            found.append("an incomplete last line is left out")  # normal while the file is being written
+        if self.status != "finished" or self.result.get("stop"):  # then no training row marks the end
             return found
         end = self.result.get("frame")
         for path, table in zip((self._folder.train_csv, self._folder.eval_csv), self._tables, strict=True):
             reached = int(max(table.columns["frame"], default=0))
             if not path.exists():
                 found.append(f"{path.name} is missing")
-            elif end is not None and reached < end:  # for instance in an incomplete copy
+            elif end is not None and reached < end:  # for example in an incomplete copy
                 found.append(f"{path.name} ends at frame {reached:,} of {end:,}: later rows are missing")
         if not read_json(self._folder.result):
             found.append(f"{self._folder.result.name} is missing or damaged")
@@ -131,14 +134,15 @@ class SessionRun:
 
 
 class Run:
-    """One trial's folder. What lies in it is read when it is asked for, and then kept; nothing is written."""
+    """One trial's folder. Its files are read when they are first needed, and then kept; nothing is
+    written."""
 
     def __init__(self, folder: RunFolder) -> None:
-        """Raise InputError where neither the folder's marker nor a session's result can be read."""
+        """Raise InputError if neither the folder's marker nor a session's result can be read."""
         self.path = folder.path
         try:
             self.info = folder.info()
-            """Content of `run.json`; rebuilt from the sessions' results where it is missing or damaged."""
+            """Content of `run.json`, rebuilt from the sessions' results if it is missing or damaged."""
         except LabrlError as damage:
             self.info = folder.rebuilt_info()
             _log.warning("%s", damage)
@@ -146,14 +150,15 @@ class Run:
 
     @cached_property
     def status(self) -> str:
-        """`finished`, `failed`, `interrupted`, `running`, or `killed`: called running, but no process is."""
+        """`finished`, `failed`, `interrupted`, `running`, or `killed` if it is recorded as running but no
+        process is."""
         said = str(self.info.get("status"))
         places = [self.path, *(session.path for session in self._folder.sessions())]
         return "killed" if said == "running" and not any(FolderLock(one).holder() for one in places) else said
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration that was run, empty where nobody knows it any more."""
+        """The resolved configuration of the run; empty if it is lost."""
         try:
             return recorded_config(self._folder)
         except LabrlError as error:
@@ -163,18 +168,19 @@ class Run:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Provenance of its start or last resume; empty where missing or damaged."""
+        """Provenance of the start or the last resume; empty if it is missing or damaged."""
         return known_provenance(self._folder)
 
     @cached_property
     def first_provenance(self) -> dict[str, Any]:
-        """Provenance of its start: `command`, `start_from`, the weights of another run that it began with."""
+        """Provenance of the start, with `command` and `start_from`, the weights of another run that it
+        started from."""
         return read_json(self._folder.provenance)
 
     @cached_property
     def sessions(self) -> list[SessionRun]:
-        """The sessions that have started, by number."""
-        # of a process that died without a result its trial wrote one, unless that is from before a resume
+        """The sessions that have started, ordered by number."""
+        # For a process that died without a result, its trial wrote one, unless a resume made it obsolete.
         said = [] if self.info.get("status") == "running" else self.info.get("sessions") or []
         noted = {entry.get("index"): entry for entry in said}
         return [
@@ -184,12 +190,12 @@ class Run:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """Messages on what is wrong with the run and its sessions."""
+        """Messages about problems of the run and its sessions."""
         found = damages(self._folder)
         if self.status == "running":
-            found.append("the run is still going on: its numbers are not final")
+            found.append("the run is still running: its numbers are not final")
         elif self.status == "killed":
-            found.append("the run was killed: it ended without a word, and can be resumed")
+            found.append("the run was killed and can be resumed")
         expected = self.config.get("meta", {}).get("max_session", 0)
         missing = set(range(expected)) - {session.index for session in self.sessions}
         found += [f"session {index} has not started" for index in sorted(missing)]
@@ -205,10 +211,10 @@ class Run:
 
     @property
     def agent(self) -> str:
-        """Name as chosen on the command line, else that of its class; `?` where unknown."""
+        """Name of the agent as chosen on the command line, or that of its class; `?` if unknown."""
         if chosen := self.provenance.get("choices", {}).get("agent"):
             return str(chosen)
-        try:  # of a run whose provenance is lost
+        try:  # for a run whose provenance is lost
             typed = [one for one in read_command(self._folder).overrides if one.startswith("agent=")]
         except LabrlError:
             typed = []
@@ -217,7 +223,7 @@ class Run:
 
     @property
     def env(self) -> str:
-        """Name of the environment; `?` where nobody knows."""
+        """Name of the environment; `?` if unknown."""
         return str(self.config.get("env", {}).get("name") or "?")
 
     @property
@@ -227,22 +233,22 @@ class Run:
 
     @property
     def created(self) -> str:
-        """Start time of the run, ISO 8601."""
+        """Time at which the run started, in ISO 8601."""
         return str(self.info.get("created", ""))
 
     @property
     def max_frame(self) -> int | None:
-        """Budget of each session, frames."""
+        """Budget of each session in frames."""
         return self.config.get("env", {}).get("max_frame")
 
     @property
     def evaluates(self) -> bool:
-        """Whether the scores of `eval.csv` come from environments of their own, not from training."""
+        """Whether the scores in `eval.csv` are of separate environments, not of training episodes."""
         return bool(self.config.get("meta", {}).get("rigorous_eval"))
 
     @cached_property
     def group_key(self) -> str:
-        """Equal for runs that differ at most in the seed and in keys that change no row.
+        """Text that is equal for runs that differ at most in the seed and in keys that do not affect any row.
 
         A run whose configuration is lost is a group of its own.
         """
@@ -251,25 +257,26 @@ class Run:
         return json.dumps(group_config(self.config), sort_keys=True, default=str)
 
     def __fspath__(self) -> str:
-        """Return the path of the folder, so that a run stands wherever its folder can."""
+        """Return the path of the folder, so that a run can be passed wherever its folder can."""
         return str(self.path)
 
     def __repr__(self) -> str:
         return f"Run({self.name}: {self.status}, {self.agent} in {self.env})"
 
     def table(self, name: str) -> pl.DataFrame:
-        """Return the rows of all sessions as a data frame, with the number of the session in front.
+        """Return the rows of all sessions as a data frame, with the number of the session as the first
+        column.
 
-        name: `train`, `eval`, or that of another `<name>.csv` in the sessions' folders: sorted by `frame`,
-        each frame once, null where a cell is empty. `episodes`: those that were recorded. Raises InputError
-        where no session has such a table.
+        name: `train`, `eval`, or the name of another `<name>.csv` in the sessions' folders, sorted by
+        `frame`, each frame once, with null for empty cells; or `episodes` for the recorded episodes. Raises
+        InputError if no session has such a table.
         """
         folders = self._folder.sessions()
         files = {path.stem for folder in folders for path in folder.path.glob("*.csv")}
         names = sorted({"train", "eval", "episodes", *files})
         if name not in names:
             raise InputError(
-                f"{self.path} has no table {name!r}: name one of {', '.join(names)}."
+                f"{self.path} has no table {name!r}. Choose one of {', '.join(names)}."
                 f"{did_you_mean(name, names)}",
                 code="unknown-option",
                 key=name,
@@ -286,7 +293,7 @@ class Run:
 
 
 def _recorded(folder: SessionFolder) -> pl.DataFrame:
-    """Return what is known of a session's recorded episodes; damaged ones are left out."""
+    """Return the facts of a session's recorded episodes, without damaged ones."""
     rows = []
     for name in recorded_names(folder.episodes):
         try:
@@ -305,14 +312,15 @@ class Experiment:
 
     path: Path
     info: dict[str, Any]
-    """Content of `experiment.json`; empty where there is none."""
+    """Content of `experiment.json`; empty if there is none."""
     runs: list[Run]
-    """Its trials that have begun, in order of their number or, without one, of their start."""
+    """Its trials that have started, ordered by their number, or by their start if they have none."""
     warnings: list[str]
-    """Messages on what is wrong with it."""
+    """Messages about problems of the experiment."""
 
     def number_of(self, run: Run) -> int | None:
-        """Return the number of the trial that a run is; None where it is none, as of confirming runs."""
+        """Return the number of the trial in `run`; None for other runs, such as those that confirm a
+        search."""
         return self._numbers.get(run.path.resolve())
 
     @cached_property
@@ -322,7 +330,7 @@ class Experiment:
 
     @property
     def status(self) -> str:
-        """Status as in `Run.status`; for an experiment without one, the worst of its runs."""
+        """Status, as in `Run.status`; if none is recorded, the worst status of its runs."""
         statuses = [run.status for run in self.runs]
         said = self.info.get("status")
         if said in (None, "running"):
@@ -334,28 +342,28 @@ class Experiment:
 
 
 def load_run(folder: str | os.PathLike[str]) -> Run:
-    """The run that lies at `folder`. Raises InputError, which names a better folder if there is one."""
+    """Return the run in `folder`. Raises InputError, which suggests a better folder if there is one."""
     path = Path(folder).expanduser()
     first = next(_markers(path), None)
     if first == path:
         return Run(RunFolder.open(path, rebuilt=True))
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
-        raise InputError(f"{path} {what}. Name a run folder", code="not-found", key=str(path))
+        raise InputError(f"{path} {what}. Give a run folder", code="not-found", key=str(path))
     if (path.parent / MARKER).exists():
-        why = f"is part of a run. Name the run folder, {path.parent}"
+        why = f"is part of a run. Give the run folder, {path.parent}"
     elif first is not None:
-        why = f"holds several runs. Name one of them, such as {first}"
+        why = f"contains several runs. Give one of them, such as {first}"
     else:
         raise _no_run(path)
     raise InputError(f"{path} {why}", code="usage", key=str(path))
 
 
 def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
-    """The experiment that lies at `folder`, or all runs below it as if they were one.
+    """Return the experiment in `folder`, or all runs below it as if they were one.
 
-    Where `experiment.json` is damaged, these are its runs, with a warning. Raises InputError where there is
-    no run.
+    If `experiment.json` is damaged, all runs below the folder are returned, with a warning. Raises InputError
+    if there is no run.
     """
     path = Path(os.path.abspath(Path(folder).expanduser()))
     marker = path / EXPERIMENT_MARKER
@@ -366,7 +374,7 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
         keys = ("number", "folder", "status", "error")
         trials = [[trial.get(key) for key in keys] for trial in info.get("trials", [])]
     except (OSError, ValueError, AttributeError) as error:
-        damage = f"{marker} cannot be read ({error}): what it says of the experiment is left out"
+        damage = f"{marker} cannot be read ({error}): its facts about the experiment are left out"
         return Experiment(path, {}, _runs_below(path), [damage])
     runs, warnings = [], []
     for number, name, status, reason in trials:
@@ -381,11 +389,13 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
 
 
 def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
-    """The runs in `places`: run folders, folders with runs below them, or globs; each run once.
+    """Return the runs in `places`: run folders, folders that contain runs, or globs. Each run is returned
+    once.
 
-    In the order of the places, below one of them the oldest first. Of several places those without a run
-    are passed over with a warning, as the shell names them where it has a glob; so is a damaged run below a
-    folder. Raises InputError where no run is left, and for a place that is not there or part of a run.
+    Runs are in the order of the places, and below one place from the oldest to the newest. With several
+    places, as the shell passes for a glob, those without a run are skipped with a warning; so are damaged
+    runs below a folder. Raises InputError if no run is found, and for a place that does not exist or is part
+    of a run.
     """
     found: dict[Path, Run] = {}
     without: list[str] = []
@@ -405,22 +415,25 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
             elif literal:
                 without.append(text)
         if not literal and not runs:
-            raise InputError(f"{text} matches no run of labrl", code="not-found", key=text)
+            raise InputError(f"{text} matches no labrl run", code="not-found", key=text)
         for run in runs:
             found.setdefault(run.path.resolve(), run)
     if without and not found:
         raise InputError(
-            f"no run of labrl in {', '.join(without)}. Name folders with a {MARKER} in them or below",
+            f"no labrl run in {', '.join(without)}. Give folders that contain a {MARKER}, directly or deeper",
             code="not-found",
             key=without[0],
         )
     if without:
-        _log.warning("passed over, because there is no run in it: %s", ", ".join(without))
+        _log.warning("skipped, because it contains no run: %s", ", ".join(without))
     return list(found.values())
 
 
 def group_config(config: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """A configuration without the keys in which runs of one group may differ; parent: the key of `config`."""
+    """Return a configuration without the keys in which runs of one group may differ.
+
+    parent: the key of `config`.
+    """
     kept = {}
     for name, value in config.items():
         key = f"{parent}{name}"
@@ -435,14 +448,14 @@ def _runs_below(path: Path) -> list[Run]:
         try:
             runs.append(Run(RunFolder.open(folder, rebuilt=True)))
         except LabrlError as error:
-            _log.warning("passed over: %s", error)
+            _log.warning("skipped: %s", error)
     if not runs:
         raise _no_run(path)
     return sorted(runs, key=lambda run: (run.created, run.path))
 
 
 def _markers(path: Path) -> Iterator[Path]:
-    """Every run folder below `path`, at most DEEPEST levels down; none lies inside another."""
+    """Yield every run folder below `path`, at most DEEPEST levels down. None of them is inside another."""
     root = len(path.parts)
     for folder, below, files in os.walk(path):
         if MARKER in files or PROVENANCE in files:
@@ -456,8 +469,8 @@ def _markers(path: Path) -> Iterator[Path]:
 def _no_run(path: Path) -> InputError:
     what = "does not exist"
     if path.is_dir():
-        what = "is empty" if not any(path.iterdir()) else "holds no run of labrl"
-        what += f" (there is no {MARKER} in it or below)"
+        what = "is empty" if not any(path.iterdir()) else "contains no labrl run"
+        what += f" (no {MARKER} in it or in its subfolders)"
     return InputError(
-        f"{path} {what}. Name a run folder, or a folder with runs below it", code="not-found", key=str(path)
+        f"{path} {what}. Give a run folder, or a folder that contains runs", code="not-found", key=str(path)
     )

@@ -21,10 +21,10 @@ from labrl.errors import LabrlError
 State = Literal["complete", "pruned", "fail", "running", "waiting"]
 
 FEWEST_FOR_IMPORTANCE = 10
-"""Trials with a value, without which nobody can tell."""
+"""Number of trials with a value below which importances are not computed."""
 
 MOST_FOR_TOP = 8
-"""Trials that count as the best ones where that is more than a tenth of all."""
+"""Number of trials that count as the best if that is more than a tenth of all."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Parameter:
     high: float = 0.0
     log: bool = False
     whole: bool = False
-    """Whether only whole numbers are drawn."""
+    """Whether only integers are drawn."""
     choices: tuple[Any, ...] = ()
     """Choices of a key without a scale, which has no `low` and `high`."""
 
@@ -56,7 +56,7 @@ class Parameter:
         return math.log10(value) if self.log else float(value)
 
     def share(self, value: Any) -> float:
-        """The place as a share of the range, 0 to 1; one half where there is but one value."""
+        """Return the position as a fraction of the range, 0 to 1; one half if there is only one value."""
         ends = (
             (0.0, len(self.choices) - 1.0) if self.choices else (self.place(self.low), self.place(self.high))
         )
@@ -70,32 +70,32 @@ class SearchTrial:
     number: int
     params: dict[str, Any]
     values: tuple[float, ...] | None
-    """Values by objective; of a pruned trial its last ones; None where it failed or runs."""
+    """Value of each objective; for a pruned trial its last ones; None if it failed or is running."""
     state: State
     intermediate: dict[int, float] = field(default_factory=dict)
-    """Value by frame."""
+    """Reported value by frame."""
     error: str | None = None
 
     def value(self, place: int = 0) -> float:
-        """Return the value of an objective, nan where there is none."""
+        """Return the value of an objective, or nan if there is none."""
         return self.values[place] if self.values else math.nan
 
 
 @dataclass(frozen=True)
 class Confirmed:
-    """One configuration that was run again, on seeds that the search had not seen."""
+    """One configuration that was run again, on seeds that the search had not used."""
 
     trial: int | None
-    """None: the default, which is the configuration without any searched value."""
+    """None for the default configuration, which has no searched values."""
     params: dict[str, Any]
     searched: float | None
-    """Value of the first objective in the search, None of the default."""
+    """Value of the first objective in the search; None for the default."""
     values: list[float]
-    """Value of the first objective for each fresh seed whose run came to its end."""
+    """Value of the first objective for each fresh seed whose run finished."""
     mean: float | None
-    """Mean of `values`; None where a run failed."""
+    """Mean of `values`; None if a run failed."""
     folders: list[str]
-    """Run folder of each fresh seed, relative to the experiment's; a kept study has none."""
+    """Run folder of each fresh seed, relative to the experiment's folder; a stored study has none."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Confirmed:
@@ -111,7 +111,7 @@ class Confirmed:
 
     @property
     def name(self) -> str:
-        """Name in a table or sentence."""
+        """Name for tables and sentences."""
         return "the default" if self.trial is None else f"trial {self.trial}"
 
     @property
@@ -122,13 +122,13 @@ class Confirmed:
 
     @cached_property
     def estimate(self) -> Estimate | None:
-        """The mean with its interval over the seeds; None where there is no mean."""
+        """The mean with its interval over the seeds; None if there is no mean."""
         if self.mean is None:
             return None
         return aggregates(np.array(self.values))["mean"]._replace(value=self.mean)
 
     def told(self) -> str:
-        """`101.3 on 3 fresh seeds (95 % interval ...)`."""
+        """Return text such as `101.3 on 3 fresh seeds (95 % interval ...)`."""
         if self.estimate is None:
             return "no value on fresh seeds, because a run failed"
         value, low, high = self.estimate
@@ -139,7 +139,7 @@ class Confirmed:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A search as it stands."""
+    """A search, finished or not."""
 
     objective: list[str]
     maximize: list[bool]
@@ -148,35 +148,37 @@ class SearchResult:
     confirmed: list[Confirmed]
     """Configurations that ran on fresh seeds: the best trials of the search in order, then the default."""
     winner: Confirmed | None
-    """The trial with the best mean on the fresh seeds; None where nothing was confirmed."""
+    """The trial with the best mean on the fresh seeds; None if nothing was confirmed."""
     default: Confirmed | None
-    """The default on the fresh seeds; None where it was not run."""
+    """The default on the fresh seeds; None if it was not run."""
     facts: dict[str, Any]
     """Further entries of `experiment.json` under `search`: sampler, pruner, storage, best."""
 
     def of_state(self, *states: State) -> list[SearchTrial]:
-        """The trials that ended in one of `states`; of complete and pruned ones those with a value."""
+        """Return the trials that ended in one of `states`, without complete and pruned ones that have no
+        value."""
         found = [one for one in self.trials if one.state in states]
         return [one for one in found if one.values or one.state not in ("complete", "pruned")]
 
     @property
     def valued(self) -> list[SearchTrial]:
-        """Trials that came to a value: complete and pruned ones."""
+        """Trials with a value: complete and pruned ones."""
         return self.of_state("complete", "pruned")
 
     def ranked(self) -> list[SearchTrial]:
-        """Complete trials, the best first objective first."""
+        """Return the complete trials, ordered from the best to the worst first objective."""
         sign = -1 if self.maximize[0] else 1
         return sorted(self.of_state("complete"), key=lambda trial: (sign * trial.value(), trial.number))
 
     def by_rank(self) -> list[SearchTrial]:
-        """Return all trials: those that are ranked, then the others by number."""
+        """Return all trials: the ranked ones, then the others by number."""
         ranked = self.ranked()
         return [*ranked, *(trial for trial in self.trials if trial not in ranked)]
 
 
 def read_search(info: Mapping[str, Any]) -> SearchResult | None:
-    """The search that `info`, the content of `experiment.json`, tells of; None where it is none."""
+    """Return the search in `info`, the content of `experiment.json`; None if the experiment is not a
+    search."""
     facts = info.get("search")
     if info.get("kind") != "search" or not isinstance(facts, Mapping) or "space" not in facts:
         return None
@@ -205,8 +207,8 @@ def read_search(info: Mapping[str, Any]) -> SearchResult | None:
 
 
 def verdict(search: SearchResult) -> Iterator[str]:
-    """Return the result of the search in sentences. The value on fresh seeds comes first, if there is one:
-    the best of many values in the search was partly lucky."""
+    """Yield the result of the search in sentences. The value on fresh seeds comes first, because the best of
+    many values in the search is partly luck."""
     ranked, winner, default = search.ranked(), search.winner, search.default
     if len(search.objective) > 1:
         yield f"Several objectives ({', '.join(search.objective)}): no single trial is the best."
@@ -216,7 +218,7 @@ def verdict(search: SearchResult) -> Iterator[str]:
         return
     objective, first = search.objective[0], ranked[0]
     highest = "highest" if search.maximize[0] else "lowest"
-    luck = f"the {highest} of {len(search.valued)} trials, so partly luck"
+    luck = f"the {highest} of {len(search.valued)} trials and therefore partly luck"
     if winner is None:
         value = number(first.value())
         yield f"Trial {first.number} has the best {objective} of the search, {value}. That is {luck}: " + (
@@ -234,8 +236,8 @@ def verdict(search: SearchResult) -> Iterator[str]:
             yield f"It is no better than the default: {default.told()}."
         elif None in lows or None in highs or max(lows) <= min(highs):  # type: ignore[type-var,operator]
             yield (
-                f"Its mean is better than the default's, but their intervals overlap: {default.told()}. More "
-                "seeds (search.confirm.sessions) can tell them apart."
+                f"Its mean is better than that of the default, {default.told()}, but the intervals overlap. "
+                "More seeds (search.confirm.sessions) may separate them."
             )
         else:
             yield f"It is better than the default: {default.told()}."
@@ -244,15 +246,16 @@ def verdict(search: SearchResult) -> Iterator[str]:
         yield f"It also won the search, with {number(before.searched)}, {luck}."
     else:
         yield (
-            f"Trial {before.trial} won the search with {number(before.searched)}, {luck}, but not the "
+            f"Trial {before.trial} won the search with {number(before.searched)}, {luck}, but lost the "
             f"confirmation: {before.told()}."
         )
 
 
 def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str, Any]:
-    """The search as plain data for `statistics.json`: its candidates on fresh seeds, and all frames played.
+    """Return the search as plain data for `statistics.json`: its candidates on fresh seeds, and all frames
+    played.
 
-    trials: the runs of the search; path: the experiment folder, in which the confirming runs lie.
+    trials: the runs of the search; path: the experiment folder, which contains the confirming runs.
     """
     best = [trial for trial in search.ranked()[:1] if len(search.objective) == 1]
     played = {
@@ -286,7 +289,7 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
 
 
 def runs_of(one: Confirmed, path: Path) -> list[Run]:
-    """The runs of a configuration on the fresh seeds; those that are lost are left out."""
+    """Return the runs of a configuration on the fresh seeds, without those that are lost."""
     found = []
     for folder in one.folders:
         try:
@@ -297,17 +300,18 @@ def runs_of(one: Confirmed, path: Path) -> list[Run]:
 
 
 def best_so_far(values: Sequence[float], maximize: bool) -> NDArray[np.float64]:
-    """Return, for each value, the best so far. values: [trials]; nan is ignored."""
+    """Return the best value so far for each value. values: [trials]; nan is ignored."""
     array = np.array(values, dtype=np.float64)
     accumulate = np.fmax.accumulate if maximize else np.fmin.accumulate
     return accumulate(array) if array.size else array
 
 
 def importances(search: SearchResult) -> dict[str, float]:
-    """Share of each key in how much the first objective varies (PED-ANOVA, Watanabe et al., 2023).
+    """Return the fraction of each key in the variation of the first objective (PED-ANOVA, Watanabe et al.,
+    2023).
 
-    A pruned trial counts with the value that it had come to. Sums to 1, the largest first; empty where
-    there are too few trials to tell.
+    A pruned trial counts with its last value. The fractions sum to 1, the largest comes first; empty if there
+    are too few trials.
     """
     trials = [trial for trial in search.valued if set(trial.params) >= {one.key for one in search.parameters}]
     if len(trials) < FEWEST_FOR_IMPORTANCE or len({trial.values for trial in trials}) < 2:
@@ -327,7 +331,7 @@ def importances(search: SearchResult) -> dict[str, float]:
         for trial in trials
     )
     try:
-        # what sets the best apart, of which there have to be some
+        # The importance for being among the best, of which there must be several.
         top = min(0.5, max(0.1, MOST_FOR_TOP / len(trials)))
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=top)
         found = optuna.importance.get_param_importances(study, evaluator=evaluator)

@@ -1,4 +1,4 @@
-"""Curves of sessions over frames or seconds, and the middle of several, for charts."""
+"""Curves of sessions over frames or seconds, and the middle of several curves, for charts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Views = dict[str, View]
 
 
 class TimeAxes:
-    """Frames and wall time, in a unit that suits the longest of the runs: what curves are drawn against."""
+    """The axes that curves are drawn against: frames, and wall time in a unit that suits the longest of the
+    runs."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         walls = [known(session.train, "wall") for run in runs for session in run.sessions]
@@ -29,17 +30,17 @@ class TimeAxes:
         self.axes = {"frame": Axis("frames"), "wall": Axis(f"wall time ({unit})")}
 
     def column(self, table: Mapping[str, Column], column: str, spread: str = "") -> Views:
-        """Return a column of a table over each axis, of the rows in which the axis is known.
+        """Return a column of a table over each axis, from the rows in which the axis is known.
 
-        spread: column of the standard deviations of what `column` is the mean of.
+        spread: column with the standard deviations of the values that `column` is the mean of.
         """
         return {axis: self._view(table, column, axis, spread) for axis in AXES}
 
     def returns(self, session: SessionRun, evaluation: bool) -> Views:
         """Return the returns of the evaluations, or of the last training episodes.
 
-        evaluation: whether `eval.csv` is of environments of their own. Where it is not, both tables have
-        rows of the same quantity, at other frames, and all of them make the curve.
+        evaluation: whether `eval.csv` is from separate environments. If it is not, both tables contain the
+        same quantity at different frames, and the curve combines all rows.
         """
         if evaluation:
             return self.column(session.eval, "return_mean")
@@ -69,7 +70,8 @@ class TimeAxes:
 
 
 def split(curve: Views, frame: float) -> tuple[Views, Views]:
-    """Divide a session's curve into what was up to `frame`, and the rest from its last point on."""
+    """Split a session's curve into the part up to `frame`, and the rest, which begins with the last point of
+    it."""
     count = int((curve["frame"].x <= frame).sum())
     past = {axis: View(one.x[:count], one.y[:count]) for axis, one in curve.items()}
     start = max(count - 1, 0)
@@ -77,16 +79,16 @@ def split(curve: Views, frame: float) -> tuple[Views, Views]:
 
 
 def middle(curves: Sequence[View]) -> View | None:
-    """Return point by point the statistic over `curves`, with its interval; None without a finite value.
+    """Return the statistic over `curves` at each point, with its interval; None without a finite value.
 
-    Between the rows of a curve it is interpolated. The result begins where half of the curves have begun
-    and ends where half of them have ended, because the middle of the few that came first or lived longest
-    says nothing of the rest.
+    Each curve is interpolated between its rows. The result begins where half of the curves have begun and
+    ends where half of them have ended: the middle of the few that start first or last longest says nothing
+    about the others.
     """
     usable = [View(one.x[there], one.y[there]) for one in curves if (there := np.isfinite(one.y)).any()]
     if not usable:
         return None
-    # of an even number of curves the first half's last: the median would lie between two
+    # For an even number of curves, the last of the first half, because the median is between two curves.
     start, end = (sorted(one.x[place] for one in usable)[(len(usable) - 1) // 2] for place in (0, -1))
     points = min(max(2, *(len(one.x) for one in usable)), MAX_POINTS)
     grid = np.linspace(start, end, points) if end > start else np.array([end])

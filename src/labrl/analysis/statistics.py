@@ -1,7 +1,7 @@
-"""Sessions, groups of trials and comparisons of groups as numbers: plain dicts, None where not defined.
+"""Statistics of sessions, groups and comparisons, as plain dicts. Undefined values are None.
 
-A *group* is runs that are compared as one, usually those that differ only in the seed; its sessions are its
-sample. What is left out of it, and why, is always said.
+A *group* is a set of runs that are compared as one, usually those that differ only in the seed. Its sessions
+are its sample. Sessions that are left out are listed with the reason.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ FORMAT_VERSION = 2
 """Version of the dicts and of `statistics.json`."""
 
 FAR_ENOUGH = 0.9
-"""A session that got less far than this part of its budget, or of its group's furthest, is left out."""
+"""Fraction of its budget, or of the frames of its group's longest session, below which a session is left
+out."""
 
 FEW_SEEDS = 5
-"""Number of seeds below which an interval says little (Agarwal et al., 2021)."""
+"""Number of seeds below which an interval is unreliable (Agarwal et al., 2021)."""
 
 PROFILE_POINTS = 101
-"""Thresholds of a performance profile."""
+"""Number of thresholds in a performance profile."""
 
 FEW_GROUPS = 4
-"""Groups that a warning names one by one."""
+"""Largest number of groups that a warning lists one by one."""
 
 ALL_PAIRS = 10
-"""Number of groups up to which all pairs are compared; beyond, only the best with each other one."""
+"""Largest number of groups of which all pairs are compared. With more, only the best is compared with each
+other one."""
 
 MEASURES = {
     "final_return": "final return",
@@ -66,7 +68,7 @@ MEASURES = {
     "human_normalized": "human-normalized score",
     "fps": "frames/s",
 }
-"""The numbers of `session_statistics` of which a mean over sessions makes sense, with their names."""
+"""Entries of `session_statistics` for which a mean over sessions is meaningful, with their names."""
 
 
 def session_statistics(
@@ -75,7 +77,7 @@ def session_statistics(
     human: tuple[float, float] | None,
     threshold: Threshold | None,
 ) -> dict[str, Any]:
-    """Everything that is said of a single session, plain; None where it is not defined.
+    """Return the statistics of a single session, as plain data. Undefined values are None.
 
     baseline: the random policy's return; human: published returns of the random policy and of a human.
     """
@@ -85,7 +87,7 @@ def session_statistics(
     frames, wall = session.furthest("frame"), session.furthest("wall") or None
     emulated, episodes, learned, played = map(session.last, ("env_frames", "episode", "opt_step", "frame"))
     if emulated is not None and played:
-        emulated *= frames / played  # so many for each frame
+        emulated *= frames / played  # the same number for each frame
     final = measures.final_return(frame, returns)
     found = {
         "index": session.index,
@@ -115,7 +117,7 @@ def session_statistics(
             "max_strength": float(s.max()),
             "final_strength": float(s[-1]),
             "sample_efficiency": measures.efficiency(s, frame),
-            # a file without the column: no update is known of
+            # Without this column in the file, no update is known.
             "training_efficiency": measures.efficiency(s, np.nan_to_num(updates)),
             "stability": measures.stability(s),
         }
@@ -131,7 +133,7 @@ def session_statistics(
 def trial_statistics(
     run: Run, threshold: float | None = None, group: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """One run: what it is, and the statistics of it alone: `group`, or else those of `group_statistics`."""
+    """Return the facts of one run, and its statistics: `group` if given, else those of `group_statistics`."""
     about = {"status": run.status, "created": run.created, "seed": run.seed}
     head = {"format_version": FORMAT_VERSION, "kind": "trial", "run": run.name, **about}
     return {**head, **(group or group_statistics([run], threshold=threshold))}
@@ -140,14 +142,14 @@ def trial_statistics(
 def group_statistics(
     runs: Sequence[Run], name: str | None = None, threshold: float | None = None
 ) -> dict[str, Any]:
-    """The sessions of `runs`, in one environment, as a sample.
+    """Return the statistics of the sessions of `runs`, which must be in one environment, as one sample.
 
-    threshold: the return, the time to which is measured; None: what is known for the environment. Returns
-    `name agent env runs`, `sessions` (a dict of measures for each), `counted` (how many of them
-    make the sample), `left_out` (the others, with the reason), `baseline`, `threshold`, `scores_of`
-    (evaluation or training episodes), `measures` (mean, std and n over the counted), `consistency`,
-    `estimates` (iqm, mean and median with their interval), `curve` (on a grid of frames), `warnings`.
-    Raises ValueError for runs in different environments.
+    threshold: the return for which the time to reach it is measured; None for the known one of the
+    environment. Returns `name agent env runs`, `sessions` (a dict of measures for each), `counted` (the size
+    of the sample), `left_out` (the other sessions, with the reason), `baseline`, `threshold`, `scores_of`
+    (evaluation or training episodes), `measures` (mean, std and n over the sample), `consistency`,
+    `estimates` (iqm, mean and median with their intervals), `curve` (on a grid of frames), `warnings`. Raises
+    ValueError for runs in different environments.
     """
     envs = {run.env for run in runs}
     if len(envs) != 1:
@@ -173,7 +175,7 @@ def group_statistics(
     ]
     measured = {measure: _counted(entries, measure) for measure in MEASURES}
     estimated = ["final_return", "area_under_curve", *(["human_normalized"] if human is not None else [])]
-    everywhere = np.isfinite(returns).all(axis=0)  # where every session has a return
+    everywhere = np.isfinite(returns).all(axis=0)  # the points at which every session has a return
     strengths = measures.strength(returns[:, everywhere], baseline.mean) if baseline else None
     return {
         "name": name or ", ".join(agents),
@@ -203,7 +205,7 @@ def group_statistics(
 
 
 def scores_of(runs: Sequence[Run]) -> str:
-    """Return whether scores are of `evaluation` episodes in environments of their own, of `training`, or
+    """Return whether scores are of `evaluation` episodes in separate environments, of `training` episodes, or
     `both`."""
     rigorous = {run.evaluates for run in runs}
     return "both" if len(rigorous) > 1 else "evaluation" if rigorous == {True} else "training"
@@ -212,11 +214,11 @@ def scores_of(runs: Sequence[Run]) -> str:
 def reasons_to_leave_out(
     sessions: Sequence[tuple[Run, SessionRun]], of_tables: bool = True
 ) -> Iterator[str | None]:
-    """Return, for each session of a group, why it is not part of the sample; None where it is.
+    """Yield for each session of a group why it is not part of the sample, or None if it is.
 
-    A session that played the whole of its own budget, or that its evaluations ended early, is part of it,
-    however far the others came. of_tables: whether to look at the rows, or only at the outcomes, because to
-    read the tables takes long.
+    A session that played its whole budget, or that its evaluations ended early, is part of the sample, even
+    if others came further. of_tables: whether to examine the rows, or only the outcomes, because reading
+    tables is slow.
     """
     if of_tables:
         ends = [one.last("frame") or 0.0 for _, one in sessions]
@@ -230,9 +232,9 @@ def reasons_to_leave_out(
         goal = min(furthest, run.max_frame or furthest)
         twin = None if one.seed is None else (run.group_key, one.seed)
         if not (len(one.scores["frame"]) if of_tables else one.outcome["final_return"] is not None):
-            yield "no episode has ended"
+            yield "no episode has finished"
         elif run.path.parent in confirmed_in and not run.path.name.startswith(CONFIRMING):
-            yield "the search chose it for its return; the fresh seeds of its confirmation count"
+            yield "the search selected it by its return, so only the fresh seeds of its confirmation count"
         elif end < FAR_ENOUGH * goal and not one.result.get("stop"):
             state = "is still at" if one.status == "running" else "ended at"
             if frame >= FAR_ENOUGH * goal:
@@ -257,10 +259,10 @@ def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, float | Non
 
 
 def _curve(grid: np.ndarray, returns: np.ndarray) -> dict[str, list[Any]]:
-    """Return over frames, IQM and mean over the sessions with their intervals; lists of equal length."""
+    """Return IQM and mean over the sessions with their intervals at each frame, as lists of equal length."""
     columns: dict[str, list[Any]] = {"frame": grid.astype(int).tolist()}
     iqm = curve(returns, "iqm")
-    mean = curve(returns, "mean") if len(returns) >= RUNS_FOR_IQM else iqm  # of fewer both are the same
+    mean = curve(returns, "mean") if len(returns) >= RUNS_FOR_IQM else iqm  # the same for fewer
     for statistic, band in (("iqm", iqm), ("mean", mean)):
         for end, values in (("", band.value), ("_low", band.low), ("_high", band.high)):
             columns[statistic + end] = [value if np.isfinite(value) else None for value in values.tolist()]
@@ -284,25 +286,26 @@ def _warnings(
     early = [entry["frames"] for entry in entries if entry["stop"] and entry["counted"]]
     if early and counted > 1:
         yield (
-            f"{len(early)} of {counted} sessions ended early, from frame {min(early):,} on: from there the "
-            "curves are of fewer sessions (`count` in statistics.json)"
+            f"{len(early)} of {counted} sessions ended early, the first at frame {min(early):,}: beyond it, "
+            "the curves are of fewer sessions (`count` in statistics.json)"
         )
     if counted == 1:
-        yield "one seed only: there is no interval, and no saying how much of the result is luck"
+        yield "only one seed: there is no interval, so it is unknown how much of the result is luck"
     elif 1 < counted < FEW_SEEDS:
-        yield f"{counted} seeds only: intervals of so few are rough"
+        yield f"only {counted} seeds: the intervals are rough"
     if scores_of(runs) == "both":
-        yield "scores of some runs are of evaluation episodes, of others of training episodes"
+        yield "some runs are scored by evaluation episodes, others by training episodes"
     if entries and baseline is None:
         yield "no random baseline: strength, efficiencies, stability and consistency are not defined"
 
 
 def compare(groups: Sequence[Group]) -> dict[str, Any]:
-    """Compare `groups` by environment, because returns of different ones have no common scale.
+    """Compare `groups` within each environment, because returns of different environments have no common
+    scale.
 
     Returns `envs` (for each: `env`, `groups` as of `group_statistics`, `improvement`, `profile`, `branches`,
-    `warnings`), `across` (Atari games together by human-normalized score, None where there are not two) and
-    `warnings`. Groups without a counted session are in no pair and no profile.
+    `warnings`), `across` (Atari games together, by human-normalized score; None for fewer than two) and
+    `warnings`. Groups with an empty sample are in no pair and no profile.
     """
     envs: list[dict[str, Any]] = []
     for env, own in by_env(groups).items():
@@ -321,7 +324,7 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
             }
         )
     names = ", ".join(entry["env"] for entry in envs)
-    several = f"{len(envs)} environments ({names}): compared one by one, each on its own scale"
+    several = f"{len(envs)} environments ({names}): groups are compared only within each of them"
     return {
         "format_version": FORMAT_VERSION,
         "kind": "comparison",
@@ -332,13 +335,14 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def final_return(entry: Mapping[str, Any]) -> GroupReturn | None:
-    """The final return of a group's statistics, as it is shown everywhere; None without a session."""
+    """Return the final return in a group's statistics in the form that is shown everywhere; None without a
+    session."""
     found, count = entry["estimates"].get("final_return"), entry["counted"]
     return GroupReturn(**found[statistic_of(count)], seeds=count) if found else None
 
 
 def improvement(entry: Mapping[str, Any], x: str, y: str) -> Estimate | None:
-    """P(a session of x beats one of y) in an entry of `envs`; None where it was not computed."""
+    """Return P(a session of x beats one of y) from an entry of `envs`; None if it was not computed."""
     for pair in entry["improvement"]:
         value, low, high = pair["value"], pair["low"], pair["high"]
         if (pair["x"], pair["y"]) == (x, y):
@@ -350,15 +354,15 @@ def improvement(entry: Mapping[str, Any], x: str, y: str) -> Estimate | None:
 
 
 def ranked(entries: Sequence[Mapping[str, Any]]) -> list[tuple[GroupReturn, Mapping[str, Any]]]:
-    """The groups with a final return, the highest first."""
+    """Return the groups with a final return, the highest first."""
     found = [(estimate, entry) for entry in entries if (estimate := final_return(entry)) is not None]
     return sorted(found, key=lambda pair: -pair[0].value)
 
 
 def _best(statistics: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]) -> str | None:
-    """The group that is likely better than every other; None where the seeds cannot tell.
+    """Return the group that is likely better than every other; None if the seeds do not tell.
 
-    Of two groups with fewer than four seeds each, chance alone brings any order about in 5 % of all cases.
+    For two groups with fewer than four seeds each, chance alone produces any order in 5 % of all cases.
     """
     first, *others = [entry["name"] for _, entry in ranked(statistics)] or [""]
     found = [improvement({"improvement": pairs}, first, other) for other in others]
@@ -368,12 +372,12 @@ def _best(statistics: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, 
 
 
 def values_of(entry: Mapping[str, Any], measure: str) -> np.ndarray:
-    """A measure of the counted sessions of a group's statistics, [sessions]."""
+    """Return a measure of the sample of a group's statistics. [sessions]"""
     return _counted(entry["sessions"], measure)
 
 
 def _improvements(scores: Mapping[str, Sequence[np.ndarray]]) -> Iterator[dict[str, Any]]:
-    """`x`, `y`, and how likely a session of x beats one of y, with its interval."""
+    """Yield `x`, `y`, and the probability that a session of x beats one of y, with its interval."""
     pairs = combinations(scores, 2)
     if len(scores) > ALL_PAIRS:
         best = max(scores, key=lambda name: aggregates(scores[name])["iqm"].value)
@@ -383,7 +387,8 @@ def _improvements(scores: Mapping[str, Sequence[np.ndarray]]) -> Iterator[dict[s
 
 
 def _profile(scores: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any] | None:
-    """Share of sessions above each threshold, by group; thresholds from the lowest score to the highest."""
+    """Return the fraction of sessions above each threshold, by group. Thresholds go from the lowest to the
+    highest score."""
     if not scores:
         return None
     every = np.concatenate([runs for tasks in scores.values() for runs in tasks])
@@ -399,7 +404,7 @@ def _unlike(statistics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     counted = [entry for entry in statistics if entry["counted"]]
     if len({entry["scores_of"] for entry in counted}) > 1:
         told = ", ".join(f"{entry['name']}: {entry['scores_of']} episodes" for entry in counted)
-        yield f"the scores are not of one kind ({told})"
+        yield f"the groups are scored by different kinds of episodes ({told})"
     ends = {entry["name"]: max(session["frames"] for session in entry["sessions"]) for entry in counted}
     if ends and min(ends.values()) < 0.9 * max(ends.values()):
         told = ", ".join(f"{name}: {frames:,}" for name, frames in ends.items())
@@ -408,17 +413,17 @@ def _unlike(statistics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"the final returns are at different frames ({told}): compare the curves instead"
     for entry in statistics:
         if not entry["counted"]:
-            yield f"{entry['name']}: no session to compare"
+            yield f"{entry['name']}: no session that can be compared"
 
 
 def _branches(groups: Sequence[Group], statistics: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the groups that are branches of one run, and the differences between them.
 
-    statistics: of each group. Returns `folder` and `frame` of the fork, `groups`, the names of the branches,
-    the run itself among them where it is there, and `pairs`: for each two the mean over the sessions of the
-    difference `x` - `y` of final returns, `value`, with its 95 % interval `low` to `high` and the number `n`
-    of sessions. Sessions of one number have one past, so that their difference is free of its luck. None
-    where no two groups are branches of one run.
+    statistics: those of each group. Returns `folder` and `frame` of the fork; `groups`, the names of the
+    branches, including the original run if it is present; and `pairs`: for each two branches the mean over
+    the sessions of the difference `x` - `y` in final return, `value`, with its 95 % interval `low` to `high`
+    and the number `n` of sessions. Sessions with the same number have the same past, whose luck cancels in
+    the difference. None if no two groups are branches of one run.
     """
     forks = {
         str(run.path): (str(fork.get("folder")), int(fork.get("frame", 0)))
@@ -446,7 +451,7 @@ def _branches(groups: Sequence[Group], statistics: Sequence[Mapping[str, Any]]) 
 
 
 def _across(envs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Groups of one name over all games that every one of them has played, by human-normalized score."""
+    """Compare groups by human-normalized score over all games that every one of them has played."""
     games = {
         entry["env"]: {
             group["name"]: values_of(group, "human_normalized")

@@ -8,9 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from labrl.analysis.formats import UNKNOWN, brackets, number
-from labrl.analysis.intervals import PAIR_METHOD, statistic_of
-from labrl.analysis.returns import INTERVALS
+from labrl.analysis.formats import METHOD, UNKNOWN, brackets, number
+from labrl.analysis.intervals import SCORE_METHOD, statistic_of
 from labrl.analysis.statistics import MEASURES, improvement, ranked
 
 ESTIMATES = {
@@ -18,19 +17,20 @@ ESTIMATES = {
     "area_under_curve": "average return",
     "human_normalized": "human-normalized",
 }
-"""The measures that have an interval, with what stands above their columns."""
+"""The measures with an interval, and the headings of their columns."""
 
-LEGEND = f"{INTERVALS}; of P(better): {PAIR_METHOD}"
-"""The line that explains the brackets of a table."""
+LEGEND = f"[low, high]: 95 % interval over the seeds ({METHOD}; {SCORE_METHOD} for P(better) = 0 or 1)"
+"""Explanation of the brackets of a table, in one line."""
 
 
 def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
-    """A row for each group of each environment, raw: numbers or None, each estimate in several columns.
+    """Return a row for each group of each environment with plain numbers or None, and several columns for
+    each estimate.
 
-    `env group agent runs seeds left_out`; `<estimate>_iqm`, `_iqm_low`, `_iqm_high`, `_mean` and
-    `_std` of the sessions; `threshold`, `reached`, the mean over the sessions of each other measure;
-    `rival` and `improvement`, `_low`, `_high`: the probability that a session of the group beats one of the
-    rival, the environment's group with the highest final return.
+    `env group agent runs seeds left_out`; `<estimate>_iqm`, `_iqm_low`, `_iqm_high`, `_mean` and `_std` over
+    the sessions; `threshold`, `reached`, the mean over the sessions of each other measure; `rival` and
+    `improvement`, `_low`, `_high`: the probability that a session of the group beats one of the rival, the
+    group with the highest final return in the environment.
     """
     rows = []
     for env in comparison["envs"]:
@@ -59,16 +59,16 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
 
 
 def as_csv(table: pl.DataFrame) -> str:
-    """Return the table as CSV with all columns; None is an empty cell."""
+    """Return the table as CSV with all columns. None becomes an empty cell."""
     return table.write_csv() if table.width else "\n"
 
 
 def as_markdown(table: pl.DataFrame) -> str:
-    """A GitHub table; intervals as `value [low, high]`."""
+    """Return the table in GitHub Markdown, with intervals as `value [low, high]`."""
     head, *rows = readable(table) or [[]]
     if not head:
         return ""
-    # the other cells are numbers, whose brackets are to be read as they are
+    # The other cells are numbers, whose brackets are not escaped.
     lines = [list(map(_markdown, head)), *([*map(_markdown, row[:2]), *row[2:]] for row in rows)]
     widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(
@@ -85,7 +85,7 @@ def as_markdown(table: pl.DataFrame) -> str:
 
 
 def as_latex(table: pl.DataFrame) -> str:
-    """A `tabular` for the booktabs package; the highest final return of each environment is bold."""
+    """Return a `tabular` for the booktabs package. The highest final return of each environment is bold."""
     head, *body = readable(table) or [[]]
     if not head:
         return ""
@@ -109,9 +109,9 @@ def as_latex(table: pl.DataFrame) -> str:
 
 
 def readable(table: pl.DataFrame) -> list[list[str]]:
-    """Headings, then a line for each row, every cell as text for a person; empty without rows.
+    """Return the headings, then a line for each row, with every cell as text; empty without rows.
 
-    Columns of which nothing is known are left out.
+    Columns without any known value are left out.
     """
     if table.is_empty():
         return []
@@ -138,7 +138,7 @@ def readable(table: pl.DataFrame) -> list[list[str]]:
 
 
 def has_intervals(table: pl.DataFrame) -> bool:
-    """Return whether a number of the table has an interval, which LEGEND explains."""
+    """Return whether a number in the table has an interval, which LEGEND explains."""
     ends = [name for name in ("final_return_iqm_low", "improvement_low") if name in table.columns]
     return any(table[name].count() for name in ends)
 
@@ -148,7 +148,7 @@ def _estimate(row: Mapping[str, Any], key: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Escape everything that Markdown or the HTML in it would take for its own."""
+    """Escape the characters that have a meaning in Markdown or HTML."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*_{}\[\]#|~])", r"\\\1", text)
     return re.sub(r"\s+", " ", text)
@@ -170,7 +170,7 @@ _LATEX = {
 
 
 def _latex(text: str) -> str:
-    """Escape everything that TeX would take for its own; a cell that begins with [ is protected."""
+    """Escape the characters that have a meaning in TeX, and protect a cell that begins with [ or *."""
     text = re.sub(r"(?<![\w-])-(?=\d)", "−", text)
     escaped = "".join(_LATEX.get(sign, sign) for sign in re.sub(r"\s+", " ", text))
     return f"{{}}{escaped}" if escaped.startswith(("[", "*")) else escaped

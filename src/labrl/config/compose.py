@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config import config_folder
 from labrl.config.keys import walk, written
 from labrl.config.stand_ins import with_stand_ins
-from labrl.errors import InputError, LabrlError, Mistake
+from labrl.errors import InputError, LabrlError, Mistake, first_line
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -54,7 +54,7 @@ def explain(
     """
     from hydra.core.global_hydra import GlobalHydra
 
-    from labrl.mistakes.overrides import first_line, wrong_overrides
+    from labrl.mistakes.overrides import wrong_overrides
 
     found = list(error.mistakes) if isinstance(error, LabrlError) else []
     with hydra_initialized(config_dir):

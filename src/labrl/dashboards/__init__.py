@@ -1,1 +1,1 @@
-"""Weights & Biases, fed from the run folder alone by a process of its own."""
+"""Weights & Biases, fed by a separate process that reads only the run folder."""

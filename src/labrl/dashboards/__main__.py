@@ -1,7 +1,7 @@
-"""`python -m labrl.dashboards`: shows sessions on Weights & Biases while others train them.
+"""`python -m labrl.dashboards`: send sessions to Weights & Biases while other processes train them.
 
-`labrl.dashboards.mirror` starts it and writes to its standard input: a line of JSON says what to show, a line
-`end` that the trial is over. Where its parent is gone it leaves at once.
+`labrl.dashboards.mirror` starts this process and writes to its standard input: first a line of JSON with what
+to send, then a line `end` when the trial is over. The process exits at once if its parent has ended.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Follow the sessions until the trial ends, then finish their runs."""
+    """Follow the sessions until the trial ends, then finish their W&B runs."""
     for ours in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(ours, signal.SIG_IGN)  # the trial, which got it too, says when it is over
+        signal.signal(ours, signal.SIG_IGN)  # the trial receives it too, and reports when it is over
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     orders = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 (unbuffered, for select)
     asked = json.loads(orders.readline() or b"null")
@@ -48,12 +48,13 @@ def main() -> None:
     for session in sessions:
         shown = report if report and report.exists() and session.wants("report") else None
         _try(session, partial(session.finish, shown))
-        report = None if shown else report  # once for the trial
+        report = None if shown else report  # only once for the trial
 
 
 def _start(sessions: Sequence[WandbSession]) -> None:
-    """Start all; if the first one does not reach W&B, all are kept offline, after one wait for it."""
-    import wandb  # takes seconds; until then signals have been dealt with
+    """Start all sessions. If the first one cannot reach W&B, all are kept offline, after waiting only
+    once."""
+    import wandb  # takes seconds, by which time signals are ignored
 
     first, *others = sessions
     if first.mode == "online":
@@ -61,7 +62,7 @@ def _start(sessions: Sequence[WandbSession]) -> None:
             first.start()
         except Exception as error:
             _log.exception("session %d", first.folder.index)
-            wandb.teardown()  # else the id stays in use
+            wandb.teardown()  # otherwise the id stays in use
             for session in sessions:
                 session.go_offline(error)
         else:
@@ -71,7 +72,7 @@ def _start(sessions: Sequence[WandbSession]) -> None:
 
 
 def _try(session: WandbSession, action: Callable[[], Any]) -> None:
-    """Do it unless its run has ended; an error of W&B is reported once and ends that run, nothing else."""
+    """Call `action` unless the run has ended. An error of W&B is reported once, and ends only this run."""
     if session.ended:
         return
     try:
@@ -82,7 +83,7 @@ def _try(session: WandbSession, action: Callable[[], Any]) -> None:
 
 
 def _leave_with(parent: int) -> None:
-    """End this process with a killed trial, and leave its runs to the process that resumes them."""
+    """Exit if the trial is killed, and leave its W&B runs to the process that resumes them."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

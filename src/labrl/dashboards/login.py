@@ -1,4 +1,4 @@
-"""Find out, without importing wandb, whether there is a login to Weights & Biases and how a run is shown."""
+"""Find out, without importing wandb, whether there is a W&B login and how a run is sent."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from labrl.errors import InputError
 Mode = Literal["online", "offline", "disabled"]
 
 _MODES: dict[str, Mode] = {"offline": "offline", "dryrun": "offline", "disabled": "disabled"}
-"""Values of W&B's settings that switch the default off."""
+"""Values in W&B's own settings that override the default mode."""
 
 
 def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
-    """Return the mode that a run goes by, and a line for its beginning, if there is something to say.
+    """Return the mode for a run, and a line to print at its start, if there is one.
 
-    Raises InputError where `wandb.mode` is online and there is no login, because labrl never asks for one.
+    Raises InputError if `wandb.mode` is online and there is no login, because labrl never asks for one.
     """
     mode, why = config.mode, ""
     if mode == "auto" and (asked := _MODES.get(os.environ.get("WANDB_MODE") or _settings().get("mode", ""))):
-        mode, why = asked, " as its own settings say;"
+        mode, why = asked, " (set in W&B's own settings)"
     if mode == "disabled":
         return "disabled", None
     if mode == "offline":
-        return "offline", f"W&B: offline,{why} `wandb sync` sends it later"
+        return "offline", f"W&B: offline{why}; `wandb sync` uploads the run later"
     if has_login():
         return "online", f"W&B: online, project {config.project}"
     if mode == "auto":
-        return "disabled", "W&B: off without a login: `wandb login` turns it on, wandb=disabled hides this"
+        return "disabled", "W&B: off (no login). `wandb login` turns it on; wandb=disabled hides this line"
     raise InputError(
         f"wandb.mode=online needs a login to {_host()}. Log in once with `wandb login`, set "
-        "WANDB_API_KEY=<key> before the command, or set wandb=offline to send the run later",
+        "WANDB_API_KEY=<key> before the command, or set wandb=offline to upload the run later",
         code="missing",
         key="wandb.mode",
     )
 
 
 def has_login() -> bool:
-    """Return whether W&B would find a key by itself: in the environment, its settings or ~/.netrc."""
+    """Return whether W&B would find an API key: in the environment, in its settings or in ~/.netrc."""
     if any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE")):
         return True
     if _settings().get("api_key"):
         return True
     named = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    # os.path, unlike pathlib, raises nothing where nobody knows the home folder or may look into it
+    # Unlike pathlib, os.path does not raise if the home folder is unknown or not readable.
     file = next((path for path in map(os.path.expanduser, named) if os.path.exists(path)), "")
     try:
         entry = netrc.netrc(file).authenticators(urllib.parse.urlsplit(_host()).netloc)
@@ -63,7 +63,8 @@ def _host() -> str:
 
 
 def _settings() -> dict[str, str]:
-    """Read what commands such as `wandb offline` wrote, for the user and for the working folder."""
+    """Read the settings that commands such as `wandb offline` wrote, for the user and for the working
+    folder."""
     own = os.path.expanduser(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb")
     parser = configparser.ConfigParser(interpolation=None)
     try:

@@ -1,4 +1,4 @@
-"""Start and end the process that shows a run on Weights & Biases."""
+"""Start and end the process that sends a run to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from labrl.storage.provenance import damages, recorded_config
 from labrl.storage.run_folder import RunFolder
 
 GRACE_SECONDS = 10.0
-"""Seconds that the end of a trial waits beyond `wandb.wait`, because the process may have just started."""
+"""Seconds for which the end of a trial waits in addition to `wandb.wait`, because the process may just have
+started."""
 
 QUIET_SECONDS = 3.0
 """Seconds to wait before a message says so."""
 
 LOG = "wandb.log"
-"""File in the run folder with the output of the process that sends."""
+"""File in the run folder with the output of the sending process."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,12 +41,11 @@ _log = logging.getLogger(__name__)
 def shown_on_wandb(
     config: WandbConfig, run: RunFolder, sessions: Sequence[int], say: Callable[[str], None]
 ) -> Iterator[None]:
-    """Show the sessions numbered `sessions` on Weights & Biases for as long as this lasts.
+    """Send the sessions numbered `sessions` to Weights & Biases while this context is active.
 
-    Training meets nothing of it: the rows go from the run folder, by a process of their own, and
-    whatever goes wrong there is one line at the end. say: prints a line; of an experiment's trials only the
-    first says whether it is shown at all. Raises InputError where
-    `wandb=online` has no login.
+    A separate process sends the rows from the run folder, so training is not affected, and any problem
+    results in one line at the end. say: function that prints a line; only the first trial of an experiment
+    prints whether its runs are sent. Raises InputError if `wandb=online` has no login.
     """
     mode, line = chosen(config)
     if line and is_first_of_experiment(run.path):
@@ -59,17 +59,17 @@ def shown_on_wandb(
 
 
 def send(run: RunFolder, changes: Mapping[str, Any], say: Callable[[str], None]) -> bool:
-    """Send what W&B lacks of a run that has ended. Returns whether all has arrived.
+    """Send what W&B lacks of a run that has ended. Return whether everything has arrived.
 
-    changes: options of `WandbConfig` that differ from the run's own. Raises BusyFolderError where it still
-    runs, InputError where an option is wrong or there is no login.
+    changes: options of `WandbConfig` that differ from the run's own. Raises BusyFolderError if the run is
+    still running, and InputError if an option is wrong or there is no login.
     """
     for damage in damages(run):
-        say(f"{run.path}: {damage}; the other files of the run stand in for it")
+        say(f"{run.path}: {damage}; the other files of the run are used instead")
     options = {**recorded_config(run).get("wandb", {}), "mode": "online", **changes}
     try:
         config = dataclass_of(WandbConfig, options, "wandb")
-    except InputError as error:  # what was typed is an option of labrl-wandb, and no key
+    except InputError as error:  # the user typed an option of labrl-wandb, not a key
         flags = {f"wandb.{name}": f"--{name}" for name in changes}
         raise InputError.of(
             dataclasses.replace(one, key=flags[one.key], message=one.message.replace(one.key, flags[one.key]))
@@ -106,7 +106,7 @@ def _started(
                 stdout=output,
                 stderr=output,
                 text=True,
-                # Ctrl-C at the terminal is for the trial, which tells it when it is over.
+                # Ctrl-C at the terminal is for the trial, which reports when it is over.
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )
@@ -115,7 +115,7 @@ def _started(
         process.stdin.flush()
         return process
     except OSError as error:
-        _log.warning("Weights & Biases cannot be started, training continues: %s", error)
+        _log.warning("the process for Weights & Biases cannot start, training continues: %s", error)
         return None
 
 
@@ -126,34 +126,34 @@ def _finish(
     sessions: Sequence[int],
     say: Callable[[str], None],
 ) -> bool:
-    """Say that the trial is over, and wait as long as is allowed, or until Ctrl-C; then say where the
-    sessions are to be seen, and what went wrong. Returns whether nothing did."""
+    """Tell the process that the trial is over, and wait as long as configured, or until Ctrl-C. Then print
+    where the sessions are shown and what went wrong. Return whether nothing did."""
     seconds, failure = config.wait + GRACE_SECONDS, None
     quietly = min(seconds, QUIET_SECONDS)
     try:
-        with contextlib.suppress(OSError):  # it ended before
+        with contextlib.suppress(OSError):  # the process has already ended
             try:
                 process.communicate("end\n", timeout=quietly)
             except subprocess.TimeoutExpired:
-                say(f"W&B: finishing, {seconds:.0f} s at most (Ctrl-C: not now)")
+                say(f"W&B: uploading for at most {seconds:.0f} s (Ctrl-C to skip)")
                 process.communicate(timeout=seconds - quietly)
         if code := process.wait():
-            failure = f"its process ended with code {code}"
+            failure = f"the sending process ended with code {code}"
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         process.kill()
         process.wait()
-        failure = "not all was sent in time"
+        failure = "the upload did not finish in time"
     found = [read_json(run.path / f"session_{index}" / "wandb.json") for index in sessions]
     urls = [facts["url"] for facts in found if facts.get("url")]
     warnings = [facts["warning"] for facts in found if facts.get("warning")] or [failure] * bool(failure)
     if urls:
-        more = f" and {len(urls) - 1} more of its group" if len(urls) > 1 else ""
+        more = f" and {len(urls) - 1} more in its group" if len(urls) > 1 else ""
         say(f"W&B: {urls[0]}{more}")
     if warnings:
         say(f"W&B: {warnings[0]} (log: {run.path / LOG})")
         if len(urls) == len(found):
-            say(f"W&B: to send the rest: labrl-wandb {shlex.quote(str(run.path))}")
+            say(f"W&B: upload the rest with: labrl-wandb {shlex.quote(str(run.path))}")
     if len(urls) < len(found):
         folders = f"{shlex.quote(str(run.path))}/session_*/wandb/offline-run-*"
-        say(f"W&B: kept in the run folder; to send it: wandb sync {folders}")
+        say(f"W&B: saved in the run folder; upload it with: wandb sync {folders}")
     return not warnings and len(urls) == len(found)

@@ -1,4 +1,4 @@
-"""One session as a run of Weights & Biases, kept up with the session's folder."""
+"""One session as a run of Weights & Biases, updated from the session's folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.dashboards.login import Mode
-from labrl.errors import DONE, FAILED, INTERRUPTED
+from labrl.errors import DONE, FAILED, INTERRUPTED, first_line
 from labrl.storage.atomic import write_json
 from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.folder import read_json
@@ -21,10 +21,10 @@ from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.storage.tables import read_rows
 
 INIT_SECONDS = 30.0
-"""Seconds that W&B may take to begin a run before it is kept offline; overridden by WANDB_INIT_TIMEOUT."""
+"""Seconds that W&B may take to start a run before it is kept offline. WANDB_INIT_TIMEOUT overrides this."""
 
 _SHARE_OF_READING = 20
-"""Reading the tables may take a twentieth of this process's time."""
+"""Reading the tables takes at most one part in this many of the process's time."""
 
 _PACKAGES = ("labrl", "torch", "numpy", "gymnasium", "ale-py", "hydra-core", "wandb")
 _PROVENANCE = ("started", "command", "git", "python", "machine", "overrides")
@@ -38,12 +38,12 @@ _log = logging.getLogger(__name__)
 
 
 class WandbSession:
-    """A W&B run whose rows are those of the tables up to the newest checkpoint, each once.
+    """A W&B run with the rows of the session's tables up to the newest checkpoint, each exactly once.
 
-    No row is sent that a resume could take back: the rows after the checkpoint wait for the next one. The
-    rows of both tables at one frame are one row of W&B, with the frame as its step. Where to go on is read
-    from the server; offline, logs that never left this machine are written again, and `wandb.json` in the
-    session's folder, which also holds the id of the run, says how far the others reach.
+    No row is sent that a resume could undo: rows after the checkpoint wait for the next one. Rows of both
+    tables at the same frame become one row of W&B, with the frame as its step. The server knows where to
+    continue. Offline, logs that never left this machine are written again. `wandb.json` in the session's
+    folder holds the id of the run, and the last frame of each of the other logs.
     """
 
     def __init__(self, run: RunFolder, index: int, mode: Mode, options: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ class WandbSession:
         self.folder: SessionFolder = run.session(index)
         self.mode = mode
         self.warning: str | None = None
-        """Why what was asked for was not done, once."""
+        """The first problem, if any."""
         self.ended = False
         self._run_folder = run
         self._config = recorded_config(run)
@@ -66,13 +66,13 @@ class WandbSession:
         self._next = 0.0
 
     def go_offline(self, error: Exception) -> None:
-        """Keep the run offline from the beginning, because W&B could not be reached."""
+        """Keep the run offline from its start, because W&B cannot be reached."""
         self.mode = "offline"
-        self._warn(f"not reached ({_first_line(error)}), kept offline")
+        self._warn(f"not reachable ({first_line(error)}), so the run is kept offline")
 
     def start(self) -> None:
-        """Create or continue the W&B run. Raises what W&B raises."""
-        self._record()  # a kill from now on leaves the id behind
+        """Create or continue the W&B run. Raises the errors of W&B."""
+        self._record()  # so that the id survives a kill from now on
         self._forget_unsent()
         self._wandb = self._init()
         self._sent = max(self._logs.values(), default=-1)
@@ -84,13 +84,13 @@ class WandbSession:
         self._record()
 
     def update(self) -> None:
-        """Send the rows up to the newest checkpoint that have not been sent."""
+        """Send the new rows up to the newest checkpoint."""
         now = time.monotonic()
         newest = max(self.folder.checkpoint_frames(), default=-1)
         if newest <= self._sent or now < self._next:
             return
         if self._config["meta"].get("async_eval") and self.folder.read_result().get("status") != "finished":
-            # Steps of W&B only grow: what is before an evaluation under way waits for it.
+            # Steps of W&B can only increase, so rows before a running evaluation wait for it.
             evaluated = [int(row["frame"]) for row in read_rows(self.folder.eval_csv)]  # type: ignore[arg-type]
             newest = min(newest, max(evaluated, default=-1))
         for frame, metrics in self._rows(newest):
@@ -100,14 +100,14 @@ class WandbSession:
         self._next = time.monotonic() + _SHARE_OF_READING * (time.monotonic() - now)
 
     def wants(self, artifact: str) -> bool:
-        """Return whether `artifact` (best, report, videos) was asked for."""
+        """Return whether `artifact` (best, report, videos) is configured."""
         return artifact in self._options["artifacts"]
 
     def finish(self, report: Path | None = None) -> None:
-        """Send the rest of the rows, summary, artifacts, and how the session ended.
+        """Send the remaining rows, the summary, the artifacts, and how the session ended.
 
-        report: the trial's, if this run is to show it. Raises TimeoutError where the uploads take longer
-        than `wandb.wait`, and what W&B raises.
+        report: path of the trial's report, if this run is to include it. Raises TimeoutError if the uploads
+        take longer than `wandb.wait`, and the errors of W&B.
         """
         self._next = 0.0
         self.update()
@@ -127,10 +127,12 @@ class WandbSession:
         self.ended = True
 
     def fail(self, error: Exception) -> None:
-        """Give this run up, and remember why."""
+        """Give up this run, and record the reason."""
         self.ended = True
         late = isinstance(error, TimeoutError)
-        self._warn("not all was sent in time" if late else f"given up ({_first_line(error)})")
+        self._warn(
+            "the upload did not finish in time" if late else f"an error ended it ({first_line(error)})"
+        )
 
     def _warn(self, text: str) -> None:
         self.warning = self.warning or text
@@ -146,7 +148,7 @@ class WandbSession:
         write_json(self._state, {"id": self._id, **facts})
 
     def _rows(self, upto: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Merge the rows of both tables at the frames in (`_sent`, `upto`], in order, with their numbers."""
+        """Yield the frames in (`_sent`, `upto`] in order, each with the numbers of both tables."""
         merged: dict[int, dict[str, Any]] = {}
         for table, path in (("train", self.folder.train_csv), ("eval", self.folder.eval_csv)):
             for row in read_rows(path):
@@ -158,7 +160,7 @@ class WandbSession:
         yield from sorted(merged.items())
 
     def _forget_unsent(self) -> None:
-        """Remove logs that never left this machine: their rows are written again."""
+        """Remove logs that never left this machine, because their rows are written again."""
         for log in (self.folder.path / "wandb").glob(f"*run-*-{self._id}"):
             offline = log.name.startswith("offline-")
             if self._logs.get(log.name, -1) < 0 or (offline and not list(log.glob("*.synced"))):
@@ -189,7 +191,7 @@ class WandbSession:
             settings=wandb.Settings(
                 console="off",
                 silent=True,
-                disable_git=True,  # provenance knows the commit and the changes
+                disable_git=True,  # provenance records the commit and the changes
                 disable_code=True,
                 disable_job_creation=True,
                 init_timeout=float(os.environ.get("WANDB_INIT_TIMEOUT", INIT_SECONDS)),
@@ -201,7 +203,7 @@ class WandbSession:
         )
 
     def _recorded(self, experiment: Path | None) -> dict[str, Any]:
-        """Return the trial's configuration, which session it is, and where it comes from."""
+        """Return the trial's configuration, the number of the session, and the provenance."""
         facts = known_provenance(self._run_folder)
         versions = facts.get("packages", {})
         return {
@@ -224,7 +226,3 @@ class WandbSession:
             for file in files:
                 artifact.add_file(str(file), name=file.name)
             self._wandb.log_artifact(artifact)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,17 +1,18 @@
-"""Experiments: grids and searches, on processes of this machine or on a cluster.
+"""Experiments: grids and searches, in processes of this machine or on a cluster.
 
     again        the experiment that `-m +resume` names, and the command line that composes it again
-    grid         the trials of a grid: every combination of the values; the effect of edits on each of them
-    sweep        a grid from its overrides to its end, and the queue of its trials
-    search/      a search: its space, its study in a storage that machines share, pruning, confirmation
-    experiment   the folder of an experiment while a command holds it
-    scheduler    trials to run and their outcomes; passes them from a queue to a launcher while there is room
-    launcher     what runs trials; the launchers and sweepers of others
+    grid         the trials of a grid, and the effect of edits on each of them
+    sweep        running a grid, and the queue of its trials
+    search/      running a search: its space, its study in a shared storage, pruning, confirmation
+    experiment   the locked folder of a running experiment
+    scheduler    tasks and outcomes; passes trials from a queue to a launcher when there is room
+    launcher     base class of launchers, and adapters for launchers and sweepers of other packages
     local        a launcher: processes of this machine, each with its own cores and GPUs
     clusters     launchers: jobs of submitit, tasks of Ray
-    job          a trial as Hydra runs it, in any process: composed, then run or continued
+    machine      assigns the cores and GPUs of a machine to trials
+    job          a trial as a job of Hydra, in any process
     summary      the final table of a grid
 
-`labrl.plugins` has the sweepers that Hydra finds. A sweeper makes the queue (`Grid`, `Search`,
-`ConfirmingRuns`), which gives tasks and gets their outcomes; a launcher knows no queue.
+`labrl.plugins` contains the sweepers that Hydra finds. A sweeper creates a queue (`Grid`, `Search`,
+`ConfirmingRuns`), which provides tasks and receives their outcomes. A launcher knows no queue.
 """

@@ -1,4 +1,4 @@
-"""Resume an experiment in its folder: missing, unfinished and new trials."""
+"""The experiment that `-m +resume` names, and the command line that composes it again."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from labrl.trial.request import Request
 
 @dataclass(frozen=True)
 class ExperimentAgain:
-    """An experiment that `-m +resume` names, and the command line that composes it again."""
+    """An experiment to resume in its folder, with missing, unfinished and new trials."""
 
     path: Path
     overrides: list[str]
-    """Its overrides, replaced by those typed now where keys are the same."""
+    """Its overrides and those typed now, which replace overrides of the same keys."""
     own: list[str]
     """Its previous overrides, without those for Hydra."""
     edits: list[str]
-    """The overrides typed now, without those for Hydra; of two with the same key the last."""
+    """The overrides typed now, without those for Hydra, and only the last of those with the same key."""
     swept: set[str]
-    """The keys that identify its trials: those with several values in any of its commands, and the seed."""
+    """Keys that identify its trials: those with several values in any of its commands, and the seed."""
     config_dir: str | None
-    """Folder of the user's own groups."""
+    """Folder with the user's own groups."""
     force: bool
-    """Whether its trials may have had another past."""
+    """Whether new values may contradict the past of its trials."""
     pin: bool
-    """Whether keys that follow an edit keep the value that they had in each trial."""
+    """Whether keys that follow an edited key keep their old value in each trial."""
     fork: Fork | None
     """The run that its trials fork from."""
 
     @classmethod
     def of(cls, request: Request) -> ExperimentAgain:
-        """Return the experiment that `-m +resume` asks for. Raises InputError where it does not exist."""
+        """Return the experiment that `-m +resume` names. Raises InputError if it does not exist."""
         folder = find_experiment(request.which)
         info = folder.info()
         if request.pin and info.get("kind") == "search":
             raise InputError(
-                f"+pin=true: {folder.path} is a search, and +pin is for a grid. Leave it out.",
+                f"+pin=true: {folder.path} is a search, but +pin is only for a grid. Leave it out.",
                 code="usage",
                 key="+pin",
             )
@@ -64,14 +64,14 @@ class ExperimentAgain:
 
 
 def replaced(overrides: Sequence[str], edits: Sequence[str]) -> list[str]:
-    """Return `overrides` and `edits`, of two with the same key only the edit; no folder of an experiment."""
+    """Return `overrides` without those that `edits` replace, and `edits`. Omits the experiment's folder."""
     keys = {split_override(override)[0] for override in edits} | {"hydra.sweep.dir"}
     return [*(override for override in overrides if split_override(override)[0] not in keys), *edits]
 
 
 def swept_keys(overrides: Iterable[str]) -> set[str]:
     """Return the keys for which `overrides` give several values."""
-    # Late: no single run needs the parser.
+    # Imported late: single runs do not need the parser.
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parsed = OverridesParser.create().parse_overrides(
@@ -81,9 +81,9 @@ def swept_keys(overrides: Iterable[str]) -> set[str]:
 
 
 def for_trials_alone(overrides: Sequence[str], swept: Iterable[str]) -> list[str]:
-    """Return those of `overrides` whose key lies in a swept group, such as agent.double with agent=dqn,sac.
+    """Return the overrides of keys in a swept group, such as agent.double with agent=dqn,sac.
 
-    The experiment as a whole, which Hydra composes too, has none of the group's options. A search has one.
+    Hydra composes the experiment as a whole too, in which such a key may not exist, except for a search.
     swept: further keys with several values.
     """
     if any(override.startswith("hydra/sweeper=") for override in overrides):
@@ -97,7 +97,7 @@ def for_trials_alone(overrides: Sequence[str], swept: Iterable[str]) -> list[str
 
 
 def _told_apart_by(recorded: Any, trials: Sequence[Sequence[str]]) -> set[str]:
-    """Return the keys that identify trials; if not recorded, those for which several values were typed."""
+    """Return the keys that identify trials: the recorded ones, or those with several values in `trials`."""
     if isinstance(recorded, list):
         return {"seed", *map(str, recorded)}
     values: dict[str, set[str]] = {}

@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.errors import InputError
+from labrl.errors import InputError, first_line
 from labrl.experiment.launcher import TrialLauncher, check_installed
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import Outcome, Task
 from labrl.trial.devices import NUM_CPUS
 
 STOP_SECONDS = 2.0
-"""Seconds between two requests to stop, because one that arrives while a trial is built is lost."""
+"""Seconds between two requests to stop, because one that arrives while a trial is being built is lost."""
 
 SAVE_SECONDS = 60.0
 """Seconds that trials have to save and end when the experiment ends early."""
@@ -49,7 +49,7 @@ class SubmittedTrial:
 
     def __call__(self, task: Task) -> Outcome:
         """Run the trial, or continue it where an earlier attempt left it."""
-        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's, which puts the job into the queue again
+        requeue = signal.getsignal(signal.SIGUSR2)  # submitit's handler, which requeues the job
         ended = threading.Event()
         asked = threading.Event()
 
@@ -76,14 +76,14 @@ class SubmittedTrial:
 
 
 def _stop_until(ended: threading.Event) -> None:
-    """Ask this process to save and stop, as SIGTERM does, until it has."""
+    """Send SIGTERM to this process until its trial has been saved and has ended."""
     while not ended.is_set():
         os.kill(os.getpid(), signal.SIGTERM)
         ended.wait(STOP_SECONDS)
 
 
 class SubmititLocal(TrialLauncher):
-    """`hydra/launcher=submitit_local`: each trial a job on this machine, all at once."""
+    """`hydra/launcher=submitit_local`: run each trial as a job on this machine, all at the same time."""
 
     cluster: Literal["local", "slurm"] = "local"
 
@@ -96,7 +96,7 @@ class SubmititLocal(TrialLauncher):
         self._new: list[Task] = []
 
     def check(self) -> None:
-        """Raise InputError where submitit is not installed."""
+        """Raise InputError if submitit is not installed."""
         check_installed("submitit", f"submitit_{self.cluster}")
 
     def __enter__(self) -> SubmititLocal:
@@ -116,13 +116,13 @@ class SubmititLocal(TrialLauncher):
         return [*self._new, *super().running]
 
     def start(self, task: Task) -> None:
-        """Keep the trial until `ended` submits all new ones as one array."""
+        """Keep the trial until `ended` submits all new trials as one array."""
         self._new.append(task)
 
     def _outcomes(self, seconds: float) -> Sequence[tuple[Any, Outcome]]:
-        """Submit what is new and return the jobs that have ended.
+        """Submit new trials, and return the jobs that have ended.
 
-        Raises InputError where the cluster does not take the jobs.
+        Raises InputError if the cluster refuses the jobs.
         """
         self._submit()
         time.sleep(seconds)
@@ -134,11 +134,11 @@ class SubmititLocal(TrialLauncher):
             return
         self._told = time.monotonic()
         for job in self._jobs:
-            process = vars(job).get("_process")  # submitit offers no other way to it
+            process = vars(job).get("_process")  # submitit has no public attribute for it
             if self.cluster == "slurm":
                 job.cancel(check=False)
             elif process is not None and process.poll() is None:
-                process.terminate()  # which the job's controller passes on
+                process.terminate()  # The job's controller forwards it.
 
     def _submit(self) -> None:
         from submitit.core.utils import FailedJobError
@@ -152,8 +152,8 @@ class SubmititLocal(TrialLauncher):
                 lines = [line for line in str(error).splitlines() if line.strip()]
                 raise InputError(
                     f"hydra/launcher=submitit_{self.cluster}: the cluster refused the jobs: "
-                    f"{lines[-1] if lines else 'for no reason given'}. "
-                    "Change what hydra.launcher asks for; labrl --cfg hydra prints it.",
+                    f"{lines[-1] if lines else 'no reason was given'}. "
+                    "Change the settings of hydra.launcher; labrl --cfg hydra prints them.",
                     code="resources",
                     key="hydra.launcher",
                 ) from error
@@ -172,7 +172,7 @@ class SubmititLocal(TrialLauncher):
 
 @contextlib.contextmanager
 def _jobs_ignore_ctrl_c() -> Iterator[None]:
-    """Let jobs that are submitted meanwhile ignore what a terminal sends them: they are told by SIGTERM."""
+    """Let jobs that are submitted in this context ignore Ctrl-C, because they get SIGTERM."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
     try:
@@ -183,19 +183,18 @@ def _jobs_ignore_ctrl_c() -> Iterator[None]:
 
 
 class SubmititSlurm(SubmititLocal):
-    """`hydra/launcher=submitit_slurm`: each trial a job of a SLURM array, requeued when it is preempted."""
+    """`hydra/launcher=submitit_slurm`: run trials as a SLURM array of jobs, requeued after preemption."""
 
     cluster = "slurm"
     elsewhere = True
 
     def check(self) -> None:
-        """Raise InputError where submitit or SLURM is missing."""
+        """Raise InputError if submitit or SLURM is missing."""
         super().check()
         if shutil.which("srun") is None:
             raise InputError(
-                "hydra/launcher=submitit_slurm needs SLURM, and there is no command `srun` on this machine. "
-                "Start the command on a login node of the cluster, or use this machine: "
-                "hydra/launcher=local",
+                "hydra/launcher=submitit_slurm needs SLURM, and this machine has no command `srun`. Start "
+                "labrl on a login node of the cluster, or use this machine: hydra/launcher=local",
                 code="not-installed",
                 key="hydra/launcher",
             )
@@ -221,20 +220,20 @@ def _run_on_ray(run: Callable[[Task], Outcome], task: Task) -> Outcome:
 
 
 class RayTrials(TrialLauncher):
-    """`hydra/launcher=ray`: each trial a task of a Ray cluster.
+    """`hydra/launcher=ray`: run each trial as a task of a Ray cluster.
 
-    A cluster that it starts ends with it.
+    A cluster that the launcher has started ends with it.
     """
 
     def __init__(self, ray: DictConfig) -> None:
         super().__init__()
         settings: Any = OmegaConf.to_container(ray, resolve=True)
         self._settings = settings
-        # A cluster that was there before may have other machines.
+        # An existing cluster may have other machines.
         self.elsewhere = self._settings["init"].get("address") not in (None, "local")
 
     def check(self) -> None:
-        """Raise InputError where Ray is not installed."""
+        """Raise InputError if Ray is not installed."""
         check_installed("ray", "ray")
 
     def __enter__(self) -> RayTrials:
@@ -245,7 +244,7 @@ class RayTrials(TrialLauncher):
         remote = self._settings["remote"]
         try:
             if self._started:
-                # Without an address Ray would join a cluster that happens to run on this machine.
+                # Without an address, Ray would join a cluster that runs on this machine.
                 init = self._settings["init"]
                 ray.init(**{**init, "address": init.get("address") or "local"})
             self._remote = ray.remote(**remote)(_run_on_ray) if remote else ray.remote(_run_on_ray)
@@ -269,7 +268,7 @@ class RayTrials(TrialLauncher):
             ray.shutdown()
 
     def has_room(self, need: Need) -> bool:
-        """Return whether another trial may be handed to Ray."""
+        """Return whether another trial may be submitted to Ray."""
         import ray
 
         if not super().has_room(need):
@@ -280,7 +279,7 @@ class RayTrials(TrialLauncher):
         return self.queues or len(self._jobs) < max(1, min(each, default=1))
 
     def start(self, task: Task) -> None:
-        """Hand the trial to Ray."""
+        """Submit the trial to Ray."""
         self._jobs[self._remote.remote(self._sent, task)] = task
 
     def _outcomes(self, seconds: float) -> Sequence[tuple[Any, Outcome]]:
@@ -290,13 +289,13 @@ class RayTrials(TrialLauncher):
         return [(reference, self._outcome(reference)) for reference in done]
 
     def stop(self) -> None:
-        """Ask the trials to save and end, each once."""
+        """Ask each trial once to save and end."""
         import ray
 
         if not self._told:
             self._told = True
             for reference in self._jobs:
-                ray.cancel(reference, force=False)  # which arrives as Ctrl-C does
+                ray.cancel(reference, force=False)  # arrives as KeyboardInterrupt
 
     def _outcome(self, reference: Any) -> Outcome:
         import ray
@@ -306,6 +305,5 @@ class RayTrials(TrialLauncher):
         except ray.exceptions.RayTaskError as error:
             return Outcome.failed(f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}")
         except Exception as error:
-            first_line = str(error).strip().partition("\n")[0]
-            return Outcome.lost(f"{type(error).__name__}: {first_line}", interrupted=self._told)
+            return Outcome.lost(f"{type(error).__name__}: {first_line(error)}", interrupted=self._told)
         return outcome

@@ -1,4 +1,4 @@
-"""The folder of an experiment while a command holds it: locked, and its end recorded."""
+"""The locked folder of a running experiment, whose end is recorded."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ def held(
 ) -> Iterator[ExperimentFolder]:
     """Lock the folder of an experiment in this context.
 
-    exists: whether the folder exists; else a new one is made, with `records` and `facts`, and removed again
-    if a LabrlError ends the experiment before a trial has begun. Any other early end is recorded as its
-    status: a failure, or an interruption with a note on how to resume. Raises InputError if the folder is in
-    use.
+    exists: whether the experiment exists; otherwise, it is created with `records` and `facts`, and removed if
+    a LabrlError ends it before a trial has started. Any other early end is recorded as its status: a failure,
+    or an interruption with a note on how to resume. Raises BusyFolderError if the folder is in use.
     """
     before = {one.name for one in path.iterdir()} if path.is_dir() else None
     folder = ExperimentFolder.open(path) if exists else None

@@ -1,4 +1,4 @@
-"""The trials of a grid: every combination of the values, numbered, each with its own folder."""
+"""The trials of a grid: the combinations of values, numbered, each with its own folder."""
 
 from __future__ import annotations
 
@@ -30,26 +30,25 @@ from labrl.config.keys import (
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
-from labrl.session.options import check_start_from
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
 from labrl.storage.run_folder import RunFolder
-from labrl.trial.composed import misfit
+from labrl.trial.composed import check_start_from, misfit
 from labrl.trial.past import Past, row_of, table, unresolved, ways_out
 
 Compose = Callable[[list[str]], DictConfig]
-"""Composes the configuration of a trial, with Hydra's node, from its overrides."""
+"""Composes the configuration of a trial, including the node `hydra`, from its overrides."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The trials of an experiment, and those that remain to be run."""
+    """The trials of an experiment, and those that remain to run."""
 
     records: list[TrialRecord]
     """All trials, including those of earlier commands."""
     left: list[tuple[TrialRecord, Need]]
-    """The trials that remain to be run, with the slots that they need."""
+    """The trials that remain to run, with the slots that they need."""
     selects: bool = False
-    """Whether the edits only name some of the existing trials: the others keep their values."""
+    """Whether the edits select some of the existing trials, so that the others keep their values."""
 
 
 @dataclass
@@ -59,22 +58,22 @@ class _Trial:
     record: TrialRecord
     cfg: DictConfig
     past: Past | None = None
-    """The configuration and command of the trial so far; None where it has not begun."""
+    """The earlier run of the trial; None if it has not started."""
     edited: bool = True
     """Whether the edits of a resumed experiment apply to it."""
 
     @property
     def plain(self) -> dict[str, Any]:
-        """Return the plain configuration of a trial; a drawn seed is kept."""
+        """The resolved configuration, with the drawn seed of the earlier run."""
         plain = to_plain(self.cfg)
         return {**plain, "seed": self.past.config["seed"]} if self.past and plain["seed"] is None else plain
 
     def changed(self) -> list[Change]:
-        """List the keys that differ from its past; none where it has no past."""
+        """Return the changes from its earlier run, if any."""
         return self.past.changes(self.plain) if self.past else []
 
     def is_done(self) -> bool:
-        """Return whether it has finished with the requested budget and sessions."""
+        """Return whether the trial has finished with the requested budget and sessions."""
         try:
             finished = self.past is not None and self.past.folder.status == "finished"
             return finished and not (self.edited and self.changed())
@@ -85,19 +84,19 @@ class _Trial:
 def combinations(overrides: Sequence[str]) -> list[list[str]]:
     """Return the overrides of each trial, one for each combination of the swept values.
 
-    Raises InputError for a range, which has no list of values.
+    Raises InputError for a continuous range.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     for one in parsed:
         if one.is_sweep_override() and not one.is_discrete_sweep():
             raise InputError(
-                f"{one.input_line}: a range is for a search (hydra/sweeper=optuna); a grid goes through "
+                f"{one.input_line}: a continuous range is for a search (hydra/sweeper=optuna). A grid needs "
                 f"values: {one.key_or_group}=1,2,3 or {one.key_or_group}=range(1,4)",
                 code="range",
                 key=one.key_or_group,
             )
     (trials,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
-    # Hydra turns ~key into ~key=null, which takes away a key of that value alone.
+    # Hydra turns ~key into ~key=null, which removes a key only if its value is null.
     taken_away = {f"{one.input_line}=null": str(one.input_line) for one in parsed if one.is_delete()}
     return [
         [taken_away.get(override) or unescaped(override) for override in overrides] for overrides in trials
@@ -107,16 +106,16 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
 def plan_grid(overrides: Sequence[str], compose: Compose, machine: Machine | None) -> Plan:
     """Number the trials of a new experiment.
 
-    machine: the one that runs them, None where others do. Raises InputError for what cannot be composed, for
-    a wrong value, for more trials than `meta.max_trial`, for two that are the same or have one folder, and
-    for more cores or GPUs than there are.
+    machine: the machine that runs them, None for other machines. Raises InputError for overrides that cannot
+    be composed, for wrong values, for more trials than `meta.max_trial`, for two equal trials or two with the
+    same folder, and for more cores or GPUs than there are.
     """
     own = combinations(overrides)
     trials: list[_Trial] = []
     for number, one in enumerate(own):
         trials.append(_new(number, one, compose(one)))
         _check_count(trials[-1], overrides, len(own))
-        if not trials[1:]:  # what is wrong with all of them is known before the others are composed
+        if not trials[1:]:  # Errors of all trials are found before the others are composed.
             _check_values(trials[0], own)
     _check_twice(trials)
     return Plan([trial.record for trial in trials], _left(trials, machine))
@@ -131,9 +130,9 @@ def plan_again(
 ) -> Plan:
     """Find the remaining trials of an experiment, and add new ones.
 
-    Edits apply to all trials, or, where they set keys that identify trials, such as seed=0, to the trials
-    with these values; the others continue unchanged. overrides: those of the whole experiment, including the
-    edits. Raises InputError as `plan_grid` does, and where an edit contradicts the past of a trial.
+    Edits apply to all trials. If they set keys that identify trials, such as seed=0, they apply to the trials
+    with these values, and the others continue unchanged. overrides: those of the whole experiment, including
+    the edits. Raises InputError as `plan_grid` does, and if an edit contradicts the past of a trial.
     """
     records, wanted = before.trials(), combinations(overrides)
     swept = again.swept | swept_keys(overrides)
@@ -187,11 +186,11 @@ def _new(number: int, overrides: list[str], cfg: DictConfig) -> _Trial:
 
 
 def _values(overrides: Sequence[str]) -> dict[str, str]:
-    """Return values as text, by key. Numbers are compared by value: 1e-4 and 0.0001 are the same."""
+    """Return values as text by key, with equal text for equal numbers, such as 1e-4 and 0.0001."""
     return dict(_value(override) for override in overrides if not is_hydras(override))
 
 
-@functools.cache  # most overrides are those of many trials, and each takes a tenth of a millisecond or more
+@functools.cache  # Many trials share most overrides, and parsing one takes 0.1 ms or more.
 def _value(override: str) -> tuple[str, str]:
     parsed = OverridesParser.create().parse_override(override)
     return parsed.key_or_group, repr(parsed.value())
@@ -206,7 +205,7 @@ def _matched(
 ) -> list[TrialRecord | None]:
     """Return the record of each existing trial; None for a new one.
 
-    A record matches by the values of the `swept` keys, or else of those that do not only watch.
+    A record matches by the values of the `swept` keys, or else of those that affect learning.
     """
     found: list[TrialRecord | None] = [None] * len(wanted)
     left = list(records)
@@ -227,8 +226,8 @@ def _part(overrides: Sequence[str], keys: set[str]) -> dict[str, str]:
 def _as_its_siblings(
     overrides: list[str], trials: Sequence[_Trial], swept: set[str], edits: Sequence[str]
 ) -> list[str]:
-    """Return the overrides of a new trial: if others differ from it in the seed alone, their present ones,
-    including pinned keys."""
+    """Return the overrides of a new trial. If others differ from it only in the seed, they are taken from
+    these, including pinned keys."""
     group = {key for key in swept if not traits(key).resume} - {"seed"}
     siblings = [
         trial.record.overrides
@@ -246,9 +245,9 @@ def _as_its_siblings(
 def _composed(
     trials: Sequence[list[str]], compose: Compose, others: Sequence[DictConfig] = ()
 ) -> list[tuple[list[str], DictConfig]]:
-    """Return overrides and configuration of each trial, without values for keys that only other trials have.
+    """Return the overrides and the configuration of each trial, without values of keys that it does not have.
 
-    others: configurations of further trials. Raises what Hydra raises where no trial can be composed so.
+    Such keys must exist in other trials. others: configurations of further trials. Raises Hydra's errors.
     """
     composed: dict[int, tuple[list[str], DictConfig]] = {}
     failed: dict[int, tuple[HydraException, DictConfig]] = {}
@@ -269,7 +268,7 @@ def _composed(
 
 
 def _is_value(override: str) -> bool:
-    """Return whether an override sets one key, and neither adds it nor chooses an option of a group."""
+    """Return whether an override sets an existing key, rather than adding one or choosing an option."""
     return re.match(r"\w+(\.\w+)+=", override) is not None
 
 
@@ -278,8 +277,10 @@ def _keys(cfg: DictConfig) -> set[str]:
 
 
 def _pin(trial: _Trial, overrides: list[str], edits: Sequence[str], compose: Compose) -> None:
-    """Keep the old value of keys that were not typed, where a new one would contradict the trial's past.
-    overrides: the overrides that composed it before the `edits`."""
+    """Keep the old values of keys that were not typed and whose new values contradict the trial's past.
+
+    overrides: the overrides of the trial before the `edits`.
+    """
     changed = trial.changed() if trial.past else changes(to_plain(compose(overrides)), trial.plain)
     pins = [
         override_of(change.key, change.old)
@@ -292,20 +293,20 @@ def _pin(trial: _Trial, overrides: list[str], edits: Sequence[str], compose: Com
 
 
 def _typed(key: str, edits: Sequence[str]) -> bool:
-    """Return whether one of the `edits` gives a value to `key`, or to a group that it lies in."""
+    """Return whether one of the `edits` sets `key`, or a group that contains it."""
     return any(f"{key}.".startswith(f"{key_of(override).replace('/', '.')}.") for override in edits)
 
 
 def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> None:
-    """Raise InputError for a trial like another: it would run twice, and count as two seeds."""
+    """Raise InputError for two equal trials, which would count as two seeds."""
     seen = [_values(overrides) for overrides in others]
     for trial in trials:
         overrides = trial.record.overrides
         if _values(overrides) in seen and trial.cfg.seed is not None:
             raise InputError(
-                f"two trials are the same, with seed={trial.cfg.seed} and all other values: "
-                f"{' '.join(overrides)}. Give each value once. Without a seed, or with seed=null,null, each "
-                "trial draws one of its own.",
+                f"two trials are equal, with seed={trial.cfg.seed} and all other values: "
+                f"{' '.join(overrides)}. Type each value once. Without a seed, or with seed=null,null, each "
+                "trial draws its own seed.",
                 code="contradiction",
                 key="seed",
             )
@@ -313,16 +314,16 @@ def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> 
 
 
 def _check_count(trial: _Trial, overrides: Sequence[str], count: int) -> None:
-    """Raise InputError where the `overrides` of the command line allow fewer trials than the grid's `count`.
+    """Raise InputError if the `overrides` of the command line allow fewer trials than the grid's `count`.
 
-    A file such as meta=fast_atari may say how many trials a search has.
+    Files such as meta=fast_atari set meta.max_trial for searches, so only a typed value counts.
     """
     typed = any(key_of(override) == "meta.max_trial" for override in overrides)
     limit = _meta(trial.cfg).get("max_trial") if typed else None
     if isinstance(limit, int | float) and 0 < limit < count:
         raise InputError(
             f"meta.max_trial={limit:g} and a grid of {count} trials contradict each other: every combination "
-            f"of the values is a trial. Set meta.max_trial={count} or null, or give fewer values.",
+            f"of values is a trial. Set meta.max_trial={count} or null, or type fewer values.",
             code="contradiction",
             key="meta.max_trial",
         )
@@ -335,7 +336,7 @@ def _left(
     left = []
     for trial in trials:
         if trial.is_done():
-            # its run folder knows, if the command was killed while the report was made
+            # Its record may be older, if the command was killed while the report was made.
             trial.record.status, trial.record.error = "finished", None
         else:
             _check_values(trial, [one.record.overrides for one in trials])
@@ -355,9 +356,9 @@ def _left(
 def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
     """Raise InputError for wrong values of the trial.
 
-    trials: the overrides of each trial of the experiment; those that all have are left out of the message.
-    Whether agent and environment fit is found out by the trial itself, because in a grid over several the
-    pairs that do fit must still run.
+    trials: the overrides of each trial of the experiment; the message omits those that all trials have.
+    Whether agent and environment fit is checked by the trial itself, so that the fitting pairs of a grid
+    still run.
     """
     try:
         check_values(trial.cfg)
@@ -373,15 +374,15 @@ def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
 
 
 def _of_trial(named: str, error: LabrlError) -> InputError:
-    """Return the mistakes, each with the trial that it belongs to."""
+    """Return the error with the name of its trial."""
     return InputError.of(
         dataclasses.replace(one, message=f"trial {named}: {one.message}") for one in error.mistakes
     )
 
 
 def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> None:
-    """Raise InputError, with a table, where edits contradict the past of trials that are `left`, and for a
-    budget that one of them has spent already."""
+    """Raise InputError with a table if edits contradict the past of trials that are `left`, and for a budget
+    that one of them has already used up."""
     found = {trial.record.number: contradictions(trial.changed()) for trial in left}
     if any(found.values()) and not again.force:
         refused = [one for one in left if found[one.record.number]]
@@ -400,7 +401,7 @@ def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: Experi
 
 
 def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> str:
-    """Describe which keys contradict the past of which trials, and what to type instead."""
+    """Return a message about the contradicting keys, their trials, and what to type instead."""
     rows: dict[tuple[str, ...], list[str]] = {}
     found: list[Change] = []
     for trial in refused:
@@ -413,8 +414,7 @@ def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: Experim
         for row, numbers in rows.items()
     ]
     lines = [
-        f"+resume={again.path}: with these values the past of {len(refused)} of {len(trials)} trials would "
-        "have been another one:",
+        f"+resume={again.path}: these values contradict the past of {len(refused)} of {len(trials)} trials:",
         *table([("key", "then", "now", "", ""), *cells]),
     ]
     pins = {change.key: typed_override(change.key, change.old) for change in found if change.pinnable}
@@ -422,12 +422,12 @@ def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: Experim
         return "\n".join([*lines, *ways_out(found, list(pins.values()))])
     typed = [override for override in again.edits if any(_typed(change.key, [override]) for change in found)]
     if typed:
-        lines.append(f"Leave out {' '.join(typed)}, or give it to new trials.")
+        lines.append(f"Leave out {' '.join(typed)}, or use it only for new trials.")
     return "\n".join([*lines, *ways_out(found, ["+pin=true"])])
 
 
 def _keeps(trial: _Trial, pins: Mapping[str, str]) -> bool:
-    """Return whether these values are those of the trial's past, where it has such keys."""
+    """Return whether the keys of `pins` had these values in the trial's past, or did not exist."""
     then = dict(walk(trial.past.config)) if trial.past else {}
     return all(typed_override(key, then[key]) == pin for key, pin in pins.items() if key in then)
 
@@ -442,15 +442,15 @@ def _folder(cfg: DictConfig, number: int) -> str:
 def _meta(cfg: DictConfig) -> Mapping[str, Any]:
     try:
         plain = OmegaConf.to_container(cfg.meta, resolve=True)
-    except Exception:  # whatever is wrong with it, the check of its values says
+    except Exception:  # The check of its values reports the error.
         return {}
     return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
 
 
 def _past_of(before: ExperimentFolder, record: TrialRecord) -> Past | None:
-    """Return the past of the trial, None where it has not begun.
+    """Return the earlier run of the trial, None if it has not started.
 
-    Raises InputError where it has begun and its folder is damaged.
+    Raises DamagedFileError if its folder is damaged.
     """
     path = before.trial_path(record)
     if not path.exists() or RunFolder(path).unrecorded:
@@ -465,7 +465,7 @@ def _check_folders(records: Sequence[TrialRecord]) -> None:
         if other is not record:
             raise InputError(
                 f"hydra.sweep.subdir gives trials {other.number} and {record.number} the same folder, "
-                f"{record.folder}: put ${{hydra.job.num}} into it",
+                f"{record.folder}. Add ${{hydra.job.num}} to it",
                 code="contradiction",
                 key="hydra.sweep.subdir",
             )

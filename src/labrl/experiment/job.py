@@ -1,4 +1,4 @@
-"""A trial as Hydra runs it, alone or in an experiment, in any process."""
+"""Run a trial as a job of Hydra, alone or in an experiment, in any process."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from labrl.storage.provenance import Typed
 
 PATIENCE = 60.0
-"""Seconds for the processes of a killed experiment to save and end, before their trial is resumed."""
+"""Seconds that processes of a killed experiment have to save and end before their trial is resumed."""
 
 
 class Job:
-    """The function that Hydra calls with the configuration of each trial; it may be sent to other processes.
+    """The function that Hydra calls with the configuration of each trial, also in other processes.
 
-    It raises nothing, so that a failed trial does not end others.
+    It raises no exceptions, so that a failed trial does not end others.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Job:
         overrides: Sequence[str],
         again: Again | ExperimentAgain | None = None,
     ) -> None:
-        """config_dir: with a user's own groups; full_error: whether to show tracebacks; typed: the command;
-        overrides: those of them that compose trials, or of the run or experiment to go back to: `again`."""
+        """config_dir: folder with the user's own groups; full_error: whether to print tracebacks; typed: the
+        command; overrides: overrides that compose trials; again: the earlier run or experiment, if any."""
         self.typed, self.overrides = typed, list(overrides)
         self.config_dir = os.path.abspath(config_dir) if config_dir else None
         self.full_error = full_error
@@ -67,12 +67,12 @@ class Job:
         self.experiment = again if isinstance(again, ExperimentAgain) else None
         """The experiment that is resumed, if any."""
         self.force = False
-        """Whether a trial that is resumed may have had another past."""
+        """Whether new values may contradict the past of a resumed trial."""
         self.part_of: Literal["grid", "search"] | None = None
-        """Kind of experiment that the trials belong to; a folder that holds a run is then the trial's own,
-        broken off."""
+        """Kind of experiment that the trials belong to, if any. A run in the folder of a trial is then an
+        earlier attempt."""
         self.exit_code = DONE
-        """The largest of the trials that ran in this process, or what the experiment says."""
+        """The largest exit code of the trials in this process, or that of the experiment."""
 
     def __call__(self, cfg: DictConfig) -> Outcome:
         """Run one trial in the folder that Hydra has made for it."""
@@ -95,20 +95,20 @@ class Job:
             told = f"{type(error).__name__}: {error}"
             if self._speaks(error):
                 print(f"labrl: the trial in {folder} failed: {told}", file=sys.stderr)
-                print("labrl: HYDRA_FULL_ERROR=1 before the command shows where", file=sys.stderr)
+                print("labrl: for a traceback, put HYDRA_FULL_ERROR=1 before the command", file=sys.stderr)
             return Outcome.failed(told)
         finally:
             remove_unused_folder()
 
     def _speaks(self, error: Exception) -> bool:
-        """Return whether to print what went wrong: in a grid, the experiment does."""
+        """Return whether to print an error here. In a grid, the experiment prints it."""
         if self.full_error or (self.part_of == "search" and not isinstance(error, LabrlError)):
             traceback.print_exception(error)
         return self.part_of != "grid"
 
     def _run(self, cfg: DictConfig, job: Any, folder: str) -> Outcome:
         place(job.run.dir, "hydra.run.dir")
-        # as they were typed: an interpolation in an override resolves where its key stands, not here
+        # As typed, because interpolations in overrides are resolved in the configuration.
         task: Any = OmegaConf.to_container(job.overrides.task, resolve=False)
         broken_off = self._broken_off(folder, task) if self.part_of else None
         if isinstance(broken_off, Outcome):
@@ -122,20 +122,20 @@ class Job:
         except FinishedError:
             if broken_off is None:
                 raise
-            # A cluster started it again after its end.
+            # A cluster has restarted it after its end.
             return recorded(RunFolder.open(folder))
         if not self.part_of:
-            # Imported late: a mistyped key must not wait for it.
+            # Imported late: a misspelled key must not wait for it.
             from labrl.trial.summary import print_summary
 
             print_summary(result)
         return recorded(RunFolder.open(result.folder), result.exit_code)
 
     def _broken_off(self, folder: str, overrides: list[str]) -> Resume | Outcome | None:
-        """Return the run that an earlier attempt at the trial left in its folder, or None.
+        """Return the resume of an earlier attempt in the folder of the trial, or None without one.
 
-        overrides: of the trial now. What a search's trial came to is returned where it has ended, whatever
-        the marker of a killed trial says.
+        overrides: the present overrides of the trial. Returns the outcome of a search's trial if it has
+        ended, even if it was killed before its status was recorded.
         """
         if not (Path(folder) / MARKER).exists():
             return None
@@ -158,7 +158,7 @@ class Job:
 def _wait_for(run: RunFolder) -> None:
     """Wait until the last process of an earlier attempt has saved the trial.
 
-    Raises BusyFolderError where it has not after PATIENCE.
+    Raises BusyFolderError if it has not after PATIENCE.
     """
     until = time.monotonic() + PATIENCE
     while True:
@@ -172,11 +172,11 @@ def _wait_for(run: RunFolder) -> None:
 
 
 _existing: Path | None = None
-"""The deepest folder above the running trial's that existed before; the others are Hydra's."""
+"""The deepest folder on the path of the running trial's folder that Hydra has not created."""
 
 
 def _run_job(*, config: DictConfig, job_dir_key: str, job_subdir_key: str | None, **rest: Any) -> JobReturn:
-    """Run Hydra's `run_job`, which makes the folder of the trial before it calls the job."""
+    """Run Hydra's `run_job`, which creates the folder of the trial before it calls the job."""
     global _existing
     keys = [key for key in (job_dir_key, job_subdir_key) if key is not None]
     parts = [str(OmegaConf.select(config, key)) for key in keys]
@@ -191,7 +191,7 @@ def _run_job(*, config: DictConfig, job_dir_key: str, job_subdir_key: str | None
 
 @contextmanager
 def folders_remembered() -> Iterator[None]:
-    """Let Hydra's single runs use `_run_job`: there is no other hook before it makes the folder."""
+    """Let Hydra's single runs use `_run_job`, because Hydra has no hook before it creates the folder."""
     hydra._internal.hydra.run_job = _run_job  # type: ignore[assignment]
     try:
         yield
@@ -200,10 +200,10 @@ def folders_remembered() -> Iterator[None]:
 
 
 def remove_unused_folder() -> None:
-    """Delete the folders that Hydra has made for a trial in which the trial has written nothing."""
+    """Delete the folders that Hydra has created for a trial, if they are empty."""
     with suppress(OSError, OmegaConfBaseException):
         folder = Path(HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else os.getcwd())
-        # Hydra's own launchers don't go by `_run_job`, and make their trials' folders in one that is there.
+        # Other launchers do not use `_run_job`. They create the folders of trials in an existing one.
         existing = _existing if _existing in (folder, *folder.parents) else folder.parent
         for path in (folder, *folder.parents):
             if path == existing:
@@ -213,9 +213,9 @@ def remove_unused_folder() -> None:
 
 @dataclass
 class HydraTrial:
-    """Composes the overrides of a trial as Hydra does, and runs the job in their folder.
+    """A function that composes a trial as Hydra does, and runs the job in its folder.
 
-    Picklable by cloudpickle, with the state of Hydra.
+    cloudpickle can pickle it, with the state of Hydra.
     """
 
     hydra_context: HydraContext
@@ -223,12 +223,12 @@ class HydraTrial:
     """The configuration of the experiment."""
     job: Job
     state: Any = field(default_factory=Singleton.get_state)
-    """Hydra's singletons and OmegaConf's resolvers in the process that Hydra was started in."""
+    """Hydra's singletons and OmegaConf's resolvers of the main process."""
     ready: bool = False
-    """Whether this process has taken over `state`."""
+    """Whether this process has set `state`."""
 
     def __call__(self, task: Task) -> Outcome:
-        """Run the trial in this process. What is wrong with its overrides is in the outcome."""
+        """Run the trial in this process. The outcome contains errors in its overrides."""
         if not self.ready:
             setup_globals()
             Singleton.set_state(self.state)
@@ -268,7 +268,7 @@ class HydraTrial:
 
 @contextmanager
 def _printing_to(path: Path | None) -> Iterator[None]:
-    """Append what this process and its children print in this context to a file, if there is one."""
+    """Append the output of this process and its children in this context to a file; None: do nothing."""
     if path is None:
         yield
         return

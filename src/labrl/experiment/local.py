@@ -1,4 +1,4 @@
-"""Trials in processes of this machine, each with cores and GPUs of its own: `hydra/launcher=local`."""
+"""Trials in processes on this machine, each with its own cores and GPUs: `hydra/launcher=local`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ASKED_TO_END = (exit_code_of(signal.SIGINT), exit_code_of(signal.SIGTERM), -sign
 
 @dataclass(eq=False)
 class _Worker:
-    """A process that runs one trial after the other."""
+    """A process that runs trials one after another."""
 
     process: BaseProcess
     connection: Connection
@@ -48,10 +48,11 @@ class _Worker:
 
 
 class WorkersLauncher(TrialLauncher):
-    """`hydra/launcher=local`: as many trials at once as this machine carries, each in its own process.
+    """`hydra/launcher=local`: as many trials at the same time as the machine can run, each in its own
+    process.
 
-    A process takes the next trial when it has ended one, with torch loaded. One that dies takes its trial
-    with it and nothing else: joblib's pool, which Hydra's launcher of that name uses, ends all trials then.
+    A process runs one trial after another, so that PyTorch is loaded once. If it dies, only its trial is
+    affected; with the pool of joblib, which Hydra's launcher of that name uses, all trials would end.
     """
 
     def __init__(self, n_jobs: int = -1) -> None:
@@ -73,7 +74,7 @@ class WorkersLauncher(TrialLauncher):
             )
 
     def __enter__(self) -> WorkersLauncher:
-        # Imported late: at every start Hydra imports this module.
+        # Imported late, because Hydra imports this module at every start.
         import cloudpickle
 
         self._payload = cloudpickle.dumps((Carried(), self.run))
@@ -98,16 +99,16 @@ class WorkersLauncher(TrialLauncher):
         return share is not None
 
     def start(self, task: Task) -> None:
-        """Begin a trial in a process with the environment of its cores and GPUs."""
+        """Start a trial in a process that uses its cores and GPUs."""
         share = self._machine.take(task.need)
-        assert share is not None, "has_room says when there is room"
+        assert share is not None, "has_room must return True first"
         worker = self._idle(share.environment)
         worker.share, self._jobs[worker] = share, task
-        with contextlib.suppress(OSError):  # it died meanwhile, as `ended` will find
+        with contextlib.suppress(OSError):  # It has died, which `ended` will report.
             worker.connection.send(task)
 
     def _outcomes(self, seconds: float) -> Sequence[tuple[_Worker, Outcome]]:
-        """Return what has ended, as soon as there is anything; after `seconds` nothing."""
+        """Return the workers whose trial has ended, as soon as there is one or after `seconds`."""
         wait([end for worker in self._jobs for end in (worker.connection, worker.process.sentinel)], seconds)
         ended = [(one, outcome) for one in self._jobs if (outcome := _outcome(one)) is not None]
         for worker, _ in ended:
@@ -118,7 +119,7 @@ class WorkersLauncher(TrialLauncher):
         return ended
 
     def stop(self) -> None:
-        """Ask the trials to save and end, each once: asked twice, it would not finish what it writes."""
+        """Ask each trial once to save and end. A second signal would interrupt saving."""
         for worker in self._workers:
             if worker.share is None:
                 worker.connection.close()
@@ -127,7 +128,7 @@ class WorkersLauncher(TrialLauncher):
                 worker.process.terminate()
 
     def _idle(self, environment: Mapping[str, str]) -> _Worker:
-        """Return a process with this environment and no trial, a new one where there is none."""
+        """Return an idle process with this environment, or a new one."""
         idle = [
             worker
             for worker in self._workers
@@ -136,22 +137,22 @@ class WorkersLauncher(TrialLauncher):
         for worker in idle:
             if worker.environment == environment:
                 return worker
-        for worker in idle[:1]:  # torch has seen its GPUs: it cannot be given others
+        for worker in idle[:1]:  # PyTorch has initialized its GPUs, so it cannot use others.
             worker.connection.close()
-        # A forked child would inherit the threads of torch in an unusable state.
+        # The threads of PyTorch would be unusable in a forked child.
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
         name = f"worker_{len(self._workers)}"
         process = context.Process(target=_serve, args=(there, self._payload, environment), name=name)
         with signals_wait_in_children():
             process.start()
-        there.close()  # so that its end is seen
+        there.close()  # so that the end of the process is noticed
         self._workers.append(_Worker(process, here, environment))
         return self._workers[-1]
 
 
 def _outcome(worker: _Worker) -> Outcome | None:
-    """Return what the trial of a process came to; None while it runs."""
+    """Return the outcome of the trial in a process; None while it runs."""
     alive = worker.process.is_alive()
     try:
         if worker.connection.poll():
@@ -167,7 +168,7 @@ def _outcome(worker: _Worker) -> Outcome | None:
 
 
 def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str]) -> None:
-    """Run trials until there are no more, or the process that sends them is gone."""
+    """Run trials until there are no more or the process that sends them has ended."""
     os.environ.update(environment)
     take_signals()
     stop_with_the_parent()
@@ -175,7 +176,7 @@ def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str
     streams = [LabelledLines(sys.stdout), LabelledLines(sys.stderr)]
     sys.stdout, sys.stderr = streams
     try:
-        with signals_leave():  # until a trial handles them
+        with signals_leave():  # while no trial handles them
             while True:
                 task: Task = connection.recv()
                 for stream in streams:
@@ -194,9 +195,9 @@ def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str
 
 
 class LabelledLines(io.TextIOBase):
-    """Passes whole lines on, each in one piece and with a label before it that says which trial it is from.
+    """A stream that writes whole lines, each with the label of its trial.
 
-    Where they end up in a terminal, lines that are wider are broken between words. It is never a terminal.
+    On a terminal, long lines are wrapped between words. The stream itself is not a terminal.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -205,22 +206,22 @@ class LabelledLines(io.TextIOBase):
         self._begun = ""
 
     def writable(self) -> bool:
-        """Return True: it is for nothing else."""
+        """Return True."""
         return True
 
     def write(self, text: str) -> int:
-        """Write the lines that have ended and keep the rest. Returns the number of characters."""
+        """Write complete lines, and keep the rest. Return the number of characters."""
         *lines, self._begun = (self._begun + text).split("\n")
         if lines:
             self._pass_on("".join(f"{self._labelled(line)}\n" if line.strip() else "\n" for line in lines))
         return len(text)
 
     def flush(self) -> None:
-        """Write nothing more: a line that has not ended waits for its end, or for `close`."""
+        """Flush the stream. An incomplete line waits for its end, or for `close`."""
         self._pass_on("")
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write an incomplete line."""
         if self._begun:
             self.write("\n")
         super().close()
@@ -240,4 +241,4 @@ class LabelledLines(io.TextIOBase):
             self._stream.write(text)
             self._stream.flush()
         except (OSError, ValueError):
-            pass  # nobody reads any more, which ends no training
+            pass  # A closed output must not end training.

@@ -1,4 +1,4 @@
-"""Assign the cores and GPUs of one machine to the trials of an experiment."""
+"""Assign the cores and GPUs of a machine to the trials of an experiment."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from labrl.trial.devices import NUM_CPUS, available_cpus, check_resources, visib
 
 @dataclass(frozen=True)
 class Need:
-    """Slots that one trial requests."""
+    """Cores and GPUs that a trial needs."""
 
     cores: int
-    """Cores that it keeps busy, >= 1."""
+    """Number of cores, >= 1."""
     gpus: float | None
-    """GPUs, also a fraction of one; None: one that it may share with other trials."""
+    """Number of GPUs, which may be a fraction; None: one that it may share with other trials."""
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], num_trials: int, cores: int | None) -> Need:
-        """meta: the trial's `meta`, not checked yet; num_trials: of the experiment; cores: of the machine,
-        None where another one runs the trial.
+        """Return the need of a trial.
 
-        Without `meta.num_cpus` a trial takes a core for each session, and more where trials are few, but no
-        more than there are.
+        Without `meta.num_cpus`, a trial needs a core for each session, or more if there are few trials, but
+        no more than the machine has. meta: the trial's `meta`, not yet checked; num_trials: number of trials
+        of the experiment; cores: cores of the machine, None if another machine runs the trial.
         """
         granted = _number(meta.get("num_cpus"))
         gpus = _number(meta.get("num_gpus"))
@@ -39,26 +39,26 @@ class Need:
 
 @dataclass(frozen=True)
 class Share:
-    """Slots that one trial holds while it runs."""
+    """Cores and GPUs that are assigned to a running trial."""
 
     cores: int
     gpus: tuple[str, ...] | None = None
-    """GPUs as in CUDA_VISIBLE_DEVICES; None on a machine without any."""
+    """GPUs in the form of CUDA_VISIBLE_DEVICES; None on a machine without GPUs."""
     part: float = 0.0
-    """Fraction of each of these GPUs."""
+    """Assigned fraction of each of these GPUs."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables that keep a process within its slots, set before it loads torch."""
+        """Environment variables that limit a process to these slots, to be set before it imports PyTorch."""
         visible = {} if self.gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}
         return {NUM_CPUS: str(self.cores), **visible}
 
 
 class Machine:
-    """Cores and GPUs of a machine, and their holders."""
+    """The free cores and GPUs of a machine."""
 
     def __init__(self, cores: int | None = None, gpus: list[str] | None = None) -> None:
-        """cores: None for all that this process may use; gpus: None for all that torch sees."""
+        """cores: number of cores, None for all available; gpus: names of GPUs, None for all visible."""
         self.cores = available_cpus() if cores is None else cores
         self._free_cores = self.cores
         visible = visible_gpus() if gpus is None else gpus
@@ -66,11 +66,11 @@ class Machine:
         self._trials = dict.fromkeys(visible, 0)
 
     def check(self, need: Need) -> None:
-        """Raise InputError where `need` can never be met."""
+        """Raise InputError if the machine can never meet `need`."""
         check_resources(need.cores, need.gpus, self.cores, len(self._free))
 
     def take(self, need: Need) -> Share | None:
-        """Return slots that meet `need`, or None while there are none free."""
+        """Assign and return slots for `need`, or return None if not enough are free."""
         gpus = self._gpus(need.gpus)
         if need.cores > self._free_cores or gpus is None:
             return None
@@ -90,7 +90,7 @@ class Machine:
             self._trials[gpu] -= 1
 
     def _gpus(self, wanted: float | None) -> tuple[str, ...] | None:
-        """Return the least busy GPUs with `wanted` free; None if there are not enough."""
+        """Return the least busy GPUs with `wanted` GPUs free; None if there are not enough."""
         part = 0.0 if wanted is None else min(wanted, 1.0)
         count = 1 if wanted is None else math.ceil(wanted)
         by_load = sorted(self._free, key=lambda gpu: (-self._free[gpu], self._trials[gpu]))
@@ -101,6 +101,6 @@ class Machine:
 
 
 def _number(value: Any) -> float | None:
-    """Return `value` if it is a number of at least zero; the trial itself refuses others."""
+    """Return `value` if it is a number >= 0, else None, because the trial itself refuses it."""
     good = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
     return float(value) if good else None

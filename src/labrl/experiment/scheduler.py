@@ -1,6 +1,6 @@
-"""The trials of a grid or a search: a queue hands them out as tasks, a launcher runs several at once.
+"""Schedule the trials of a grid or a search: a queue provides tasks, and a launcher runs several at a time.
 
-Tasks and their outcomes are plain data, which crosses processes and machines.
+Tasks and outcomes are plain data that can be sent to other processes and machines.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A trial to run, or to continue where an earlier attempt left it in its folder."""
+    """A trial to run, or to continue from an earlier attempt in its folder."""
 
     number: int
     """Number of the trial in its experiment."""
     overrides: list[str]
     """All overrides that compose it, including those for Hydra."""
     folder: Path
-    """Run folder of the trial, which is also among the overrides."""
+    """Run folder of the trial, which the overrides contain too."""
     need: Need
-    """Cores and GPUs that it takes."""
+    """Cores and GPUs of the trial."""
     channel: str | None = None
     """Address to which its sessions report evaluations (`labrl.experiment.search.channel`); None: nowhere."""
     log: str | None = None
-    """File of the folder that takes what the trial prints; None: the terminal."""
+    """File in the folder for the output of the trial; None: the terminal."""
     attempts: int = 0
     """Number of times that its process has died."""
     label: str = ""
-    """Name of the trial in messages, where that is not its number."""
+    """Name of the trial in messages, if it is not its number."""
 
     @property
     def named(self) -> str:
@@ -53,22 +53,22 @@ class Outcome:
 
     status: Literal["finished", "pruned", "failed", "interrupted"]
     exit_code: int
-    """0, 1 where it failed, 2 where it was refused, 130 or 143 where a signal ended it."""
+    """0, 1 if it failed, 2 if it was refused, 130 or 143 if a signal ended it."""
     error: str | None = None
     """The error of a failed trial, in one line."""
     returns: tuple[float, ...] = ()
-    """Mean return over the last episodes of each session that has one and did not fail."""
+    """Final return of each session that has one and did not fail."""
     died: bool = False
-    """Whether its process ended without a result, so that another attempt can go on from a checkpoint."""
+    """Whether its process ended without a result, so that another attempt can continue from a checkpoint."""
 
     @classmethod
     def failed(cls, error: str, code: int = FAILED) -> Outcome:
-        """Return the outcome of a trial that `error` ended before it had a result."""
+        """Return the outcome of a trial that `error` ended without a result."""
         return cls(status="failed", exit_code=code, error=error)
 
     @classmethod
     def lost(cls, error: str, interrupted: bool) -> Outcome:
-        """Return the outcome of a trial whose process or machine is gone.
+        """Return the outcome of a trial whose process or machine has died.
 
         interrupted: whether the process was asked to end.
         """
@@ -81,10 +81,10 @@ _EXIT_CODES = {"finished": DONE, "pruned": DONE, "failed": FAILED, "interrupted"
 
 
 def recorded(run: RunFolder, exit_code: int | None = None) -> Outcome:
-    """Return what the run folder says that its trial came to.
+    """Return the outcome that a run folder records.
 
-    One that says `running`, though all its sessions have ended, was killed before it could say more.
-    exit_code: of the command that has run it, where that is known.
+    A trial whose status is `running` counts as finished, because it was killed after its sessions had ended.
+    exit_code: exit code of the trial, if it is known.
     """
     info = run.info()
     status: Any = info["status"] if info["status"] in _EXIT_CODES else "finished"
@@ -104,18 +104,18 @@ def recorded(run: RunFolder, exit_code: int | None = None) -> Outcome:
 
 
 SECONDS = 0.5
-"""Longest time between two checks for a request to stop, seconds."""
+"""Longest time between two checks for a signal, seconds."""
 
 
 class Queue:
-    """Hands out the trials of an experiment and records how each ends."""
+    """Provides the trials of an experiment, and records their outcomes."""
 
     def __init__(self, left: Sequence[Task] = ()) -> None:
-        """left: the trials to run, in order, as far as they are known."""
+        """left: the known trials to run, in order."""
         self.left = list(left)
 
     def next(self, has_room: Callable[[Need], bool]) -> Task | None:
-        """Return the next trial; None if none remains, or none for which there is room now."""
+        """Return the next trial; None if there is none, or no room for it now."""
         return self.left.pop(0) if self.left and has_room(self.left[0].need) else None
 
     def ended(self, task: Task, outcome: Outcome) -> None:
@@ -123,28 +123,28 @@ class Queue:
         raise NotImplementedError
 
     def tick(self, running: Collection[Task]) -> None:
-        """Do what is due while trials run; called every SECONDS. What it raises ends all trials."""
+        """Do periodic work while trials run, every SECONDS. An error ends all trials."""
 
 
 class RetryingQueue(Queue):
     """A queue of trials that continue from their checkpoints when their processes die."""
 
     def __init__(self, retries: int, interruption: Interruption, left: Sequence[Task] = ()) -> None:
-        """retries: how often a trial continues; interruption: after which none does."""
+        """retries: number of times that a trial continues; interruption: after it, no trial continues."""
         super().__init__(left)
         self._retries, self._interruption = retries, interruption
 
     def ended(self, task: Task, outcome: Outcome) -> None:
-        """Let a trial continue where its process has died, or record how it ended."""
+        """Let a trial continue if its process has died, or record its outcome."""
         if not outcome.died and outcome.status != "interrupted":
             self.done(task, outcome)
-        elif not self._interruption.requested:  # otherwise a resume continues it
+        elif not self._interruption.requested:  # Otherwise, a resume continues it.
             # Imported late: a single run loads this module and must not wait for it.
             from labrl.trial.summary import say
 
             how = outcome.error or "its process was asked to stop"
             if task.attempts < self._retries:
-                say(f"{task.named}: {how}. It continues from its checkpoint")
+                say(f"{task.named}: {how}; it continues from its checkpoint")
                 self.left.insert(0, replace(task, attempts=task.attempts + 1))
                 self.retried(self.left[0])
             else:
@@ -152,7 +152,7 @@ class RetryingQueue(Queue):
                 self.done(task, Outcome.failed(why))
 
     def retried(self, task: Task) -> None:
-        """Record that a trial continues, the number of times that `task.attempts` says."""
+        """Record that a trial continues for the `task.attempts`-th time."""
 
     def done(self, task: Task, outcome: Outcome) -> None:
         """Record the outcome of a trial that does not continue."""
@@ -160,9 +160,9 @@ class RetryingQueue(Queue):
 
 
 def run_queue(queue: Queue, launcher: TrialLauncher, interruption: Interruption) -> None:
-    """Run trials as there is room for them until the queue is empty and the last one has ended.
+    """Run trials when there is room for them, until the queue is empty and the last one has ended.
 
-    After a signal no further trial begins, and those that run save and end.
+    After a signal, no further trial starts, and the running ones are saved and end.
     """
     while True:
         while not interruption.requested and (task := queue.next(launcher.has_room)) is not None:

@@ -1,4 +1,4 @@
-"""The table that an experiment ends with."""
+"""The final summary of a grid on the terminal."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from labrl.analysis.formats import brackets, number
 from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_name
 from labrl.config.keys import split_override
+from labrl.errors import first_line
 from labrl.experiment.scheduler import Outcome
 from labrl.session.callbacks.display import Terminal
 from labrl.storage.experiment_folder import ExperimentStatus, TrialRecord
 from labrl.trial.summary import say
 
 MOST_ROWS = 40
-"""Trials that the table shows; `experiment.json` has all."""
+"""Largest number of trials in the table; `experiment.json` contains all."""
 
 
 def varying(records: Collection[TrialRecord]) -> dict[int, list[str]]:
-    """The overrides of each trial that not all trials have, by number."""
+    """Return the overrides of each trial that not all trials have, by number."""
     overrides = [set(record.overrides) for record in records]
     shared = set.intersection(*overrides) if overrides else set()
     if len(overrides) == 1:
@@ -35,12 +35,12 @@ def varying(records: Collection[TrialRecord]) -> dict[int, list[str]]:
 
 
 def said_of(record: TrialRecord, records: Collection[TrialRecord], outcome: Outcome) -> str:
-    """One line about a trial that has ended."""
+    """Return a line about a trial that has ended."""
     overrides = " ".join(varying(records)[record.number])
     told = f"trial {record.number} {outcome.status}: {overrides}".rstrip(": ")
     if outcome.returns:
         told += f", final return {_return(outcome.returns)}"
-    return f"{told}: {_first_line(outcome.error)}" if outcome.error else told
+    return f"{told}: {first_line(outcome.error)}" if outcome.error else told
 
 
 def print_experiment(
@@ -48,10 +48,8 @@ def print_experiment(
     records: Sequence[TrialRecord],
     outcomes: Mapping[int, Outcome],
     status: ExperimentStatus,
-    console: Console | None = None,
 ) -> None:
-    """Trials and groups, what they reached, what failed, and where everything was written."""
-    console = console or Terminal()
+    """Print a table of the trials and one of the groups, failures, and the path of the folder."""
     overrides = varying(records)
     table = Table(title="trials", title_justify="left", box=None, pad_edge=False)
     for name in ("#", "status", "final return", "overrides"):
@@ -64,21 +62,21 @@ def print_experiment(
         reached = _return(outcome.returns if outcome else ())
         table.add_row(str(record.number), record.status, reached, " ".join(overrides[record.number]))
     if table.row_count:
-        console.print(table)
-        say(MEANING, console)
+        Terminal().print(table)
+        say(MEANING)
     if len(records) > table.row_count:
-        say(f"and {len(records) - table.row_count} more, see experiment.json", console)
-    _print_groups(records, overrides, outcomes, console)
+        say(f"and {len(records) - table.row_count} more trials in experiment.json")
+    _print_groups(records, overrides, outcomes)
     for record in records:
         if record.error:
-            told = f"trial {record.number} failed: {_first_line(record.error)}"
-            console.print(told, style="red", markup=False, highlight=False, soft_wrap=True)
+            told = f"trial {record.number} failed: {first_line(record.error)}"
+            Terminal().print(told, style="red", markup=False, highlight=False, soft_wrap=True)
             if (path / record.folder).exists():
-                say(f"  run folder: {path / record.folder}", console)
+                say(f"  run folder: {path / record.folder}")
     if status != "finished":
         how = "interrupted; to resume" if status == "interrupted" else "to run unfinished trials again"
-        say(f"{how}: {how_to_resume_experiment(path)}", console)
-    say(f"experiment folder: {path}", console)
+        say(f"{how}: {how_to_resume_experiment(path)}")
+    say(f"experiment folder: {path}")
 
 
 def how_to_resume_experiment(path: Path) -> str:
@@ -90,14 +88,13 @@ def _print_groups(
     records: Sequence[TrialRecord],
     overrides: Mapping[int, list[str]],
     outcomes: Mapping[int, Outcome],
-    console: Console,
 ) -> None:
-    """Print the final return with its interval of trials that differ only in the seed."""
+    """Print the final return, with its interval, of each group of trials that differ only in the seed."""
     groups: dict[frozenset[str], list[float]] = {}
     names: dict[frozenset[str], str] = {}
     for record in records:
         own = [override for override in overrides[record.number] if split_override(override)[0] != "seed"]
-        key = frozenset(own)  # a resume may have put them into another order
+        key = frozenset(own)  # A resume may have changed the order.
         names.setdefault(key, " ".join(own) or "all")
         groups.setdefault(key, []).extend(
             outcomes[record.number].returns if record.number in outcomes else ()
@@ -105,7 +102,7 @@ def _print_groups(
     if all(len(returns) < 2 for returns in groups.values()):
         return
     most = max(map(len, groups.values()))
-    say(f"groups: {statistic_name(most)} of the seeds {INTERVALS}", console)
+    say(f"groups: {statistic_name(most)} of the seeds {INTERVALS}")
     table = Table(box=None, pad_edge=False)
     for name in ("final return", "seeds", "overrides"):
         table.add_column(name, justify="left" if name == "overrides" else "right", overflow="fold")
@@ -114,7 +111,7 @@ def _print_groups(
     )
     for key, returns in by_return:
         table.add_row(_return(returns, interval=True), str(len(returns)), names[key])
-    console.print(table)
+    Terminal().print(table)
 
 
 def _return(returns: Sequence[float], interval: bool = False) -> str:
@@ -122,7 +119,3 @@ def _return(returns: Sequence[float], interval: bool = False) -> str:
     if found is None:
         return "-"
     return brackets(found.value, found.low, found.high) if interval else number(found.value)
-
-
-def _first_line(text: str | None) -> str:
-    return (text or "").partition("\n")[0]

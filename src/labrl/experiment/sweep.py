@@ -1,4 +1,4 @@
-"""A grid from its overrides to its end: plan, run, record."""
+"""Run a grid: plan its trials, run them, and record the results."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def sweep_grid(
     job: Job,
     launcher: TrialLauncher,
 ) -> None:
-    """Run every combination of the values that `job` was given; the exit code is left in it.
+    """Run every combination of the values in the overrides of `job`, and set its exit code.
 
-    params: overrides that need not be typed; config: of the experiment, with Hydra's node. Raises InputError
-    for wrong input before any trial starts, as far as it can be seen without building one.
+    params: further overrides; config: configuration of the experiment with the node `hydra`. Raises
+    InputError for wrong input before any trial starts, except for errors that only building a trial can find.
     """
     again = job.experiment
     path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
@@ -77,28 +77,28 @@ def sweep_grid(
             folder.replace_trials(plan.records)
         grid = Grid(folder, tasks)
         if done := len(grid.outcomes):
-            say(f"Resuming {path}: {done} trials have finished, {len(tasks)} remain")
+            say(f"Resuming {path}: {done} trials have finished, and {len(tasks)} remain")
         else:
             say(f"{len(tasks)} trial{'' if len(tasks) == 1 else 's'} in {path}")
         job.exit_code = grid.run(launcher)
 
 
 def hydra_overrides(config: DictConfig) -> list[str]:
-    """Return the overrides for Hydra that the experiment was composed with."""
+    """Return the overrides of Hydra's keys."""
     given = config.hydra.overrides.hydra
     return [str(override) for override in given if not str(override).startswith("hydra.mode=")]
 
 
 class Grid(Queue):
-    """The trials of a grid: the queue that hands them out, records their status and summarizes them."""
+    """The queue of the trials of a grid, which records their status and prints a summary."""
 
     def __init__(self, folder: ExperimentFolder, tasks: Sequence[Task]) -> None:
-        """tasks: the remaining trials; the others of the folder have finished."""
+        """tasks: the remaining trials of the folder; the others have finished."""
         super().__init__(tasks)
         self.folder = folder
         self.records = {record.number: record for record in folder.trials()}
         self.outcomes: dict[int, Outcome] = {}
-        """Trials that have ended, by number."""
+        """Outcomes of the trials that have ended, by number."""
         left = {task.number for task in tasks}
         for number, record in self.records.items():
             if number not in left and record.status == "finished":
@@ -115,14 +115,14 @@ class Grid(Queue):
         return self._close(interruption.exit_code if interruption.requested else None)
 
     def tick(self, running: Collection[Task]) -> None:
-        """Record which trials have begun, as their run folders say."""
+        """Record which trials have started, according to their run folders."""
         for task in running:
             record = self.records[task.number]
             if record.status == "waiting" and _has_begun(self.folder.trial_path(record)):
                 self._change(record, "running")
 
     def ended(self, task: Task, outcome: Outcome) -> None:
-        """Record and print the outcome of a trial; also in its run folder if its process could not."""
+        """Record and print the outcome of a trial. If its process died, also record it in the run folder."""
         record = self.records[task.number]
         self.outcomes[task.number] = outcome
         status = "finished" if outcome.status == "pruned" else outcome.status
@@ -138,7 +138,7 @@ class Grid(Queue):
     def _close(self, interrupted: int | None) -> int:
         """Print the status of the trials, and make the report. Return the exit code.
 
-        interrupted: exit code where a signal ended the experiment, else None.
+        interrupted: exit code if a signal ended the experiment, else None.
         """
         codes = [outcome.exit_code for outcome in self.outcomes.values()]
         failed = max((code for code in codes if code < INTERRUPTED), default=DONE)
@@ -169,8 +169,8 @@ def _has_begun(path: Path) -> bool:
 
 
 def _mend(path: Path, outcome: Outcome) -> None:
-    """Record in the run folder the end of a killed trial, which still says `running`."""
-    with suppress(LabrlError, OSError):  # where the trial never began, there is no folder
+    """Record the end of a killed trial in its run folder, whose status is still `running`."""
+    with suppress(LabrlError, OSError):  # A trial that never started has no folder.
         run = RunFolder.open(path)
         if run.status == "running":
             run.set_status(outcome.status, error=outcome.error)

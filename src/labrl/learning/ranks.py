@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from labrl.errors import LostProcessError
+from labrl.errors import LostProcessError, first_line
 
 
 class RankLostError(LostProcessError):
@@ -48,7 +48,7 @@ class Ranks:
         try:
             dist.all_reduce(message)
         except RuntimeError as error:
-            raise RankLostError(_first_line(error)) from error
+            raise RankLostError(first_line(error)) from error
         message.div_(self.size)
         for tensor, mean in zip(tensors, message.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(mean.view_as(tensor))
@@ -75,7 +75,7 @@ class Ranks:
         try:
             dist.all_reduce(told, dist.ReduceOp.MAX)
         except RuntimeError as error:
-            raise RankLostError(_first_line(error)) from error
+            raise RankLostError(first_line(error)) from error
         return told.tolist()
 
     def gathered(self, value: Any) -> list[Any]:
@@ -86,7 +86,7 @@ class Ranks:
         try:
             dist.all_gather_object(values, value)
         except RuntimeError as error:
-            raise RankLostError(_first_line(error)) from error
+            raise RankLostError(first_line(error)) from error
         return values
 
     def sent_to_leader(self, value: Any) -> list[Any]:
@@ -95,7 +95,7 @@ class Ranks:
         try:
             dist.gather_object(value, values)
         except RuntimeError as error:
-            raise RankLostError(_first_line(error)) from error
+            raise RankLostError(first_line(error)) from error
         return values or []
 
     def told_by_leader(self, values: Sequence[Any] | None) -> Any:
@@ -107,13 +107,9 @@ class Ranks:
         try:
             dist.scatter_object_list(received, list(values) if values is not None else None)
         except RuntimeError as error:
-            raise RankLostError(_first_line(error)) from error
+            raise RankLostError(first_line(error)) from error
         return received[0]
 
 
 ALONE = Ranks()
 """The single rank of a session without torchrun."""
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

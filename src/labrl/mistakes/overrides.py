@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.errors import LabrlError, Mistake
+from labrl.errors import LabrlError, Mistake, first_line
 from labrl.mistakes.names import SOME, all_keys, env_of, option_named, owners_of, some, unknown_key
 from labrl.mistakes.spelling import nearest, suggested
 
@@ -252,9 +252,3 @@ def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigL
         return Mistake("type", key, f"{override}: cannot be null; set a value, or leave it out")
     advice = f"to replace it by a value of another type, write ~{key} '+{override}'"
     return Mistake("type", key, f"{override}: {first_line(cause or error)}; {advice}")
-
-
-def first_line(text: object) -> str:
-    """Return the first line of a text, joined with the next one if it ends with a colon."""
-    first, _, rest = str(text).strip().partition("\n")
-    return f"{first} {first_line(rest)}" if first.endswith(":") and rest.strip() else first

@@ -1,1 +1,1 @@
-"""Transitions that were collected elsewhere: saved runs and Minari datasets."""
+"""Transitions that were collected elsewhere: by saved runs, or in Minari datasets."""

@@ -1,4 +1,4 @@
-"""Datasets of Minari (https://minari.farama.org): episodes that others have collected."""
+"""Datasets of Minari (https://minari.farama.org), which contain recorded episodes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class OfflineMinariConfig(OfflineConfig):
 
 
 class OfflineMinari(OfflineData):
-    """Episodes with raw rewards; actions are converted to the form that the agent stores."""
+    """Episodes with raw rewards. Actions are converted to the form in which the agent stores them."""
 
     Config = OfflineMinariConfig
 
     def __init__(
         self, config: OfflineMinariConfig, *, wanted: Wanted, generator: np.random.Generator
     ) -> None:
-        """wanted: what the agent needs. Raises InputError if the dataset cannot give it."""
+        """wanted: what the agent needs. Raises InputError if the dataset does not provide it."""
         self.check(config)
         import minari
 
@@ -46,8 +46,8 @@ class OfflineMinari(OfflineData):
         ):
             if not _alike(own, theirs):
                 raise InputError(
-                    f"agent.offline.dataset={config.dataset}: its {what} are {theirs}, and this "
-                    f"environment's are {own}. Give a dataset of this environment (`minari list local` shows "
+                    f"agent.offline.dataset={config.dataset}: its {what} are {theirs}, but those of this "
+                    f"environment are {own}. Choose a dataset of this environment (`minari list local` lists "
                     "the local ones).",
                     code="contradiction",
                     key="agent.offline.dataset",
@@ -56,7 +56,7 @@ class OfflineMinari(OfflineData):
 
     @classmethod
     def check(cls, config: OfflineMinariConfig) -> None:
-        """Raise InputError if Minari is not installed or the dataset is not there."""
+        """Raise InputError if Minari is not installed or the dataset is not available locally."""
         if importlib.util.find_spec("minari") is None:
             raise InputError(
                 'agent.offline: Minari is not installed. Install it with: pip install "labrl[offline]"',
@@ -69,7 +69,7 @@ class OfflineMinari(OfflineData):
         if config.dataset not in local:
             raise InputError(
                 f"agent.offline.dataset={config.dataset} is not among the local datasets"
-                f"{': ' + ', '.join(local) if local else ', of which there are none'}."
+                f" ({', '.join(local) or 'there are none'})."
                 f"{did_you_mean(config.dataset, local)} `minari download <id>` downloads one.",
                 code="not-found",
                 key="agent.offline.dataset",
@@ -82,7 +82,8 @@ class OfflineMinari(OfflineData):
 
 
 def _alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
-    """Return whether elements have the same parts, shapes and kinds; bounds may differ."""
+    """Return whether the elements of two spaces have the same parts, shapes and kinds of numbers. Bounds may
+    differ."""
     if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
         names = one.spaces.keys() == other.spaces.keys()
         return names and all(_alike(one[name], other[name]) for name in one.spaces)
@@ -103,7 +104,7 @@ def _pieces(dataset: Any, wanted: Wanted) -> Iterator[Piece]:
             seen = np.asarray(episode.observations).astype(dtype, copy=False)
         terminated = np.asarray(episode.terminations, np.bool_)
         cut = terminated | np.asarray(episode.truncations, np.bool_)
-        cut[-1:] = True  # whatever the flags of its last step say
+        cut[-1:] = True  # even if the flags of its last step are false
         action = stored_actions(np.asarray(episode.actions), wanted)
         reward = np.asarray(episode.rewards, np.float32)
         yield Piece(seen[:-1], action, reward, seen[1:], terminated, cut)
@@ -114,8 +115,8 @@ def stored_actions(action: NDArray, wanted: Wanted) -> NDArray:
     space = wanted.action
     if isinstance(space, gym.spaces.Discrete):
         return action - int(space.start)
-    assert isinstance(space, gym.spaces.Box), "agents with a replay memory have no others"
+    assert isinstance(space, gym.spaces.Box), "agents with a replay buffer support no other spaces"
     middle, half = (space.low + space.high) / 2, (space.high - space.low) / 2
     apart = action - middle
-    scaled = np.divide(apart, half, out=np.zeros_like(apart), where=half > 0)  # 0 where there is no choice
+    scaled = np.divide(apart, half, out=np.zeros_like(apart), where=half > 0)  # 0 if only one is possible
     return np.clip(scaled, -1, 1).reshape(len(action), *(wanted.stored.shape or ())).astype(np.float32)

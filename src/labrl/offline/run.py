@@ -1,4 +1,4 @@
-"""The replay buffer of another run, as saved in its newest checkpoint."""
+"""The replay buffer of another run, from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
 from labrl.workspace import Layout, Workspace
 
 FOLDER = "agent.offline.folder"
-"""The key that names the run."""
+"""Key that sets the run."""
 
 
 @dataclass(kw_only=True)
@@ -30,16 +30,16 @@ class OfflineRunConfig(OfflineConfig):
     """Options of a run to learn from."""
 
     folder: str
-    """Run folder of an agent with a replay buffer; all of its sessions are read."""
+    """Run folder of an agent with a replay buffer. All its sessions are read."""
 
 
 class OfflineRun(OfflineData):
-    """Transitions as they were stored: rewards as that run's learner saw them."""
+    """Transitions as that run stored them, with rewards as its learner received them."""
 
     Config = OfflineRunConfig
 
     def __init__(self, config: OfflineRunConfig, *, wanted: Wanted, generator: np.random.Generator) -> None:
-        """wanted: what the agent needs. Raises InputError if the run cannot give it."""
+        """wanted: what the agent needs. Raises InputError if the run does not provide it."""
         self.check(config)
         memories = _memories(RunFolder.open(Path(config.folder).expanduser()), wanted)
         total = sum(int((memory.steps - memory.oldest).sum()) for memory in memories)
@@ -48,20 +48,20 @@ class OfflineRun(OfflineData):
 
     @classmethod
     def check(cls, config: OfflineRunConfig) -> None:
-        """Raise InputError if the folder is not a run, or a run without usable transitions."""
+        """Raise InputError if the folder is not a run, or if its transitions are not usable."""
         path = Path(config.folder).expanduser()
         given = f"agent.offline.folder={config.folder}"
         if not (path / MARKER).exists():
             raise InputError(
-                f"{given} is not a run folder: it has no {MARKER}. Give the folder of a run.",
+                f"{given} is not a run folder: it has no {MARKER}. Choose the folder of a run.",
                 code="not-found",
                 key=FOLDER,
             )
         plain = read_config(RunFolder.open(path))
         if "memory" not in plain["agent"]:
             raise InputError(
-                f"{given}: the agent of this run has no replay buffer. Give a run of an agent that has one, "
-                "such as DQN or SAC.",
+                f"{given}: the agent of this run has no replay buffer. Choose a run of an agent that has "
+                "one, such as DQN or SAC.",
                 code="unsupported",
                 key=FOLDER,
             )
@@ -72,8 +72,8 @@ class OfflineRun(OfflineData):
         ]
         if seen:
             raise InputError(
-                f"{given}: the statistics of transforms.{seen[0]} changed during this run, so that its "
-                "stored transitions cannot be used. Give a run without this transform.",
+                f"{given}: the statistics of transforms.{seen[0]} changed during this run, so its stored "
+                "transitions cannot be used. Choose a run without this transform.",
                 code="unsupported",
                 key=FOLDER,
             )
@@ -97,7 +97,8 @@ class OfflineRun(OfflineData):
 
 
 def _memories(run: RunFolder, wanted: Wanted) -> list[PieceReplay]:
-    """The buffers of all sessions with a checkpoint. Raises InputError if none has one, or one is unfit."""
+    """Return the buffers of all sessions with a checkpoint. Raises InputError if there is none, or one does
+    not fit."""
     found = []
     for folder in run.sessions():
         checkpoint = CheckpointStore(folder.checkpoints, 1).latest()
@@ -110,7 +111,7 @@ def _memories(run: RunFolder, wanted: Wanted) -> list[PieceReplay]:
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"agent.offline.folder={run.path}: its transitions do not fit this environment and agent "
-                f"(observations {wanted.observation}, actions {wanted.stored}): {error}. Give a run in the "
+                f"(observations {wanted.observation}, actions {wanted.stored}): {error}. Choose a run in the "
                 "same environment.",
                 code="contradiction",
                 key=FOLDER,
@@ -118,7 +119,7 @@ def _memories(run: RunFolder, wanted: Wanted) -> list[PieceReplay]:
     if not found:
         raise InputError(
             f"agent.offline.folder={run.path}: the run has no checkpoint with transitions yet. Wait for its "
-            "first checkpoint, or give another run.",
+            "first checkpoint, or choose another run.",
             code="not-found",
             key=FOLDER,
         )
@@ -132,7 +133,7 @@ def _saved(state: Any, folder: SessionFolder, wanted: Wanted) -> PieceReplay:
     if isinstance(stored, gym.spaces.Discrete) and state["kind"] != repr(row_dtype(stored, 0).descr):
         num_masked = int(stored.n)
     if state["kind"] != repr(row_dtype(stored, num_masked).descr):
-        raise ValueError(f"of each transition it holds {state['kind']}")
+        raise ValueError(f"each saved transition consists of {state['kind']}")
     saved = PieceReplay(
         ReplayConfig(
             capacity=num_envs * slots, storage="mmap" if state["content"] is None else "ram", newest_share=0
@@ -148,20 +149,21 @@ def _saved(state: Any, folder: SessionFolder, wanted: Wanted) -> PieceReplay:
     )
     saved.load_state_dict({"transitions": state})
     if isinstance(stored, gym.spaces.Discrete):
-        action = saved.rows["action"]  # 0 where there is none yet
+        action = saved.rows["action"]  # 0 in places that are still empty
         if not 0 <= action.min() <= action.max() < stored.n:
-            raise ValueError(f"it holds actions from {action.min()} to {action.max()}")
+            raise ValueError(f"its actions range from {action.min()} to {action.max()}")
     return saved
 
 
 @dataclass(frozen=True, kw_only=True)
 class _SavedArrays(Workspace):
-    """The arrays of a saved buffer, as long as they are: read only in its files, or new ones in memory."""
+    """The arrays of a saved buffer at their saved length: those in its files, read-only, or new ones in
+    memory."""
 
     frames: int
-    """Places for frames of each environment."""
+    """Number of places for observations in each environment."""
     content: Any
-    """Arrays that the checkpoint holds; None: they are in files."""
+    """Arrays in the checkpoint; None if they are in files."""
 
     def arrays(self, layouts: Mapping[str, Layout], capacity: int, in_files: bool) -> dict[str, NDArray]:
         """Return the arrays. Raises ValueError if observations are of another kind."""
@@ -176,5 +178,5 @@ class _SavedArrays(Workspace):
             arrays["frames"] = np.zeros(shape, frames.dtype)
             held = self.content["frames"]
         if any(one.dtype != frames.dtype or one.shape[1:] != shape[2:] for one in held):
-            raise ValueError(f"it holds {held[0].dtype} of {held[0].shape[1:]}")
+            raise ValueError(f"its observations are {held[0].dtype} of shape {held[0].shape[1:]}")
         return arrays

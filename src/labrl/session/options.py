@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from labrl.config.keys import key_of
 from labrl.errors import InputError
 from labrl.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -62,19 +60,3 @@ class StartFromConfig:
     normalized observations are the part `observation`."""
     partial: bool
     """Whether to keep the new initialization of weights that do not fit; false: the run is refused."""
-
-
-def check_start_from(run: str | None, overrides: Sequence[str]) -> None:
-    """Raise InputError for keys of `start_from` among the `overrides` of a trial that name no run.
-
-    A trial with `start_from.run=null` may have them, because a grid may compare it with others.
-    """
-    keys = [key_of(override) for override in overrides]
-    lone = [override for override, key in zip(overrides, keys, strict=True) if key.startswith("start_from.")]
-    if run is None and lone and not {"start_from", "start_from.run"} & set(keys):
-        raise InputError(
-            f"{' '.join(lone)} has no effect without start_from.run, the run whose weights the agent starts "
-            "from. Add start_from.run=<run folder>, or leave it out.",
-            code="contradiction",
-            key=key_of(lone[0]),
-        )

@@ -191,7 +191,7 @@ def _config_file(folder: RunFolder) -> dict[str, Any]:
     config: dict[str, Any] = _read(folder, folder.config, dict)
     for part in _lacking(config):
         raise DamagedFileError(
-            f"{folder.config} is damaged: it has no {part}. According to the other files, {folder.known}",
+            f"{folder.config} is damaged: it has no {part}. The other files record: {folder.known}",
             key=str(folder.config),
         )
     return config
@@ -221,13 +221,13 @@ def _read(folder: RunFolder, path: Path, kind: type) -> Any:
         raise DamagedFileError(
             f"{path} is missing: the run was killed before it started, so there is nothing to resume"
             if folder.unrecorded
-            else f"{path} is missing. Restore it. According to the other files, {folder.known}",
+            else f"{path} is missing. Restore it. The other files record: {folder.known}",
             key=str(path),
         ) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         told = " ".join(str(error).split())
         raise DamagedFileError(
-            f"{path} cannot be read: {told}. According to the other files, {folder.known}", key=str(path)
+            f"{path} cannot be read: {told}. The other files record: {folder.known}", key=str(path)
         ) from error
 
 

@@ -172,7 +172,7 @@ class RunFolder(Folder[RunStatus]):
             if not isinstance(error, DamagedFileError) and not self.has_lost_marker:
                 raise
             raise DamagedFileError(
-                f"{error}. According to the other files, {self.known}. Restore the file, or create it with "
+                f"{error}. The other files record: {self.known}. Restore the file, or create it with "
                 f"this content: {json.dumps(self._rebuilt())}",
                 key=str(self.marker),
             ) from error

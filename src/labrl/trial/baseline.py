@@ -1,6 +1,6 @@
-"""The random policy's return, measured once for each environment and kept in the cache.
+"""The return of the random policy, measured once for each environment and kept in the cache.
 
-`python -m labrl.trial.baseline <run folder>` measures the return if the environment of that run has none yet.
+`python -m labrl.trial.baseline <run folder>` measures it for the environment of a run if it is unknown.
 """
 
 from __future__ import annotations
@@ -35,36 +35,33 @@ EPISODES = 100
 """Whole episodes of a complete measurement."""
 
 LONGEST = 20.0
-"""CPU seconds that a measurement may take at a trial's end."""
+"""Longest measurement at the end of a trial, CPU seconds."""
 
 SHORTEST = 5.0
-"""CPU seconds that a measurement may always take if there is no published return."""
+"""Shortest allowed measurement if there is no published return, CPU seconds."""
 
 PATIENCE = 60.0
-"""Seconds by the clock after which it ends in any case, where ten times what it may take is not more: the
-processor may be busy with other work."""
+"""Seconds of wall time after which a measurement ends, unless ten times its CPU seconds are more."""
 
 SHARE = 0.05
-"""Part of the trial's own seconds of training that it may take beyond that."""
+"""Longest measurement as a fraction of the training time of the trial."""
 
 ENVS = 20
-"""Environments played side by side; each plays the same number of episodes, so that short ones do not
-count more than long ones."""
+"""Number of environments. Each plays the same number of episodes, so that short ones do not count more."""
 
 SLOWLY_MADE = 0.5
-"""Seconds to make an environment from which on a single one plays all episodes."""
+"""Seconds to make an environment above which a single one plays all episodes."""
 
 _log = logging.getLogger(__name__)
 
 
 def ensure_baseline(folder: Path, seconds: float | None = None, whole: bool = False) -> Path | None:
-    """Measure the random policy in the environment of the run in `folder`, unless that was done before.
+    """Measure the random policy in the environment of the run in `folder`, unless its return is known.
 
-    seconds: of a processor, at most so many; None: a twentieth of what the trial took, but at most 20,
-    and at least 5 where no return is published. whole: keep nothing if that is too short for all episodes,
-    as when there will be more time later. Returns the cache's file; None where nothing was measured: actions
-    that have no uniform distribution, an environment that cannot be made or fails here, no episode of each
-    environment within the time, no cache to write to.
+    seconds: longest measurement, CPU seconds; None: a twentieth of the training time, but at most 20, and at
+    least 5 if there is no published return. whole: discard the measurement if it is too short for all
+    episodes. Returns the file in the cache. Returns None if nothing was measured: the actions have no uniform
+    distribution, the environment fails, an environment finished no episode in time, or there is no cache.
     """
     try:
         run = RunFolder.open(folder)
@@ -79,34 +76,33 @@ def ensure_baseline(folder: Path, seconds: float | None = None, whole: bool = Fa
         env = dataclass_of(Component, past.config["env"], "env")
         path.parent.mkdir(parents=True, exist_ok=True)
         return _measured_by_one(path, past.config["env"], env, allowed, EPISODES if whole else 1)
-    except Exception as error:  # a user's environment may fail in any way, and its trial has ended well
+    except Exception as error:  # A user's environment may fail in any way.
         _log.info("no random baseline: %s", error)
         return None
 
 
 def random_return(plain: Mapping[str, Any], env: Component) -> float | None:
-    """Return the mean return of the random policy in an environment without a measurement so far.
+    """Return the mean return of the random policy, measured now if it is unknown.
 
-    plain: its part of the configuration. None where it cannot be measured.
+    plain: the node `env` of the configuration. Returns None if it cannot be measured.
     """
     path = baseline_path(plain)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             _measured_by_one(path, plain, env, LONGEST)
-    except Exception as error:  # as above
+    except Exception as error:  # A user's environment may fail in any way.
         _log.info("no random baseline: %s", error)
     known = random_baseline(plain)
     return None if known is None else known.mean
 
 
 def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> list[float]:
-    """Return the returns of whole episodes of uniformly random valid actions: at least `episodes`, or as many
-    as `seconds` allow.
+    """Play whole episodes of uniformly random valid actions, and return their returns.
 
-    seconds: of a processor, so that other work on the machine does not make the measurement worse.
-    Every environment plays as many episodes as the one that played the fewest, so that none counts
-    because it was short; none at all where one of them did not end its first in time.
+    Plays at least `episodes`, or as many as `seconds` of CPU time allow. Every environment contributes as
+    many episodes as the one that finished the fewest, so that short episodes do not count more often. Returns
+    an empty list if an environment finished none.
     """
     from labrl.agents.random import uniform_actions
     from labrl.seeding import derived_seed
@@ -126,7 +122,7 @@ def play_at_random(env: VectorEnv, seconds: float, episodes: int = EPISODES) -> 
 def _measured_by_one(
     path: Path, plain: Mapping[str, Any], env: Component, seconds: float, fewest: int = 1
 ) -> Path | None:
-    """Measure unless another process already does; then wait for that one. fewest: episodes that are kept."""
+    """Measure, or wait for another process that does. fewest: least number of episodes to keep."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -143,7 +139,7 @@ def _measured_by_one(
 def _measure(
     path: Path, plain: Mapping[str, Any], env: Component, seconds: float, fewest: int
 ) -> Path | None:
-    # Imported late: a report whose baseline is known must not wait for torch.
+    # Imported late: a report with a known baseline must not wait for PyTorch.
     from labrl.envs.make import describe, make_env
     from labrl.envs.sample import kept_for_the_run
 
@@ -151,7 +147,7 @@ def _measure(
     with kept_for_the_run():
         describe(env)
         num_envs = ENVS if time.monotonic() - started < SLOWLY_MADE else 1
-        # workers of their own are worth it only as many as the trial had
+        # With separate workers, no more of them than the trial had.
         if plain.get("vectorization") == "async":
             num_envs = env.config.num_envs
         vector = make_env(env, seed=0, num_threads=available_cpus(), evaluation=True, num_envs=num_envs)
@@ -175,7 +171,7 @@ def _measure(
 
 
 def _allowed(run: RunFolder, env: Mapping[str, Any]) -> float:
-    """Seconds for a measurement after this run."""
+    """Return the longest measurement for this run, CPU seconds."""
     sessions = run.info().get("sessions") or []
     trained = sum(session.get("wall") or 0.0 for session in sessions)
     least = 0.0 if human_range(env) else SHORTEST
@@ -183,15 +179,15 @@ def _allowed(run: RunFolder, env: Mapping[str, Any]) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, and print where the result lies. Returns the exit code."""
+    """Measure, and print the path of the result. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m labrl.trial.baseline", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run folder")
-    parser.add_argument("--seconds", type=float, help="of a processor, at most so many")
+    parser.add_argument("--seconds", type=float, help="longest measurement, CPU seconds")
     parser.add_argument(
-        "--whole", action="store_true", help="keep nothing if that is too short for all episodes"
+        "--whole", action="store_true", help="discard a measurement that is too short for all episodes"
     )
     args = parser.parse_args(argv)
-    if args.whole:  # it works for a process that may go any time
+    if args.whole:  # It works for a process that may exit at any time.
         stop_when_orphaned()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     path = ensure_baseline(args.folder, args.seconds, args.whole)

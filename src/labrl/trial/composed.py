@@ -1,4 +1,4 @@
-"""A trial that is about to run, anew or as an earlier run that is taken up again; how its processes start."""
+"""A trial that is about to run, either new or from an earlier run, and how its processes start."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.component import Component
 from labrl.config.compose import check_with_stand_ins, to_plain, typed
-from labrl.config.keys import walk
-from labrl.config.validate import dataclass_of
+from labrl.config.keys import key_of, walk
 from labrl.errors import InputError
 from labrl.processes import start_fork_server
 from labrl.session import callbacks
-from labrl.session.options import check_start_from
 from labrl.steady_output import doing
 from labrl.storage.provenance import Command
 from labrl.trial.past import Past
@@ -58,9 +55,9 @@ class Composed:
         return cls(cfg, plain, typed(cfg, plain), folder, command)
 
     def run(self, again: Again | None = None) -> TrialResult:
-        """Run a new trial, or take up the run `again`."""
+        """Run a new trial, or continue or repeat the earlier run `again`."""
         _start_session_server(self.plain)
-        # Imported late: the server loads PyTorch at the same time, and a mistyped key must not wait for it.
+        # Imported late: the server loads PyTorch meanwhile, and a misspelled key must not wait for it.
         from labrl.trial.trial import run_trial
 
         return run_trial(self) if again is None else again.run(self)
@@ -77,6 +74,8 @@ def misfit(cfg: DictConfig, agent: str, error: InputError) -> InputError | None:
         return None
     # Imported late: only this error needs environments.
     from labrl.agents.action_spaces import check_actions
+    from labrl.config.component import Component
+    from labrl.config.validate import dataclass_of
     from labrl.envs.make import describe
 
     try:
@@ -87,8 +86,24 @@ def misfit(cfg: DictConfig, agent: str, error: InputError) -> InputError | None:
     return None
 
 
+def check_start_from(run: str | None, overrides: Sequence[str]) -> None:
+    """Raise InputError for keys of `start_from` among the `overrides` of a trial that name no run.
+
+    A trial with `start_from.run=null` may have them, because a grid may compare it with others.
+    """
+    keys = [key_of(override) for override in overrides]
+    lone = [override for override, key in zip(overrides, keys, strict=True) if key.startswith("start_from.")]
+    if run is None and lone and not {"start_from", "start_from.run"} & set(keys):
+        raise InputError(
+            f"{' '.join(lone)} has no effect without start_from.run, the run whose weights the agent starts "
+            "from. Add start_from.run=<run folder>, or leave it out.",
+            code="contradiction",
+            key=key_of(lone[0]),
+        )
+
+
 class Again(ABC):
-    """An earlier run that is taken up again: in its own folder, or in a new one."""
+    """An earlier run that is continued or repeated, in its own folder or in a new one."""
 
     def __init__(self, past: Past, edits: Sequence[str], force: bool = False) -> None:
         """edits: overrides that change the run's own; force: whether they may contradict its past."""
@@ -96,19 +111,19 @@ class Again(ABC):
 
     @property
     def overrides(self) -> list[str]:
-        """The command line that composes the trial: the run's own overrides, and what is to differ."""
+        """The overrides that compose the trial: those of the run, followed by the edits."""
         return [*self.past.overrides, *self.edits]
 
     @property
     def config_dir(self) -> str | None:
-        """The folder with a user's own groups that the run was started with."""
+        """The folder with the user's own groups that the run was started with."""
         return self.past.command.config_dir
 
     @abstractmethod
     def run(self, composed: Composed) -> TrialResult:
         """Run the trial that `overrides` compose.
 
-        Raises InputError, with nothing run, where the past of the run contradicts it.
+        Raises InputError, before anything runs, if the configuration contradicts the past of the run.
         """
 
 
@@ -119,15 +134,14 @@ _SESSION = (
 """Modules that every session imports."""
 
 _runs = False
-"""Whether the server of this process was started."""
+"""Whether this process has started the server."""
 
 
 def _start_session_server(plain: Mapping[str, Any]) -> None:
-    """Start a process that imports what the sessions of `plain` need, while this one checks the
-    configuration.
+    """Start the server from which sessions are forked, while this process checks the configuration.
 
-    They are forked from it then: each would otherwise import PyTorch by itself, which takes a core seconds.
-    It imports modules of labrl alone, none of a user's own. A trial of one session needs none.
+    The server imports the modules of labrl that the sessions of `plain` need, and none of the user's. Without
+    it, each session would import PyTorch itself, which takes seconds. A trial of one session needs no server.
     """
     global _runs
     if plain["meta"]["max_session"] > 1 and not _runs:
@@ -137,5 +151,5 @@ def _start_session_server(plain: Mapping[str, Any]) -> None:
 
 
 def session_context() -> ForkServerContext | SpawnContext:
-    """Return the way in which the processes of sessions start."""
+    """Return the multiprocessing context in which the processes of sessions start."""
     return multiprocessing.get_context("forkserver") if _runs else multiprocessing.get_context("spawn")

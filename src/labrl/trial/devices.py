@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
 
 NUM_CPUS = "LABRL_NUM_CPUS"
-"""Environment variable: the most cores that a process and those it starts may keep busy."""
+"""Environment variable for the number of cores that a process and its children may use."""
 
 ROOM = 1000 * 2**20
-"""Bytes of the heap that may lie in large pages: below what glibc keeps outside the heap."""
+"""Bytes of the heap that may use large pages, less than glibc allocates outside the heap."""
 LARGE_PAGE = 2 * 2**20
-"""Bytes."""
+"""Size of a large page, bytes."""
 
 
 def machine_cpus() -> int:
-    """Cores that the system grants to this process: its affinity, cut to the quota of its control group."""
+    """Return the cores that the system grants to this process, by its affinity and its control group."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, min(cores, math.ceil(_cgroup_quota() or cores)))
 
 
 def available_cpus() -> int:
-    """Return the cores that this process may use: those of the machine, or those that an experiment assigned
-    to its trial in LABRL_NUM_CPUS."""
+    """Return the cores that this process may use: those of the machine, or as many as LABRL_NUM_CPUS says,
+    which an experiment sets for its trials."""
     given = os.environ.get(NUM_CPUS, "")
     return max(1, min(machine_cpus(), int(given))) if given.isdigit() else machine_cpus()
 
 
 def _cgroup_quota() -> float | None:
-    """Cores granted by a container's processor quota, or None without one."""
+    """Return the cores that the quota of the control group grants, or None without a quota."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
     except (OSError, ValueError):
@@ -49,20 +49,20 @@ def _cgroup_quota() -> float | None:
 
 
 def threads_per_session(num_cpus: float | None, num_sessions: int) -> int:
-    """Cores of a trial divided evenly over its sessions, at least one each.
+    """Return the cores of each session when those of a trial are divided evenly, at least 1.
 
-    num_cpus: granted to the whole trial, None for all of the machine.
+    num_cpus: cores of the whole trial; None: all cores of the machine.
     """
     cores = min(num_cpus, available_cpus()) if num_cpus else available_cpus()
     return max(1, int(cores // num_sessions))
 
 
 def check_machine(config: TrialConfig, images: bool) -> None:
-    """Raise InputError where a trial needs more than this machine has, or a compiler that it lacks.
+    """Raise InputError if a trial needs more cores or GPUs than this machine has, or a missing compiler.
 
     images: whether the agent sees images.
     """
-    # Late: the processes that only count cores need no torch.
+    # Imported late: processes that only count cores do not need PyTorch.
     from labrl.learning.compute import Compute
     from labrl.networks.building import is_recurrent
 
@@ -71,8 +71,8 @@ def check_machine(config: TrialConfig, images: bool) -> None:
     compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, images=images)
     if meta.compile and is_recurrent(config.agent):
         raise InputError(
-            "meta.compile=true: recurrent networks are not compiled, because their cells are kernels of "
-            "PyTorch itself. Set meta.compile=false.",
+            "meta.compile=true: recurrent networks cannot be compiled, because their cells are kernels of "
+            "PyTorch. Set meta.compile=false.",
             code="unsupported",
             key="meta.compile",
         )
@@ -81,41 +81,41 @@ def check_machine(config: TrialConfig, images: bool) -> None:
 
 
 def check_resources(cores: int, gpus: float | None, cores_there: int, gpus_there: int) -> None:
-    """Raise InputError where a trial needs more cores or GPUs than there are."""
+    """Raise InputError if a trial needs more cores or GPUs than there are."""
     for key, what, wanted, there in (
         ("meta.num_cpus", "cores", cores, cores_there),
         ("meta.num_gpus", "GPUs", gpus or 0, gpus_there),
     ):
         if wanted > there:
             raise InputError(
-                f"{key} must be at most {there}, the {what} that labrl may use on this machine, and this "
-                f"asks for {wanted:g}. Set {key}={there}, or {key}=null to use what there is.",
+                f"{key} must be at most {there}, the number of {what} that labrl may use here, got "
+                f"{wanted:g}. Set {key}={there}, or {key}=null to use what is available.",
                 code="resources",
                 key=key,
             )
 
 
 def visible_gpus() -> list[str]:
-    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them."""
+    """Return the GPUs that this process may use, in the form of CUDA_VISIBLE_DEVICES."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
     if not any(Path("/dev").glob("nvidia[0-9]*")):
-        return []  # and torch need not be loaded to find out
+        return []  # without importing PyTorch
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())]
 
 
 def _check_compiler(device: str) -> None:
-    """Raise InputError where nothing can be compiled for `device`, cpu or cuda."""
+    """Raise InputError if the compiler for `device`, cpu or cuda, is missing."""
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if device == "cuda":
         there = importlib.util.find_spec("triton") is not None
-        needs, way_out = "Triton for GPUs, and it is not installed", "pip install triton"
+        needs, way_out = "Triton for GPUs, which is not installed", "pip install triton"
     else:
         there = shutil.which(compiler) is not None
-        needs = f"a C++ compiler, and there is no {compiler} here"
+        needs = f"a C++ compiler, and {compiler} is not installed"
         way_out = "apt-get install g++, or CXX=<compiler> before the command"
     if not there:
         raise InputError(
@@ -128,19 +128,23 @@ def _check_compiler(device: str) -> None:
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Let this process reuse freed memory before it returns any. Return whether that is supported.
+    """Let this process keep freed memory for reuse. Return whether that is supported.
 
-    A convolution's minibatch needs hundreds of megabytes and frees them again. glibc returns them each
-    time to the system, which hands them out page by page: an eighth of the time of an update on Atari.
+    A minibatch of images allocates and frees hundreds of megabytes. By default, glibc returns them to the
+    system each time, and getting them back page by page takes an eighth of an update on Atari.
     """
     if not sys.platform.startswith("linux"):
         return False
     library = ctypes.CDLL(None)
     try:
         set_option = library.mallopt
-    except AttributeError:  # another C library than glibc
+    except AttributeError:  # a C library other than glibc
         return False
-    mmap_threshold, trim_threshold, arena_max = -3, -1, -8  # malloc.h; one arena: threads share what is free
+    mmap_threshold, trim_threshold, arena_max = (
+        -3,
+        -1,
+        -8,
+    )  # malloc.h; one arena for all threads
     options = {mmap_threshold: 1 << 30, trim_threshold: 2**31 - 1, arena_max: 1}
     if not all(set_option(option, value) == 1 for option, value in options.items()):
         return False
@@ -151,17 +155,17 @@ def keep_freed_memory() -> bool:
 def _ask_for_large_pages(library: ctypes.CDLL) -> None:
     """Request large pages for the heap's next gigabyte, where the system provides them.
 
-    The activations and gradients of an Atari network lie on more pages of the usual size than the processor
-    keeps the addresses of; to look them up takes a twentieth of the time of training in a virtual machine.
+    The activations and gradients of an Atari network fill more pages of the normal size than the processor
+    caches addresses of; the lookups take a twentieth of the training time in a virtual machine.
     """
     library.malloc.argtypes, library.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     library.free.argtypes = [ctypes.c_void_p]
     library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    start = library.malloc(ROOM)  # addresses, and no memory before something is written there
-    if start is None:  # more than this process is allowed
+    start = library.malloc(ROOM)  # reserves addresses; memory is allocated when it is written
+    if start is None:  # above the limit of this process
         return
     library.free(start)
     first = -(-start // LARGE_PAGE) * LARGE_PAGE
     madv_hugepage = 14  # mman.h
-    # A system without large pages refuses, and nothing has changed.
+    # On a system without large pages, this fails without effect.
     library.madvise(first, (start + ROOM - first) // LARGE_PAGE * LARGE_PAGE, madv_hugepage)

@@ -1,4 +1,4 @@
-"""`labrl +enjoy`: play what a run has learned, without touching its records."""
+"""`labrl +enjoy`: play episodes with the trained policy of a run."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ from labrl.trial.summary import say
 
 
 def enjoy(request: EnjoyRequest) -> int:
-    """Play, print returns and lengths, write videos and `result.json` below `enjoy/` of the run folder.
+    """Play episodes, print returns and lengths, and write videos and `result.json`.
 
-    Returns the exit code. Raises InputError for a run, session, checkpoint or display that is not there.
+    The files are in `enjoy/` of the run folder. Returns the exit code. Raises InputError if there is no such
+    run, session, checkpoint or display.
     """
     window = Window() if request.render == "human" else None
     run = find_run(request.which, request.choices, "enjoy")
@@ -47,7 +48,7 @@ def enjoy(request: EnjoyRequest) -> int:
     keep_freed_memory()
     plain = past.usable()
     for change in past.changes(plain):
-        say(f"From {run.config}, which was edited: {described(change)}")
+        say(f"edited in {run.config}: {described(change)}")
     policy = LoadedPolicy(
         past, plain, request.session, request.checkpoint, "enjoy", num_threads=available_cpus()
     )
@@ -59,8 +60,8 @@ def enjoy(request: EnjoyRequest) -> int:
     )
     say(
         f"{run.path.name}: the {policy.checkpoint} checkpoint of session {policy.session}, "
-        f"frame {policy.frame:,}, {'its best actions' if request.greedy else 'by its policy'}"
-        + (f", random ones with probability {request.epsilon:g}" if request.epsilon else "")
+        f"frame {policy.frame:,}, {'greedy actions' if request.greedy else 'actions of the policy'}"
+        + (f", random with probability {request.epsilon:g}" if request.epsilon else "")
     )
     try:
         played = _play(policy, request, window)
@@ -73,7 +74,7 @@ def enjoy(request: EnjoyRequest) -> int:
 
 
 def _play(policy: LoadedPolicy, request: EnjoyRequest, window: Window | None) -> list[RecordedEpisode]:
-    """Return the episodes in the order of their numbers; the policy is closed."""
+    """Return the episodes in the order of their numbers, and close the policy."""
     component = policy.trial.env
     shown: Watched | None = None
     env: VectorEnv | None = None
@@ -111,7 +112,7 @@ def _play(policy: LoadedPolicy, request: EnjoyRequest, window: Window | None) ->
 
 
 def _check_agreement(past: Past, request: EnjoyRequest) -> None:
-    """Raise InputError where a run that was named is not the one that the other overrides describe."""
+    """Raise InputError if a run does not have the options that the other overrides choose."""
     made = chosen(past.command)
     for group, option in choices(request.choices).items():
         if made.get(group) != option:
@@ -135,7 +136,7 @@ def _tell(played: Sequence[RecordedEpisode]) -> None:
 
 
 def _statistics(played: Sequence[RecordedEpisode]) -> dict[str, float]:
-    """Means and population standard deviations."""
+    """Return means and population standard deviations of returns and lengths."""
     return {**episode_statistics(played), "length_std": float(np.std([one.length for one in played]))}
 
 
@@ -150,7 +151,7 @@ def _folder_name(policy: LoadedPolicy, request: EnjoyRequest) -> str:
 def _write(
     run: RunFolder, policy: LoadedPolicy, request: EnjoyRequest, played: Sequence[RecordedEpisode]
 ) -> None:
-    """Replace what the same request wrote before. Print one line if it cannot be written."""
+    """Write the result, and replace that of the same request. Prints a line if it cannot be written."""
     folder = run.enjoy / _folder_name(policy, request)
     try:
         shutil.rmtree(folder, ignore_errors=True)
@@ -183,17 +184,17 @@ def _write(
     except KeyboardInterrupt:
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
-            run.enjoy.rmdir()  # unless it holds what was played before
+            run.enjoy.rmdir()  # unless it contains other results
         raise
     except OSError as error:
-        say(f"nothing was kept: {folder} cannot be written ({error.strerror or error})")
+        say(f"the results were not saved: {folder} cannot be written ({error.strerror or error})")
         return
     told = f"{len(videos)} videos and " if len(videos) > 1 else "a video and " if videos else ""
     say(f"{told}result.json: {os.path.relpath(folder)}")
 
 
 def _videos(folder: Path, played: Sequence[RecordedEpisode]) -> dict[int, str]:
-    """File names by number of the episode; one line where there can be none."""
+    """Write videos, and return their file names by number of the episode. Prints a line if that fails."""
     made: dict[int, str] = {}
     with Screening() as screening:
         for number, episode in enumerate(played):
@@ -204,6 +205,6 @@ def _videos(folder: Path, played: Sequence[RecordedEpisode]) -> dict[int, str]:
                 say(f"no videos: {error}")
                 break
             if difference is not None:
-                say(f"  {name} is not the episode that was played: {difference}")
+                say(f"  {name} differs from the episode that was played: {difference}")
             made[number] = name
     return made

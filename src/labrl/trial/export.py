@@ -1,7 +1,7 @@
-"""`labrl-export`: a policy as a file that plays without labrl, with all that is done to observations inside.
+"""`labrl-export`: export a policy, including the transforms of observations, for use without labrl.
 
-The file is an ONNX model, or a program of `torch.export`; a JSON file beside it says what goes in and comes
-out. Before it is handed over it has to choose as the policy does on observations that are played for that.
+The result is an ONNX model, or a program of `torch.export`, and a JSON file that describes its inputs and
+outputs. An export is checked to choose the same actions as the policy on observations of recorded steps.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from labrl.trial.loading import LoadedPolicy, load
 Format = Literal["onnx", "torch"]
 SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-5
-"""Largest difference of a number by which an action is chosen; of numbers beyond 1 as a share of them."""
+"""Largest difference of the numbers from which actions are chosen, relative for numbers above 1."""
 STEPS = 200
-"""Observations on which an export is checked."""
+"""Number of observations on which an export is checked."""
 FORMAT_VERSION = 1
 MASK, STATE = "mask", "state"
 ACTION, NEXT_STATE = "action", "next_state"
@@ -46,13 +46,13 @@ Arrays = dict[str, NDArray]
 
 
 class ExportError(LabrlError):
-    """An exported policy does not choose as the policy does."""
+    """Raised if an exported policy does not choose the same actions as the policy."""
 
     codes = ("unsupported",)
 
 
 class ExportedPolicy(nn.Module):
-    """The whole computation from the environment's observations to its actions."""
+    """The whole computation from observations of the environment to its actions."""
 
     def __init__(self, policy: LoadedPolicy, sampled: bool) -> None:
         """Raise InputError for an agent, a transform or a network that cannot be exported."""
@@ -68,16 +68,16 @@ class ExportedPolicy(nn.Module):
             )
         if sampled and not kind.draws:
             raise InputError(
-                f"--sampled: agent {policy.agent.NAME} draws no actions in evaluation, so its policy is "
-                "greedy. Leave --sampled out",
+                f"--sampled: agent {policy.agent.NAME} does not sample actions in evaluation: its policy is "
+                "greedy. Leave out --sampled",
                 code="unsupported",
                 key="--sampled",
             )
         self.actor = copy.deepcopy(policy.agent.actor(sampled)).eval().requires_grad_(False)
         for parameter in self.actor.parameters():
-            parameter.data = parameter.data.clone()  # a piece of one vector, which would be saved whole
+            parameter.data = parameter.data.clone()  # It is part of one large vector, which would be saved.
         self.inputs = _spaces_of(policy.observation_space)
-        """Name to space of each input of an observation, in order."""
+        """Space of each input of an observation by name, in order."""
         self.masked, self.state_size = policy.spaces.masked, self.actor.state_size
         self.action_type = tensor_type(np.dtype(policy.action_space.dtype or np.float32))
         self._several = isinstance(policy.observation_space, gym.spaces.Dict)
@@ -86,17 +86,20 @@ class ExportedPolicy(nn.Module):
 
     @property
     def input_names(self) -> list[str]:
-        """Names of what `forward` takes, in order."""
+        """Names of the inputs of `forward`, in order."""
         return [*self.inputs, *([MASK] if self.masked else []), *([STATE] if self.state_size else [])]
 
     @property
     def output_names(self) -> list[str]:
-        """Names of what `forward` returns, in order."""
+        """Names of the outputs of `forward`, in order."""
         numbers = "values" if type(self.actor).__name__ == "ValueActor" else "parameters"
         return [ACTION, numbers, *([NEXT_STATE] if self.state_size else [])]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """inputs: by `input_names`, [n, ...] each. Returns tensors by `output_names`, [n, ...] each."""
+        """Return tensors in the order of `output_names`, [n, ...] each.
+
+        inputs: tensors in the order of `input_names`, [n, ...] each.
+        """
         named = dict(zip(self.input_names, inputs, strict=True))
         mask, state = named.pop(MASK, None), named.pop(STATE, None)
         seen: Any = self._transforms.in_graph(named if self._several else next(iter(named.values())))
@@ -105,7 +108,7 @@ class ExportedPolicy(nn.Module):
         return found if state is None or not self.state_size else (*found, state)
 
     def examples(self, count: int) -> tuple[Tensor, ...]:
-        """Return `count` of each input, to trace the module with."""
+        """Return example inputs with `count` rows, to trace the module with."""
         found = [
             torch.zeros((count, *(space.shape or ())), dtype=tensor_type(np.dtype(space.dtype)))
             for space in self.inputs.values()
@@ -122,12 +125,12 @@ def export(
     sampled: bool = False,
     out: Path | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Write the policy of a run and `<name>.json` beside it. Returns the path and the content of the latter.
+    """Write the policy of a run, and `<name>.json` beside it. Return the path and the content of the latter.
 
-    session: its number, None for the one with the highest evaluation score; sampled: whether actions are
-    drawn, rather than the best ones; out: the file, None for one in `exports/` of the run folder. Raises
-    InputError for what is not there or cannot be exported, ExportError where the file does not choose as the
-    policy does.
+    session: number of the session, None for the one with the highest evaluation score; sampled: whether
+    actions are sampled rather than greedy; out: path of the file, None for one in `exports/` of the run
+    folder. Raises InputError if there is no such policy or it cannot be exported, and ExportError if the file
+    does not choose the same actions as the policy.
     """
     if form not in get_args(Format):
         raise InputError(f"--format {form}: must be onnx or torch", code="range", key="--format")
@@ -150,7 +153,7 @@ def export(
         write_json(path.with_suffix(".json"), facts)
     except OSError as error:
         raise InputError(
-            f"{path} cannot be written ({error.strerror or error}): give another file with --out",
+            f"{path} cannot be written ({error.strerror or error}). Set another file with --out",
             code="usage",
             key="--out",
         ) from error
@@ -162,18 +165,18 @@ def export(
 
 @dataclass(frozen=True)
 class Recorded:
-    """Steps in the environment, as the policy played them."""
+    """Steps that the policy has played in the environment."""
 
     inputs: Arrays
-    """Inputs of the module except the state. [steps, ...] each"""
+    """Inputs of the module except for the state. [steps, ...] each"""
     start: NDArray[np.bool_]
-    """Whether steps are the first of their episodes. [steps]"""
+    """Whether each step is the first of its episode. [steps]"""
     actions: NDArray
-    """The best ones. [steps, *action]"""
+    """Greedy actions. [steps, *action]"""
 
 
 def _record(policy: LoadedPolicy) -> Recorded:
-    """Play, every fourth step at random so that not all observations lie on one path."""
+    """Play and record steps, a quarter of them with random actions for more varied observations."""
     env, chance = policy.env(), np.random.default_rng(0)
     names = list(_spaces_of(policy.observation_space))
     rows: list[Arrays] = []
@@ -213,9 +216,10 @@ Call = Callable[[Arrays], Arrays]
 
 
 def _played(call: Call, module: ExportedPolicy, recorded: Recorded) -> Arrays:
-    """Return what a form of the module gives for recorded observations, [steps, ...] each.
+    """Return the outputs of a form of the module for recorded observations, [steps, ...] each.
 
-    One after the other where a state is carried; otherwise all at once, and the first once more by itself.
+    With a recurrent state, steps are computed one after another; otherwise all at once, and the first one
+    again as a batch of one.
     """
     if not module.state_size:
         found = call(recorded.inputs)
@@ -231,7 +235,7 @@ def _played(call: Call, module: ExportedPolicy, recorded: Recorded) -> Arrays:
 
 
 def _eager(module: Callable[..., Sequence[Tensor]], policy: ExportedPolicy) -> Call:
-    """Return a module of torch as a function of arrays."""
+    """Return a PyTorch module as a function of arrays."""
 
     def call(inputs: Arrays) -> Arrays:
         with torch.no_grad():
@@ -242,7 +246,7 @@ def _eager(module: Callable[..., Sequence[Tensor]], policy: ExportedPolicy) -> C
 
 
 def _check_greedy(policy: LoadedPolicy, module: ExportedPolicy, recorded: Recorded) -> None:
-    """Raise ExportError unless the module chooses the policy's best actions; of equal ones any."""
+    """Raise ExportError unless the module chooses greedy actions of the policy, or equally good ones."""
     found = _played(_eager(module, module), module, recorded)
     count = len(recorded.actions)
     actions, numbers = (found[name][:count] for name in module.output_names[:2])
@@ -262,34 +266,37 @@ def _check_greedy(policy: LoadedPolicy, module: ExportedPolicy, recorded: Record
             for place, part in enumerate(parts)
         ]
         worst = float(max(loss.max() for loss in losses))
-    _refuse_beyond(worst, "its best actions")
+    _refuse_beyond(worst, "the greedy actions")
 
 
 def _check(module: ExportedPolicy, form: Format, path: Path, recorded: Recorded) -> float:
-    """Return the largest difference of what actions are chosen by. Raise ExportError for too large a one."""
+    """Return the largest difference of the numbers from which actions are chosen.
+
+    Raises ExportError if it is too large.
+    """
     wanted = _played(_eager(module, module), module, recorded)
     found = _played(_runtime(module, form, path), module, recorded)
     worst = max(_difference(found[name], wanted[name]) for name in module.output_names[1:])
-    _refuse_beyond(worst, "the numbers that its actions are chosen by")
+    _refuse_beyond(worst, "the numbers from which actions are chosen")
     return worst
 
 
 def _refuse_beyond(difference: float, what: str) -> None:
     if not difference <= TOLERANCE:
         raise ExportError(
-            f"the exported policy is not the policy: {what} differ by {difference:.2g} on {STEPS} "
-            f"observations, and at most {TOLERANCE:g} is allowed. Nothing was written.",
+            f"the exported policy differs from the policy: {what} differ by {difference:.2g} on {STEPS} "
+            f"observations, more than the allowed {TOLERANCE:g}. Nothing was written.",
             key="labrl-export",
         )
 
 
 def _difference(found: NDArray, wanted: NDArray) -> float:
-    """Return the largest difference, of numbers beyond 1 as a share of them."""
+    """Return the largest difference, relative for numbers above 1."""
     return float((np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))).max())
 
 
 def _runtime(module: ExportedPolicy, form: Format, path: Path) -> Call:
-    """Return the file as a function of arrays."""
+    """Return the exported file as a function of arrays."""
     if form == "torch":
         return _eager(torch.export.load(path).module(), module)
     import onnxruntime
@@ -303,13 +310,13 @@ def _runtime(module: ExportedPolicy, form: Format, path: Path) -> Call:
 
 
 def _write(module: ExportedPolicy, form: Format, path: Path) -> None:
-    """Trace the module for batches of any size, and write it."""
+    """Trace the module for any batch size, and write it."""
     batch = torch.export.Dim("batch")
     examples = module.examples(2)
     shapes = (tuple({0: batch} for _ in examples),)
     try:
         program = torch.export.export(module, examples, dynamic_shapes=shapes)
-    except Exception as error:  # whatever a network of somebody's own does that cannot be traced
+    except Exception as error:  # A user's network may fail in any way.
         lines = str(error).strip().splitlines() or [""]
         raise InputError(
             f"{type(module.actor.network).__name__} cannot be exported: torch.export fails with "
@@ -346,7 +353,7 @@ def _check_installed() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back what the exporter says of itself."""
+    """Suppress the output of the exporter."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -362,25 +369,29 @@ def _quiet() -> Iterator[None]:
 def _facts(
     policy: LoadedPolicy, module: ExportedPolicy, form: Format, sampled: bool, steps: int, difference: float
 ) -> dict[str, Any]:
-    """Return what the JSON file beside the export says."""
+    """Return the content of the JSON file beside the export."""
     transform, _ = policy.transforms.part("observation")
     inputs: list[dict[str, Any]] = [
-        {"name": name, **_described(space), "meaning": "as the environment gives it, nothing scaled"}
+        {"name": name, **_described(space), "meaning": "observation of the environment, not scaled"}
         for name, space in module.inputs.items()
     ]
     if module.masked:
-        meaning = "which actions are valid, info['action_mask']"
+        meaning = "valid actions, info['action_mask']"
         inputs.append({"name": MASK, "shape": ["batch", module.flags], "dtype": "bool", "meaning": meaning})
     state = {"shape": ["batch", module.state_size], "dtype": "float32"}
     if module.state_size:
-        meaning = "zeros where an episode begins, next_state of the step before elsewhere"
+        meaning = "zeros at the start of an episode, then next_state of the previous step"
         inputs.append({"name": STATE, **state, "meaning": meaning})
     outputs: list[dict[str, Any]] = [
-        {"name": ACTION, **_described(policy.action_space), "meaning": "as the environment takes it"},
-        {"name": module.output_names[1], "dtype": "float32", "meaning": "what the action is chosen by"},
+        {"name": ACTION, **_described(policy.action_space), "meaning": "action for the environment"},
+        {
+            "name": module.output_names[1],
+            "dtype": "float32",
+            "meaning": "what the action is chosen from",
+        },
     ]
     outputs += (
-        [{"name": NEXT_STATE, **state, "meaning": "state of the next step"}] if module.state_size else []
+        [{"name": NEXT_STATE, **state, "meaning": "state for the next step"}] if module.state_size else []
     )
     env = policy.trial.env.config
     return {
@@ -395,9 +406,9 @@ def _facts(
         "outputs": outputs,
         "inside": [
             *([f"transform of observations: {transform}"] if transform else []),
-            "bytes scaled to [0, 1], choices one-hot, several inputs put together",
+            "scaling of bytes to [0, 1], one-hot encoding of choices, concatenation of inputs",
             "network",
-            f"{'drawn' if sampled else 'best'} actions, in the type and within the bounds of the environment",
+            f"{'sampled' if sampled else 'greedy'} actions, with the type and bounds of the environment",
         ],
         "pictures": env.stacking() if isinstance(env, AtariConfig) else None,
         "env": policy.config["env"],

@@ -1,4 +1,4 @@
-"""Finding a run or an experiment: by its folder, or as the latest in ./runs; and their tab completion."""
+"""Find a run or an experiment by its folder or as the latest in ./runs; complete folders for the shell."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TYPED: dict[Verb, tuple[str, str]] = {
     "wandb": ("folders", "labrl-wandb "),
     "start_from": ("start_from.run", "labrl start_from.run="),
 }
-"""For each, what names a run there, for messages, and what stands before the folder."""
+"""For each verb, the key that names the run, for messages, and the command line up to the folder."""
 
 TAKE_A_RUN = tuple(f"{typed}=" for typed, _ in _TYPED.values() if typed.startswith("+"))
 """Arguments whose value is a run folder, or `latest`."""
@@ -42,9 +42,9 @@ TAKE_A_RUN = tuple(f"{typed}=" for typed, _ in _TYPED.values() if typed.startswi
 def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
     """Return the run folder `which`, or for `latest` the newest one in ./runs that matches `edits`.
 
-    Of the edits only choices of a group count, such as env=pong. Where the newest is a trial of an
-    experiment, the best of those that agree is meant, and one line says so; to go on, an experiment has a
-    command of its own. Raises InputError if there is none.
+    Only edits that choose an option of a group count, such as env=pong. If the newest run is a trial of an
+    experiment, the best matching trial is returned, and a line is printed; with the verb `resume`, it is
+    refused. Raises InputError if there is no such run.
     """
     if not which.strip():
         named = _TYPED[verb][0]
@@ -74,10 +74,10 @@ def find_experiment(which: str) -> ExperimentFolder:
             folder = ExperimentFolder.open(marker.parent)
             found.append((str(folder.info().get("created")), folder.path, folder))
         except LabrlError:
-            continue  # damaged ones are nobody's latest
+            continue  # a damaged experiment is never the latest
     if not found:
         raise InputError(
-            f"there is no experiment under {RUNS.absolute()}: name a folder, labrl -m +resume=<folder>",
+            f"there is no experiment in {RUNS.absolute()}. Name a folder: labrl -m +resume=<folder>",
             code="not-found",
             key="+resume",
         )
@@ -87,14 +87,14 @@ def find_experiment(which: str) -> ExperimentFolder:
 def newest_folder() -> Path:
     """Return the newest run in ./runs, or the experiment that it belongs to.
 
-    Raises InputError without any.
+    Raises InputError if there is no run.
     """
     run = _latest_run({}, "latest")
     return experiment_of(run.path) or run.path
 
 
 def choices(edits: Sequence[str]) -> dict[str, str]:
-    """Option by group, of the overrides that choose one; without those that only watch."""
+    """Return the chosen option by group, without groups that only log, such as wandb."""
     pairs = (override.split("=", 1) for override in edits if "=" in override)
     return {
         name: value
@@ -104,14 +104,14 @@ def choices(edits: Sequence[str]) -> dict[str, str]:
 
 
 def chosen(command: Command) -> dict[str, str]:
-    """Option by group; where the provenance is lost, only what was typed."""
+    """Return the chosen option by group; if the provenance is lost, only those that were typed."""
     return {**choices(command.overrides), **command.choices}
 
 
 def completions(line: str) -> list[str] | None:
-    """Return completions of the last argument of a command line, or None where Hydra completes it.
+    """Return completions of the last argument of a command line, or None if Hydra completes it.
 
-    Folders are completed one level at a time: a run folder as it is, and one with a slash that may hold runs.
+    Folders are completed one level at a time. A folder that may contain runs ends with a slash.
     """
     arguments = line.split()
     argument = arguments[-1] if arguments and not line.endswith(" ") else ""
@@ -134,29 +134,29 @@ def completions(line: str) -> list[str] | None:
 
 
 def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], verb: Verb) -> RunFolder:
-    # Late: no override that is wrong waits for numpy.
+    # Imported late: a wrong override must not wait for NumPy.
     from labrl.analysis.listing import best_trial
     from labrl.trial.summary import say
 
     place = os.path.relpath(experiment)
     if verb == "resume":
         raise InputError(
-            f"the newest is an experiment, {place}. Resume all of it with labrl -m +resume={place}, or "
+            f"the newest run is part of an experiment. Resume all of it with labrl -m +resume={place}, or "
             + _trials_of(experiment, verb),
             code="usage",
             key="+resume",
         )
     best = best_trial(experiment, lambda path: _chosen_as(RunFolder(path), wanted))
     if best is None:
-        among = f" of those that agree with {_told(wanted)}" if wanted else ""
-        say(f"{place}: no trial{among} has a return yet, so the newest is taken, {newest.path.name}")
+        among = f" with {_told(wanted)}" if wanted else ""
+        say(f"{place}: no trial{among} has a return yet. Using the newest, {newest.path.name}")
         return newest
-    say(f"{place} is the newest: its best trial is taken, {best.path.name}, with {best.told}")
+    say(f"The newest is the experiment {place}. Using its best trial, {best.path.name}, with {best.told}")
     return RunFolder.open(best.path)
 
 
 def _trials_of(experiment: Path, verb: Verb) -> str:
-    """List the trials to name in place of an experiment, for a command that takes one run."""
+    """Return a list of the trials of an experiment, for a command that takes one run."""
     from labrl.analysis.listing import listed
 
     return listed(experiment, _TYPED[verb][1])
@@ -165,12 +165,12 @@ def _trials_of(experiment: Path, verb: Verb) -> str:
 def _latest_run(wanted: Mapping[str, str], key: str) -> RunFolder:
     found = sorted(_runs(), key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
     for run in found:
-        # a run that was killed before it was recorded has done nothing
+        # A run that was killed before it was recorded has done nothing.
         if not run.unrecorded and _chosen_as(run, wanted):
             return run
-    agrees = f" that agrees with {_told(wanted)}" if found and wanted else ""
+    agrees = f" with {_told(wanted)}" if found and wanted else ""
     raise InputError(
-        f"there is no run under {RUNS.absolute()}{agrees}: name a run folder", code="not-found", key=key
+        f"there is no run in {RUNS.absolute()}{agrees}. Name a run folder", code="not-found", key=key
     )
 
 
@@ -179,7 +179,7 @@ def _told(wanted: Mapping[str, str]) -> str:
 
 
 def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
-    """Return whether a run made these choices."""
+    """Return whether a run has these options."""
     if not wanted:
         return True
     try:
@@ -189,7 +189,7 @@ def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
 
 
 def _runs() -> Iterable[RunFolder]:
-    """Return every run in ./runs, including those of experiments, without damaged ones."""
+    """Yield every run in ./runs and in its experiments, except for damaged ones."""
     for marker in (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")):
         try:
             yield RunFolder.open(marker.parent)
@@ -203,17 +203,17 @@ def _named_run(path: Path, verb: Verb) -> RunFolder:
         return RunFolder.open(path, rebuilt=verb != "resume")
     trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
     if (path.parent / MARKER).exists():
-        told = f"{path} is part of a run: name the run folder, {path.parent}"
+        told = f"{path} is part of a run. Name the run folder, {path.parent}"
     elif is_experiment(path):
         whole = f"resume all of it with labrl -m +resume={path}, or " if verb == "resume" else ""
         told = f"{path} is an experiment: {whole}{_trials_of(path, verb)}"
     elif trials:
         told = "\n".join(
-            [f"{path} contains several runs: name one of them", *(f"  {trial}" for trial in trials)]
+            [f"{path} contains several runs. Name one of them:", *(f"  {trial}" for trial in trials)]
         )
     else:
         guess = _near(path, [run.path for run in _runs()])
-        guess = guess or f" Runs lie in {RUNS}/, and `latest` is the newest there."
+        guess = guess or f" By default, runs are in {RUNS}/; latest is the newest one."
         raise InputError(
             f"{path} is not a run folder of labrl: it contains no {MARKER}.{guess}",
             code="not-found",
@@ -227,18 +227,18 @@ def _named_experiment(path: Path) -> ExperimentFolder:
         return ExperimentFolder.open(path)
     if is_experiment(path.parent):
         raise InputError(
-            f"{path} is one trial of an experiment: name the experiment, {path.parent}",
+            f"{path} is one trial of an experiment. Name the experiment, {path.parent}",
             code="usage",
             key="+resume",
         )
     if (path / MARKER).exists():
         raise InputError(
-            f"{path} is a run of its own. Resume it without -m: labrl +resume={path}",
+            f"{path} is a single run. Resume it without -m: labrl +resume={path}",
             code="usage",
             key="-m",
         )
     guess = _near(path, [marker.parent for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}")])
-    guess = guess or f" Experiments lie in {RUNS}/; `latest` is the newest there."
+    guess = guess or f" By default, experiments are in {RUNS}/; latest is the newest one."
     raise InputError(
         f"{path} is not an experiment folder of labrl: it contains no {EXPERIMENT_MARKER}.{guess}",
         code="not-found",
@@ -247,7 +247,7 @@ def _named_experiment(path: Path) -> ExperimentFolder:
 
 
 def _near(path: Path, folders: Iterable[Path]) -> str:
-    """` Did you mean <folder>?` with that of `folders` whose path or name is like `path`'s, if any is."""
+    """Return ` Did you mean <folder>?` for the folder with the most similar path or name, or ''."""
     typed = {os.path.relpath(folder): folder.name for folder in folders}
     by_name = {name: folder for folder, name in typed.items()}
     matches = nearest(os.path.relpath(path), typed) or [by_name[name] for name in nearest(path.name, by_name)]

@@ -1,7 +1,7 @@
-"""`labrl +fork=<run> at=<frame>` begins a new run whose past is that of another, with edits of its future.
+"""`labrl +fork=<run> at=<frame>` starts a new run from a checkpoint of another run, with edits.
 
 A fork is a resume in a new folder: its sessions have the checkpoint, the rows and the episodes of the other
-run up to that frame. It refuses only what cannot be loaded.
+run up to that frame. Only edits with which the checkpoint cannot be loaded are refused.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
     from labrl.trial.result import TrialResult
 
-# Functions below import the trial late: a misspelt override must not wait for torch.
+# Functions below import the trial late: a misspelled override must not wait for PyTorch.
 
 _FIXED = {
-    "seed": "the random streams of the past go on",
-    "env.num_envs": "the checkpoint holds the state of as many environments",
-    "agent._target_": "the checkpoint is that of another agent",
-    "start_from.run": "its weights are those of the past",
+    "seed": "the random streams of the other run continue",
+    "env.num_envs": "the checkpoint contains the state of that many environments",
+    "agent._target_": "the checkpoint belongs to another agent",
+    "start_from.run": "its weights are those of the checkpoint",
 }
 """Keys that a fork cannot change, and why."""
 
 _SHOWN = 12
-"""Frames that a message lists at most."""
+"""Largest number of frames that a message lists."""
 
 
 @dataclass(frozen=True)
 class Fork(Again):
-    """A run to fork from, and the checkpoint: plain data, which crosses processes."""
+    """A run to fork from, and the checkpoint, as plain data that can be sent to other processes."""
 
     folder: str
     """The run folder, absolute."""
     frame: int
-    """Frame of the checkpoint that the fork begins with."""
+    """Frame of the checkpoint that the fork starts from."""
     edits: list[str]
-    """The other overrides that were typed, which change the run's own."""
+    """The other overrides that were typed, which change those of the run."""
 
     @classmethod
     def at(cls, request: Request) -> Fork:
-        """Return the fork that is asked for.
+        """Return the fork that is requested.
 
-        Raises InputError where there is no such run or no checkpoint of that frame in each of its sessions.
+        Raises InputError if there is no such run, or if a session has no checkpoint of that frame.
         """
         past, edits = Past.of(find_run(request.which, request.edits, "fork")), request.edits
         given = [value for key, value in map(split_override, edits) if key == "meta.max_session"]
@@ -71,17 +71,17 @@ class Fork(Again):
         return asdict(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return asdict(self)  # without the past that was read, which holds a lock
+        return asdict(self)  # without the cached past, which holds a lock
 
     @classmethod
     def recorded(cls, facts: Mapping[str, Any]) -> Fork | None:
-        """Return the fork that an experiment was begun with; None where `facts` hold none."""
+        """Return the fork that an experiment was started with; None if `facts` contain none."""
         said = facts.get("fork")
         return cls(**said) if isinstance(said, dict) else None
 
     @property
     def overrides(self) -> list[str]:
-        """The overrides of the run with the edits in their place."""
+        """The overrides of the run, without those that the edits replace, and the edits."""
         typed = {split_override(override)[0] for override in self.edits}
         return [
             *(override for override in self.past.overrides if split_override(override)[0] not in typed),
@@ -90,13 +90,13 @@ class Fork(Again):
 
     @cached_property
     def past(self) -> Past:  # type: ignore[override]  # nobody sets it
-        """The run to fork from. Reading raises DamagedFileError where it is damaged or incomplete."""
+        """The run to fork from. Raises DamagedFileError if it is damaged or incomplete."""
         return Past.of(RunFolder.open(self.folder))
 
     def run(self, composed: Composed) -> TrialResult:
-        """Run a trial in a new folder with the past of the run.
+        """Run a trial in a new folder that starts from the checkpoint.
 
-        Raises InputError, with nothing left behind, where the past cannot be loaded with the edits.
+        Raises InputError, and leaves no folder, if the checkpoint cannot be loaded with the edits.
         """
         from labrl.trial.trial import run_trial
 
@@ -107,7 +107,7 @@ class Fork(Again):
         return run_trial(composed, partial(self._begin, changed))
 
     def _check(self, changed: Sequence[Change], config: TrialConfig) -> None:
-        """Raise InputError for what contradicts the past, as far as values tell."""
+        """Raise InputError for values that contradict the checkpoint."""
         for change in changed:
             if change.key in _FIXED:
                 raise self._refused(change, _FIXED[change.key])
@@ -115,22 +115,23 @@ class Fork(Again):
         then = self.past.config["meta"]
         if sessions > then["max_session"]:
             raise InputError(
-                f"meta.max_session={sessions}: {self.folder} has {then['max_session']} sessions, and one "
-                f"without a past cannot be forked. Set meta.max_session={then['max_session']} or less.",
+                f"meta.max_session={sessions}: {self.folder} has {then['max_session']} sessions, and "
+                "others have no checkpoint to start from. Set meta.max_session="
+                f"{then['max_session']} or less.",
                 code="range",
                 key="meta.max_session",
             )
         if budget <= self.frame:
             raise InputError(
-                f"env.max_frame={budget} must be more than the {self.frame} frames that the fork begins with",
+                f"env.max_frame={budget} must be more than {self.frame}, the frame that the fork starts from",
                 code="range",
                 key="env.max_frame",
             )
 
     def _begin(self, changed: Sequence[Change], composed: Composed, run: RunFolder) -> None:
-        """Copy the past of each session into `run`, and write what describes it.
+        """Copy the files of each session into `run`, and write its provenance.
 
-        Raises InputError, with no past copied, where it cannot be loaded.
+        Raises InputError, and removes the copies, if the checkpoint cannot be loaded.
         """
         from labrl.trial.summary import say
 
@@ -148,7 +149,7 @@ class Fork(Again):
         entry = {
             "folder": self.folder,
             "frame": self.frame,
-            # of a trial of an experiment its own values
+            # Those of the trial, if it belongs to an experiment.
             "edits": [one for one in typed if one not in before_edits and not is_hydras(one)],
             "changed": [change.as_json() for change in changed],
         }
@@ -158,7 +159,7 @@ class Fork(Again):
         say_differences(differs)
 
     def _copy(self, old: SessionFolder, new: SessionFolder) -> None:
-        """Copy what a session had come to. Raises InputError where that is not there any more."""
+        """Copy the files of a session up to the frame. Raises InputError if they no longer exist."""
         store = self._store(old)
         replay = store.replay_of(self.frame)
         if replay is None and old.replay.is_dir():
@@ -167,16 +168,16 @@ class Fork(Again):
             replay = old.replay
         try:
             store.copy_past(self.frame, new.checkpoints)
-            for table in (old.train_csv, old.eval_csv):  # the session cuts them to its frame
+            for table in (old.train_csv, old.eval_csv):  # The session cuts them to its frame.
                 if table.exists():
                     shutil.copyfile(table, new.path / table.name)
             if old.episodes.is_dir():
                 shutil.copytree(old.episodes, new.episodes)
             if replay is not None:
                 copy_replay(replay, new.replay)
-        except FileNotFoundError as error:  # of a run that goes on
+        except FileNotFoundError as error:  # The run is still running.
             raise InputError(
-                f"at={self.frame}: the run has replaced its checkpoint of that frame while it was copied "
+                f"at={self.frame}: the run replaced its checkpoint of that frame while it was being copied "
                 f"({error.filename}). {_kept_frames(store.whole_frames())}",
                 code="not-found",
                 key="at",
@@ -188,16 +189,16 @@ class Fork(Again):
     def _without_replay(self, store: CheckpointStore) -> InputError:
         newest = ", ".join(map(str, store.frames()[: store.keep_last]))
         return InputError(
-            f"at={self.frame}: the replay buffer of {store.folder.parent} lies in files, in which training "
-            f"has overwritten what that checkpoint needs. Fork at frame {newest}. With meta.keep_every "
-            "a run keeps the buffer's files with each kept checkpoint; with agent.memory.storage=ram the "
-            "buffer is part of every checkpoint.",
+            f"at={self.frame}: the replay buffer of {store.folder.parent} is stored in files, in which "
+            f"training has overwritten transitions that the checkpoint needs. Fork at frame {newest}. With "
+            "meta.keep_every, a run keeps the files of the buffer with each kept checkpoint; with "
+            "agent.memory.storage=ram, the buffer is part of every checkpoint.",
             code="resources",
             key="at",
         )
 
     def _check_fits(self, changed: Sequence[Change], config: TrialConfig, run: RunFolder) -> None:
-        """Raise InputError where a session cannot load its past, with the key that keeps it from doing so."""
+        """Raise InputError if a session cannot load its checkpoint, with the key that prevents it."""
         from labrl.trial.worker import check_restores
 
         edits = contradictions(changed)
@@ -208,7 +209,7 @@ class Fork(Again):
                 raise self._without_replay(self._store(_session(self.past, 0))) from error
             raise
         except LabrlError as error:
-            # what `loading` found; its advice is that of a resume
+            # The advice of `loading` is for a resume.
             why = " ".join(str(error.__cause__ or error).split())[:200]
             for change in edits:
                 if len(edits) > 1 and change.pinnable and self._loads(change, run.session(0)):
@@ -217,7 +218,7 @@ class Fork(Again):
             raise
 
     def _loads(self, change: Change, session: SessionFolder) -> bool:
-        """Return whether a session can load its past with this change alone."""
+        """Return whether a session can load its checkpoint with only this change."""
         from labrl.trial.worker import check_restores
 
         cfg = OmegaConf.create(self.past.config)
@@ -230,7 +231,7 @@ class Fork(Again):
         return True
 
     def _refused(self, change: Change, why: str) -> InputError:
-        keep = f" To keep it as it was: {typed_override(change.key, change.old)}." if change.pinnable else ""
+        keep = f" To keep the old value: {typed_override(change.key, change.old)}." if change.pinnable else ""
         return InputError(
             f"{described(change)}: {self.folder} at frame {self.frame} cannot be continued with it, because "
             f"{why}.{keep}".replace("..", "."),
@@ -244,9 +245,9 @@ def _session(past: Past, index: int) -> SessionFolder:
 
 
 def _frame_of(past: Past, at: str | None, count: int) -> int:
-    """Return the frame of the checkpoint that `at` means: of that frame, or of the first step across it.
+    """Return the frame of the checkpoint at the frame `at`, or in the vector step that reaches it.
 
-    count: sessions that must have it. Raises InputError where one has none.
+    count: number of sessions that must have it. Raises InputError if one does not.
     """
     run, num_envs = past.folder, past.config["env"]["num_envs"]
     sessions = [_session(past, index) for index in range(min(count, past.config["meta"]["max_session"]))]
@@ -254,14 +255,14 @@ def _frame_of(past: Past, at: str | None, count: int) -> int:
     shared = sorted(set.intersection(*map(set, whole.values())))
     if not any(whole.values()):
         raise InputError(
-            f"{run.path} has no whole checkpoint to fork from: the first is written after meta.log_frequency "
+            f"{run.path} has no whole checkpoint to fork from. The first is written after meta.log_frequency "
             "frames",
             code="not-found",
             key="+fork",
         )
     wanted = frame_of(at)
     if wanted is None:
-        what = "+fork needs the frame to fork at" if at is None else f"at={at}: must be one frame"
+        what = "+fork needs the frame to fork at" if at is None else f"at={at}: must be a frame"
         raise InputError(
             f"{what}, as in at={(shared or [0])[-1]}. {_kept_frames(shared)}",
             code="missing" if at is None else "type",
@@ -279,9 +280,9 @@ def _frame_of(past: Past, at: str | None, count: int) -> int:
 
 
 def _kept_frames(frames: Sequence[int], wanted: int | None = None) -> str:
-    """Say which frames can be forked at, and how there would be more. frames: in order."""
+    """Return a message about the frames that can be forked at. frames: in increasing order."""
     if not frames:
-        return "There is none that all sessions have: set meta.keep_every=<frames> in the run to fork from."
+        return "All sessions have none in common. Set meta.keep_every=<frames> in the run to fork from."
     nearest = ""
     if wanted is not None:
         before = [frame for frame in frames if frame < wanted]
@@ -289,4 +290,4 @@ def _kept_frames(frames: Sequence[int], wanted: int | None = None) -> str:
         nearest = f"Nearest: {', '.join(map(str, before[-1:] + after[:1]))}. "
     shown = ", ".join(map(str, frames[-_SHOWN:]))
     more = f" and {len(frames) - _SHOWN} earlier ones" if len(frames) > _SHOWN else ""
-    return f"{nearest}There are {shown}{more}; meta.keep_every=<frames> in a run keeps more."
+    return f"{nearest}Available: {shown}{more}. With meta.keep_every=<frames>, a run keeps more."

@@ -42,7 +42,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Results of a policy in whole episodes."""
+    """Results of playing whole episodes with a policy."""
 
     returns: NDArray[np.float64]
     """Undiscounted sums of the raw rewards, in the order of the episodes. [episodes]"""
@@ -71,9 +71,9 @@ class Evaluation:
 
 
 class LoadedPolicy:
-    """The agent of one session as a checkpoint has it: it acts and never learns.
+    """The agent of one session, loaded from a checkpoint to act without learning.
 
-    No file of the run is touched, which may still be going on.
+    The files of the run are not changed, so the run may still be running.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class LoadedPolicy:
         precision: Precision | None = None,
         num_threads: int = 1,
     ) -> None:
-        """Build the agent of the run `past`, whose modules can be imported already.
+        """Load the agent of the run `past`, whose modules must be importable.
 
-        plain: its resolved configuration, as it stands now; session: its number, None for the one with the
-        highest evaluation score; checkpoint: best, latest, default or a frame; verb: what for, for messages;
-        precision: of the networks' arithmetic, None for that of the run; num_threads: cores that networks may
-        keep busy. Raises InputError where there is none, or it does not fit the configuration.
+        plain: the resolved configuration; session: number of the session, None for the one with the highest
+        evaluation score; checkpoint: best, latest, default or a frame; verb: the purpose, for messages;
+        precision: precision of the networks, None for that of the run; num_threads: number of cores to use.
+        Raises InputError if there is no such checkpoint, or if it does not fit the configuration.
         """
         plain = completed(plain)
         config = resolve(plain)
@@ -146,7 +146,7 @@ class LoadedPolicy:
 
     @property
     def network(self) -> nn.Module:
-        """The network that chooses actions; of several an `nn.ModuleDict`. Raises InputError without one."""
+        """The network that chooses actions; an `nn.ModuleDict` if several do. Raises InputError if none."""
         acting = self.agent.acting_modules()
         if not acting:
             raise InputError(
@@ -155,10 +155,10 @@ class LoadedPolicy:
         return next(iter(acting.values())) if len(acting) == 1 else nn.ModuleDict(acting)
 
     def reset(self, which: NDArray[np.bool_] | None = None, seed: int | None = None) -> None:
-        """Forget the episodes that are over: call it when one begins, where the network is recurrent.
+        """Start new episodes. A recurrent network needs this call at the start of each episode.
 
-        which: those of a batch that begin anew, [n]; None: all. seed: of the actions that are drawn from now
-        on; None: the stream goes on.
+        which: environments of a batch that start an episode, [n]; None: all. seed: seed for drawing actions
+        from now on; None: the stream of random numbers continues.
         """
         if which is None or self._start is None:
             self._start = None
@@ -168,14 +168,13 @@ class LoadedPolicy:
             self._generator = np.random.default_rng(seed)
 
     def act(self, observation: Any, mask: Any = None, greedy: bool = False) -> Any:
-        """Return an action, as the environment takes it, for one observation; for a batch, one for each.
+        """Return the action for one observation, or the actions for a batch, in the environment's form.
 
-        observation: as the environment gives it, before any transform: an array [*obs] or [n, *obs], or a
-        dict or tuple of arrays; mask: which actions are valid, [flags] or [n, flags], None for all. greedy:
-        the action that the policy thinks best; otherwise it is chosen as under evaluation, drawn by a
-        stochastic policy. A recurrent network carries its state on to the next call until `reset`. Raises
-        InputError for an observation of another space, an empty batch, and greedy actions where there are
-        none.
+        observation: an observation of the environment before any transform, an array [*obs] or [n, *obs], or
+        a dict or tuple of arrays; mask: which actions are valid, [flags] or [n, flags], None for all; greedy:
+        whether to return the best action, rather than one chosen as in evaluation, which a stochastic policy
+        draws. A recurrent network keeps its state for the next call until `reset`. Raises InputError for an
+        observation of another space, for an empty batch, and if the agent has no greedy actions.
         """
         if isinstance(observation, Mapping) and KEY in observation and KEY not in (self._dtype.names or ()):
             mask = observation[KEY] if mask is None else mask
@@ -190,7 +189,7 @@ class LoadedPolicy:
             if is_recurrent(self.trial.agent.config):
                 raise InputError(
                     f"a batch of {n} observations follows one of {len(self._start)}, and the network is "
-                    "recurrent: call reset() before the first of a new batch",
+                    "recurrent. Call reset() before a batch of another size",
                     code="usage",
                     key="observation",
                 )
@@ -207,7 +206,7 @@ class LoadedPolicy:
         return action[0] if single else action
 
     def env(self, render_mode: RenderMode | None = None) -> SoloEnv:
-        """Make one environment in which the run evaluates, with Gymnasium's interface."""
+        """Make one evaluation environment of the run, with Gymnasium's interface."""
         return SoloEnv(self.trial.env, render_mode)
 
     def evaluate(
@@ -217,10 +216,10 @@ class LoadedPolicy:
         greedy: bool | None = None,
         epsilon: float | None = None,
     ) -> Evaluation:
-        """Play whole episodes and return what they came to.
+        """Play whole episodes, the same as `labrl +enjoy`, and return their results.
 
-        seed: another one gives other episodes; greedy, epsilon: whether the best actions are played, and the
-        probability of a random one; None: as the run evaluates. The same as `labrl +enjoy` plays.
+        seed: seed of the episodes; greedy: whether to play greedy actions; epsilon: probability of a random
+        action; None: as in the evaluation of the run.
         """
         if episodes < 1:
             raise InputError(f"episodes={episodes}: must be at least 1", code="range", key="episodes")
@@ -240,12 +239,15 @@ class LoadedPolicy:
         )
 
     def vector_env(self, episodes: int) -> VectorEnv:
-        """Make the environments in which so many episodes are played."""
+        """Make the environments to play `episodes` in."""
         num_envs = min(episodes, AT_ONCE)
         return make_env(self.trial.env, 0, available_cpus(), evaluation=True, num_envs=num_envs)
 
     def quota(self, num_envs: int, greedy: bool | None, epsilon: float | None) -> Quota:
-        """Return how actions are chosen; None: as the run evaluates. Raises InputError for what cannot be."""
+        """Return how actions are chosen. Raises InputError if the agent does not support it.
+
+        greedy, epsilon: None for those of the evaluation of the run.
+        """
         meta = self.trial.meta
         greedy = meta.eval_greedy if greedy is None else greedy
         epsilon = meta.eval_epsilon if epsilon is None else epsilon
@@ -267,9 +269,8 @@ class LoadedPolicy:
     ) -> Iterator[tuple[int, Played]]:
         """Yield whole episodes with their numbers from 0, in the order in which they end.
 
-        Environment i of n plays the episodes i, i + n, i + 2 n, ...: what is played does not depend on
-        which end first, or short episodes would count more often. Seeds follow from the session's, the
-        checkpoint and `seed`.
+        Environment i of n plays the episodes i, i + n, i + 2 n, ..., so that short episodes do not count more
+        often. Seeds are derived from that of the session, the checkpoint and `seed`.
         """
         n = env.num_envs
         left = [len(range(i, episodes, n)) for i in range(n)]
@@ -287,20 +288,20 @@ class LoadedPolicy:
                 return
 
     def check_greedy(self) -> None:
-        """Raise InputError where the agent has no best action."""
+        """Raise InputError if the agent has no greedy action."""
         if not self.agent.TRAITS.greedy:
             raise InputError(
-                f"greedy=true: {self.trial.agent.target} has no greedy action: leave greedy=true out",
+                f"greedy=true: {self.trial.agent.target} has no greedy action. Leave out greedy=true",
                 code="unsupported",
                 key="greedy",
             )
 
     def close(self) -> None:
-        """End the agent's threads."""
+        """End the threads of the agent."""
         self.agent.close()
 
     def _batch(self, observation: Any) -> tuple[NDArray, bool]:
-        """Return a batch of observations as labrl has them, [n, *obs], and whether it was a single one."""
+        """Return observations as a batch, [n, *obs], and whether a single one was given."""
         if self._dtype.names is None:
             shape = self.observation_space.shape or ()
             array, single = self._array(observation, "observation", self._dtype, shape)
@@ -318,18 +319,18 @@ class LoadedPolicy:
             singles.add(single)
         sizes = {len(array) for array in arrays.values()}
         if len(sizes) > 1 or len(singles) > 1:
-            raise self._other_space("inputs of different numbers of observations", "as many of each")
+            raise self._other_space("inputs of different lengths", "the same number of each")
         batch = np.empty(sizes.pop(), self._dtype)
         for name, array in arrays.items():
             batch[name] = array
         return batch, singles.pop()
 
     def _array(self, given: Any, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> tuple[NDArray, bool]:
-        """Return a batch of one input, [n, *shape], and whether it was a single one."""
+        """Return one input as a batch, [n, *shape], and whether a single one was given."""
         array = np.asarray(given)
         single = array.shape == shape
         if not single and (array.ndim != len(shape) + 1 or array.shape[1:] != shape):
-            wanted = f"shape {list(shape)}, or {['n', *shape]} of a batch".replace("'", "")
+            wanted = f"shape {list(shape)}, or {['n', *shape]} for a batch".replace("'", "")
             raise self._other_space(f"{name} of shape {list(array.shape)}", wanted)
         if not np.can_cast(array.dtype, dtype, "same_kind"):
             raise self._other_space(f"{name} of type {array.dtype}", f"type {dtype}")
@@ -338,8 +339,8 @@ class LoadedPolicy:
 
     def _other_space(self, given: str, wanted: str) -> InputError:
         return InputError(
-            f"act() was given {given}, and the policy was trained on {self.observation_space} of "
-            f"env={self.trial.env.config.name}: give {wanted}",
+            f"act() was given {given}, but the policy was trained on {self.observation_space} of "
+            f"env={self.trial.env.config.name}. Give {wanted}",
             code="type",
             key="observation",
         )
@@ -350,7 +351,7 @@ class LoadedPolicy:
             return None
         if not self.agent.TRAITS.masks:
             raise InputError(
-                f"mask: {self.trial.agent.target} takes no action masks: leave it out",
+                f"mask: {self.trial.agent.target} does not support action masks. Leave out mask",
                 code="unsupported",
                 key="mask",
             )
@@ -377,9 +378,9 @@ def load(
     precision: Precision | None = None,
     verb: Verb = "load",
 ) -> LoadedPolicy:
-    """Load what a run has learned, as `labrl.load` does.
+    """Load the policy of a run, as `labrl.load` does.
 
-    precision: of the arithmetic, None for that of the run; verb: what for, for messages.
+    precision: precision of the networks, None for that of the run; verb: the purpose, for messages.
     """
     key = "start_from.checkpoint" if verb == "start_from" else "checkpoint"
     past = Past.of(find_run(os.fspath(run), [], verb))

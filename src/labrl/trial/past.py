@@ -1,4 +1,4 @@
-"""An earlier run: found by name or as the latest, with its configuration and differences from new values."""
+"""The configuration of an earlier run, and how new values differ from it."""
 
 from __future__ import annotations
 
@@ -41,27 +41,29 @@ _MEND = f"Correct it, or delete it: {PROVENANCE} has the configuration that was 
 
 @dataclass(frozen=True)
 class Past:
-    """A request to go back to a run."""
+    """An earlier run with its command and configuration."""
 
     folder: RunFolder
     command: Command
     config: dict[str, Any]
-    """Resolved, as plain data, with the seed that was used."""
+    """The resolved configuration as plain data, with the seed that was used."""
 
     @classmethod
     def of(cls, folder: RunFolder) -> Past:
-        """Read the past of a run. Raises DamagedFileError where the folder is damaged or incomplete."""
+        """Read an earlier run. Raises DamagedFileError if its folder is damaged or incomplete."""
         return cls(folder, read_command(folder), recorded_config(folder))
 
     def changes(self, plain: Mapping[str, Any]) -> list[Change]:
-        """Return the differences from another resolved configuration; numeric keys are compared as in
-        JSON."""
+        """Return the differences from another resolved configuration, compared in JSON."""
         then, now = (json.loads(json.dumps(config, default=str)) for config in (self.config, plain))
         return changes(then, now)
 
     def edited(self) -> dict[str, Any]:
-        """Return the configuration in `config.yaml`, which may have been edited; without that file,
-        the one that was run. Raises DamagedFileError where it cannot be read or keys are missing."""
+        """Return the configuration in `config.yaml`, which the user may have edited.
+
+        Without that file, returns the configuration that was run. Raises DamagedFileError if the file cannot
+        be read or lacks keys.
+        """
         path = self.folder.config
         try:
             text = path.read_text(encoding="utf-8")
@@ -69,7 +71,7 @@ class Past:
                 return self.config
             edited = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
             if not isinstance(edited, dict) or not edited:
-                raise ValueError("it holds no keys")
+                raise ValueError("it contains no keys")
         except FileNotFoundError:
             return self.config
         except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
@@ -88,7 +90,7 @@ class Past:
         return plain
 
     def usable(self) -> dict[str, Any]:
-        """Return the same, or, if it cannot be used, the configuration that was run, with a message."""
+        """Return `edited()`, or, if that fails, print why and return the configuration that was run."""
         try:
             return self.edited()
         except LabrlError as damage:
@@ -100,10 +102,10 @@ class Past:
     def record(
         self, run: RunFolder, plain: Mapping[str, Any], command: Command, resume: int | None = None
     ) -> tuple[dict[str, Any], list[str] | None]:
-        """Write into `run` the provenance of what continues this run; resume: its number there.
+        """Write the provenance of a continuation of this run into `run`.
 
-        Returns the provenance, and what differs from the code, the packages and the machine of the past; None
-        where those are not known.
+        resume: number of the resume. Returns the provenance, and the differences in code, packages and
+        machine, which are None if those of the earlier run are unknown.
         """
         before = known_provenance(self.folder)
         now = write_provenance(run, plain, command, resume=resume)
@@ -112,10 +114,10 @@ class Past:
     def check(
         self, cfg: DictConfig, plain: Mapping[str, Any], asked: str, edited: Collection[str] = ()
     ) -> None:
-        """Raise InputError, with a table, where other values contradict the past of the run.
+        """Raise InputError with a table if new values contradict the past of the run.
 
-        cfg: with them, references to other keys still in it; plain: the same resolved; asked: who wants it;
-        edited: keys that were changed in `config.yaml`.
+        cfg: the new configuration with its interpolations; plain: the same, resolved; asked: the override
+        that names the run; edited: keys that were changed in `config.yaml`.
         """
         contradicting = contradictions(self.changes(plain))
         if contradicting:
@@ -124,7 +126,7 @@ class Past:
 
     @property
     def overrides(self) -> list[str]:
-        """Return the command line that composes the run again, wherever its folder may lie."""
+        """The overrides that compose the run again, without those for Hydra."""
         overrides = [override for override in self.command.overrides if not is_hydras(override)]
         if not any(override.startswith("seed=") for override in overrides):
             overrides.append(f"seed={self.config['seed']}")
@@ -132,16 +134,16 @@ class Past:
 
 
 def unresolved(cfg: DictConfig) -> dict[str, Any]:
-    """Return a configuration as plain data, with references to other keys still in it."""
+    """Return a configuration as plain data, with its interpolations."""
     plain = OmegaConf.to_container(cfg, resolve=False)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
 def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a run with the keys that labrl has got since then.
+    """Return the configuration of a run, completed by keys that are newer than the run.
 
-    They are filled in where they say nothing of how an agent acts: in `meta` and `start_from`.
+    Only keys of `meta` and `start_from` are filled in, because they do not change how an agent acts.
     """
     files = {"meta": "meta/default.yaml", "start_from": "config.yaml"}
     read = {
@@ -154,57 +156,57 @@ def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refusal(contradicting: Sequence[Change], now: Mapping[str, Any], edited: Collection[str] = ()) -> str:
-    """Return a table of the keys with their old and new values, and what to type instead.
+    """Return a table of keys with their old and new values, and what to type instead.
 
-    now: the new configuration, `unresolved`, so that the keys that follow another one can be told from those
-    that were typed; edited: those that were changed in the run's `config.yaml`.
+    now: the new configuration, `unresolved`, which shows the keys that follow another key; edited: keys that
+    were changed in the run's `config.yaml`.
     """
-    lines = ["with these values the past of the run would have been another one:"]
+    lines = ["these values contradict the past of the run:"]
     lines += table([("key", "then", "now", ""), *(row_of(one, now, edited) for one in contradicting)])
     pinned = {one.key: one.old for one in contradicting if one.pinnable}
     return "\n".join([*lines, *ways_out(contradicting, [typed_override(*pin) for pin in pinned.items()])])
 
 
 def described(change: Change) -> str:
-    """Return key, old and new value in a line."""
+    """Return the key with its old and new value in one line."""
     return f"{change.key} {written(change.old)} -> {written(change.new)}"
 
 
 def row_of(change: Change, now: Mapping[str, Any], edited: Collection[str] = ()) -> tuple[str, str, str, str]:
-    """Return a row of the table: key, old and new value, and why it is new; now, edited: as in `refusal`."""
+    """Return the key, its old and new value, and why it changed. now, edited: as in `refusal`."""
     follows = re.fullmatch(r"\$\{([\w.]+)\}", str(dict(walk(now)).get(change.key)))
     source = "edited in config.yaml" if change.key in edited else f"follows {follows[1]}" if follows else ""
     return change.key, written(change.old), written(change.new), source
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table whose columns stand one below the other."""
+    """Return the lines of a table with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def ways_out(contradicting: Sequence[Change], pins: Sequence[str]) -> Iterator[str]:
-    """List what to type in place of what contradicts the past. pins: the overrides that keep it as it was."""
+    """Yield lines that say what to type instead. pins: overrides that keep the old values."""
     if pins:
-        yield f"To keep them as they were: {' '.join(pins)}"
+        yield f"To keep the old values: {' '.join(pins)}"
     if not all(change.pinnable for change in contradicting):
-        yield "A key that is not on both sides comes from another choice or from another version of labrl."
-    yield "To resume anyway, which the run folder records: +force=true"
+        yield "A key without an old or a new value belongs to another option or another version of labrl."
+    yield "To continue anyway, which is recorded in the run folder: +force=true"
 
 
 def report_damages(folder: RunFolder) -> None:
-    """Print which of the files that describe a run are missing or damaged, and what replaces them."""
+    """Print which files that describe a run are missing or damaged."""
     from labrl.trial.summary import say
 
     for damage in damages(folder):
-        say(f"{folder.path}: {damage}; the other files of the run stand in for it")
+        say(f"{folder.path}: {damage}; using the other files of the run instead")
 
 
 def say_differences(differs: Sequence[str] | None) -> None:
-    """Say why what follows may not be exact. differs: from the past; None where nobody knows."""
+    """Print why the continuation may not be exact. differs: from the past; None if that is unknown."""
     from labrl.trial.summary import say
 
     if differs:
-        say(f"Not bit for bit as it would have been, because these differ: {'; '.join(differs)}")
+        say(f"Not exact bit for bit, because of differences since then: {'; '.join(differs)}")
     if differs is None:
-        say("Without provenance.json it is unknown whether code, packages and machine are the same")
+        say("Without provenance.json, it is unknown whether code, packages and machine are the same")

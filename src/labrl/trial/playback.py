@@ -1,4 +1,4 @@
-"""Playback of recorded episodes from seed and actions: check and show them."""
+"""Playback of recorded episodes from their seed and actions, as a check, in a window or as a video."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ LARGEST = 4096
 """Largest size of a side after enlargement, pixels."""
 
 VIDEOS = ("best", "last")
-"""Recorded episodes of which a trial makes videos at its end."""
+"""Recorded episodes that become videos at the end of a trial."""
 
 LONGEST = 1800
-"""Images in such a video: two minutes of an Atari game at the usual frame skip."""
+"""Largest number of images in such a video, two minutes of an Atari game at the default frame skip."""
 
 
 def check(episode: RecordedEpisode) -> str | None:
-    """Play the episode without images. Return where it differs from the record, or None.
+    """Play the episode without images. Return how it differs from the record, or None.
 
-    Raises InputError where its environment cannot be made.
+    Raises InputError if its environment cannot be made.
     """
     node = dataclass_of(Component, episode.env, "env")
     env: Backend = node.build(num_envs=1, num_threads=1, evaluation=episode.source == "evaluation")
@@ -57,7 +57,7 @@ def check(episode: RecordedEpisode) -> str | None:
 
 
 class Screening:
-    """One environment with pictures, in which recorded episodes are shown one after the other."""
+    """An environment with images, in which recorded episodes are played one after the other."""
 
     def __init__(self) -> None:
         self._env: Watched | None = None
@@ -72,7 +72,7 @@ class Screening:
             self._env = None
 
     def environment(self, episode: RecordedEpisode) -> Watched:
-        """Return the environment of an episode. Raises InputError where it gives no pictures."""
+        """Return the environment of an episode. Raises InputError if it cannot render images."""
         if self._env is None or self._made_of != episode.env:
             self.__exit__()
             self._env, self._made_of = watch(dataclass_of(Component, episode.env, "env")), episode.env
@@ -82,10 +82,10 @@ class Screening:
 def to_video(
     episode: RecordedEpisode, path: Path, screening: Screening, longest: int | None = None
 ) -> str | None:
-    """Write the episode as an MP4 file. Return where it differs from the record, or None.
+    """Write the episode as an MP4 file. Return how it differs from the record, or None.
 
-    longest: pictures after which it stops unchecked; None: it is played to its end. Raises InputError where
-    the environment gives no pictures or nothing here can write a video, OSError where the disk refuses.
+    longest: number of images after which the video ends unchecked; None: no limit. Raises InputError if the
+    environment cannot render images or the encoder fails, and OSError if the file cannot be written.
     """
     env = screening.environment(episode)
     try:
@@ -99,14 +99,14 @@ def to_video(
         ) from error
     except EncoderError as error:
         raise InputError(
-            f"the pictures of {env.name} cannot be encoded: {error}", code="unsupported", key="env"
+            f"the images of {env.name} cannot be encoded: {error}", code="unsupported", key="env"
         ) from error
 
 
 def to_window(episode: RecordedEpisode, window: Window, screening: Screening) -> str | None:
-    """Show the episode at the speed at which people play it. Return where it differs from the record.
+    """Show the episode at normal speed. Return how it differs from the record, or None.
 
-    Raises InputError where the environment gives no pictures, WindowClosedError.
+    Raises InputError if the environment cannot render images, and WindowClosedError.
     """
     env = screening.environment(episode)
     return _played(episode, env, lambda: window.show(env.picture(), env.frames_per_second))
@@ -115,15 +115,15 @@ def to_window(episode: RecordedEpisode, window: Window, screening: Screening) ->
 def _played(
     episode: RecordedEpisode, env: Backend, look: Callable[[], None], longest: int | None = None
 ) -> str | None:
-    """Play the episode, `look` before its first action and after each.
+    """Play the episode, and call `look` before the first action and after each action.
 
-    longest: looks after which it stops unchecked. Returns where the episode came out otherwise than recorded.
-    Raises EnvironmentFailedError where the environment cannot be reset.
+    longest: number of calls after which playback ends unchecked. Returns how the episode differs from the
+    record, or None. Raises EnvironmentFailedError if the environment cannot be reset.
     """
     total, steps, over = 0.0, 0, False
     try:
         observation = env.reset(np.ones(1, np.bool_), np.array([episode.seed], np.int64))
-    except (Exception, SystemExit) as error:  # an environment may fail in any way
+    except (Exception, SystemExit) as error:  # An environment may fail in any way.
         raise EnvironmentFailedError(
             f"{env.name}: its reset failed: {type(error).__name__}: {error}", key="env"
         ) from error
@@ -143,20 +143,20 @@ def _played(
         look()
     if steps != episode.length or not over:
         ended = f"it ended after {steps} steps" if over else f"it had not ended after {steps} steps"
-        return f"{ended}, as recorded after {episode.length}"
+        return f"{ended}, but after {episode.length} in the record"
     if total != episode.episode_return:
-        return f"return {total:g}, recorded {episode.episode_return:g}"
+        return f"its return is {total:g}, but {episode.episode_return:g} in the record"
     if checksum(observation[0]) != episode.final_observation:
-        return "the last observation is not the recorded one"
+        return "its last observation differs from the record"
     return None
 
 
 class WindowClosedError(Exception):
-    """Raised when the window was closed, or Escape or q was pressed."""
+    """Raised when the user closes the window, or presses Escape or q."""
 
 
 class Window:
-    """A window that shows images one after the other. Raises InputError without a display."""
+    """A window that shows images. Raises InputError without a display."""
 
     def __init__(self) -> None:
         displays = ("DISPLAY", "WAYLAND_DISPLAY")
@@ -180,11 +180,14 @@ class Window:
         self._due = 0.0
 
     def show(self, picture: NDArray[np.uint8], frames_per_second: float) -> None:
-        """picture: RGB, [height, width, 3]. Returns when the next is due. Raises WindowClosedError."""
+        """Show an image, and return when the next one is due. Raises WindowClosedError.
+
+        picture: RGB, [height, width, 3].
+        """
         pygame = self._pygame
         height, width = picture.shape[:2]
         if self._screen is None or pygame.display.get_surface() is not self._screen:
-            # Environments that draw with pygame themselves end all of it when they are closed.
+            # An environment that draws with pygame shuts pygame down when it is closed.
             pygame.display.init()
             zoom = max(1, min(round(SMALLEST / max(min(height, width), 1)), LARGEST // max(height, width)))
             self._screen = pygame.display.set_mode((width * zoom, height * zoom))
@@ -206,7 +209,7 @@ class Window:
 
 def _no_display(why: str) -> InputError:
     return InputError(
-        f"render=human needs a display, and there is none ({why}). Leave it out to write videos.",
+        f"render=human needs a display, but {why}. Leave it out to write videos.",
         code="usage",
         key="render",
     )
@@ -228,8 +231,8 @@ def make_videos(run: RunFolder) -> None:
 def render_videos(run: RunFolder, sessions: Sequence[SessionResult]) -> list[Path]:
     """Write `videos/best.mp4` and `videos/last.mp4` of the session with the best score.
 
-    Those that are newer than their episodes stay. Where there can be none, one line says why. Returns
-    the files that were written.
+    Videos that are newer than their episodes are kept. If videos are impossible, prints a line with the
+    reason. Returns the files that were written.
     """
     if not sessions:
         return []
@@ -244,7 +247,7 @@ def render_videos(run: RunFolder, sessions: Sequence[SessionResult]) -> list[Pat
                 continue
             try:
                 to_video(read_episode(source), target, screening, LONGEST)
-            except Exception as error:  # a user's environment may fail in any way, and the trial is done
+            except Exception as error:  # A user's environment may fail in any way.
                 known = isinstance(error, LabrlError | OSError)
                 say(f"no videos: {'' if known else f'{type(error).__name__}: '}{error}")
                 break
@@ -255,8 +258,8 @@ def render_videos(run: RunFolder, sessions: Sequence[SessionResult]) -> list[Pat
 def replay(request: ReplayRequest) -> int:
     """Show a recorded episode, and print whether it equals the record.
 
-    If it cannot be shown, one line says why, and the episode is checked anyway. Returns the exit
-        code, 1 where it did not. Raises InputError where there is no such run or episode.
+    If it cannot be shown, prints a line with the reason, and checks the episode anyway. Returns the exit
+    code, 1 if the episode differs. Raises InputError if there is no such run or episode.
     """
     window = Window() if request.render == "human" else None
     run = find_run(request.which, [], "replay")
@@ -284,20 +287,20 @@ def replay(request: ReplayRequest) -> int:
             f"{target} cannot be written ({error.strerror or error})", code="usage", key=str(target)
         ) from error
     except LabrlError as error:
-        say(f"no {'video' if window is None else 'pictures'}: {error}")
+        say(f"no {'video' if window is None else 'images'}: {error}")
         difference = check(episode)
     finally:
         if window is not None:
             window.close()
     if difference is not None:
-        say(f"not as it was recorded: {difference} (another version of the environment?)")
+        say(f"the episode differs from the record: {difference} (another version of the environment?)")
         return FAILED
-    say("as it was recorded, to the bit: return, length and last observation are equal")
+    say("identical to the record: return, length and last observation are equal")
     return DONE
 
 
 def _config_dir(run: RunFolder) -> str | None:
-    """Return the folder of the user's modules; environments of labrl or of a package need none."""
+    """Return the folder of the user's modules, if the run has one that still exists."""
     try:
         folder = read_command(run).config_dir
     except LabrlError:
@@ -306,12 +309,12 @@ def _config_dir(run: RunFolder) -> str | None:
 
 
 def _session(sessions: list[SessionFolder], request: ReplayRequest, run: str) -> SessionFolder:
-    """Return the session that has the episode. Raises InputError that lists those available."""
+    """Return the session with the episode. Raises InputError with the available ones if there is none."""
     wanted = [session for session in sessions if request.session in (None, session.index)]
     if not wanted:
         numbers = ", ".join(str(session.index) for session in sessions) or "none"
         asked = "" if request.session is None else f"session={request.session}: "
-        raise InputError(f"{asked}{run} has the sessions {numbers}", code="not-found", key="session")
+        raise InputError(f"{asked}the sessions of {run} are {numbers}", code="not-found", key="session")
     for session in wanted:
         if (session.episodes / f"{request.episode}.npz").exists():
             return session
@@ -323,9 +326,9 @@ def _session(sessions: list[SessionFolder], request: ReplayRequest, run: str) ->
             code="not-found",
             key=run,
         )
-    more = "" if any(name.isdigit() for name in names) else "; meta.record_episodes=each keeps more"
+    more = "" if any(name.isdigit() for name in names) else "; meta.record_episodes=each records more"
     raise InputError(
-        f"episode={request.episode}: {run} has recorded {', '.join(names)}{more}",
+        f"episode={request.episode}: the recorded episodes of {run} are {', '.join(names)}{more}",
         code="not-found",
         key="episode",
     )

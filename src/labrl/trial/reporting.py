@@ -1,6 +1,7 @@
-"""The report of a run or an experiment, made by a process of its own so that training never waits for plots.
+"""The report of a run or an experiment, which a separate process makes.
 
-`python -m labrl.trial.reporting <folder>` is that process.
+`python -m labrl.trial.reporting <folder>` is that process. While a run trains, it prepares the report at the
+lowest priority.
 """
 
 from __future__ import annotations
@@ -32,35 +33,35 @@ if TYPE_CHECKING:
     import polars as pl
 
 LONGEST = 300.0
-"""Seconds after which a report is given up."""
+"""Longest time for a report, in seconds."""
 
-MAKING = "making plots and report.html; Ctrl-C leaves them out"
-"""Text that a terminal shows meanwhile."""
+MAKING = "making plots and report.html (Ctrl-C to skip)"
+"""Message on the terminal while a report is made."""
 
 PATIENCE = 1.0
-"""Seconds to wait for a process prepared at low priority before the work is done again at the usual one."""
+"""Seconds to wait for work at low priority before it is done again at normal priority."""
 
 GO = "make the report\n"
-"""Line that a prepared process waits for; at the end of its standard input it exits without a report."""
+"""Line that a prepared process waits for. If its standard input ends instead, it exits without a report."""
 
 MOST_WARNINGS = 8
-"""Messages that a terminal shows."""
+"""Largest number of warnings on the terminal."""
 
 _NOT_DEFAULTS = {"seed"}
 """Keys without a default."""
 
 _composing = threading.Lock()
-"""Held by the thread that composes the defaults: Hydra has one configuration in a process."""
+"""Held by the thread that composes the defaults, because a process has one Hydra configuration."""
 
 _changes_recorded: set[Path] = set()
-"""Runs whose changes this process has recorded."""
+"""Runs whose changed keys this process has recorded."""
 
 
 def prepare(folder: Path) -> subprocess.Popen[str] | None:
-    """Start the process that makes the report of the run in `folder`; it gets ready while the run trains.
+    """Start the process that makes the report of the run in `folder`, to prepare it while the run trains.
 
-    It imports what it needs, compares with the defaults and measures the random policy, at the lowest
-    priority. Returns None where it cannot be started. Hand it to `make_report`, or `dismiss` it.
+    It imports modules, compares the configuration with the defaults and measures the random policy, at the
+    lowest priority. Returns None if it cannot be started. Pass it to `make_report`, or `dismiss` it.
     """
     try:
         return _started(folder, "--wait")
@@ -69,7 +70,7 @@ def prepare(folder: Path) -> subprocess.Popen[str] | None:
 
 
 def dismiss(prepared: subprocess.Popen[str] | None) -> None:
-    """End a prepared process: there is no report to make."""
+    """End a prepared process without a report."""
     if prepared is not None:
         prepared.kill()
         prepared.communicate()
@@ -78,8 +79,8 @@ def dismiss(prepared: subprocess.Popen[str] | None) -> None:
 def make_report(folder: Path, prepared: subprocess.Popen[str] | None = None) -> Path | None:
     """Make statistics, plots and `report.html` of the run or experiment in `folder`.
 
-    prepared: the process that `prepare` has started for it. Returns the path of the report; None where making
-    it failed or Ctrl-C ended it, which one line says. Never raises.
+    prepared: the process from `prepare`. Returns the path of the report. If it fails or is ended by
+    Ctrl-C, prints a line and returns None. Never raises.
     """
     from labrl.trial.summary import how_to_report, say
 
@@ -104,12 +105,12 @@ def _started(folder: Path, *flags: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, **one_thread},
-        start_new_session=True,  # a terminal's Ctrl-C is for this process to tell
+        start_new_session=True,  # Ctrl-C on the terminal must not reach it
     )
 
 
 def _in_a_process(folder: Path, prepared: subprocess.Popen[str] | None) -> Path:
-    """Raise RuntimeError with the process's last words where it failed."""
+    """Return the path of the report. Raises RuntimeError with the process's last line if it failed."""
     process = _started(folder) if prepared is None else prepared
     try:
         if prepared is not None and prepared.stdin is not None:
@@ -127,8 +128,8 @@ def _in_a_process(folder: Path, prepared: subprocess.Popen[str] | None) -> Path:
 def changed_keys(folder: RunFolder) -> list[dict[str, Any]] | None:
     """Return the values that differ from the defaults of agent and environment.
 
-    Composed with this labrl, so best when the run has just been made. Returns None where the defaults cannot
-    be composed: a required value, a folder of groups that is gone.
+    The defaults are those of the installed version of labrl. Returns None if they cannot be composed, for
+    example because a required value or the folder of the user's groups is missing.
     """
     from labrl.config.compose import compose, to_plain
 
@@ -150,7 +151,7 @@ def changed_keys(folder: RunFolder) -> list[dict[str, Any]] | None:
 
 
 def record_changes(folder: RunFolder) -> None:
-    """Write `changed.json`, which holds `changed_keys`, if these are known."""
+    """Write `changed_keys` to `changed.json`, if they are known."""
     entries = changed_keys(folder)
     if entries is not None:
         write_json(folder.changed, entries)
@@ -182,21 +183,21 @@ def _make_videos(folder: Path) -> None:
 
 
 def wants_report(folder: Path) -> bool:
-    """Return whether a trial of the experiment does (`meta.report`)."""
+    """Return whether a trial of the experiment has `meta.report=true`."""
     for path in folder.glob(f"*/{MARKER}"):
         try:
             if recorded_config(RunFolder.open(path.parent))["meta"].get("report", True):
                 return True
         except (LabrlError, KeyError, TypeError, AttributeError):
-            continue  # of which nobody knows what was wanted
+            continue  # unknown for a damaged trial
     return False
 
 
 def report_on(places: Sequence[str], out: str | None, by: str | None, form: str | None) -> None:
-    """Do the work of `labrl-report`: build, print the table, and print the path of the report.
+    """Run `labrl-report`: make the report, and print the table and the path of the report.
 
-    places: folders, globs, or `latest`; out: folder for the files; by: see `grouped`; form: of the table:
-    `md`, `csv` or `latex`, which then is all that goes to the standard output. Raises InputError.
+    places: folders, globs, or `latest`; out: folder for the files; by: see `grouped`; form: format of the
+    table, `md`, `csv` or `latex`, for which nothing else is printed on standard output. Raises InputError.
     """
     from labrl.analysis.report.build import build, build_comparison
     from labrl.analysis.runs import find_runs
@@ -207,7 +208,7 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     if len(places) == 1 and by is None and Path(os.path.expanduser(places[0])).is_dir():
         folder = Path(os.path.expanduser(places[0]))
         if (folder / MARKER).exists() and not _up_to_date(RunFolder(folder)):
-            with contextlib.suppress(OSError):  # someone else's run, or a full disk: then it is not known
+            with contextlib.suppress(OSError):  # another user's run, or a full disk
                 record_changes(RunFolder(folder))
         _make_videos(folder)
         built = build(folder, target)
@@ -216,17 +217,17 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     rows = comparison_rows(built.statistics)
     if form is None:
         _print(rows, built.warnings)
-        if "search" in built.statistics:  # whose rows are the trials, each on the seeds of the search
+        if "search" in built.statistics:  # The rows are the trials, each on the seeds of the search.
             print(built.verdict)
     else:
         table = {"md": as_markdown, "csv": as_csv, "latex": as_latex}[form](rows)
-        # a CSV file has no place for a remark
+        # A CSV file has no comments.
         print({"md": f"{table}\n{LEGEND}\n", "csv": table, "latex": f"% {LEGEND}\n{table}"}[form], end="")
     print(f"report: {built.path.resolve()}", file=sys.stderr if form else sys.stdout)
 
 
 def _print(rows: pl.DataFrame, warnings: Sequence[str]) -> None:
-    """The table for a terminal, environment by environment."""
+    """Print the table on the terminal, by environment."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -246,11 +247,11 @@ def _print(rows: pl.DataFrame, warnings: Sequence[str]) -> None:
     for warning in warnings[:MOST_WARNINGS]:
         print(warning)
     if len(warnings) > MOST_WARNINGS:
-        print(f"and {len(warnings) - MOST_WARNINGS} more to keep in mind, which the report tells")
+        print(f"and {len(warnings) - MOST_WARNINGS} more warnings in the report")
 
 
 def _up_to_date(folder: RunFolder) -> bool:
-    """Return whether `changed.json` is of the present configuration, which a resume may have changed."""
+    """Return whether `changed.json` is newer than the configuration, which a resume may have changed."""
     try:
         return folder.changed.stat().st_mtime >= folder.config.stat().st_mtime
     except OSError:
@@ -261,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Make the report of a folder and print its path. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m labrl.trial.reporting", description=__doc__)
     parser.add_argument("folder", type=Path, help="a run folder or an experiment folder")
-    parser.add_argument("--wait", action="store_true", help="begin when a line comes from the standard input")
+    parser.add_argument("--wait", action="store_true", help="start after a line on standard input")
     args = parser.parse_args(argv)
     collect_seldom()
     try:
@@ -283,10 +284,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _told_to_begin(folder: Path) -> bool:
-    """Get ready while the run trains, and wait for its end. Returns whether to make the report."""
+    """Prepare the report while the run trains, and wait for its end. Return whether to make the report."""
     ready = threading.Thread(target=_get_ready, args=(folder,), daemon=True)
     ready.start()
-    # Training that lasts so long may be followed by the longest measurement, which is made beside it then.
+    # Training this long allows the longest measurement, which then runs beside it.
     if not select.select([sys.stdin], [], [], baseline.LONGEST / baseline.SHARE)[0]:
         ready.join()
         ready = threading.Thread(target=_get_ready, args=(folder, baseline.LONGEST), daemon=True)
@@ -298,13 +299,12 @@ def _told_to_begin(folder: Path) -> bool:
 
 
 def _get_ready(folder: Path, seconds: float | None = None) -> None:
-    """Measure the random policy, import what a report needs and compose the defaults, at the lowest priority
-    of this thread.
+    """Measure the random policy, import modules and compose the defaults, at the lowest priority.
 
-    The measurement has a process of its own: PyTorch would take its memory for as long as training lasts.
+    The measurement runs in a separate process, because PyTorch would occupy memory during the training.
     """
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # which the new process inherits
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # The new process inherits it.
     limit = ["--whole"] if seconds is None else ["--seconds", f"{seconds}"]
     command = [sys.executable, "-m", baseline.__name__, str(folder), *limit]
     measuring = subprocess.Popen(
@@ -312,7 +312,7 @@ def _get_ready(folder: Path, seconds: float | None = None) -> None:
     )
     try:
         import matplotlib.backends.backend_svg
-        import matplotlib.font_manager  # noqa: F401  (it looks for fonts)
+        import matplotlib.font_manager  # noqa: F401  (looks for fonts)
 
         import labrl.analysis.report.build  # noqa: F401
 
@@ -327,5 +327,5 @@ def _get_ready(folder: Path, seconds: float | None = None) -> None:
 
 if __name__ == "__main__":
     code = main()
-    gc.freeze()  # the interpreter's end would go through all objects of Matplotlib
+    gc.freeze()  # At exit, the interpreter would visit all objects of Matplotlib.
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""Reading `+resume`, `+rerun`, `+fork` and `+enjoy` from a command line, with their options."""
+"""Parse `+resume`, `+rerun`, `+fork` and `+enjoy` with their options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = ("resume", "rerun", "fork", "enjoy")
 """Names whose value is a run."""
 
 SIGNED = (*KINDS, "force", "pin")
-"""Names that are typed with a plus."""
+"""Names that need a leading plus."""
 
 _EXAMPLES = {"at": "<frame>", "force": "true", "pin": "true"} | dict.fromkeys(
     KINDS, "latest or +{name}=<run folder>"
@@ -21,23 +21,23 @@ _EXAMPLES = {"at": "<frame>", "force": "true", "pin": "true"} | dict.fromkeys(
 
 @dataclass(frozen=True)
 class Request:
-    """`+resume=<run>`, `+rerun=<run>`, `+fork=<run>` or `+enjoy=<run>`, with what else was typed."""
+    """`+resume=<run>`, `+rerun=<run>`, `+fork=<run>` or `+enjoy=<run>`, and the other overrides."""
 
     kind: Literal["resume", "rerun", "fork", "enjoy"]
     which: str
     """A run folder, or `latest`."""
     edits: list[str]
-    """The other overrides, which change the run's own, or say how it is played."""
+    """The other overrides, which change those of the run, or are options of `+enjoy`."""
     force: bool = False
-    """Whether to continue although the new values contradict the run's past."""
+    """Whether to continue even if new values contradict the past of the run."""
     pin: bool = False
-    """Whether, in an experiment, keys that follow an edit keep the value that they had in each trial."""
+    """Whether, in an experiment, keys that follow an edited key keep their old value in each trial."""
     at: str | None = None
-    """The frame to fork at."""
+    """Frame to fork at."""
 
 
 def frame_of(text: str | float | None) -> int | None:
-    """Return 5e4 as 50000, and None for what is no frame."""
+    """Return a frame such as 5e4 as an integer, or None if `text` is not a frame."""
     try:
         number = float("nan" if text is None else text)
         return int(number) if number == int(number) and number >= 0 else None
@@ -46,16 +46,16 @@ def frame_of(text: str | float | None) -> int | None:
 
 
 def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | None:
-    """Return what `overrides` ask for, or None if they name no run to go back to.
+    """Return the request among `overrides`, or None if they name no earlier run.
 
-    multirun: whether they come with -m. Raises InputError for overrides that contradict each other.
+    multirun: whether -m was typed. Raises InputError for overrides that contradict each other.
     """
     given, edits = read(overrides, (*SIGNED, "at"))
     kinds = [name for name in given if name in KINDS]
     if "enjoy" in kinds:
         if multirun:
             raise InputError(
-                "+enjoy plays one run, so it cannot be part of an experiment: leave out -m",
+                "+enjoy plays a single run. Leave out -m",
                 code="contradiction",
                 key="-m",
             )
@@ -84,28 +84,28 @@ def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | No
         )
     if len(kinds) > 1:
         raise InputError(
-            "+resume continues a run in its folder, +rerun repeats it and +fork continues it in a new one: "
-            f"leave out +{' or +'.join(kinds)}",
+            "+resume continues a run in its folder, +rerun repeats it, and +fork continues it in a new "
+            f"folder. Leave out +{' or +'.join(kinds)}",
             code="contradiction",
             key=f"+{kinds[1]}",
         )
     if multirun and kind == "rerun":
         raise InputError(
-            "+rerun repeats one run, so it cannot be part of an experiment: leave out -m",
+            "+rerun repeats a single run. Leave out -m",
             code="contradiction",
             key="-m",
         )
     if multirun and kind == "fork" and any(one.startswith("hydra/sweeper=optuna") for one in edits):
         raise InputError(
-            "+fork and a search contradict each other: the trials of a search begin at frame 0. Leave out "
-            "hydra/sweeper=optuna, and give the values of a grid: agent.lr=1e-4,3e-4",
+            "+fork cannot be combined with a search, whose trials start at frame 0. Leave out "
+            "hydra/sweeper=optuna, and type the values of a grid: agent.lr=1e-4,3e-4",
             code="contradiction",
             key="+fork",
         )
     of_folder = "hydra.sweep.dir" if multirun else "hydra.run.dir"
     folder = next((one for one in edits if one.lstrip("+").startswith(f"{of_folder}=")), None)
     if kind == "resume" and folder:
-        instead = "" if multirun else "; +rerun=<run> takes a new one"
+        instead = "" if multirun else "; +rerun=<run> uses a new one"
         raise InputError(
             f"{folder}: {'an experiment' if multirun else 'a run'} is resumed in its own folder{instead}. "
             f"Leave out {of_folder}.",
@@ -117,9 +117,9 @@ def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | No
 
 
 def read(overrides: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the values of the overrides with one of these names, and the other overrides.
+    """Return the values of the overrides with these names, and the other overrides.
 
-    Raises InputError for one without a value, with another sign than its own, or given twice.
+    Raises InputError for an override with a missing value or a wrong sign, or that is given twice.
     """
     given: dict[str, str] = {}
     others = []

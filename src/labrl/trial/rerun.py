@@ -1,4 +1,4 @@
-"""`labrl +rerun` repeats a run in a new folder, and says whether it came out the same."""
+"""`labrl +rerun` repeats a run in a new folder, and compares the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labrl.trial.past import Past, report_damages
 from labrl.trial.result import TrialResult
 
 UNTIMED = frozenset({"wall", "fps"})
-"""Columns that no repetition can make equal."""
+"""Columns that differ between identical runs."""
 
 TABLES = ("train", "eval")
 
@@ -26,7 +26,7 @@ class Rerun(Again):
         """Raise InputError for a fork, whose first frames another run has played."""
         if fork := past.folder.info().get("fork"):
             raise InputError(
-                f"{past.folder.path} is a fork, and +rerun repeats a run from frame 0. To repeat it: "
+                f"{past.folder.path} is a fork, and +rerun repeats runs from frame 0. To repeat it: "
                 + shlex.join(["labrl", f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]),
                 code="usage",
                 key="+rerun",
@@ -34,11 +34,11 @@ class Rerun(Again):
         super().__init__(past, edits, force)
 
     def run(self, composed: Composed) -> TrialResult:
-        """Run a new trial, and record in its result and its folder whether it equals the old one.
+        """Run a new trial, and record in its result and its folder whether it equals the earlier run.
 
-        Raises InputError with a table where its values contradict those of the old one.
+        Raises InputError with a table if its values contradict those of the earlier run.
         """
-        # Imported late: a misspelt override must not wait for torch.
+        # Imported late: a misspelled override must not wait for PyTorch.
         from labrl.trial.summary import say
         from labrl.trial.trial import run_trial
 
@@ -48,7 +48,7 @@ class Rerun(Again):
         report_damages(then)
         if keys := [change.key for change in past.changes(past.usable())]:
             edited = f"{then.config} was edited after the run ({', '.join(keys)})"
-            say(f"{edited}: +rerun repeats the run as it was")
+            say(f"{edited}; +rerun ignores the edits")
         result = run_trial(composed)
         equal, result.comparison = compare(then, result)
         if not equal:
@@ -59,10 +59,9 @@ class Rerun(Again):
 
 
 def compare(then: RunFolder, result: TrialResult) -> tuple[bool, str]:
-    """Return whether the repetition that gave `result` has the metric rows of the run `then`, and that in a
-    line.
+    """Return whether the metric rows of a repetition equal those of the run `then`, and a message.
 
-    Rows count as far as both runs came; one that has finished must not have fewer than the other.
+    Rows are compared up to the end of the shorter run, but a finished repetition must not have fewer rows.
     """
     rows = sessions = 0
     finished = {session.index for session in result.sessions if session.status == "finished"}
@@ -75,7 +74,7 @@ def compare(then: RunFolder, result: TrialResult) -> tuple[bool, str]:
             pair = (_rows(old, table), _rows(new, table))
             difference = _first_difference(*pair, whole=old.index in finished)
             if difference is not None:
-                return False, f"not equal to {then.path}: first in {new.path.name}/{table}.csv, {difference}"
+                return False, f"differs from {then.path}: first in {new.path.name}/{table}.csv, {difference}"
             rows += min(map(len, pair))
     plural = "" if sessions == 1 else "s"
     told = f"all {rows} metric rows of {sessions} session{plural} equal those of {then.path}"
@@ -83,21 +82,21 @@ def compare(then: RunFolder, result: TrialResult) -> tuple[bool, str]:
 
 
 def _rows(session: SessionFolder, table: str) -> list[dict[str, Any]]:
-    # Imported late: a misspelt override must not wait for numpy.
+    # Imported late: a misspelled override must not wait for NumPy.
     from labrl.storage.tables import read_rows
 
     return read_rows(session.path / f"{table}.csv")
 
 
 def _first_difference(old: list[dict[str, Any]], new: list[dict[str, Any]], whole: bool) -> str | None:
-    """Return a message on the first different row; whole: whether `new` is complete."""
+    """Return a message about the first different row, or None. whole: whether `new` is complete."""
     for then, now in zip(old, new, strict=False):
         for column in {**then, **now}:
             one, other = then.get(column), now.get(column)
             if column not in UNTIMED and not _same(one, other):
-                return f"frame {then['frame']}, column {column}: {one} then, {other} now"
+                return f"frame {then['frame']}, column {column}: was {one}, is {other}"
     if whole and len(new) < len(old):
-        return f"frame {old[len(new)]['frame']}: this row is missing now"
+        return f"frame {old[len(new)]['frame']}: this row is missing"
     return None
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from labrl.analysis.formats import score
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
 
-if TYPE_CHECKING:  # it loads NumPy, for which a refused value would have to wait
+if TYPE_CHECKING:  # It imports NumPy, and a refused value must not wait for that.
     from labrl.session.episodes import Source
 
 
@@ -19,7 +19,7 @@ SessionStatus = Literal["finished", "pruned", "failed", "interrupted"]
 
 @dataclass(kw_only=True)
 class SessionResult:
-    """The outcome of one session; written to `result.json` of its folder."""
+    """The outcome of one session, which `result.json` in its folder contains."""
 
     index: int
     """Number of the session in its trial."""
@@ -53,13 +53,13 @@ class SessionResult:
     """Seconds of training by what they were spent on: act, env, learn, callbacks."""
     stop: dict[str, Any] | None = None
     """Limit that ended a finished session before its budget: `key`, `limit`, the `value` that reached it, and
-    `why` in a sentence; None where the budget did."""
+    a sentence, `why`; None if the session used up its budget."""
     error: str | None = None
     """Error of a failed session, in one line."""
 
     @property
     def failure(self) -> str | None:
-        """A line that says what ended a failed session; None where it did not fail."""
+        """The error of a failed session in one line with its number; None if it did not fail."""
         return f"session {self.index} failed: {self.error}" if self.status == "failed" else None
 
     @property
@@ -70,29 +70,29 @@ class SessionResult:
 
 @dataclass(kw_only=True, repr=False)
 class TrialResult:
-    """The outcome of one trial: `labrl.train` returns it. Printed, it is a summary of a few lines."""
+    """The outcome of one trial, which `labrl.train` returns. Its `repr` is a short summary."""
 
     folder: Path
     """The run folder, with everything that the trial wrote."""
     seed: int
     sessions: list[SessionResult] = field(default_factory=list)
     exit_code: int = DONE
-    """0: all finished; 1: one failed, or a repetition came out otherwise; 130 or 143: interrupted."""
+    """0: all sessions finished; 1: one failed, or a repetition differs; 130 or 143: interrupted."""
     report: Path | None = None
-    """`report.html` of the run folder; None where none was made."""
+    """`report.html` in the run folder; None if no report was made."""
     comparison: str | None = None
-    """Result of a repetition in one line: whether every metric row was equal, and where not."""
+    """Result of a repetition in one line: whether all metric rows are equal, and the first difference."""
 
     @property
     def stopped_at_start(self) -> bool:
-        """Whether a signal ended it before its first frame."""
+        """Whether a signal ended the trial before its first frame."""
         return self.exit_code in (INTERRUPTED, TERMINATED) and not any(
             session.frame for session in self.sessions
         )
 
     @property
     def error(self) -> str | None:
-        """Failure in one line such as "session 0 failed: ..."; None where nothing failed."""
+        """Failure in one line, such as "session 0 failed: ..."; None if nothing failed."""
         errors = [session.failure for session in self.sessions if session.failure]
         if self.exit_code == FAILED and self.comparison is not None:
             errors.append(f"rerun: {self.comparison}")
@@ -100,7 +100,7 @@ class TrialResult:
 
     @property
     def return_mean(self) -> float | None:
-        """Mean over the sessions that did not fail of their final return; None without any."""
+        """Mean final return of the sessions that did not fail; None without any."""
         returns = self.returns
         return sum(returns) / len(returns) if returns else None
 
@@ -120,10 +120,10 @@ class TrialResult:
 
 
 class TrialError(RuntimeError):
-    """A trial failed or was interrupted, and its caller asked for an exception."""
+    """Raised for a trial that failed or was interrupted, if the caller requested exceptions."""
 
     def __init__(self, result: TrialResult) -> None:
-        """result: what the trial came to, which the exception keeps as `result`."""
+        """result: the outcome of the trial, available as the attribute `result`."""
         super().__init__(result.error or f"the trial was interrupted; run folder: {result.folder}")
         self.result = result
 

@@ -1,6 +1,6 @@
 """`labrl +resume` continues a run in its folder.
 
-`go_back` returns the run that is taken up again: resumed, repeated (`rerun.py`) or forked (`fork.py`).
+`go_back` returns the earlier run of a request: to be resumed, repeated (`rerun.py`) or forked (`fork.py`).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
     from labrl.trial.result import TrialResult
 
-# Functions below import labrl.trial.trial and the checkpoints late: a misspelled key must not wait for torch.
+# Functions below import labrl.trial.trial late: a misspelled key must not wait for PyTorch.
 
 
 class FinishedError(InputError):
-    """Every session of the run to resume has spent its budget."""
+    """Raised if every session of the run to resume has used up its budget."""
 
 
 def go_back(request: Request, config_dir: str | os.PathLike[str] | None = None) -> Again:
-    """Return the run that is taken up again. Raises InputError where there is none.
+    """Return the earlier run that a request names. Raises InputError if there is none.
 
-    config_dir: with a user's own groups, where it is not the run's own.
+    config_dir: folder with the user's own groups; None: that of the run.
     """
     if request.kind == "fork":
         return Fork.at(request)
@@ -64,26 +64,26 @@ class Resume(Again):
         in_file: Sequence[str] = (),
         edited: Collection[str] = (),
     ) -> None:
-        """in_file: what was changed in its `config.yaml`, as overrides; edited: the keys of that."""
+        """in_file: overrides for the changes in its `config.yaml`; edited: the changed keys."""
         super().__init__(past, [*in_file, *edits], force)
         self._edited = frozenset(edited) - {split_override(one)[0] for one in edits}
 
     @classmethod
     def on_trial(cls, run: RunFolder, force: bool, overrides: Sequence[str]) -> Resume:
-        """Return how to continue `run`, a trial of an experiment, which now has these overrides."""
+        """Return the resume of `run`, a trial of an experiment that now has these overrides."""
         past = Past.of(run)
         return cls(past, [one for one in overrides if one not in past.overrides], force)
 
     @property
     def overrides(self) -> list[str]:
-        """The run's own overrides, edits of its `config.yaml`, those typed now, and its folder."""
+        """The overrides of the run, changes in its `config.yaml`, edits typed now, and its folder."""
         return [*super().overrides, f"hydra.run.dir={quoted(str(self.past.folder.path))}"]
 
     def run(self, composed: Composed) -> TrialResult:
-        """Run the sessions that have not spent their budget, each from its newest checkpoint.
+        """Run the sessions that have not used up their budget, each from its newest checkpoint.
 
-        Raises, with nothing run, InputError with a table where the run's past would have been another one,
-        BusyFolderError where the run is still alive and FinishedError where nothing is left to do.
+        Before anything runs, raises InputError with a table if new values contradict the past of the run,
+        BusyFolderError if the run is still running, and FinishedError if nothing is left to do.
         """
         from labrl.envs.sample import kept_for_the_run
         from labrl.trial.playback import make_videos
@@ -122,9 +122,8 @@ class Resume(Again):
     ) -> list[str] | None:
         """Write the provenance of this resume, and an entry in `run.json`.
 
-        begins: from which frame by number of the session; changed: the keys that differ from the run's own.
-        Returns what differs from the machine, the code and the packages of the past; None where those are not
-        known.
+        begins: first frame by number of the session; changed: keys whose values have changed. Returns the
+        differences in machine, code and packages since the earlier run; None if those are unknown.
         """
         run = self.past.folder
         resumes = list(run.info().get("resumes", []))
@@ -147,10 +146,10 @@ class Resume(Again):
 
 
 def _changes_in_file(past: Past, config_dir: str | os.PathLike[str] | None) -> tuple[list[str], list[str]]:
-    """Return what was changed in a run's `config.yaml`, as overrides of a command line, and the changed keys.
+    """Return the changes in a run's `config.yaml` as overrides, and the changed keys.
 
-    Keys that follow a changed one, as schedules follow `env.max_frame`, keep the value that the file has.
-    Raises DamagedFileError where the file is damaged, InputError where what was changed is wrong.
+    Keys that follow a changed key, as schedules follow `env.max_frame`, keep the value in the file. Raises
+    DamagedFileError if the file is damaged, and InputError for wrong values.
     """
     file = past.edited()
     found = past.changes(file)
@@ -177,8 +176,7 @@ def _changes_in_file(past: Past, config_dir: str | os.PathLike[str] | None) -> t
 
 
 def frames_reached(run: RunFolder) -> dict[int, int]:
-    """Return the frame of the newest whole checkpoint by number of the session, if it has one."""
-
+    """Return the frame of the newest whole checkpoint of each session that has one, by number."""
     frames = {
         session.index: CheckpointStore(session.checkpoints, keep_last=1).newest_whole_frame()
         for session in run.sessions()
@@ -187,23 +185,23 @@ def frames_reached(run: RunFolder) -> dict[int, int]:
 
 
 def check_budget(past: Past, config: TrialConfig, reached: Callable[[], Mapping[int, int]]) -> None:
-    """Raise InputError for a budget or a number of sessions below what the run has done already.
+    """Raise InputError for a budget or a number of sessions below what the run already has.
 
-    reached: returns the frames of each session.
+    reached: returns the frame of each session.
     """
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     then = past.config["meta"]["max_session"]
     if sessions < then:
         raise InputError(
-            f"meta.max_session={sessions}: the run has {then} sessions already. Set meta.max_session to "
+            f"meta.max_session={sessions}: the run already has {then} sessions. Set meta.max_session to "
             f"{then} or more.",
             code="range",
             key="meta.max_session",
         )
     if sessions > then and "fork" in past.folder.info():
         raise InputError(
-            f"meta.max_session={sessions}: {past.folder.path} is a fork with {then} sessions, and further "
-            f"ones would have no past. Set meta.max_session={then}.",
+            f"meta.max_session={sessions}: {past.folder.path} is a fork with {then} sessions, and "
+            f"further sessions would have no past. Set meta.max_session={then}.",
             code="range",
             key="meta.max_session",
         )
@@ -212,16 +210,15 @@ def check_budget(past: Past, config: TrialConfig, reached: Callable[[], Mapping[
     if furthest is not None and frames[furthest] >= budget:
         raise InputError(
             f"env.max_frame={budget} must be more than the {frames[furthest]} frames that session "
-            f"{furthest} has played already",
+            f"{furthest} has already played",
             code="range",
             key="env.max_frame",
         )
 
 
 def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
-    """Raise DamagedFileError where a saved session has lost all its checkpoints, because its rows would be
-    lost too, and where the only session that is left has no whole checkpoint."""
-
+    """Raise DamagedFileError if a saved session has lost all its checkpoints, because its rows would be lost
+    too, or if the only remaining session has no whole checkpoint."""
     for session in run.sessions():
         if list(left) == [session.index] and session.index not in reached and session.checkpoint_frames():
             store = CheckpointStore(session.checkpoints, keep_last=1)
@@ -232,16 +229,18 @@ def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]
         )
         if session.index in left and not session.checkpoint_frames() and was_saved:
             raise DamagedFileError(
-                f"session {session.index} was saved, but {session.checkpoints} contains no checkpoint any "
-                f"more: restore its checkpoints, or delete {session.path} to begin the session again from "
+                f"session {session.index} was saved, but {session.checkpoints} no longer contains a "
+                f"checkpoint. Restore its checkpoints, or delete {session.path} to restart the session from "
                 "frame 0.",
                 key=str(session.checkpoints),
             )
 
 
 def _check_fits(config: TrialConfig, run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
-    """Raise InputError where a session cannot load its state with forced values: the run would be left with a
-    configuration by which nothing of it can be loaded."""
+    """Raise InputError if a session cannot load its state with forced values.
+
+    The run would be left with a configuration that does not fit its checkpoints.
+    """
     from labrl.trial.worker import check_restores
 
     saved = [session for session in run.sessions() if session.index in left and session.index in reached]
@@ -250,7 +249,7 @@ def _check_fits(config: TrialConfig, run: RunFolder, left: Sequence[int], reache
 
 
 def _budgets(config: TrialConfig) -> dict[str, tuple[str, float]]:
-    """Key and value of each budget by the name that results have for what it limits."""
+    """Return the key and the value of each budget, by the name in results of what it limits."""
     meta, frames = config.meta, config.env.config.max_frame
     limits = {
         "frame": ("env.max_frame", frames),
@@ -261,7 +260,7 @@ def _budgets(config: TrialConfig) -> dict[str, tuple[str, float]]:
 
 
 def _sessions_left(run: RunFolder, config: TrialConfig) -> list[int]:
-    """Return the numbers of the sessions that have not spent one of the budgets."""
+    """Return the numbers of the sessions that have not reached a budget."""
 
     def is_done(session: SessionFolder) -> bool:
         result = session.read_result()
@@ -275,22 +274,22 @@ def _sessions_left(run: RunFolder, config: TrialConfig) -> list[int]:
 
 
 def _finished(run: RunFolder, config: TrialConfig) -> str:
-    """Say that nothing is left to do, and what to type to do more."""
+    """Return a message that nothing is left to do, with what to type to do more."""
     from labrl.trial.summary import how_to_report
 
     sessions, budget = config.meta.max_session, config.env.config.max_frame
-    all_of_them = f"its {sessions} sessions have" if sessions > 1 else "its session has"
+    all_of_them = f"its {sessions} sessions have" if sessions > 1 else "it has"
     budgets = list(_budgets(config).values())
     found = [stop for session in run.sessions() if (stop := Stop.recorded(session.read_result()))]
     stops = {stop.key: max(one.value for one in found if one.key == stop.key) for stop in found}
     larger = " ".join(f"{key}=<more than {limit:.16g}>" for key, limit in [*budgets, *stops.items()])
-    or_spent = "".join(f" or spent {key}={limit:g}" for key, limit in budgets[1:])
+    or_spent = "".join(f" or reached {key}={limit:g}" for key, limit in budgets[1:])
     or_spent += "".join(f" or ended early: {stop.why}" for stop in found)
     lacks_report = config.meta.report and not run.report.exists()
     report = f"\nTo make its report: {how_to_report(run.path)}" if lacks_report else ""
     return (
-        f"{run.path} has finished: {all_of_them} played the whole budget of {budget} frames{or_spent}.\n"
-        f"To continue, give a larger budget: {larger}\n"
+        f"{run.path} has finished: {all_of_them} played all {budget} frames of the budget{or_spent}.\n"
+        f"To continue, set a larger budget: {larger}\n"
         f"To add sessions with other seeds: meta.max_session=<more than {sessions}>{report}"
     )
 
@@ -302,7 +301,7 @@ def _announce(
     edited: Sequence[Change],
     differs: Sequence[str] | None,
 ) -> None:
-    """Print from which frame each session continues, and why the rest may not be exact."""
+    """Print the frame from which each session continues, and why the continuation may not be exact."""
     from labrl.trial.summary import say
 
     saved = {session.index for session in run.sessions() if session.checkpoint_frames()}
@@ -310,7 +309,7 @@ def _announce(
     def where(index: int) -> str:
         if index in reached:
             return f"frame {reached[index]:,}"
-        return "no checkpoint, for none is whole" if index in saved else "the beginning"
+        return "the start, because no checkpoint is whole" if index in saved else "the start"
 
     for change in edited:
         say(f"From {run.config}, which was edited: {described(change)}")

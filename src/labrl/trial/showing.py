@@ -1,4 +1,8 @@
-"""The options of the commands that show what was learned: `labrl +enjoy=...` and `labrl-replay`."""
+"""Options of `labrl +enjoy=...` and `labrl-replay`.
+
+This module is separate from `labrl.trial.request`, because it imports pydantic, for which `labrl --cfg job`
+must not wait.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ T = TypeVar("T")
 
 
 def _or_frame(*names: str, frame: str) -> Callable[[Any], str]:
-    """Return the check of a value that is one of `names` or a frame. frame: whose."""
+    """Return a validator of one of `names`, or of a frame. frame: what the frame is of, for messages."""
 
     def check(value: Any) -> str:
         number = None if isinstance(value, bool) else frame_of(value)
@@ -35,59 +39,59 @@ def _or_frame(*names: str, frame: str) -> Callable[[Any], str]:
 
 @dataclass(frozen=True, kw_only=True)
 class EnjoyRequest:
-    """`+enjoy=<run>` and what goes with it."""
+    """A request to play a trained policy: `+enjoy=<run>` and its options."""
 
     which: str
     """A run folder, or `latest`."""
     choices: list[str]
-    """Overrides such as env=pong, with which the run must agree."""
+    """Overrides such as env=pong that the run must have."""
     checkpoint: Annotated[
         str, BeforeValidator(_or_frame("best", "latest", "default", frame="a checkpoint"))
     ] = "default"
-    """best, latest, or a frame; default: the best, and where there is none the latest."""
+    """best, latest, or a frame; default: the best, or the latest if there is no best."""
     session: NonNegativeInt | None = None
     """Number of the session; None: the one with the highest evaluation score."""
     episodes: PositiveInt = 10
     """Episodes to play, >= 1."""
     greedy: bool | None = None
-    """Whether the agent does what it thinks best, or acts by its policy; None: as under evaluation."""
+    """Whether to play greedy actions instead of those of the policy; None: as in evaluation."""
     epsilon: Probability | None = None
-    """Probability of a random action, in [0, 1]; None: as under evaluation."""
+    """Probability of a random action, in [0, 1]; None: as in evaluation."""
     render: Literal["video", "human"] = "video"
     videos: NonNegativeInt | None = None
-    """Number of episodes that become videos; None: all, or none with a window."""
+    """Number of episodes to record as videos; None: all, or none with render=human."""
     seed: NonNegativeInt = 0
-    """Another one gives other episodes."""
+    """Seed of the episodes, >= 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayRequest:
-    """A request to `labrl-replay`."""
+    """A request to show a recorded episode: `labrl-replay`."""
 
     which: str
     """A run folder, or `latest`."""
     episode: Annotated[str, BeforeValidator(_or_frame("best", "last", frame="an evaluation"))] = "best"
     """`best`, `last`, or the frame of an evaluation."""
     session: NonNegativeInt | None = None
-    """Number of the session; None: the first that has the episode."""
+    """Number of the session; None: the first with the episode."""
     render: Literal["video", "human"] = "video"
 
 
 def enjoy_request(request: Request) -> EnjoyRequest:
-    """Return what `+enjoy` asks for. Raises InputError for a wrong override."""
+    """Return the options of `+enjoy`. Raises InputError for a wrong override."""
     chosen = [override for override in request.edits if choices([override])]
     others = [override for override in request.edits if override not in chosen]
-    takes = f"+enjoy={request.which} plays what a run has learned, where it learned it, and takes"
+    takes = f"+enjoy={request.which} plays the trained policy in its environment, and takes"
     return _options(EnjoyRequest, others, takes, which=request.which, choices=chosen)
 
 
 def replay_request(which: str, overrides: Sequence[str]) -> ReplayRequest:
-    """Return what `labrl-replay <which> <overrides>` asks for. Raises InputError for a wrong override."""
+    """Return the options of `labrl-replay <which> <overrides>`. Raises InputError for a wrong override."""
     return _options(ReplayRequest, overrides, "labrl-replay <run folder> takes", which=which)
 
 
 def _options(cls: type[T], overrides: Sequence[str], takes: str, **known: Any) -> T:
-    """Return the request with the options that `overrides` give. Raises InputError for a wrong one."""
+    """Return a request with the options in `overrides`. Raises InputError for a wrong override."""
     names = [field.name for field in dataclasses.fields(cls) if field.name not in known]  # type: ignore[arg-type]
     given, others = read(overrides, names)
     if others:
@@ -101,7 +105,7 @@ def _options(cls: type[T], overrides: Sequence[str], takes: str, **known: Any) -
 
 
 def _plain(text: str) -> Any:
-    """Return a number, true or false where the text is one."""
+    """Return the number or bool that the text stands for, or else the text."""
     if text in ("true", "false"):
         return text == "true"
     for number in (int, float):

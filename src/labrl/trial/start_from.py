@@ -1,7 +1,7 @@
-"""Beginning with the weights of another run (`start_from`): found, checked, and kept in the run folder.
+"""Weights of another run to start from (`start_from`).
 
-The run folder keeps a copy of what is taken: a session that was killed before its first checkpoint begins
-with the same weights, whatever has become of the other run.
+The run folder keeps a copy of the loaded weights, so that a session that was killed before its first
+checkpoint starts from the same weights, even if the other run has changed since.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from labrl.trial.summary import say
 
 KEY = "start_from.run"
 SHOWN = 12
-"""Weights that a refusal lists."""
+"""Largest number of weights that an error message lists."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """The weights that the sessions of a trial begin with."""
+    """The weights that the sessions of a trial start from."""
 
     sources: Mapping[int, tuple[LoadedPolicy, Learned]]
-    """Policies of another run, by the number of the session that begins with each."""
+    """Policies of another run, by the number of the session that starts from each."""
     fit: Fit
 
     def facts(self) -> dict[str, Any]:
-        """Return what provenance records."""
+        """Return the facts for the provenance of the run."""
         sessions = {
             str(index): {"session": source.session, "frame": source.frame, "sha256": source.checksum}
             for index, (source, _) in self.sources.items()
@@ -52,7 +52,7 @@ class Beginning:
         }
 
     def write(self, run: RunFolder) -> None:
-        """Copy what each session takes into its folder, and say what that is."""
+        """Copy the weights of each session into its folder, and print a summary."""
         for index, (source, there) in self.sources.items():
             weights = {name: there.weights[name] for name in self.fit.taken if name in there.weights}
             statistics = there.statistics if OBSERVATION in self.fit.taken else {}
@@ -63,15 +63,15 @@ class Beginning:
         frame = f"frame {frames[0]:,}" if len(frames) == 1 else f"frames {frames[0]:,} to {frames[-1]:,}"
         anew, unused = facts["begun_anew"], facts["unused"]
         lines = [f"start_from: {len(self.fit.taken)} weights of {facts['run']}, {frame}"]
-        lines += [f"begun anew: {', '.join(anew)}"] if anew else []
-        lines += [f"not used, as this agent has no such weights: {', '.join(unused)}"] if unused else []
+        lines += [f"newly initialized: {', '.join(anew)}"] if anew else []
+        lines += [f"not used, because this agent has no such weights: {', '.join(unused)}"] if unused else []
         say("; ".join(lines))
 
 
 def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | None:
-    """Return what the sessions of these numbers begin with; None where that is nothing of another run.
+    """Return the weights that the sessions with these numbers start from; None without `start_from.run`.
 
-    Raises InputError where there is no such run or checkpoint, or something does not fit.
+    Raises InputError if there is no such run or checkpoint, or if weights do not fit.
     """
     asked = config.start_from
     if asked.run is None:
@@ -87,8 +87,8 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
     here = _learned_here(config)
     if not here.weights:
         raise InputError(
-            f"{KEY}={asked.run}: {config.agent.target} has no network to begin with weights of another run. "
-            "Leave start_from out, or choose another agent",
+            f"{KEY}={asked.run}: {config.agent.target} has no network that could start from weights of "
+            "another run. Leave start_from out, or choose another agent",
             code="unsupported",
             key=KEY,
         )
@@ -98,7 +98,7 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
         raise _refusal(config, first, found)
     if not found.taken:
         raise InputError(
-            f"{KEY}={asked.run}: no weight of session {first.session} fits. Leave start_from out, or name "
+            f"{KEY}={asked.run}: no weights of session {first.session} fit. Leave start_from out, or name "
             "another run",
             code="contradiction",
             key=KEY,
@@ -107,12 +107,12 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
 
 
 def lacks_beginning(config: TrialConfig, folder: SessionFolder) -> bool:
-    """Return whether a session is to begin with weights of another run that its folder does not keep."""
+    """Return whether a session needs weights of another run that its folder does not hold."""
     return config.start_from.run is not None and not folder.start.is_dir() and not folder.checkpoint_frames()
 
 
 def _source(config: TrialConfig, session: int | None) -> tuple[LoadedPolicy, Learned]:
-    """Return the policy of a session of another run, closed, and what it has learned."""
+    """Return the closed policy of a session of another run, and its learned weights."""
     asked = config.start_from
     assert asked.run is not None
     policy = load(asked.run, session, asked.checkpoint, "fp32", "start_from")
@@ -123,7 +123,7 @@ def _source(config: TrialConfig, session: int | None) -> tuple[LoadedPolicy, Lea
 
 
 def _learned_here(config: TrialConfig) -> Learned:
-    """Return the shapes of what an agent of `config` has to learn."""
+    """Return the learned weights of a new agent of `config`, for their shapes."""
     observation_space, action_space = describe(config.env)
     goals = goals_of(config.env, observation_space)
     num_envs, masked = config.env.config.num_envs, gives_masks(config.env)
@@ -136,7 +136,7 @@ def _learned_here(config: TrialConfig) -> Learned:
 
 
 def _check_parts(parts: Sequence[str] | None, here: Learned) -> None:
-    """Raise InputError for a part that the agent has not."""
+    """Raise InputError for a part that the agent does not have."""
     for part in parts or []:
         if part != OBSERVATION and not any(is_in(name, [part]) for name in here.weights):
             known = parts_of(list(here.weights))
@@ -149,7 +149,7 @@ def _check_parts(parts: Sequence[str] | None, here: Learned) -> None:
 
 
 def _refusal(config: TrialConfig, source: LoadedPolicy, found: Fit) -> InputError:
-    """Return the error with a table of what does not fit."""
+    """Return the error with a table of the weights that do not fit."""
     rows = [("", "here", "there"), *found.misfits[:SHOWN]]
     more = len(found.misfits) - SHOWN
     lines = [
@@ -157,7 +157,7 @@ def _refusal(config: TrialConfig, source: LoadedPolicy, found: Fit) -> InputErro
         f"the agent in env={config.env.config.name}:",
         *table(rows),
         *([f"  and {more} more"] if more > 0 else []),
-        f"To take the {len(found.taken)} others and begin these anew: start_from.partial=true",
-        "To take some parts alone: start_from.parts=torso",
+        f"To load the other {len(found.taken)} and initialize these: start_from.partial=true",
+        "To load only some parts: start_from.parts=torso",
     ]
     return InputError("\n".join(lines), code="contradiction", key=KEY)

@@ -1,4 +1,4 @@
-"""The table that a trial ends with."""
+"""The final summary of a trial on the terminal."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from labrl.storage.run_folder import RunFolder
 from labrl.trial.result import SessionResult, TrialResult
 
 COLUMNS = ("#", "status", "frames", "episodes", "final return", "best", "seconds", "frames/s")
-"""`best`: the highest score of a checkpoint."""
+"""Columns of the table; `best` is the highest score of a checkpoint."""
 
 _DISPENSABLE = ("seconds", "frames/s", "episodes", "best", "frames", "#")
-"""Columns that a narrow terminal goes without, the first of them first."""
+"""Columns that a narrow terminal omits, in this order."""
 
 
 def _row(session: SessionResult) -> list[str]:
@@ -36,7 +36,7 @@ def _row(session: SessionResult) -> list[str]:
 
 
 def print_summary(result: TrialResult, console: Console | None = None) -> None:
-    """Sessions, what they reached, and where everything was written."""
+    """Print a table of the sessions, failures, and the paths of the report and the run folder."""
     console = console or Terminal()
     if result.stopped_at_start:
         say(f"interrupted before the first frame; to resume: {how_to_resume(result.folder)}", console)
@@ -64,8 +64,8 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
         numbers = ", ".join(str(session.index) for session in silent)
         frames = max(session.frame for session in silent)
         say(
-            f"no return (session {numbers}): no episode ended within {frames:,} frames. Set a larger "
-            "env.max_frame, or let episodes end earlier: env.max_episode_steps=<steps> (Atari: "
+            f"no return (session {numbers}): no episode ended within {frames:,} frames. Increase "
+            "env.max_frame, or shorten episodes: env.max_episode_steps=<steps> (Atari: "
             "env.max_episode_frames)",
             console,
         )
@@ -88,7 +88,7 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
 
 
 def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iterator[str]:
-    """Say what each return in the table is the mean of."""
+    """Yield lines that explain the returns in the table."""
     if not any(session.final_return is not None for session in sessions):
         return
     yield MEANING
@@ -101,13 +101,13 @@ def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iter
 
 
 def _without_return(session: SessionResult) -> bool:
-    """Return whether a session played to its end and has neither a training nor an evaluation return."""
+    """Return whether a session finished with neither a training nor an evaluation return."""
     played = session.status == "finished" and session.frame > 0 and session.episodes == 0
     return played and session.best_return is None
 
 
 def print_failures(result: TrialResult, console: Console | None = None) -> None:
-    """Print what ended each failed session, and where its log is."""
+    """Print the error and the log of each failed session."""
     console = console or Terminal()
     for session in result.sessions:
         if session.failure:
@@ -118,22 +118,22 @@ def print_failures(result: TrialResult, console: Console | None = None) -> None:
 
 
 def how_to_resume(folder: Path) -> str:
-    """The command that goes on with a run, as one types it into a shell."""
+    """Return the shell command that resumes a run."""
     ranks = RunFolder(folder).info().get("ranks", 1)
     command = "labrl" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m labrl"
     return f"{command} {shlex.quote(f'+resume={folder}')}"
 
 
 def how_to_report(folder: Path) -> str:
-    """The command that makes a report of a run or experiment, as one types it into a shell."""
+    """Return the shell command that makes the report of a run or an experiment."""
     return f"labrl-report {shlex.quote(str(folder))}"
 
 
 def say(line: str, console: Console | None = None) -> None:
-    """Print one line, however wide, as it is."""
+    """Print one line without wrapping or markup."""
     (console or Terminal()).print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _saved(result: TrialResult) -> bool:
-    """Return whether there is something to go on from."""
+    """Return whether the run has a checkpoint to resume from."""
     return any(session.checkpoint_frames() for session in RunFolder(result.folder).sessions())

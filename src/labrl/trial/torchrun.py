@@ -1,6 +1,6 @@
-"""One session over several processes that torchrun has started: rank 0 leads, the others follow.
+"""One session on several processes of torchrun: rank 0 leads, and the others follow.
 
-Rank 0 alone reads the command line, and writes all that is written. The others wait for what it has composed.
+Only rank 0 reads the command line and writes files. The other ranks wait for the configuration that it sends.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 _FAILED, _RECORDED = "labrl/failed", "labrl/recorded"
 _PATIENCE = 20.0
-"""Seconds that a rank which has failed gives rank 0 to record why: torchrun ends all when one leaves."""
+"""Seconds that a failed rank waits for rank 0 to record why, because torchrun ends all when one exits."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Variables that torchrun sets in each process that it starts."""
+    """Environment variables that torchrun sets for a process."""
 
     rank: int
     size: int
@@ -41,7 +41,7 @@ class Launch:
 
     @classmethod
     def here(cls) -> Launch | None:
-        """Return those of this process; None without torchrun."""
+        """Return the variables of this process; None without torchrun."""
         told = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
         if "MASTER_ADDR" not in os.environ or not all(number.isdigit() for number in told):
             return None
@@ -50,7 +50,7 @@ class Launch:
 
 
 def typed_command() -> Typed:
-    """The command that started this process: under torchrun that of its parent, where the system tells it."""
+    """Return the command that started this process; under torchrun, that of its parent if it is known."""
     if Launch.here() is not None:
         try:
             arguments = Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8").split("\0")[:-1]
@@ -62,13 +62,13 @@ def typed_command() -> Typed:
 
 
 def refuse_torchrun(what: str) -> None:
-    """Raise InputError where torchrun has started this process: `what` is for one that is alone.
+    """Raise InputError if torchrun has started this process, because `what` needs a single process.
 
-    what: the argument of the command line, or the key with its value.
+    what: an argument of the command line, or a key with its value.
     """
     if (launch := Launch.here()) is not None:
         raise InputError(
-            f"{what} and torchrun contradict each other: its {launch.size} processes train one session "
+            f"{what} cannot be combined with torchrun, whose {launch.size} processes train one session "
             "together. Start labrl without torchrun.",
             code="contradiction",
             key=what.partition("=")[0],
@@ -76,7 +76,7 @@ def refuse_torchrun(what: str) -> None:
 
 
 def check_launch(config: TrialConfig) -> None:
-    """Raise InputError where the configuration cannot be trained by as many ranks as there are."""
+    """Raise InputError if the configuration cannot be trained by the ranks of torchrun."""
     launch = Launch.here()
     if launch is None:
         return
@@ -101,13 +101,13 @@ def check_launch(config: TrialConfig) -> None:
 
 
 def check_resume(run: RunFolder) -> None:
-    """Raise InputError where a run is to go on with another number of ranks than it was begun with."""
+    """Raise InputError if the number of ranks differs from that at the start of the run."""
     launch, then = Launch.here(), run.info().get("ranks", 1)
     now = 1 if launch is None else launch.size
     if then != now:
         how = f"by torchrun with {then} processes" if then > 1 else "without torchrun"
         raise InputError(
-            f"{run.path} was begun with {_counted(then)} and cannot be continued with {_counted(now)}, "
+            f"{run.path} was started with {_counted(then)} and cannot be continued with {_counted(now)}, "
             f"because its environments are divided over the ranks. Resume it {how}.",
             code="changed-past",
             key="+resume",
@@ -119,10 +119,10 @@ def _counted(ranks: int) -> str:
 
 
 class Group:
-    """This process among the ranks, once they have found each other."""
+    """The connected ranks of a session, as one of them sees the others."""
 
     def __init__(self, launch: Launch) -> None:
-        """Wait for the others."""
+        """Connect, and wait for the other ranks."""
         import torch
         import torch.distributed as dist
         from torch.distributed.rendezvous import rendezvous
@@ -130,20 +130,20 @@ class Group:
         from labrl.learning.ranks import Ranks
 
         self.begun = False
-        """Whether the others were told to begin a session."""
+        """Whether the other ranks were told to start a session."""
         self.ranks: Ranks = Ranks(launch.rank, launch.size, launch.local_rank, launch.local_size)
         self._store, rank, size = next(rendezvous("env://"))
         own_gpu = torch.cuda.is_available() and torch.cuda.device_count() >= launch.local_size
-        # NCCL takes no two ranks on one GPU; gloo averages what is on GPUs too, over the processors.
+        # NCCL does not allow two ranks on one GPU; gloo averages tensors on GPUs through the CPU.
         backend = "cpu:gloo,cuda:nccl" if own_gpu and dist.is_nccl_available() else "gloo"
         dist.init_process_group(backend, store=self._store, rank=rank, world_size=size)
         if own_gpu:
             torch.cuda.set_device(launch.local_rank)
 
     def begin(self, plain: Mapping[str, Any], folder: Path, state: Mapping[str, Any] | None) -> Ranks:
-        """Rank 0: let the others begin the session in which this one goes on from `state`, if there is any.
+        """Start the session on the other ranks, from `state` if there is one. Called on rank 0.
 
-        plain: the configuration; folder: of the session. Returns the ranks.
+        plain: the configuration; folder: that of the session. Returns the ranks.
         """
         self.begun = True
         signal.signal(signal.SIGTERM, _outlive)
@@ -158,21 +158,20 @@ class Group:
         return self.ranks
 
     def dismiss(self) -> None:
-        """Rank 0: all is recorded, the others may go; those that wait for a session come to none."""
+        """Let the other ranks exit, with or without a session, after all is recorded. Called on rank 0."""
         if not self.begun:
             self.ranks.told_by_leader([None] * self.ranks.size)
         self._store.set(_RECORDED, "")
 
     def leave(self) -> None:
-        """Close the connection. The threads of a group that is still there when Python ends may abort the
-        process."""
+        """Close the connection, because threads of an open group may abort the process at exit."""
         import torch.distributed as dist
 
         if dist.is_initialized():
             dist.destroy_process_group()
 
     def fail(self, error: BaseException) -> None:
-        """Another rank: leave a note of what ended it, hang up, and give rank 0 the time to record it."""
+        """Tell rank 0 the error that ended this rank, disconnect, and wait until rank 0 has recorded it."""
         self._store.set(_FAILED, f"rank {self.ranks.rank} failed: {type(error).__name__}: {error}")
         self.leave()
         until = time.monotonic() + _PATIENCE
@@ -180,19 +179,19 @@ class Group:
             time.sleep(0.1)
 
     def why_lost(self) -> str:
-        """Return what ended the lost rank, as far as it is known."""
+        """Return the error that ended the lost rank, if it is known."""
         for _ in range(10):
             if self._store.check([_FAILED]):
                 return self._store.get(_FAILED).decode()
             time.sleep(0.1)
-        return "another rank was lost: it was killed, or its machine or network is gone"
+        return "another rank was lost: it was killed, or its machine or network failed"
 
 
 _group: Group | None = None
 
 
 def leading() -> Group | None:
-    """The group that this process leads, joined when first asked for; None without torchrun."""
+    """Return the group of this process, which the first call connects; None without torchrun."""
     global _group
     launch = Launch.here()
     if _group is None and launch is not None:
@@ -201,8 +200,8 @@ def leading() -> Group | None:
 
 
 def lead(run: Callable[[], int]) -> int:
-    """Rank 0: `run` the command, and let the others go where it came to no session. Returns its exit code."""
-    stop_when_orphaned()  # a torchrun that is killed takes nobody with it
+    """Call `run` on rank 0, and let the other ranks exit afterwards. Return its exit code."""
+    stop_when_orphaned()  # A killed torchrun does not end its processes.
     try:
         return run()
     finally:
@@ -213,13 +212,13 @@ def lead(run: Callable[[], int]) -> int:
 
 
 def _outlive(number: int, frame: FrameType | None) -> None:
-    """torchrun says SIGTERM when a rank was lost: the session finds that out by itself, and records why."""
+    """Ignore SIGTERM, which torchrun sends if a rank is lost: the session notices that and records why."""
 
 
 @signals_raise()
 def follow(launch: Launch) -> int:
-    """Another rank: train as rank 0 says. Returns the exit code."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # no handler of Python's runs while it waits for the others
+    """Train a session that rank 0 sends, on another rank. Return the exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handlers do not run while ranks wait.
     group = None
     stop_when_orphaned()
     try:

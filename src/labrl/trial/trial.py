@@ -1,4 +1,4 @@
-"""A trial: the sessions of one configuration, side by side, each with a seed of its own."""
+"""A trial: the sessions of one configuration, which run at the same time and differ in the seed."""
 
 from __future__ import annotations
 
@@ -54,24 +54,24 @@ from labrl.workspace import memory_available
 _STOPPED = (INTERRUPTED, TERMINATED)
 
 SESSION_BYTES = 150 << 20
-"""Least memory of the process of a session: torch, and a small environment and network."""
+"""Least memory of a session's process, with PyTorch, a small environment and a small network, bytes."""
 
 
 class LostFolderError(LabrlError):
-    """Raised when a run folder has gone away while the run was going on. `key` is its path."""
+    """Raised if a run folder was moved or deleted during the run. `key` is its path."""
 
     codes = ("not-found",)
 
 
 def check(config: TrialConfig) -> None:
-    """Refuse what contradicts the environment's spaces or the machine, before any session is built.
+    """Raise InputError if the configuration contradicts the environment's spaces or the machine.
 
-    Each part refuses what it cannot do with the whole configuration. Raises InputError.
+    Each component checks the whole configuration for what it does not support.
     """
     if config.search.space:
         raise InputError(
-            "search=<space> belongs to a search, and this is a single trial: "
-            "labrl -m hydra/sweeper=optuna search=<space> ..., or search=none",
+            "search=<space> is for a search, and this is a single trial. Type labrl -m hydra/sweeper=optuna "
+            "search=<space> ..., or set search=none",
             code="usage",
             key="search",
         )
@@ -92,14 +92,14 @@ def check(config: TrialConfig) -> None:
 
 
 def _check_room(num_sessions: int) -> None:
-    """Raise InputError for more sessions than memory holds: the system would end them, or others."""
+    """Raise InputError for more sessions than fit into memory, because the system would kill processes."""
     room = memory_available()
     if num_sessions > 1 and room is not None and num_sessions * SESSION_BYTES > room:
         raise InputError(
-            f"meta.max_session={num_sessions}: the sessions of a trial run at once, each in a process that "
-            f"takes at least {SESSION_BYTES >> 20} MB, and {room / 2**30:.1f} GB are free. Set "
-            f"meta.max_session to at most {max(room // SESSION_BYTES, 1)}, or run the seeds one after the "
-            "other: labrl -m seed=0,1,2",
+            f"meta.max_session={num_sessions}: the sessions of a trial run at the same time, each in a "
+            f"process that takes at least {SESSION_BYTES >> 20} MB, and {room / 2**30:.1f} GB are free. Set "
+            f"meta.max_session to at most {max(room // SESSION_BYTES, 1)}, or run the seeds one after "
+            "another: labrl -m seed=0,1,2",
             code="resources",
             key="meta.max_session",
         )
@@ -107,10 +107,10 @@ def _check_room(num_sessions: int) -> None:
 
 @kept_for_the_run()
 def run_trial(composed: Composed, begin: Callable[[Composed, RunFolder], None] | None = None) -> TrialResult:
-    """Run all sessions in a new run folder and record what they came to.
+    """Run all sessions in a new run folder, and record the results.
 
-    begin: writes the provenance of a run with a past, and puts that into the folder. Raises InputError for
-    wrong input, and leaves no folder then, but among the trials of an experiment.
+    begin: writes the provenance of a fork and copies its files into the folder. Raises InputError for wrong
+    input, and then leaves a folder only for a trial of an experiment.
     """
     doing("making environments")
     config = composed.config
@@ -136,10 +136,10 @@ def run_trial(composed: Composed, begin: Callable[[Composed, RunFolder], None] |
 
 @contextmanager
 def recording_failure(run: RunFolder) -> Iterator[None]:
-    """Record as the run's status what ends it before its sessions have: a failure or an interruption.
+    """Record a failure or an interruption in this context as the status of the run.
 
-    An interruption gets a note that says how to go on, unless too little was written for that; then the
-    folder is deleted. Raises LostFolderError where there is no such folder any more.
+    An interruption gets a note on how to resume, or, if too little was written for that, the folder is
+    deleted. Raises LostFolderError if the folder no longer exists.
     """
     try:
         with signals_raise():
@@ -147,8 +147,8 @@ def recording_failure(run: RunFolder) -> Iterator[None]:
     except BaseException as error:
         if not run.path.exists():
             raise LostFolderError(
-                f"{run.path} was moved or deleted while its run was going on, which has ended. If it still "
-                "exists, labrl +resume=<where it is now> continues from its last checkpoint",
+                f"{run.path} was moved or deleted during the run, which has ended. If it still exists, "
+                "labrl +resume=<its new path> continues from its last checkpoint",
                 key=str(run.path),
             ) from error
         _record_failure(run, error)
@@ -175,11 +175,10 @@ def run_sessions(
     indices: list[int],
     beginning: Beginning | None = None,
 ) -> TrialResult:
-    """Run the sessions numbered `indices`, each from its newest checkpoint if it has one.
+    """Run the sessions with the numbers `indices`, each from its newest checkpoint if it has one.
 
-    beginning: weights of another run that those without one begin with; None: found where they are needed.
-    Returns the results of all sessions of the trial, those that had finished before included, and
-    records them in the run folder.
+    beginning: weights of another run to start from; None: looked up if needed. Returns the results of all
+    sessions of the trial, including those that had finished before, and records them in the run folder.
     """
     assert config.seed is not None
     before = {index: _reached(run.session(index)) for index in indices}
@@ -192,20 +191,20 @@ def run_sessions(
         beginning.write(run)
     if config.meta.distributed:
         forget_shared_weights(run.path)
-        say("meta.distributed: sessions write the same weights in no fixed order, so no two runs are equal")
+        say("meta.distributed: sessions update weights in no fixed order, so runs are not reproducible")
     if config.meta.async_unroll is not None:
-        say("meta.async_unroll: how old the weights are that act is up to the machine: no two runs are equal")
+        say("meta.async_unroll: the age of the acting weights varies, so runs are not reproducible")
     inexact = [f"meta.{key}" for key in ("distributed", "async_unroll") if vars(config.meta)[key]]
     if inexact:
         run.set_status("running", inexact=inexact)
     group = leading()
-    # Also where few of them are left: the last bits depend on the number of threads.
+    # Even if few sessions remain, because the last bits depend on the number of threads.
     num_threads = threads_per_session(
         config.meta.num_cpus, config.meta.max_session if group is None else group.ranks.local_size
     )
     with ExitStack() as ending, shown_on_wandb(config.wandb, run, indices, say):
         prepared = None
-        if config.meta.report and experiment_of(run.path) is None:  # beside other trials it would take a core
+        if config.meta.report and experiment_of(run.path) is None:  # among other trials it would take a core
             prepared = reporting.prepare(run.path)
             ending.callback(reporting.dismiss, prepared)
         if config.meta.max_session == 1:
@@ -238,9 +237,9 @@ def run_sessions(
 def _in_processes(
     config: TrialConfig, folder: RunFolder, indices: list[int], num_threads: int
 ) -> dict[int, int]:
-    """Run all sessions at once; one that dies leaves the others running. Return exit codes by number."""
-    drop_spares()  # the processes make their own
-    # Never forked from this process: they would inherit the threads of torch and of ALE in an unusable state.
+    """Run each session in a process, so that one that dies leaves the others. Return exit codes by number."""
+    drop_spares()  # The processes make their own.
+    # Never forked from this process, because the threads of PyTorch and ALE would be unusable there.
     context = session_context()
     carried = Carried()
     by_index: dict[int, BaseProcess] = {
@@ -265,15 +264,15 @@ def _in_processes(
                     process.join(0.25 / len(processes))
                 panel.update([index for index, process in by_index.items() if not process.is_alive()])
                 if interruption.requested and not told:
-                    # A kill of this process alone, or Ctrl-C while they start, does not reach them by itself.
+                    # They do not receive a signal to this process alone, or Ctrl-C while they start.
                     told = True
                     _terminate(processes)
         except BaseException:
-            _terminate(processes)  # nobody is left who would watch over them
+            _terminate(processes)
             raise
     codes = {index: _exit_code(process, folder.session(index)) for index, process in by_index.items()}
     if interruption.requested:
-        # They were told by SIGTERM, whatever this process was told by.
+        # They received SIGTERM, whichever signal this process received.
         codes = {index: interruption.exit_code if code in _STOPPED else code for index, code in codes.items()}
     return codes
 
@@ -285,15 +284,15 @@ def _terminate(processes: list[BaseProcess]) -> None:
 
 
 def _exit_code(process: BaseProcess, folder: SessionFolder) -> int:
-    """Return the exit code of a session's process as a shell would report it."""
+    """Return the exit code of a session's process, as a shell reports it."""
     code = process.exitcode if process.exitcode is not None else FAILED
-    if -code in SIGNALS:  # it came before there was anything to save, or after all that there was
+    if -code in SIGNALS:  # It arrived before there was anything to save, or after all was saved.
         return DONE if folder.ended_well else exit_code_of(-code)
     return 128 - code if code < 0 else code
 
 
 def _reached(folder: SessionFolder) -> dict[str, Any]:
-    """Return the progress of a session in the fields of its result, from its `progress.json`."""
+    """Return the result of a session or, from `progress.json`, the fields of it that are known."""
     if result := folder.read_result():
         return result
     with contextlib.suppress(OSError, ValueError, TypeError):
@@ -307,9 +306,9 @@ def _reached(folder: SessionFolder) -> dict[str, Any]:
 def _read_result(
     config: TrialConfig, run: RunFolder, index: int, code: int, before: Mapping[str, Any]
 ) -> SessionResult:
-    """Return the result that the session's process wrote, or what is known of one that wrote none.
+    """Return the result that the session's process wrote, or one with what is known.
 
-    before: what it had reached when it was started, if it was not for the first time.
+    before: fields of the result from before the process was started.
     """
     assert config.seed is not None
     folder = run.session(index)
@@ -328,7 +327,7 @@ def _read_result(
 
 
 def _trial_exit_code(codes: Collection[int]) -> int:
-    """0 when all finished; 130 or 143 when a signal ended some and none failed; else 1."""
+    """Return 0 if all finished, 130 or 143 if a signal ended some and none failed, else 1."""
     failed = [code for code in codes if code not in (DONE, *_STOPPED)]
     return FAILED if failed else max(codes)
 

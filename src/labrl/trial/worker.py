@@ -1,4 +1,4 @@
-"""One session from its configuration to its result, in this process or in one of its own."""
+"""One session from its configuration to its result, in this process or in a separate one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from labrl.trial.torchrun import Launch, leading
 _log = logging.getLogger(__name__)
 
 Begin = Callable[[Mapping[str, Any] | None], Ranks]
-"""Tells the other ranks of a session to begin, from a checkpoint's state if there is one; returns them."""
+"""Starts the session on the other ranks, from a checkpoint's state if there is one; returns the ranks."""
 
 
 def run_session(
@@ -49,16 +49,15 @@ def run_session(
 ) -> int:
     """Run one session, from its newest checkpoint if there is one, and write its result.
 
-    num_threads: cores for a session that begins; aloud: whether warnings are also printed; begin: lets the
-    other ranks begin, where torchrun has started some. Returns an exit code: 0, 1 where it failed, 130 or 143
-    where a signal ended it. Raises LabrlError for what building or the first step finds, and for checkpoints
-    none of which is whole.
+    num_threads: cores of a new session; aloud: whether to print warnings; begin: starts the session on the
+    other ranks of torchrun. Returns an exit code: 0, 1 if it failed, 130 or 143 if a signal ended it. Raises
+    LabrlError for wrong input found while building or in the first step, and if no checkpoint is whole.
     """
     assert config.seed is not None
     result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
     session: Session | None = None
     threads_before = torch.get_num_threads()
-    # Small products are faster on one thread; large ones are shared out over gradient workers instead.
+    # Small products are faster on one thread; gradient workers divide large ones.
     torch.set_num_threads(1)
     keep_freed_memory()
     code = FAILED
@@ -87,7 +86,7 @@ def run_session(
     except NonFiniteError as error:
         result.error = str(error)
         session_log.append(folder.log, str(error))
-    except (Exception, SystemExit) as error:  # an environment of somebody's may call sys.exit
+    except (Exception, SystemExit) as error:  # A user's environment may call sys.exit.
         result.error = _described(error)
         session_log.append(folder.log, traceback.format_exc())
     finally:
@@ -99,7 +98,7 @@ def run_session(
 
 
 def _described(error: BaseException) -> str:
-    """Return type and text of an error; of one without text, the line of code that raised it."""
+    """Return the type and the text of an error, or the line of code that raised it if it has no text."""
     name, text = type(error).__name__, str(error)
     if text or not (frames := traceback.extract_tb(error.__traceback__)):
         return f"{name}: {text}"
@@ -110,9 +109,9 @@ def _warn_of_another_scale(session: Session) -> None:
     drifting = session.transforms.drifting
     if drifting and isinstance(session.config.agent.config, ExperienceConfig):
         _log.warning(
-            "transforms.%s: its statistics move on, and agent.memory keeps steps as they were seen when they "
-            "were played: the first ones stay beside later ones on another scale. For rewards, a fixed scale "
-            "is better here: labrl.agents.transforms.ScaleReward or ClipReward",
+            "transforms.%s: its statistics change, but the replay buffer keeps transitions on the scale at "
+            "which they were played, so that old and new ones differ in scale. For rewards, use a fixed "
+            "scale instead: transforms/reward=scale or transforms/reward=clip",
             drifting[0],
         )
 
@@ -122,8 +121,8 @@ def _warn_if_nothing_was_learned(session: Session, index: int) -> None:
     at_its_end = not (session.interrupted or session.pruned)
     if at_its_end and clock.opt_step == 0 and clock.frame > 0 and session.agent.modules():
         _log.warning(
-            "session %d has learned nothing: its agent made no update in %s frames. Set env.max_frame to "
-            "more, or let it learn from fewer steps or episodes at a time",
+            "session %d has learned nothing: its agent made no update in %s frames. Increase env.max_frame, "
+            "or reduce the steps or episodes of an update",
             index,
             f"{clock.frame:,}",
         )
@@ -133,7 +132,7 @@ def _tell_updates(session: Session, index: int) -> None:
     limit, made = session.config.meta.max_opt_step, session.clock.opt_step
     if limit is not None and made > limit:
         _log.warning(
-            "session %d ended with %d updates, meta.max_opt_step=%d: those of the last rollout were all made",
+            "session %d ended with %d updates, meta.max_opt_step=%d: the last rollout was used completely",
             *(index, made, limit),
         )
 
@@ -141,11 +140,11 @@ def _tell_updates(session: Session, index: int) -> None:
 def restored_session(
     config: TrialConfig, index: int, folder: SessionFolder, num_threads: int, begin: Begin | None = None
 ) -> Session:
-    """A session as its newest whole checkpoint has it, and a new one where nothing was ever saved.
+    """Return a session restored from its newest whole checkpoint, or a new one without checkpoints.
 
-    It keeps the number of threads with which it was begun where the machine has them, because the last
-    bits of its numbers depend on it. begin: lets the other ranks begin from it. Raises DamagedFileError where
-    there are checkpoints and none is whole.
+    It keeps its number of threads if the machine has as many, because the last bits of results depend on it.
+    begin: starts the session on other ranks. Raises DamagedFileError if there are checkpoints but none is
+    whole.
     """
     store = CheckpointStore(folder.checkpoints, config.meta.keep_last)
     checkpoint = store.latest()
@@ -161,16 +160,16 @@ def restored_session(
 
 
 def check_restores(config: TrialConfig, folder: SessionFolder) -> None:
-    """Raise LabrlError where a session cannot load its newest checkpoint with these values.
+    """Raise LabrlError if a session cannot load its newest checkpoint with these values.
 
-    Of sessions that train together nothing is known before all of them do.
+    Sessions that train together are not checked, because they load it only together.
     """
     if not config.meta.distributed and Launch.here() is None:
         restored_session(config, folder.index, folder, num_threads=1).close()
 
 
 def follow_session(order: Mapping[str, Any], ranks: Ranks) -> int:
-    """Train a session as another rank than 0, which has sent this `order`. Returns the exit code."""
+    """Train a session on a rank other than 0, which has sent `order`. Return the exit code."""
     config, folder = resolve(order["plain"]), SessionFolder(order["folder"])
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -188,9 +187,9 @@ def _session(
     ranks: Ranks,
     state: Mapping[str, Any] | None,
 ) -> Session:
-    """Return a session in its saved state, with as many threads as it was begun with, if there are that many.
+    """Return a session in its saved state, with its earlier number of threads if there are as many.
 
-    state: None for one at frame 0, which may begin with the weights of another run.
+    state: None for a new session, which may start from weights of another run.
     """
     if state is None:
         start = None if config.start_from.run is None else read_beginning(folder)
@@ -206,15 +205,15 @@ def _session(
         session.close()
         raise
     now = session.computes_with()
-    then = {"kernels": "torch", **begun}  # checkpoints from before there were kernels
+    then = {"kernels": "torch", **begun}  # Old checkpoints do not name the kernels.
     changed = [f"{key} {then[key]} -> {now[key]}" for key in now if then[key] != now[key]]
     if changed:
-        _log.warning("session %d continues with %s, so not bit for bit as before", index, ", ".join(changed))
+        _log.warning("session %d continues with %s, so not exactly bit for bit", index, ", ".join(changed))
     return session
 
 
 def _fill(result: SessionResult, session: Session) -> None:
-    """Take over what the session came to."""
+    """Fill the result from the session."""
     clock = session.clock
     result.frame, result.opt_step, result.wall = clock.frame, clock.opt_step, clock.wall
     result.phases = dict(session.timers.seconds)
@@ -232,14 +231,14 @@ def _fill(result: SessionResult, session: Session) -> None:
 
 
 def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_threads: int) -> None:
-    """Entry point of a session's own process; its exit code tells the trial how it ended."""
+    """Run a session as the entry point of a separate process, whose exit code tells how it ended."""
     assert config.seed is not None
     take_signals()
     stop_with_the_parent()
     session = RunFolder.open(folder).session(index)
     try:
         with session.lock():
-            # A panel would be written across: the trial prints what stands in the logs.
+            # Output would disturb the panel; the trial prints the contents of the logs.
             code = run_session(config, index, session, num_threads, aloud=not config.meta.progress)
     except LabrlError as error:
         seed = session_seed(config.seed, index)

@@ -1,4 +1,4 @@
-"""Build statistics, plots and `report.html` of a folder."""
+"""Build the statistics, plots and `report.html` of a folder."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from labrl.storage.run_folder import MARKER
 
 
 class Built(NamedTuple):
-    """Files and statistics that were built."""
+    """The files and statistics that were built."""
 
     path: Path
     """Path of `report.html`."""
     statistics: Mapping[str, Any]
-    """Result of `compare`; for a single run, of its one group."""
+    """Result of `compare`; for a single run, that of its only group."""
     warnings: Sequence[str]
-    """Warnings of the report: runs that are unfinished or failed, too few seeds, missing rows."""
+    """Warnings of the report: unfinished or failed runs, too few seeds, missing rows."""
     verdict: str = ""
-    """The result, in a few sentences."""
+    """The result in a few sentences."""
 
 
 def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
-    """Make the report of the run, the experiment, or all runs below `folder`.
+    """Build the report of a run, of an experiment, or of all runs below `folder`.
 
-    The `statistics.csv` of a run has a row for each session, any other a row for each group.
-    out: where it is written, beside `plots/` and the statistics; None: into the folder itself. Raises
-    InputError where there is no run, or the files cannot be written.
+    The `statistics.csv` of a run has a row for each session; otherwise it has a row for each group. out:
+    folder for the report, `plots/` and the statistics; None for the folder itself. Raises InputError if there
+    is no run, or the files cannot be written.
     """
     path = Path(os.path.abspath(Path(folder).expanduser()))
     if is_experiment(path):
@@ -67,14 +67,14 @@ def build_comparison(
     title: str = "Comparison",
     experiment: Experiment | None = None,
 ) -> Built:
-    """Make the report of any runs beside each other.
+    """Build a report that compares runs.
 
-    by: as `grouped`; experiment: whose runs they are, if all are of one.
+    by: as for `grouped`; experiment: the experiment of the runs, if all are of one.
     """
     if not runs:
         place = experiment.path if experiment else out
         raise InputError(
-            f"{place}: no trial has begun, so there is nothing to report yet",
+            f"{place}: no trial has started, so there is nothing to report yet",
             code="not-found",
             key=str(place),
         )
@@ -96,7 +96,7 @@ def _write(
     except OSError as error:
         reason = error.strerror or error
         raise InputError(
-            f"{folder} cannot be written ({reason}). Name another folder with --out <folder>",
+            f"{folder} cannot be written ({reason}). Choose another folder with --out <folder>",
             code="usage",
             key=str(folder),
         ) from error

@@ -1,4 +1,4 @@
-"""The report of several groups of runs: an experiment, a search, or any runs beside each other."""
+"""The report of several groups of runs: an experiment, a search, or any runs that are compared."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import GREY, Style, group_styles
 from labrl.analysis.figures import Sheet
-from labrl.analysis.formats import INTERVAL, UNKNOWN, interval, moment, number
+from labrl.analysis.formats import METHOD, UNKNOWN, interval, moment, number
 from labrl.analysis.groups import Group, by_env, told, varied
-from labrl.analysis.intervals import PAIR_METHOD, curve
+from labrl.analysis.intervals import SCORE_METHOD, curve
 from labrl.analysis.report.page import relative
 from labrl.analysis.report.search import search_content
 from labrl.analysis.returns import NAMES, GroupReturn, statistic_name
@@ -30,13 +30,13 @@ from labrl.analysis.statistics import (
 )
 
 MOST_NAMED = 8
-"""Groups that have a colour of their own; the others are grey lines behind them."""
+"""Number of groups with a colour of their own; the others are grey lines behind them."""
 
 MOST_IN_MATRIX = 10
-"""Groups up to which every one is set against every other."""
+"""Largest number of groups for which every pair is shown as a matrix."""
 
 MOST_VERDICTS = 4
-"""Environments that the sentences and numbers on top speak of."""
+"""Largest number of environments that the sentences and numbers at the top describe."""
 
 SETTING_MEASURES = {
     "final_return": "Final return",
@@ -49,17 +49,17 @@ SETTING_MEASURES = {
 """Measures of a session that are shown by setting, with the titles of their charts."""
 
 MOST_KEYS = 6
-"""Keys whose settings have charts."""
+"""Largest number of keys whose settings have charts."""
 
 
 def comparison_report(
     groups: Sequence[Group], folder: Path, title: str, experiment: Experiment | None = None
 ) -> tuple[dict[str, Any], list[Sheet], dict[str, Any]]:
-    """Return curves, scores, pairs and profiles by environment, the trials, and what differs between them.
+    """Return curves, scores, pairs and profiles by environment, the trials, and their differences.
 
-    folder: where the report will lie; experiment: whose trials they are, if all are of one. Those of a search
-    are called by their number, and what it confirmed on fresh seeds is the verdict. Returns the content of
-    the page, its plots and the statistics.
+    folder: folder of the report; experiment: the experiment of the trials, if all are of one. Trials of a
+    search are named by their number, and the verdict is what the search confirmed on fresh seeds. Returns the
+    content of the page, its plots and the statistics.
     """
     runs = [run for group in groups for run in group.runs]
     search = read_search(experiment.info) if experiment else None
@@ -84,7 +84,8 @@ def comparison_report(
         "searched": search_content(search, experiment.path) if experiment and search else None,
         "path": experiment.path if experiment else None,
         "envs": envs,
-        "pair_method": PAIR_METHOD,
+        "pair_method": f"{METHOD}; {SCORE_METHOD} for a probability of 0 or 1",
+        "aggregate_names": NAMES,
         "improvement": improvement,
         "most_in_matrix": MOST_IN_MATRIX,
         "statistics": statistics,
@@ -123,13 +124,13 @@ class Member(NamedTuple):
 
 
 class EnvComparison:
-    """The groups of one environment beside each other."""
+    """The comparison of the groups in one environment."""
 
     def __init__(
         self, entry: Mapping[str, Any], groups: Sequence[Group], axes: TimeAxes, several: bool
     ) -> None:
-        """entry: the statistics of the environment; groups: those in it, in the same order; several: whether
-        there are several environments, so that anchors, files and titles name it."""
+        """entry: the statistics of the environment; groups: its groups, in the same order; several: whether
+        there are several environments, so that anchors, files and titles include its name."""
         self.entry, self._axes, entries = entry, axes, entry["groups"]
         slug = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in entry["env"])
         self.suffix, self.where = (f"_{slug}", f" on {entry['env']}") if several else ("", "")
@@ -153,7 +154,8 @@ class EnvComparison:
         self.humans = any("human_normalized" in one["estimates"] for one in entries)
         self.returns, self.scores, self.profile = self._returns(), self._scores(), self._profile()
         self.pairs = [] if all(pair["low"] is None for pair in entry["improvement"]) else entry["improvement"]
-        """How likely a seed of one group beats one of another; empty where every group has a single seed."""
+        """Probability that a seed of one group beats one of another; empty if every group has a single
+        seed."""
         self.settings = _setting_charts(groups, entries)
 
     def sheets(self) -> Iterator[Sheet]:
@@ -166,7 +168,7 @@ class EnvComparison:
             yield Sheet(f"profile{self.suffix}", [self.profile], "score", title)
         for key, charts in self.settings.items():
             name = f"measures_{key.replace('/', '.')}{self.suffix}"
-            yield Sheet(name, charts, "value", f"{title}, against {key}")
+            yield Sheet(name, charts, "value", f"{title}, by {key}")
 
     def _returns(self) -> Chart:
         lines: list[Line] = []
@@ -187,14 +189,15 @@ class EnvComparison:
                     lines.append(Line(f"{one.key} {place}", name, one.style, own, "seed", group=one.key))
                 lines.append(Line(one.key, one.group.name, one.style, views))
         if past := self._axes.middles(trunk):
-            name = f"common past, up to frame {self.branches['frame']:,}"
+            name = f"shared past, up to frame {self.branches['frame']:,}"
             lines.append(Line(f"trunk{self.suffix}", name, Style(GREY), past))
         rigorous = all(run.evaluates for one in self.members for run in one.group.runs)
         unit = f"of {'evaluation' if rigorous else 'training'} episodes"
         return Chart("Return", self._axes.axes, lines, unit, tall=True)
 
     def _scores(self) -> Chart:
-        """Return the final return of each named group with its interval, and of each of its seeds."""
+        """Return the chart of the final return of each named group with its interval, and of each of its
+        seeds."""
         shown = [(one, one.final) for one in self.ranked if one.named and one.final is not None]
         lines = []
         for place, (one, final) in enumerate(shown):
@@ -206,7 +209,7 @@ class EnvComparison:
             middle = {"group": View([place], [final.value], *ends)}
             lines.append(Line(one.key, one.group.name, one.style, middle, "points"))
         axis = Axis("", ticks=[one.group.name for one, _ in shown])
-        return Chart("Final return", {"group": axis}, lines, f"with its {INTERVAL}, and of each seed")
+        return Chart("Final return", {"group": axis}, lines, "with its 95 % interval, and each seed")
 
     def _profile(self) -> Chart | None:
         profile = self.entry["profile"]
@@ -230,8 +233,8 @@ class EnvComparison:
 def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]]) -> dict[str, list[Chart]]:
     """Return a chart of each measure over the values of each key that differs between groups of one agent.
 
-    entries: of `group_statistics`, one for each of `groups`, which are in one environment. At most MOST_KEYS
-    keys, a line for each agent, without measures that are not known.
+    entries: results of `group_statistics`, one for each of `groups`, which are in one environment. There are
+    at most MOST_KEYS keys, a line for each agent, and no charts of unknown measures.
     """
     agents = np.array([group.agent for group in groups])
     names = list(dict.fromkeys(agents.tolist()))
@@ -245,7 +248,7 @@ def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]
         pairs = {(agent, repr(value)) for agent, value in zip(agents, values, strict=True)}
         nested = key.endswith("_target_") or any(isinstance(value, dict | list) for value in values)
         if nested or len(pairs) == len(names) or len(found) == MOST_KEYS:
-            continue  # it says no more than which agent it is
+            continue  # the key only follows from the agent
         axis, places = _setting_axis(key, values)
         found[key] = []
         for title, columns in means.items():
@@ -262,7 +265,7 @@ def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]
 
 
 def _setting_axis(key: str, values: Sequence[Any]) -> tuple[Axis, np.ndarray]:
-    """Return the axis of a key's values, and their places on it. [groups]"""
+    """Return the axis of a key's values, and their positions on it. [groups]"""
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         names = list(dict.fromkeys(map(told, values)))
         return Axis(key, names), np.array([names.index(told(value)) for value in values], dtype=np.float64)
@@ -273,7 +276,7 @@ def _setting_axis(key: str, values: Sequence[Any]) -> tuple[Axis, np.ndarray]:
 
 
 def _interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Return the mean of a measure over sessions and its interval; nan where there is none."""
+    """Return the mean of a measure over sessions and its interval, nan if there is none."""
     values = values[np.isfinite(values)]
     if not len(values):
         return (np.nan, np.nan, np.nan)
@@ -282,28 +285,29 @@ def _interval(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def _verdict(entry: Mapping[str, Any]) -> str:
-    """Return the group with the highest return, and whether its seeds differ from the next one's."""
+    """Return the group with the highest return, and whether its seeds differ from those of the next one."""
     found, env = ranked(entry["groups"]), entry["env"]
     if not found:
         return f"{env}: no group has a return yet."
     (best, first), *others = found
     name = first["name"]
     if not others:
-        return f"On {env} {name} has a final return of {best.sentence()}."
+        return f"On {env}, {name} has a final return of {best.sentence()}."
     (second, other), pair = others[0], improvement(entry, name, others[0][1]["name"])
     head = f"{name} is best with" if entry["best"] else f"no group is clearly the best: {name} has"
-    told_of = f"On {env} {head} a final return of {best.sentence()}, before {other['name']} with "
+    told_of = f"On {env}, {head} a final return of {best.sentence()}, followed by {other['name']} with "
     told_of += f"{number(second.value)}."
     if pair is None or pair.low is None:
         return told_of
-    chance = f"{pair.value:.2f} (95 % interval {interval(pair.low, pair.high)}, {PAIR_METHOD})"
+    method = SCORE_METHOD if pair.value in (0.0, 1.0) else METHOD
+    chance = f"{pair.value:.2f} (95 % interval {interval(pair.low, pair.high)}, {method})"
     return f"{told_of} A seed of {name} beats one of {other['name']} with probability {chance}."
 
 
 def _warnings(
     statistics: Mapping[str, Any], groups: Sequence[Group], experiment: Experiment | None
 ) -> Iterator[str]:
-    """Everything to keep in mind, with the environment and the groups that it is said of."""
+    """Yield all warnings, with the environment and the groups that they concern."""
     yield from experiment.warnings if experiment else ()
     yield from statistics["warnings"]
     for entry in statistics["envs"]:
@@ -322,9 +326,9 @@ def _warnings(
 def _trials(
     statistics: Mapping[str, Any], groups: Sequence[Group], folder: Path, experiment: Experiment | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield every trial with what it reached over its sessions, and the link to its own report.
+    """Yield every trial with its result over its sessions, and the link to its own report.
 
-    Folders tell runs apart: each experiment has a first trial.
+    Runs are identified by their folder, because each experiment has a first trial.
     """
     found: dict[Path, dict[str, Any]] = {}
     entries = [entry for env in statistics["envs"] for entry in env["groups"]]

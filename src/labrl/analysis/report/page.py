@@ -1,8 +1,8 @@
-"""One HTML file that fetches nothing: the document of every report, its tables and its charts.
+"""One HTML file that loads nothing else: the document of every report, its tables and its charts.
 
-A report is a template of `assets/` that extends `report.html.j2` and lays out, with the macros of
-`macros.html.j2`, the charts and the numbers that a report's `content` holds. All text is escaped where it is
-rendered, so names may hold anything.
+A report is a template in `assets/` that extends `report.html.j2`. It arranges the charts and numbers in a
+report's `content` with the macros of `macros.html.j2`. All text is escaped when it is rendered, so names may
+contain any characters.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from labrl.analysis.returns import MEANING
 from labrl.storage.provenance import as_yaml
 
 MOST_POINTS = 80_000
-"""Most points of all curves of a report together, about 2 MB."""
+"""Largest number of points of all curves of a report together, about 2 MB."""
 MOST_PER_CURVE = 600
 FEWEST_PER_CURVE = 40
 
 SMALL_VIDEO = 1_000_000
-"""Bytes up to which an episode is embedded."""
+"""Size in bytes up to which an episode is embedded."""
 MOST_VIDEO = 2_000_000
-"""Bytes of all embedded episodes together."""
+"""Largest size in bytes of all embedded episodes together."""
 
 MOST_WARNINGS = 8
-"""Those that are shown without a click."""
+"""Number of warnings that are shown without a click."""
 
 
 class Page:
-    """One document while it is rendered: the sections, charts and videos that the template has asked for."""
+    """One document while it is rendered: the sections, charts and videos that the template has requested."""
 
     def __init__(self, folder: Path) -> None:
         self.sections: list[tuple[str, str]] = []
-        """Anchor and title of each."""
+        """Anchor and title of each section."""
         self.figures: list[tuple[str, str, str]] = []
-        """Label, value and detail of each number on top."""
+        """Label, value and detail of each number at the top."""
         self._charts: list[Chart] = []
         self._folder, self._room = folder, MOST_VIDEO
 
@@ -57,7 +57,8 @@ class Page:
         return len(self._charts) - 1
 
     def charts_json(self) -> Markup:
-        """Return all charts as JSON for a script element, each curve thinned as their number demands."""
+        """Return all charts as JSON for a script element, with each curve thinned according to the number of
+        curves."""
         curves = sum(len(line.views) for chart in self._charts for line in chart.lines)
         most = min(MOST_PER_CURVE, max(MOST_POINTS // max(curves, 1), FEWEST_PER_CURVE))
         specs = [chart.spec(most) for chart in self._charts]
@@ -65,7 +66,8 @@ class Page:
         return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
 
     def source_of(self, video: Path) -> dict[str, Any]:
-        """Return where an episode is played from: this file while there is room, else its own."""
+        """Return the address of an episode's video: embedded while there is room, otherwise that of its
+        file."""
         size = video.stat().st_size if video.exists() else 0
         embedded = 0 < size <= min(SMALL_VIDEO, self._room)
         address = quote(relative(video, self._folder))
@@ -78,9 +80,9 @@ class Page:
 def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
     """Return the text of `report.html`.
 
-    template: stem of its file in `assets/`; folder: where the page will lie, which links are relative to.
-    content: what the template arranges, and for the head of every page `title`, `subtitle`, `status` as of
-    `Run.status`, `verdict`, the result in a sentence or two, `warnings` and `footer`.
+    template: name of its file in `assets/`, without the suffix; folder: folder of the page, to which links
+    are relative; content: what the template arranges, and for the top of every page `title`, `subtitle`,
+    `status` as of `Run.status`, `verdict` (the result in a sentence or two), `warnings` and `footer`.
     """
     loader = PackageLoader("labrl.analysis.report", "assets")
     environment = Environment(
@@ -118,13 +120,13 @@ def relative(path: Path, folder: Path) -> str:
 
 
 def _order(value: Any) -> str:
-    """Return what a column is sorted by, as text; empty comes last."""
+    """Return the text by which a column is sorted; undefined values are empty and come last."""
     unknown = value is None or (isinstance(value, float) and not math.isfinite(value))
     return "" if unknown else str(value)
 
 
 def _css_colour(style: Style, shade: int) -> str:
-    """Return the CSS colour of a line, as `report.js` mixes it."""
+    """Return the CSS colour of a line, mixed as in `report.js`."""
     lifted = f"color-mix(in oklab, {style.colour}, white var(--lift))"
     if not shade:
         return lifted

@@ -22,14 +22,14 @@ from labrl.analysis.search import (
 from labrl.analysis.series import TimeAxes
 
 MOST_LINES = 200
-"""Trials in parallel coordinates: the best ones, where there are more."""
+"""Largest number of trials in parallel coordinates; if there are more, the best are shown."""
 
 TOP_SHARE = 0.1
 """Fraction of the complete trials that are coloured in parallel coordinates."""
 
 MARKS: dict[State, tuple[str, str, Literal["dot", "cross"]]] = {
     "complete": ("finished", BLUE, "dot"),
-    "pruned": ("pruned, where it was stopped", GREY, "cross"),
+    "pruned": ("pruned, with its last value", GREY, "cross"),
     "fail": ("failed", VERMILLION, "cross"),
 }
 """Name, colour and mark of a trial's point, by its state."""
@@ -55,7 +55,7 @@ def search_content(search: SearchResult, path: Path) -> dict[str, Any]:
 def _points(
     trials: Sequence[SearchTrial], state: State, axis: str, places: Sequence[float], heights: Sequence[float]
 ) -> Line:
-    """Return the trials that ended in a state, each with its number and values to hover over."""
+    """Return the trials that ended in a state, each with its number and values as a label."""
     name, colour, mark = MARKS[state]
     labels = []
     for one in trials:
@@ -71,7 +71,7 @@ def _values(trials: Sequence[SearchTrial]) -> list[float]:
 
 
 def _history(search: SearchResult) -> Chart:
-    """Return the value of each trial that ended, and the best so far."""
+    """Return the chart of each trial's value, and the best so far."""
     lines = []
     for state in MARKS:
         trials = search.of_state(state)
@@ -79,7 +79,7 @@ def _history(search: SearchResult) -> Chart:
         if state == "fail" and trials:
             if not search.valued:
                 continue
-            # a failed trial has no value: it stands at the worst of the others
+            # A failed trial has no value, and is shown at the worst value of the others.
             heights = [(min if search.maximize[0] else max)(_values(search.valued))] * len(trials)
         if trials or state != "fail":
             lines.append(_points(trials, state, "trial", [trial.number for trial in trials], heights))
@@ -94,7 +94,7 @@ def _history(search: SearchResult) -> Chart:
 
 
 def _parallel(search: SearchResult) -> Chart:
-    """Return each trial as a line through its values, the best ones coloured."""
+    """Return the chart with each trial as a line through its values, the best ones coloured."""
     top = {
         trial.number
         for trial in search.ranked()[: max(1, math.ceil(TOP_SHARE * len(search.of_state("complete"))))]
@@ -112,8 +112,8 @@ def _parallel(search: SearchResult) -> Chart:
         else:
             lines.append(Line(f"search-{trial.state}", name, Style(GREY), views, "reference"))
     axis = Axis("", ticks=[one.key.rpartition(".")[2] for one in search.parameters])
-    title = "Each trial as a line: blue are the best, grey the others"
-    unit = "from the low to the high end of each range"
+    title = "Each trial as a line: the best in blue, the others in grey"
+    unit = "from the lowest to the highest value of each range"
     return Chart(title, {"key": axis}, lines, unit, tall=True, fixed_y=(0, 1))
 
 
@@ -130,7 +130,7 @@ def _slice(search: SearchResult, parameter: Parameter) -> Chart:
 
 
 def _against_default(search: SearchResult, path: Path) -> Chart | None:
-    """Return the winner and the default on the same fresh seeds; None where their runs are lost."""
+    """Return the chart of the winner and the default on the same fresh seeds; None if their runs are lost."""
     chosen = [(one, colour) for one, colour in ((search.winner, BLUE), (search.default, GREY)) if one]
     runs = {one.name: runs_of(one, path) for one, _ in chosen}
     axes = TimeAxes([run for several in runs.values() for run in several])

@@ -24,7 +24,7 @@ from labrl.analysis.statistics import MEASURES, final_return, statistic_of
 from labrl.storage.run_folder import RunFolder
 
 TITLES = {
-    "return_mean": "Return of training",
+    "return_mean": "Training return",
     "length_mean": "Episode length",
     "loss": "Loss",
     "loss_policy": "Policy loss",
@@ -35,33 +35,34 @@ TITLES = {
     "exploration": "Exploration",
     "lr": "Learning rate",
     "grad_norm": "Gradient norm",
-    "weight_norm": "Weights' norm",
+    "weight_norm": "Weight norm",
     "q_mean": "Mean Q value",
     "value_mean": "Mean value",
     "fps": "Frames/s",
 }
-"""Columns by the order in which they are shown, with their names."""
+"""Columns in the order in which they are shown, with their titles."""
 
 TIMING = {"frame", "env_frames", "episode", "opt_step", "wall", "episodes"}
-"""Columns that time the others."""
+"""Columns that serve as axes or counters of the others."""
 
 SPREAD = {"return_std", "return_min", "return_max"}
 """Columns that belong to the return."""
 
 STRONGEST_SHADE = 48
-"""Ink or paper in the colour of the first and the last seed, percent."""
+"""Percentage of ink or paper in the colours of the first and the last seed."""
 
 CHANGE = 0.03
-"""Share of a curve's whole range by which its last tenth must differ from the tenth before to be news."""
+"""Fraction of a curve's whole range by which its last tenth must differ from the tenth before to be
+mentioned."""
 
 MOST_VIDEOS = 8
 
 IMPORTANT = ("labrl", "torch", "gymnasium", "ale-py", "numpy", "hydra-core")
-"""Packages whose versions come first."""
+"""Packages whose versions are shown first."""
 
 
 def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any], list[Sheet]]:
-    """Return the content of the page of one run, and its plots. statistics: those of `trial_statistics`."""
+    """Return the content of the page of one run, and its plots. statistics: result of `trial_statistics`."""
     curves, seeds, packages = TrialCurves(run), len(run.sessions), _dict(run.provenance.get("packages"))
     reasons = {entry["session"]: entry["reason"] for entry in statistics["left_out"]}
     stops = {entry["index"]: entry["stop"] for entry in statistics["sessions"]}
@@ -69,7 +70,7 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
     again = run.provenance.get("overrides")
     if fork := run.info.get("fork"):
         again = [f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]
-    elif again is not None:  # of two overrides for one key the last one counts
+    elif again is not None:  # the last of several overrides for one key counts
         again = list(dict.fromkeys(map(str, reversed(again))))[::-1]
     content = {
         "title": f"{run.agent} on {run.env}",
@@ -97,13 +98,13 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
 
 
 class TrialCurves:
-    """The curves of a trial: the middle of its sessions, every seed, and how learning went."""
+    """The curves of a trial: the middle of its sessions, every seed, and the metrics of learning."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._axes = run, TimeAxes([run])
         style, sessions = agent_style(run.agent), run.sessions
         last = max(len(sessions) - 1, 1)
-        # from ink to paper, so that neighbours can be told apart
+        # From ink to paper, so that neighbours are distinguishable.
         shades = [round(STRONGEST_SHADE * (2 * place / last - 1)) for place in range(len(sessions))]
         self._seeds = [
             Line(f"session-{one.index}", f"session {one.index}", style, {}, "seed", shade=shade)
@@ -115,8 +116,8 @@ class TrialCurves:
         unit = f"mean of the last {window} training episodes" if window else ""
         self.returns = [self._return_chart("Return", unit, False)]
         if run.evaluates:
-            unit = f"{run.config['meta']['rigorous_eval']} episodes in environments of their own"
-            self.returns.append(self._return_chart("Return of evaluations", unit, True))
+            unit = f"episodes in {run.config['meta']['rigorous_eval']} separate environments"
+            self.returns.append(self._return_chart("Evaluation return", unit, True))
         values = {
             name: [known(one.train, name) for one in sessions] for one in sessions for name in one.train
         }
@@ -131,7 +132,8 @@ class TrialCurves:
         self.small += [self._chart(name) for name in varying if name not in main]
 
     def sheets(self) -> Iterator[Sheet]:
-        """The plots: the returns over frames and wall time, and for each session how its learning went."""
+        """Yield the plots: the returns over frames and wall time, and for each session its metrics of
+        learning."""
         for name, chart in zip(("return", "evaluation"), self.returns, strict=False):
             for axis in AXES:
                 yield Sheet(f"{name}_{axis}", [chart], axis, f"{self._run.agent} on {self._run.env}")
@@ -161,29 +163,30 @@ class TrialCurves:
 
 
 def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:
-    """Return the result of the run, its reference, and whether it was still learning."""
+    """Yield the result of the run, its references, and whether it was still learning."""
     sessions = statistics["sessions"]
     failed = sum(session.status == "failed" for session in run.sessions)
     if failed:
-        yield f"{failed} of {len(run.sessions)} sessions failed." if len(run.sessions) > 1 else "It failed."
+        several = len(run.sessions) > 1
+        yield f"{failed} of {len(run.sessions)} sessions failed." if several else "The session failed."
     early = [entry for entry in sessions if entry["stop"]]
     if early and len(sessions) == 1:
-        yield f"It ended early, at frame {early[0]['frames']:,}: {early[0]['stop']}."
+        yield f"The session ended early, at frame {early[0]['frames']:,}: {early[0]['stop']}."
     elif early:
-        yield f"{len(early)} of {len(run.sessions)} sessions ended early, as their notes say."
+        yield f"{len(early)} of {len(run.sessions)} sessions ended early (see their notes)."
     progress = ""
     if sessions and run.max_frame and np.isfinite(run.max_frame):
         share = min(float(np.mean([entry["frames"] for entry in sessions])) / run.max_frame, 1.0)
         progress = f" at {100 * share:.0f} % of its {run.max_frame:,.0f} frames"
     if run.status == "running":
-        yield f"Still going on{progress}; so far:"
+        yield f"The run is still running{progress}. So far:"
     elif run.status in ("interrupted", "killed"):
-        yield f"It was {run.status}{progress} and can be resumed."
+        yield f"The run was {run.status}{progress} and can be resumed."
     final = final_return(statistics)
     if final is None:
-        yield "No episode has ended, so there is no return."
+        yield "No episode has finished, so there is no return."
         return
-    yield f"A final return of {final.sentence()}."
+    yield f"Final return: {final.sentence()}."
     yield from _against(statistics, final.value)
     yield from _trend(statistics["curve"], run.status)
 
@@ -191,15 +194,16 @@ def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:
 def _against(statistics: Mapping[str, Any], value: float) -> Iterator[str]:
     baseline, threshold = statistics["baseline"], statistics["threshold"]
     if baseline:
-        better = "" if value > baseline["mean"] else ": no better than chance"
-        yield f"The random policy's is {number(baseline['mean'])}{better}."
+        better = "" if value > baseline["mean"] else ", so the result is no better than chance"
+        yield f"The random policy has a return of {number(baseline['mean'])}{better}."
     human = statistics["estimates"].get("human_normalized")
     if human:
-        yield f"Human-normalized: {number(human[statistic_of(statistics['counted'])]['value'], 3)}."
+        score = human[statistic_of(statistics["counted"])]["value"]
+        yield f"The human-normalized score is {number(score, 3)}."
     if threshold:
         counted = [session for session in statistics["sessions"] if session["counted"]]
         reached = [s["frames_to_threshold"] for s in counted if s["frames_to_threshold"] is not None]
-        what = {"gymnasium": "The return that counts as solved", "human": "A human's return"}
+        what = {"gymnasium": "The return that counts as solved", "human": "The return of a human"}
         said = f"{what.get(threshold['source'], 'The threshold')}, {number(threshold['value'])},"
         share = f"by {len(reached)} of {len(counted)} seeds, " if len(counted) > 1 else ""
         after = f"was reached {share}after {number(float(np.mean(reached)))} frames" if reached else ""
@@ -207,7 +211,7 @@ def _against(statistics: Mapping[str, Any], value: float) -> Iterator[str]:
 
 
 def _trend(curve: Mapping[str, Sequence[Any]], status: str) -> Iterator[str]:
-    """Return whether the return still rose, or fell, in the last tenth of the frames."""
+    """Yield whether the return was still rising, or was falling, in the last tenth of the frames."""
     frame = np.array(curve["frame"], dtype=np.float64)
     mean = np.array(curve["mean"], dtype=np.float64)
     frame, mean = frame[known := np.isfinite(mean)], mean[known]
@@ -225,7 +229,7 @@ def _trend(curve: Mapping[str, Sequence[Any]], status: str) -> Iterator[str]:
 
 
 def _videos(run: Run) -> dict[Path, str]:
-    """Return the videos in the folders of a run's sessions with their captions, the best first."""
+    """Return the videos of a run's sessions with their captions, the best first."""
     order = ("best", "last", "latest")
 
     def rank(path: Path) -> tuple[int, str]:
@@ -240,7 +244,7 @@ def _videos(run: Run) -> dict[Path, str]:
 
 
 def _changed(run: Run) -> list[list[str]] | None:
-    """Return what differs from the defaults when the run ended; None where that was not recorded."""
+    """Return the differences from the defaults at the end of the run; None if they were not recorded."""
     try:
         entries = json.loads(RunFolder(run.path).changed.read_text(encoding="utf-8"))
         return [[entry["key"], told(entry.get("value")), told(entry.get("default"))] for entry in entries]
@@ -249,7 +253,7 @@ def _changed(run: Run) -> list[list[str]] | None:
 
 
 def _origin(run: Run, packages: Mapping[str, str]) -> dict[str, str]:
-    """Return code, machine and packages of a run by name; empty where a fact is not known."""
+    """Return code, machine and packages of a run by name; empty if a fact is not known."""
     facts, fork, machine = run.provenance, _dict(run.info.get("fork")), _dict(run.provenance.get("machine"))
     memory, cores = machine.get("memory"), machine.get("cores")
     processor = [str(machine.get("processor") or "")]
@@ -258,8 +262,8 @@ def _origin(run: Run, packages: Mapping[str, str]) -> dict[str, str]:
     forked = [f"{fork['folder']} at frame {fork['frame']:,}"] if fork else []
     return {
         "run folder": str(run.path),
-        "begun": moment(run.created),
-        "last change": moment(run.info.get("updated", "")),
+        "started": moment(run.created),
+        "last updated": moment(run.info.get("updated", "")),
         "seed": told(facts.get("seed", run.seed)),
         **{f"code of {name.replace('_', ' ')}": _code(git) for name, git in _dict(facts.get("git")).items()},
         "Python": str(_dict(facts.get("python")).get("version", "")),
@@ -267,20 +271,21 @@ def _origin(run: Run, packages: Mapping[str, str]) -> dict[str, str]:
         "machine": ", ".join(str(machine[key]) for key in ("name", "system") if machine.get(key)),
         "processor": ", ".join(part for part in processor if part),
         "memory": f"{memory / 2**30:.0f} GiB" if isinstance(memory, int | float) else "",
-        "graphics": ", ".join(map(str, machine.get("gpus") or [])),
-        "repeats": str(run.info.get("rerun_of", "")),
+        "GPUs": ", ".join(map(str, machine.get("gpus") or [])),
+        "rerun of": str(run.info.get("rerun_of", "")),
         "forked from": ", with ".join([*forked, edits] if edits else forked),
-        "begins with": _beginning(run.first_provenance.get("start_from")),
+        "starts from": _beginning(run.first_provenance.get("start_from")),
     }
 
 
 def _beginning(facts: Any) -> str:
-    """Return what a run began with of another one, and what not, in a line."""
+    """Describe in one line which weights of another run this one started from, and which were new."""
     if not isinstance(facts, dict) or not facts:
         return ""
     sources = {f"session {one['session']}, frame {one['frame']:,}" for one in facts["sessions"].values()}
     taken = f"{len(facts['taken'])} weights of {facts['run']} ({'; '.join(sorted(sources))})"
-    return f"{taken}, begun anew: {', '.join(facts['begun_anew'])}" if facts["begun_anew"] else taken
+    new = ", ".join(facts["begun_anew"])
+    return f"{taken}, newly initialized: {new}" if new else taken
 
 
 def _code(git: Any) -> str:

@@ -1,49 +1,60 @@
-"""Turn the command line of a search into a `Search`, and run it."""
+"""Start a search from its command line."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from itertools import takewhile
 from typing import Any
 
-from omegaconf import DictConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import resolve, to_plain
-from labrl.config.keys import key_of
+from labrl.config.extensions import kinds_replace
+from labrl.config.keys import ABSENT, changes, key_of, walk
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
-from labrl.errors import InputError
+from labrl.errors import InputError, LabrlError
 from labrl.experiment.experiment import held
 from labrl.experiment.job import Job
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
-from labrl.experiment.search.checks import check_pruner, check_ready, check_space
 from labrl.experiment.search.objective import Direction
-from labrl.experiment.search.options import Measure, NoPruner, SearchConfig
-from labrl.experiment.search.recipe import Recipe
+from labrl.experiment.search.options import (
+    AshaPruner,
+    HyperbandPruner,
+    Measure,
+    MedianPruner,
+    NoPruner,
+    Pruner,
+    SearchConfig,
+    Settings,
+    not_its,
+)
+from labrl.experiment.search.pruning import default_grace
 from labrl.experiment.search.search import Search, break_off, conclude
-from labrl.experiment.search.settings import Settings
-from labrl.experiment.search.space import Space
+from labrl.experiment.search.space import Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
 from labrl.experiment.sweep import hydra_overrides
-from labrl.session.options import check_start_from
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.folder import place
 from labrl.trial.baseline import random_return
-from labrl.trial.composed import misfit
+from labrl.trial.composed import check_start_from, misfit
 from labrl.trial.summary import say
+from labrl.trial.trial import check
 
 OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
 """Overrides of every trial of a search, unless the user types the key: many reports and videos would cost
 more time than short trials do."""
 
 OWN_STUDY = "labrl"
-"""Name of the study in a storage that holds no other."""
+"""Name of the study in its own storage."""
 
 
 def search(
@@ -53,10 +64,9 @@ def search(
     job: Job,
     launcher: TrialLauncher,
 ) -> int:
-    """Run the search that `cfg` and the `overrides` of the command line describe. Returns an exit code.
+    """Run the search that `cfg` and the `overrides` of the command line describe. Return the exit code.
 
-    job: what Hydra would run for each trial, which knows what was typed. Raises InputError for wrong input,
-    before any trial starts.
+    job: the function that runs each trial. Raises InputError for wrong input before any trial starts.
     """
     silence()
     try:
@@ -65,7 +75,7 @@ def search(
         raise misfit(cfg, cfg.hydra.runtime.choices["agent"], error) or error from None
     check_start_from(plain["start_from"]["run"], overrides)
     known = dataclass_of(SearchConfig, plain["search"], "search").space
-    # A number given as seed is that of the search; its trials have seeds that follow from it.
+    # A typed seed is that of the search, from which those of its trials are derived.
     typed = [override for override in overrides if not re.fullmatch(r"\+*seed=(\d+|null)", override)]
     space = Space.of(known, settings.params or {}, typed)
     recipe = Recipe(space, _choices(cfg), unwatched(typed), job.config_dir)
@@ -108,13 +118,13 @@ def search(
 
 
 def _check_total(asked: TrialConfig, settings: Settings, overrides: Sequence[str]) -> None:
-    """Raise InputError where two numbers of trials were asked for. A ready space may bring another one."""
+    """Raise InputError if two numbers of trials were typed. A ready-made space may set another one."""
     total = asked.meta.max_trial
     typed = any(key_of(override) == "meta.max_trial" for override in overrides)
     if typed and total not in (None, settings.n_trials):
         raise InputError(
             f"hydra.sweeper.n_trials={settings.n_trials} and meta.max_trial={total} contradict each other: "
-            "both are the number of trials of the search. Leave one out, or give both the same value.",
+            "both are the number of trials of the search. Leave one out, or set both to the same value.",
             code="contradiction",
             key="meta.max_trial",
         )
@@ -123,7 +133,7 @@ def _check_total(asked: TrialConfig, settings: Settings, overrides: Sequence[str
 def _plan(
     asked: TrialConfig, base: TrialConfig, space: Space, settings: Settings, env: Mapping[str, Any]
 ) -> Plan:
-    """Return the plan of the study. Raises InputError where measures, pruner and storage do not fit."""
+    """Return the plan of the study. Raises InputError if measures, pruner and storage do not fit."""
     objective, pruner = asked.search.objective, asked.search.pruner
     measures: list[Measure] = list(objective) if isinstance(objective, list) else [objective]
     if len(measures) > 1 and not isinstance(pruner, NoPruner):
@@ -133,16 +143,16 @@ def _plan(
     check_pruner(pruner, base)
     if settings.storage is not None and settings.study_name is None:
         raise InputError(
-            f"hydra.sweeper.storage={settings.storage} can hold several studies, so the study needs a name, "
-            "by which other machines join it: set hydra.sweeper.study_name=<name>",
+            f"hydra.sweeper.storage={settings.storage} can contain several studies, so the study needs a "
+            "name, with which other machines join it. Set hydra.sweeper.study_name=<name>",
             code="missing",
             key="hydra.sweeper.study_name",
         )
     baseline = random_return(env, base.env) if "strength" in measures else 0.0
     if baseline is None:
         raise InputError(
-            "search.objective=strength needs the return of the random policy, which could not be measured in "
-            "this environment. Set search.objective=auc, which ranks trials in nearly the same way",
+            "search.objective=strength needs the return of the random policy, which cannot be measured in "
+            "this environment. Set search.objective=auc, which ranks trials almost identically",
             code="unsupported",
             key="search.objective",
         )
@@ -179,10 +189,10 @@ def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
 def _give_slots(
     launcher: TrialLauncher, config: TrialConfig, settings: Settings, name: str
 ) -> tuple[Need, int | None]:
-    """Tell the launcher how many trials may run at once, and on how many cores. Return the slots of a trial.
+    """Set the number of trials at the same time and their cores in the launcher.
 
-    The number, which is returned too, is as requested, or as many as have room; None if the launcher finds
-    that out.
+    Returns the slots of a trial and that number, which is the requested one or as many as there is room for;
+    None if the launcher decides.
     """
     meta, jobs, total = dataclasses.asdict(config.meta), settings.n_jobs, settings.n_trials
     launcher.queues = False
@@ -190,7 +200,7 @@ def _give_slots(
         if name == "submitit_slurm" and jobs is None:
             raise InputError(
                 "hydra.sweeper.n_jobs must be given with hydra/launcher=submitit_slurm: the number of jobs "
-                "that run at once, because each trial of a search follows from those before it",
+                "at the same time, because each trial of a search depends on those before it",
                 code="missing",
                 key="hydra.sweeper.n_jobs",
             )
@@ -227,11 +237,11 @@ def _choices(cfg: DictConfig) -> dict[str, str]:
 
 
 def _check_same(experiment: ExperimentFolder, study_name: str) -> None:
-    """Raise InputError for a folder whose trials belong to another experiment."""
+    """Raise InputError if a folder belongs to another experiment."""
     info = experiment.info()
     if info.get("kind") != "search":
         raise InputError(
-            f"{experiment.path} holds an experiment that is not a search. Set hydra.sweep.dir to another "
+            f"{experiment.path} contains an experiment that is not a search. Set hydra.sweep.dir to another "
             "folder",
             code="usage",
             key="hydra.sweep.dir",
@@ -239,8 +249,8 @@ def _check_same(experiment: ExperimentFolder, study_name: str) -> None:
     then = info.get("search", {}).get("study_name", study_name)
     if then != study_name:
         raise InputError(
-            f"hydra.sweeper.study_name={study_name}: {experiment.path} holds the trials of the study {then}. "
-            "A study needs a folder of its own: leave out +resume and hydra.sweep.dir",
+            f"hydra.sweeper.study_name={study_name}: {experiment.path} contains the trials of the study "
+            f"{then}. Each study needs its own folder: leave out +resume and hydra.sweep.dir",
             code="contradiction",
             key="hydra.sweeper.study_name",
         )
@@ -272,6 +282,145 @@ def _announce(study: Study, storage: StudyStorage, at_once: str, experiment: Exp
         f"{study.total} trials{already}, {at_once} at a time, {study.sampler.name}, pruner {plan.pruner.kind}"
     )
     if study.total == 1:
-        say("meta.max_trial=1: a single trial has nothing to be compared with. Set meta.max_trial=20 or so")
+        say("meta.max_trial=1: a search needs several trials to compare. Set, for example, meta.max_trial=20")
     say(f"experiment folder: {experiment.path}")
     say(f"to watch: optuna-dashboard {shlex.quote(storage.told)}")
+
+
+def check_space(recipe: Recipe, ready: str = "none", keys: Collection[str] = ()) -> TrialConfig:
+    """Check the space of a search by composing it. Return the configuration without searched values.
+
+    ready: the option of `search`, whose space has the `keys`. Raises InputError for a key or an option that
+    does not exist, and for a range with a value that its key does not allow.
+    """
+    corners = recipe.space.corners()
+    first = {key: values[0] for key, values in corners.items()}
+    default = to_plain(recipe.compose({}))
+    firsts = _together(recipe, first, ready, keys)
+    for key, values in corners.items():
+        for value in values:
+            if _is_key(default, key):
+                _check_value(recipe, default, key, value)
+                continue
+            recipe.compose({key: value})
+            composed = _together(recipe, {**first, key: value}, ready, keys)
+            if key.startswith("+"):
+                _check_own(composed, key, recipe.space.written[key])
+    filled = OmegaConf.create(default)
+    for key in first:  # Keys that the space adds, such as `+agent.lr`.
+        if key.startswith("+") and not _is_key(default, key[1:]):
+            OmegaConf.update(filled, key[1:], OmegaConf.select(OmegaConf.create(firsts), key[1:]))
+    config = resolve(filled)
+    check(config)
+    return config
+
+
+def _together(recipe: Recipe, values: Mapping[str, Any], ready: str, keys: Collection[str]) -> dict[str, Any]:
+    """Compose the trial with these values.
+
+    Raises InputError if a searched key does not exist with other values, such as `agent.epochs` with
+    agent=dqn.
+    """
+    try:
+        return to_plain(recipe.compose(values))
+    except LabrlError as error:
+        groups = {key: value for key, value in values.items() if "/" in key or "." not in key}
+        chosen = to_plain(recipe.compose(groups))
+        lacking = [key for key in recipe.space.distributions if key in keys and not _is_key(chosen, key)]
+        if lacking:
+            agent = str(values.get("agent", recipe.choices["agent"]))
+            raise not_its(ready, lacking, agent) from error
+        raise InputError.of(
+            dataclasses.replace(one, message=f"the search space does not fit: {one.message}")
+            for one in error.mistakes
+        ) from error
+
+
+def check_ready(name: str, recipe: Recipe) -> None:
+    """Raise InputError if the option `name` of `search` sets keys that trials do not get from it."""
+    base, brought = to_plain(recipe.compose({})), to_plain(recipe.compose({}, f"search={name}"))
+    lost = [
+        change
+        for change in changes(base, brought)
+        if change.key not in ("seed", "meta.max_trial") and not change.key.startswith("search.")
+    ]
+    if lost:
+        told = " ".join(f"{change.key}={change.new}" for change in lost[:5])
+        raise InputError(
+            f"search={name} sets {told}{' ...' if len(lost) > 5 else ''}, which trials would not get: they "
+            "take only search.space and the agent from it. Type these overrides on the command line, or "
+            "put them into an option of experiment (experiment=<name>).",
+            code="unsupported",
+            key="search",
+        )
+
+
+def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
+    """Raise InputError for a pruner to which no trial would report before its end."""
+    budget, every = config.env.config.max_frame, config.eval_frames
+    if isinstance(pruner, NoPruner):
+        return
+    last = (budget - 1) // every * every
+    if last == 0:
+        raise InputError(
+            f"search.pruner={pruner.kind} stops trials at evaluation checkpoints, but with "
+            f"meta.eval_frequency={every} and env.max_frame={budget} the only one is at the end of the "
+            f"budget. Set meta.eval_frequency={max(1, budget // 10)} or search/pruner=none",
+            code="contradiction",
+            key="meta.eval_frequency",
+        )
+    first = 0
+    if isinstance(pruner, AshaPruner | HyperbandPruner):
+        key, first = "search.pruner.grace_period", pruner.grace_period or default_grace(budget)
+    elif isinstance(pruner, MedianPruner):
+        key, first = "search.pruner.warmup", pruner.warmup
+    if first > last:
+        raise InputError(
+            f"{key}={first} would let every trial reach its end, because the last evaluation before the end "
+            f"is at frame {last} (meta.eval_frequency={every}, env.max_frame={budget}). "
+            f"Set {key} to at most {last}, or search/pruner=none",
+            code="contradiction",
+            key=key,
+        )
+
+
+def _is_key(plain: Mapping[str, Any], key: str) -> bool:
+    """Return whether `key` is a value of the configuration, not a group or a new key."""
+    node = dict(walk(plain)).get(key, ABSENT)
+    is_group = "/" in key or (isinstance(node, Mapping) and "." not in key)
+    return node is not ABSENT and not is_group
+
+
+def _check_value(recipe: Recipe, default: Mapping[str, Any], key: str, value: Any) -> None:
+    """Raise InputError if `key` does not allow `value`, whatever the other values are.
+
+    The value is set directly, because composing with Hydra takes a hundred times as long.
+    """
+    (override,) = OverridesParser.create().parse_overrides(recipe.space.overrides({key: value})[-1:])
+    changed = OmegaConf.create(dict(default))
+    try:
+        with kinds_replace():
+            OmegaConf.update(changed, key, override.value(), merge=True)
+        plain = to_plain(changed)
+    except (OmegaConfBaseException, LabrlError):
+        to_plain(recipe.compose({key: value}))  # raises the right error, if there is one
+        return
+    _check_own(plain, key, recipe.space.written[key])
+
+
+def _check_own(plain: Mapping[str, Any], key: str, written: str) -> None:
+    """Raise InputError for an error of `key` alone.
+
+    Contradictions with other keys are left to the trial, because other values of these may be right.
+    """
+    try:
+        dataclass_of(TrialConfig, plain)
+    except InputError as error:
+        own = re.compile(re.escape(key.lstrip("+")) + r"(?!\w)")
+        wrong = [mistake for mistake in error.mistakes if own.match(mistake.key or "")]
+        if wrong:
+            whole = re.sub(r"(interval\([^)]*\))", r"int(\1)", written)
+            hint = f" For whole numbers, write '{whole}'" if "whole number" in wrong[0].message else ""
+            first = wrong[0]
+            message = f"{written}: {first.message}{hint}"
+            raise InputError(message, code=first.code, key=first.key) from error

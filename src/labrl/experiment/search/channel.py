@@ -1,4 +1,4 @@
-"""The socket over which sessions report their evaluations and learn whether their trial is stopped."""
+"""The socket through which sessions report evaluations and are told whether to stop."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from labrl.session.callbacks.search import channel
 
 
 class Hub:
-    """Listens while entered; answers each session from a thread of its own."""
+    """A context manager that listens on a socket, and answers each session in a separate thread."""
 
     def __init__(self, answer: Callable[[int], bool], elsewhere: bool = False) -> None:
-        """answer: from the number of a trial, one of whose sessions has evaluated, to whether it stops.
-
-        elsewhere: whether sessions run on other machines, which reach this one by its name in the network.
+        """answer: returns whether to stop the trial with the given number, one of whose sessions has
+        evaluated; elsewhere: whether sessions run on other machines, which reach this one through the
+        network.
         """
         self._answer, self._elsewhere = answer, elsewhere
         self._key = secrets.token_bytes(16)
@@ -35,9 +35,9 @@ class Hub:
             self._listener = Listener(authkey=self._key, backlog=64)
         else:
             raise InputError(
-                f"TMPDIR={os.environ.get('TMPDIR', '')}: a search makes a socket, for which it needs a "
-                f"writable folder whose path has at most {SOCKET_FOLDER_BYTES} bytes. Neither this folder "
-                "nor /tmp is one. Set TMPDIR to another folder.",
+                f"TMPDIR={os.environ.get('TMPDIR', '')}: a search needs a socket in a writable folder "
+                f"whose path has at most {SOCKET_FOLDER_BYTES} bytes. Neither this folder nor /tmp is one. "
+                "Set TMPDIR to another folder.",
                 code="resources",
                 key="TMPDIR",
             )
@@ -50,8 +50,8 @@ class Hub:
         self._listener.close()
 
     def channel(self, trial: int) -> str:
-        """Return the address for the environment of a trial's sessions."""
-        assert self._listener is not None, "a channel leads to a hub that listens"
+        """Return the address for the sessions of a trial, which an environment variable holds."""
+        assert self._listener is not None, "the hub must be entered first"
         address = self._listener.address
         place = f"{_own_address()}:{address[1]}" if isinstance(address, tuple) else os.fsdecode(address)
         return channel(place, self._key, trial)
@@ -60,23 +60,23 @@ class Hub:
         while True:
             try:
                 session = listener.accept()
-            except Exception:  # a stranger without the key, or a session that was killed while it called
+            except Exception:  # a client without the key, or a session that was killed while connecting
                 if self._closed:
                     return
                 continue
             threading.Thread(target=self._serve, args=(session,), name="session", daemon=True).start()
 
     def _serve(self, session: Connection) -> None:
-        # Whatever ends this thread, the session must not wait for an answer that nobody gives.
+        # Closes the connection in any case, so that the session does not wait for an answer.
         with session, contextlib.suppress(OSError, EOFError):
             trial = session.recv()
             while True:
-                session.recv()  # the frame; what was reached there lies in the run folder
+                session.recv()  # the frame; the run folder contains the evaluation
                 session.send(self._answer(trial))
 
 
 def _own_address() -> str:
-    """Return the address of this machine in its network: of the interface that leads out of it."""
+    """Return the address of this machine in its network, that of the interface to other networks."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out, contextlib.suppress(OSError):
         out.connect(("192.0.2.1", 9))  # a datagram socket sends nothing when it connects
         address: str = out.getsockname()[0]

@@ -16,11 +16,11 @@ from labrl.storage.tables import read_rows
 Direction = Literal["minimize", "maximize"]
 
 Curve = Mapping[int, Mapping[str, float]]
-"""Columns `return_mean` and `wall` by frame, of one session's evaluation checkpoints in order."""
+"""Columns `return_mean` and `wall` of one session's evaluation checkpoints, by frame in order."""
 
 
 def read_curve(session: SessionFolder) -> Curve:
-    """Return the evaluation checkpoints of a session so far, without those before the first episode."""
+    """Return the evaluation checkpoints of a session, without those before the end of its first episode."""
     curve = {}
     for row in read_rows(session.eval_csv):
         frame, score, wall = (row.get(name) for name in ("frame", "return_mean", "wall"))
@@ -31,7 +31,7 @@ def read_curve(session: SessionFolder) -> Curve:
 
 
 def measured(measure: Measure, curve: Curve, random_return: float = 0.0) -> float | None:
-    """Return the measure of one session, as reports define it; None before it has a checkpoint.
+    """Return the measure of one session, defined as in reports; None without a checkpoint.
 
     random_return: mean return of the random policy, the reference of `strength`.
     """
@@ -54,7 +54,7 @@ def measured(measure: Measure, curve: Curve, random_return: float = 0.0) -> floa
 def trial_values(
     folder: Path, measures: Sequence[Measure], num_sessions: int, random_return: float = 0.0
 ) -> list[float] | None:
-    """Return the mean over the sessions of each measure; None where a session has no checkpoint."""
+    """Return the mean of each measure over the sessions; None if a session has no checkpoint."""
     curves = _curves(folder, num_sessions)
     values = []
     for measure in measures:
@@ -69,9 +69,9 @@ def trial_values(
 def intermediate_values(
     folder: Path, measure: Measure, num_sessions: int, random_return: float = 0.0
 ) -> dict[int, float]:
-    """Return, by frame, the mean of the measure over the sessions, up to the frame that all have reached.
+    """Return the mean of the measure over the sessions by frame, up to the frame that all have reached.
 
-    A session that its evaluations ended early keeps its last value until the others end.
+    A session that was stopped early by its evaluations keeps its last value.
     """
     curves = _curves(folder, num_sessions)
     ends = [
@@ -91,7 +91,7 @@ def intermediate_values(
 
 
 def ended_early(folder: Path, index: int) -> bool:
-    """Return whether evaluations have ended a session of the trial before its budget."""
+    """Return whether a session of the trial was stopped by its evaluations before the end of its budget."""
     return bool(SessionFolder(folder / f"session_{index}").read_result().get("stop"))
 
 

@@ -1,12 +1,16 @@
-"""Options of a search: space, objective, pruner, confirmation."""
+"""Options of a search (`search` and `hydra.sweeper`), and the checks that need neither Optuna nor PyTorch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from labrl.config import config_folder
+from labrl.config.keys import split_override, walk
+from labrl.errors import InputError
 from labrl.types import NonNegativeInt, PositiveInt, Probability, whole_number
 
 Measure = Literal["final_return", "best_return", "auc", "strength", "wall"]
@@ -107,3 +111,54 @@ class SearchConfig:
     """Fraction of trials that may fail before the search ends, in [0, 1]."""
     retries: NonNegativeInt
     """Number of times that a trial whose process died continues from its checkpoint, >= 0."""
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """Settings of `hydra.sweeper`, the same as in hydra-optuna-sweeper."""
+
+    sampler: dict[str, Any]
+    """The `_target_` of an Optuna sampler, with its settings."""
+    direction: Any
+    """`minimize` or `maximize`, a list for several objectives; null: the usual direction of each measure."""
+    storage: str | None
+    """URL of the study's storage; null: an SQLite file in the experiment folder."""
+    study_name: str | None
+    """Name of the study, required with `storage`; null: `labrl`."""
+    n_trials: PositiveInt
+    """Total number of trials, over all machines and resumes, >= 1."""
+    n_jobs: PositiveInt | None
+    """Number of trials at the same time, >= 1; null: as many as there is room for."""
+    max_failure_rate: Probability
+    """Fraction of the trials that may fail, in [0, 1]."""
+    params: dict[str, Any] | None
+    """Further entries of `search.space`, by key."""
+
+
+def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raise InputError if the agent lacks keys of the ready-made space.
+
+    plain: the configuration without searched values; choices: the option of each group; overrides: the
+    overrides of the command line. If options are searched too, `check_space` finds out later.
+    """
+    typed = dict(map(split_override, overrides))
+    space = plain["search"]["space"]
+    searched = [key for key, value in typed.items() if "." not in key and ("," in value or "(" in value)]
+    if searched or any("." not in key for key in space):
+        return
+    known = dict(walk(plain))
+    if lacking := [key for key in space if key not in known and key not in typed]:
+        raise not_its(str(choices["search"]), lacking, str(choices["agent"]))
+
+
+def not_its(ready: str, lacking: Sequence[str], agent: str) -> InputError:
+    """Return the error for a ready-made space that searches keys which the agent does not have."""
+    fits = (config_folder() / "search" / f"{agent}.yaml").is_file()
+    instead = f"set search={agent}, or " if fits else ""
+    return InputError(
+        f"search={ready} searches {', '.join(lacking)}, which agent={agent} does not have. Either "
+        f"{instead}leave out agent={agent}, or type your own ranges, such as "
+        "'agent.lr=tag(log, interval(1e-5, 1e-2))'",
+        code="contradiction",
+        key="search",
+    )

@@ -1,8 +1,8 @@
 """Pruners that stop trials early: pure functions of the values that all trials have reported.
 
-Optuna's own pruners keep notes in the storage while they decide; a process killed between a note and its
-consequence would decide differently the second time. These always decide the same.
-A value is the mean over a trial's sessions, the larger the better; a history maps frames to values.
+Optuna's pruners write to the storage while they decide, so that a process killed in between could decide
+differently the second time. These functions always decide the same. A value is the mean over a trial's
+sessions, and larger is better; a history maps frames to values.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import numpy as np
 from labrl.experiment.search.options import AshaPruner, HyperbandPruner, MedianPruner, NoPruner, Pruner
 
 History = Mapping[int, float]
-"""Value by frame, of one trial."""
+"""Values of one trial by frame."""
 
 
 def is_hopeless(
     pruner: Pruner, number: int, histories: Mapping[int, History], full: int, budget: int, name: str = ""
 ) -> bool:
-    """Return whether trial `number`, which has just reported, must be stopped.
+    """Return whether to stop trial `number`, which has just reported.
 
-    histories: of all trials by number, its own included; full: how many trials have played their whole
-    budget of `budget` frames; name: of the study, which hyperband draws its brackets from.
+    histories: those of all trials by number, including its own; full: number of trials that have used up
+    their budget of `budget` frames; name: name of the study, from which hyperband derives brackets.
     """
     own = histories[number]
     frame = max(own)
@@ -48,8 +48,7 @@ def is_hopeless(
 
 
 def default_grace(budget: int) -> int:
-    """Return the default grace period, frames: a ninth of the budget, which leaves two rungs with a reduction
-    by 3."""
+    """Return the default grace period in frames: a ninth of the budget, for two rungs with a factor of 3."""
     return max(1, budget // 9)
 
 
@@ -63,8 +62,8 @@ def below_median(own: History, others: list[History]) -> bool:
 def loses_halving(own: History, all_of_them: list[History], grace: int, factor: int) -> bool:
     """Return whether successive halving stops the trial at the rung that it has just reached, if any.
 
-    Rung k lies at the first report from `grace * factor ** k` frames on. Of n trials that have reached
-    it the best n // factor continue, and as long as there are fewer than `factor` the best one.
+    Rung k is at the first report after `grace * factor ** k` frames. Of the n trials that have reached it,
+    the best n // factor continue, but at least one.
     """
     frame = max(own)
     before = max((other for other in own if other < frame), default=-1)
@@ -77,10 +76,9 @@ def loses_halving(own: History, all_of_them: list[History], grace: int, factor: 
 
 
 def bracket_of(name: str, number: int, grace: int, factor: int, budget: int) -> int:
-    """Return the bracket of a trial in hyperband, from 0, which stops earliest, to the one that stops
-    nothing.
+    """Return the bracket of a trial in hyperband. Bracket 0 stops trials earliest, and the last stops none.
 
-    Brackets get trials in proportion to how many of each fit the same number of frames.
+    Each bracket gets trials in proportion to how many of them fit into a given number of frames.
     """
     count = 1 + max(0, math.floor(math.log(budget / grace, factor) + 1e-9))
     shares = [math.ceil(count * factor ** (count - 1 - k) / (count - k)) for k in range(count)]

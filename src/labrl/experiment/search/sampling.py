@@ -1,4 +1,4 @@
-"""Optuna's samplers, each trial's draws made a function of the search's seed and the trial's number."""
+"""Optuna's samplers, with draws that depend only on the seed of the search and the number of the trial."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.errors import InputError, LabrlError
+from labrl.errors import InputError, LabrlError, first_line
 from labrl.experiment.search.space import Space
 from labrl.seeding import derived_seed
 
@@ -22,20 +22,20 @@ TARGETS = ("hydra_plugins.hydra_optuna_sweeper.*", "optuna.samplers.*")
 """Targets that `hydra.sweeper.sampler` may name."""
 
 SEQUENCES = ("GridSampler", "QMCSampler")
-"""Samplers that walk through one fixed sequence: every trial needs the same seed."""
+"""Samplers with a fixed sequence of values, which need the same seed for every trial."""
 
 
 class NumberedSampler(BaseSampler):
-    """A sampler that is made anew for each trial, and for each value that is drawn by itself.
+    """A sampler that is created for each trial, and for each value that is drawn independently.
 
-    One that lives as long as the search keeps random numbers that no storage holds: begun again after a
-    kill it would propose the first trials' values once more, and several machines would propose the same.
+    A single sampler would have random state that the storage does not contain: after a kill, it would repeat
+    the values of the first trials, and several machines would propose the same values.
     """
 
     def __init__(self, node: Mapping[str, Any], space: Space, seed: int) -> None:
-        """node: `hydra.sweeper.sampler`, whose own seed, if given, takes the place of `seed`.
+        """node: `hydra.sweeper.sampler`, whose seed, if given, replaces `seed`.
 
-        Raises InputError for a sampler that cannot be made, and for a grid over a continuous range.
+        Raises InputError if the sampler cannot be created, and for a grid over a continuous range.
         """
         self._node, self._space = node, space
         self._seed = seed if node.get("seed") is None else int(node["seed"])
@@ -44,11 +44,11 @@ class NumberedSampler(BaseSampler):
 
     @property
     def is_grid(self) -> bool:
-        """Whether it walks through all combinations once."""
+        """Whether the sampler tries every combination once."""
         return self.name == "GridSampler"
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Make the sampler of this trial."""
+        """Create the sampler of this trial."""
         if self.name not in SEQUENCES:
             self._sampler = self._made(derived_seed(self._seed, "sampler", trial.number))
         self._sampler.before_trial(study, trial)
@@ -66,7 +66,7 @@ class NumberedSampler(BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Ask a sampler whose seed follows from the trial and the name: the order of draws means nothing."""
+        """Ask a sampler with a seed from the trial and the name, so that the order of draws has no effect."""
         sampler = self._sampler
         if not self.is_grid:
             sampler = self._made(derived_seed(self._seed, "sampler", trial.number, param_name))
@@ -75,7 +75,7 @@ class NumberedSampler(BaseSampler):
     def after_trial(
         self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
     ) -> None:
-        """Tell the sampler, unless it is a grid, which would end the study here."""
+        """Tell the sampler the result, unless it is a grid, which would end the study."""
         if not self.is_grid:
             self._sampler.after_trial(study, trial, state, values)
 
@@ -84,16 +84,16 @@ class NumberedSampler(BaseSampler):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ExperimentalWarning)
                 made = instantiate({**self._node, "seed": seed}, _execution_whitelist_=TARGETS)
-                if isinstance(made, functools.partial):  # a grid, as hydra-optuna-sweeper has it
+                if isinstance(made, functools.partial):  # a grid of hydra-optuna-sweeper
                     made = made(self._space.grid())
         except LabrlError:
             raise
         except Exception as error:
-            why = str(error).strip().partition("\n")[0]
+            why = first_line(error)
             if isinstance(error, ImportError):
                 why = f'a package is missing: pip install "labrl[search]" ({why})'
             raise InputError(
-                f"hydra.sweeper.sampler: {self.name} cannot be made: {why}",
+                f"hydra.sweeper.sampler: {self.name} cannot be created: {why}",
                 code="not-installed" if isinstance(error, ImportError) else "target",
                 key="hydra.sweeper.sampler",
             ) from error

@@ -30,7 +30,7 @@ from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, run_queue
 from labrl.experiment.search.channel import Hub
 from labrl.experiment.search.objective import trial_values
 from labrl.experiment.search.options import Confirm
-from labrl.experiment.search.recipe import BEST, Recipe
+from labrl.experiment.search.space import BEST, Recipe
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import FACTS, HEARTBEAT, Plan, Study
 from labrl.experiment.summary import how_to_resume_experiment
@@ -66,8 +66,8 @@ class Search(RetryingQueue):
         need: Need,
         max_failure_rate: float,
     ) -> None:
-        """subfolder: name of a trial's run folder, with `{number}` in it; need: what each trial takes;
-        max_failure_rate: share of all trials that may fail."""
+        """subfolder: name of a trial's run folder, which contains `{number}`; need: cores and GPUs of each
+        trial; max_failure_rate: fraction of the trials that may fail."""
         super().__init__(study.plan.retries, Interruption())
         self.study, self.recipe, self.experiment = study, recipe, experiment
         self._subfolder, self._need, self._max_failure_rate = subfolder, need, max_failure_rate
@@ -76,11 +76,11 @@ class Search(RetryingQueue):
         self._last_beat = self._last_record = time.monotonic()
 
     def run(self, launcher: TrialLauncher, confirm: Confirm | None) -> tuple[int, dict[str, Any] | None]:
-        """Run trials until the study has all of them, then confirm the best.
+        """Run all trials of the study, then confirm the best.
 
-        confirm: how; None: not at all. Returns the exit code, that of a signal or FAILED where too many
-        trials have failed, and the entry of the confirmation, if this machine made one. Raises what the
-        study's storage raises, after all trials have been saved and ended.
+        confirm: options of the confirmation; None: none. Returns the exit code, that of a signal or FAILED if
+        too many trials failed, and the confirmation, if this machine made it. Raises errors of the study's
+        storage after all trials have been saved and ended.
         """
         interruption = self._interruption
         signals = interruption if launcher.handles_signals else nullcontext()
@@ -95,7 +95,7 @@ class Search(RetryingQueue):
             return (interruption.exit_code if interruption.requested else DONE), confirmation
 
     def next(self, has_room: Callable[[Need], bool]) -> Task | None:
-        """Return a trial that died and continues, else the study's next one, if there is room."""
+        """Return a trial to continue after its process died, or the next trial, if there is room."""
         if self._gave_up or not has_room(self._need):
             return None
         if self.left:
@@ -114,11 +114,11 @@ class Search(RetryingQueue):
         )
 
     def retried(self, task: Task) -> None:
-        """Record in the study how often the trial's process has died."""
+        """Record the number of attempts in the study."""
         self.study.note(task.number, attempts=task.attempts)
 
     def done(self, task: Task, outcome: Outcome) -> None:
-        """Record in the study what a trial came to."""
+        """Record the result of a trial in the study."""
         if outcome.status == "failed":
             self.study.fail(task.number, outcome.error or "it failed")
         else:
@@ -126,9 +126,9 @@ class Search(RetryingQueue):
         self._say_end(task.number)
 
     def tick(self, running: Collection[Task]) -> None:
-        """Record how the trials stand and tell other machines that this one lives, each when it is due.
+        """Record the status of the trials and give a heartbeat, each when it is due.
 
-        Raises what went wrong when a session reported.
+        Raises an error that occurred when a session reported.
         """
         if self._broken is not None:
             raise self._broken
@@ -140,12 +140,12 @@ class Search(RetryingQueue):
             self.study.beat()
 
     def record(self) -> None:
-        """Bring `experiment.json` up to what the study knows."""
+        """Update `experiment.json` from the study."""
         self.experiment.set_trials(map(self._as_record, self.study.trials()))
         self._last_record = time.monotonic()
 
     def _say_end(self, number: int) -> None:
-        """Print a line about a trial that has ended, and give up where too many have failed."""
+        """Print a line about a trial that has ended. Give up if too many have failed."""
         trials = self.study.trials()
         trial, best = trials[number], self.study.best()
         done = sum(one.state.is_finished() for one in trials)
@@ -173,7 +173,7 @@ class Search(RetryingQueue):
             )
 
     def _confirmed(self, config: Confirm | None, launcher: TrialLauncher) -> dict[str, Any] | None:
-        """Run the best trials on fresh seeds. Returns None where that is not to be done here."""
+        """Run the best trials on fresh seeds. Return None if this machine does not do that."""
         study = self.study
         best = study.best()
         if config is None or not best or len(study.plan.measures) > 1 or not study.is_complete():
@@ -188,12 +188,27 @@ class Search(RetryingQueue):
             f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
         )
         home, interruption = self.experiment.path, self._interruption
-        runs = ConfirmingRuns(entry, home, self.recipe, self._need, study.plan.retries, interruption)
-        run_queue(runs, launcher, interruption)
+        runs = [
+            (name, self.recipe.overrides(one["params"], seed, max_session=1))
+            for one in entry["candidates"]
+            for name, seed in zip(one["folders"], entry["seeds"], strict=True)
+        ]
+        tasks = [
+            Task(
+                number=number,
+                overrides=[*overrides, *self.recipe.place(home / name)],
+                folder=home / name,
+                need=self._need,
+                log=TRIAL_LOG,
+                label=name,
+            )
+            for number, (name, overrides) in enumerate(runs)
+        ]
+        run_queue(ConfirmingRuns(study.plan.retries, interruption, tasks), launcher, interruption)
         return None if interruption.requested else confirmed(entry, home, study.plan)
 
     def _report(self, number: int) -> bool:
-        """Return whether a trial, one of whose sessions has evaluated, is to stop. Other threads call it."""
+        """Return whether to stop a trial, one of whose sessions has evaluated. Called from other threads."""
         try:
             facts = self.study.trials()[number].user_attrs[FACTS]
             return self.study.report(number, Path(facts["folder"]))
@@ -206,7 +221,7 @@ class Search(RetryingQueue):
         home, status = self.experiment.path, STATUS[trial.state]
         if status == "running" and own.get("home") == str(home) and self._interruption.requested:
             status = "interrupted"
-        # of another machine's trial the whole path
+        # For a trial of another machine, the full path.
         folder = Path(own.get("folder", self._subfolder.format(number=trial.number)))
         return TrialRecord(
             number=trial.number,
@@ -242,44 +257,18 @@ def to_confirm(config: Confirm, study: Study) -> dict[str, Any]:
 class ConfirmingRuns(RetryingQueue):
     """The queue of a confirmation: a run for each candidate and seed."""
 
-    def __init__(
-        self,
-        entry: Mapping[str, Any],
-        home: Path,
-        recipe: Recipe,
-        need: Need,
-        retries: int,
-        interruption: Interruption,
-    ) -> None:
-        """entry: what `to_confirm` returned; home: the experiment folder; retries: how often a run whose
-        process died continues."""
-        tasks: list[Task] = []
-        for one in entry["candidates"]:
-            for name, seed in zip(one["folders"], entry["seeds"], strict=True):
-                overrides = recipe.overrides(one["params"], seed, max_session=1)
-                task = Task(
-                    number=len(tasks),
-                    overrides=[*overrides, *recipe.place(home / name)],
-                    folder=home / name,
-                    need=need,
-                    log=TRIAL_LOG,
-                    label=name,
-                )
-                tasks.append(task)
-        super().__init__(retries, interruption, tasks)
-
     def done(self, task: Task, outcome: Outcome) -> None:
-        """Print a failure; what a run came to lies in its folder."""
+        """Print a failure. Other results are in the folder of the run."""
         if outcome.error:
             say(f"{task.named} failed: {outcome.error}")
 
 
 def confirmed(entry: Mapping[str, Any], home: Path, plan: Plan) -> dict[str, Any]:
-    """Return the entry with what the runs came to.
+    """Return the entry with the results of the runs.
 
-    That is the `values` of each candidate, null where a run did not finish, and the `mean` of the first
-    objective, null where one of them did not; the trial with the best mean as `winner`, and whether it is the
-    one that was best in the search (`held`).
+    Each candidate gets its `values`, with null for an unfinished run, and the `mean` of the first objective,
+    null if a run did not finish. `winner` is the trial with the best mean, and `held` whether it was also the
+    best one in the search.
     """
     candidates = []
     for one in entry["candidates"]:
@@ -355,36 +344,36 @@ def conclude(
 
 
 def break_off(experiment: ExperimentFolder, storage: StudyStorage, error: Exception) -> int:
-    """Say that the study's storage or the disk has failed during the search. Returns the exit code.
+    """Report that the study's storage or the disk has failed during the search. Return the exit code.
 
-    Raises `error` if it is anything else.
+    Raises `error` if it has another cause.
     """
     reason = storage.failed(error)
     if reason is None:
         raise error
-    with contextlib.suppress(OSError, LabrlError):  # it may be the disk that is full, or gone
+    with contextlib.suppress(OSError, LabrlError):  # The disk may be full or unavailable.
         experiment.set_status("interrupted")
-    say(f"the search cannot continue: {reason}   (its storage: {storage.told})")
+    say(f"the search cannot continue: {reason} (storage: {storage.told})")
     resume = how_to_resume_experiment(experiment.path)
-    say(f"the trials have saved their state. To continue after a repair: {resume}")
+    say(f"all trials have been saved. To resume when the problem is solved: {resume}")
     return FAILED
 
 
 def _tell_front(search: Search) -> None:
-    """Report the trials that no other one beats on the terminal, and in the file for users of Hydra."""
+    """Print the Pareto-optimal trials, and write them to Hydra's file of results."""
     best = search.study.best()
     solutions = [{"params": dict(one.params), "values": list(one.values)} for one in best]
     _write_results(search, solutions=solutions)
-    say(f"{len(best)} trials that no other trial beats in {' and '.join(search.study.plan.measures)}:")
+    say(f"{len(best)} Pareto-optimal trials for {' and '.join(search.study.plan.measures)}:")
     for trial in best:
         values = ", ".join(f"{value:,.1f}" for value in trial.values)
         say(f"  trial {trial.number}: {values}   {search.recipe.command(trial.params)}")
 
 
 def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dict[str, Any]:
-    """Report the best on the terminal, in `experiment/best.yaml`, and in the file for users of Hydra.
+    """Print the best trial, and write it to `experiment/best.yaml` and Hydra's file of results.
 
-    told: the summary of the search. Returns what `experiment.json` says of it.
+    told: the summary of the search. Returns the entry for `experiment.json`.
     """
     trials, home, winner = search.study.best(), search.experiment.path, found.winner
     first = trials[0]

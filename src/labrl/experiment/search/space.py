@@ -1,16 +1,22 @@
-"""The space of a search: searched and fixed keys, from its command line."""
+"""The space of a search, the overrides of its trials, and the best configuration as a command and a file."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import QuotedString
 from hydra.errors import OverrideParseException
 from hydra_plugins.hydra_optuna_sweeper._impl import create_params_from_overrides
+from omegaconf import DictConfig
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -19,11 +25,12 @@ from optuna.distributions import (
     distribution_to_json,
 )
 
+from labrl.config.compose import compose
 from labrl.config.keys import key_of, quoted
-from labrl.errors import InputError
+from labrl.errors import InputError, first_line
 
 OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
-"""Overrides that say how a search goes and nothing about one of its trials."""
+"""Overrides that control the search and are not part of its trials."""
 
 
 _SWEPT = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag|cast)\s*\(")
@@ -31,20 +38,20 @@ _SWEPT = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag|cast)\s*\(")
 
 @dataclass(frozen=True)
 class Space:
-    """Searched keys with their distributions, and the overrides that every trial has in common."""
+    """Searched keys with their distributions, and the overrides that all trials share."""
 
     distributions: dict[str, BaseDistribution]
     """Distributions by full key, with the `+` of a new key."""
     fixed: list[str]
-    """Overrides of the command line that every trial has, in their order."""
+    """Overrides of the command line that all trials share, in order."""
     written: dict[str, str] = field(default_factory=dict)
-    """Ranges as they were typed, by key, for messages."""
+    """Ranges as typed, by key, for messages."""
 
     @classmethod
     def of(cls, ready: Mapping[str, str], params: Mapping[str, Any], overrides: Sequence[str]) -> Space:
-        """Build from `search.space`, `hydra.sweeper.params` and the command line; later ones win.
+        """Build the space from `search.space`, `hydra.sweeper.params` and the command line; later values win.
 
-        Raises InputError for a range that is empty or cannot be read, and where nothing is searched.
+        Raises InputError for a range that is empty or cannot be parsed, and if no key is searched.
         """
         searched: dict[str, tuple[str, BaseDistribution, str]] = {}
         fixed: dict[str, list[str]] = {}
@@ -52,7 +59,7 @@ class Space:
         for override in [*own, *(override for override in overrides if not OF_THE_SEARCH.match(override))]:
             key = key_of(override)
             searched.pop(key, None)
-            # what is taken away first may be added again: ~agent.lr +agent.lr={...}
+            # A removed key may be added again: ~agent.lr +agent.lr={...}
             gone = [one for one in fixed.pop(key, []) if one.startswith("~") and override.startswith("+")]
             found = _parsed(override)
             if found is None:
@@ -82,11 +89,11 @@ class Space:
         )
 
     def overrides(self, params: Mapping[str, Any]) -> list[str]:
-        """The overrides of the trial with the values `params`."""
+        """Return the overrides of the trial with the values `params`."""
         return [*self.fixed, *(f"{key}={_as_override(value)}" for key, value in params.items())]
 
     def as_json(self) -> dict[str, Any]:
-        """Distributions by key, as plain data; equal for equal spaces."""
+        """Return the distributions by key as plain data, equal for equal spaces."""
         return {key: json.loads(distribution_to_json(one)) for key, one in self.distributions.items()}
 
     def grid(self) -> dict[str, list[Any]]:
@@ -94,8 +101,8 @@ class Space:
         return {key: self._values(key, one) for key, one in self.distributions.items()}
 
     def corners(self) -> dict[str, list[Any]]:
-        """Return, for each key, values that stand for all others: every choice, the ends of a range, and in a
-        continuous one a number between them."""
+        """Return representative values of each key: all choices, the ends of a range, and, for a continuous
+        range, a number between them."""
         return {key: _ends(one) for key, one in self.distributions.items()}
 
     def _values(self, key: str, distribution: BaseDistribution) -> list[Any]:
@@ -115,7 +122,7 @@ class Space:
 
 
 def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
-    """Key and distribution of an override that searches, None for any other."""
+    """Return the key and the distribution of an override with a range, None for any other override."""
     try:
         searched, _, _ = create_params_from_overrides([override])
     except OverrideParseException as error:
@@ -125,18 +132,18 @@ def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
             code="syntax",
             key=key_of(override),
         ) from error
-    # All that Hydra's sweeper and Optuna raise for what cannot be searched.
+    # Hydra's sweeper and Optuna raise these for ranges that cannot be searched.
     except (ValueError, TypeError, AssertionError, NotImplementedError, ArithmeticError) as error:
         raise InputError(f"{override}: {_reason(error)}", code="range", key=key_of(override)) from error
     return next(iter(searched.items()), None)
 
 
 def _reason(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
+    text = first_line(str(error))
     if "log" in text and "low" in text:
         return "a range on a logarithmic scale must begin above 0"
     if ("low" in text and "high" in text) or "at least one value" in text:
-        return "the range is empty. Its first end must be smaller than its second"
+        return "the range is empty: its first end must be smaller than the second"
     return text or "this range cannot be searched"
 
 
@@ -149,19 +156,107 @@ def _ends(distribution: BaseDistribution) -> list[Any]:
         return [low]
     if isinstance(distribution, IntDistribution) or distribution.step is not None:
         return [low, high]
-    return [low, low + (high - low) / math.pi, high]  # a key of whole numbers has the ends, and not this one
+    return [low, low + (high - low) / math.pi, high]  # not a whole number
 
 
 def _as_written(value: Any) -> str:
-    """A value of a file: text is in Hydra's own syntax, where it is a range or choices."""
+    """Return a value of a file in Hydra's syntax, which text with a range or choices has already."""
     return value if isinstance(value, str) and _SWEPT.match(value) else _as_override(value)
 
 
 def _as_override(value: Any) -> str:
-    """Return the value as Hydra reads it. Text in brackets is a list or a group of keys, in quotes what was
-    quoted when it was given as a choice."""
+    """Return the value in Hydra's syntax. Text in brackets or quotes is in that syntax already."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str) and not re.match(r"[\[{'\"]|\w[\w./()+, -]*$", value):
         return quoted(value)
     return str(value)
+
+
+BEST = "experiment/best.yaml"
+"""File in the experiment folder, which makes it a --config-dir with the option experiment=best."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Composes the configurations of the trials of a search."""
+
+    space: Space
+    choices: Mapping[str, str]
+    """The option of each group that every trial has, whether typed or not."""
+    how: list[str]
+    """Overrides for how a trial of a search is run, which do not affect learning."""
+    config_dir: str | None = None
+    """A folder with a user's own groups."""
+
+    def compose(self, params: Mapping[str, Any], *more: str) -> DictConfig:
+        """Return the configuration with these values, and `more` overrides. Raises InputError."""
+        return compose([*self.configuration(params), *more], self.config_dir)
+
+    def overrides(self, params: Mapping[str, Any], seed: int, max_session: int | None = None) -> list[str]:
+        """Return all overrides of the trial with these values; max_session: in place of the search's own."""
+        overrides = [*self.configuration(params), *self.how, f"seed={seed}"]
+        return overrides if max_session is None else [*overrides, f"meta.max_session={max_session}"]
+
+    def configuration(self, params: Mapping[str, Any]) -> list[str]:
+        """Return the overrides of a trial with these values, without those for how it is run."""
+        overrides = self.space.overrides(params)
+        typed = set(map(key_of, overrides))
+        named = [f"{group}={self.choices[group]}" for group in ("agent", "env") if group not in typed]
+        return [*named, *overrides]
+
+    def place(self, folder: Path) -> list[str]:
+        """Return the overrides that give a trial its run folder."""
+        return [f"hydra.sweep.dir={quoted(str(folder.parent))}", f"hydra.sweep.subdir={quoted(folder.name)}"]
+
+    def command(self, params: Mapping[str, Any]) -> str:
+        """Return the shell command of the trial with these values."""
+        where = ["--config-dir", self.config_dir] if self.config_dir else []
+        return shlex.join(["labrl", *where, *self.configuration(params)])
+
+    def as_yaml(self, params: Mapping[str, Any], home: Path, told: Sequence[str]) -> str:
+        """Return a YAML file for the group `experiment`. told: lines of comments."""
+        parents: list[str] = []
+        groups: dict[str, str] = {}
+        keys: dict[str, Any] = {}
+        left_out = []
+        for override in OverridesParser.create().parse_overrides(self.configuration(params)):
+            key, value = override.key_or_group, override.value()
+            if override.is_delete() or override.package is not None:
+                left_out.append(str(override.input_line))
+            elif key == "experiment":
+                parents.append(str(value))  # experiment=best replaces it
+            elif key in self.choices:
+                groups[key] = str(value)
+            else:
+                _put(keys, key.split("."), _plain(value))
+        lines = [
+            "# @package _global_",
+            f"# labrl --config-dir {shlex.quote(str(home))} experiment=best",
+            *(f"# {line}" for line in told),
+            f"# {self.command(params)}",
+            *(
+                f"# to be typed, because a file cannot contain it: {shlex.quote(override)}"
+                for override in left_out
+            ),
+        ]
+        defaults = [{f"override /{group}": option} for group, option in groups.items()]
+        body = {"defaults": [*parents, "_self_", *defaults], **keys}
+        return "\n".join(lines) + "\n" + yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
+
+
+def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for name in path[:-1]:
+        node = node.setdefault(name, {})
+    node[path[-1]] = value
+
+
+def _plain(value: Any) -> Any:
+    """Return the value of an override as plain data."""
+    if isinstance(value, dict):
+        return {str(_plain(key)): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, QuotedString):
+        return value.text
+    return value if value is None or isinstance(value, bool | int | float) else str(value)

@@ -1,38 +1,38 @@
-"""Storage of a study: an SQLite file, a journal file, or a database that many machines reach."""
+"""Storage of a study: an SQLite file, a journal file, or a database shared by several machines."""
 
 from __future__ import annotations
 
-import fcntl
 import re
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import Any
 from urllib.parse import quote, unquote
 
 import optuna
+from filelock import FileLock
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from labrl.errors import InputError
+from labrl.errors import InputError, first_line
 from labrl.storage.experiment_folder import STUDY_FILE
 
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_WAIT = 120
-"""Longest wait for another process that writes to the same SQLite file."""
+"""Longest wait for another process that writes to the SQLite file, seconds."""
 
 
 class StudyStorage:
-    """An Optuna storage, and a lock that all processes that share it agree on."""
+    """An Optuna storage with a lock for all processes that share it."""
 
     def __init__(self, url: str | None, folder: Path) -> None:
-        """url: as `hydra.sweeper.storage` has it; None: an SQLite file in `folder`.
+        """url: `hydra.sweeper.storage`; None: an SQLite file in `folder`.
 
-        Raises InputError where it cannot be reached, with the reason and what to do.
+        Raises InputError with the reason if the storage cannot be opened.
         """
         self.url = url or f"sqlite:///{_in_url(folder / STUDY_FILE)}"
         self.is_shared = url is not None
@@ -53,17 +53,17 @@ class StudyStorage:
 
     @property
     def told(self) -> str:
-        """The address without a password."""
+        """The URL without its password."""
         return re.sub(r"(://[^:/@]+):[^@]*@", r"\1:***@", self.url)
 
-    def lock(self, name: str) -> AbstractContextManager[None]:
-        """Held by one process at a time, over all machines, for the study called `name`."""
+    def lock(self, name: str) -> AbstractContextManager[Any]:
+        """Return the lock of the study `name`, which one process on all machines holds at a time."""
         if self._file is not None:
-            return _FileLock(self._file.with_name(f"{self._file.name}.lock"))
+            return _file_lock(self._file.with_name(f"{self._file.name}.lock"))
         return self._database_lock(name)
 
     def close(self) -> None:
-        """Give connections back."""
+        """Release connections."""
         self.optuna.remove_session()
 
     def _opened(self) -> BaseStorage:
@@ -72,11 +72,11 @@ class StudyStorage:
             if self._file is not None:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 if self._kind == "journal":
-                    lock = _FileLock(self._file.with_name(f"{self._file.name}.writing"))
+                    lock = _file_lock(self._file.with_name(f"{self._file.name}.writing"))
                     return JournalStorage(JournalFileBackend(str(self._file), lock_obj=lock))
             else:
                 self._engine = create_engine(self.url, connect_args=seconds)
-            with self.lock("tables"):  # two machines that make them at once get in each other's way
+            with self.lock("tables"):  # Two machines must not create them at the same time.
                 return RDBStorage(self.url, engine_kwargs={"connect_args": seconds})
         except Exception as error:
             raise InputError(
@@ -91,15 +91,15 @@ class StudyStorage:
             if self._kind == "postgresql":
                 how = 'Type pip install "labrl[search]"'
             return f"the driver of this database is missing ({error}). {how}"
-        return f"this storage cannot be opened: {_first_line(error)}"
+        return f"this storage cannot be opened: {first_line(error)}"
 
     def failed(self, error: Exception) -> str | None:
-        """Why this storage could not do what it was asked, where `error` says so; None: it is another's."""
+        """Return the reason if `error` is a failure of this storage, otherwise None."""
         if isinstance(error, StorageInternalError):
             error = error.__cause__ if isinstance(error.__cause__, Exception) else error
         elif not isinstance(error, SQLAlchemyError | OSError):
             return None
-        return _first_line(error)
+        return first_line(error)
 
     @contextmanager
     def _database_lock(self, name: str) -> Iterator[None]:
@@ -107,7 +107,7 @@ class StudyStorage:
         take, give = "SELECT pg_advisory_lock(:key)", "SELECT pg_advisory_unlock(:key)"
         if self._kind == "mysql":
             take, give = "SELECT GET_LOCK(:key, -1)", "SELECT RELEASE_LOCK(:key)"
-        # One that is killed loses its connection, and with it the lock.
+        # A killed process loses its connection, which releases the lock.
         with self._engine.connect() as connection:
             connection.execute(text(take), {"key": key})
             try:
@@ -116,45 +116,22 @@ class StudyStorage:
                 connection.execute(text(give), {"key": key})
 
 
-class _FileLock(JournalFileOpenLock):
-    """A lock that the system takes back from a killed process.
+def _file_lock(path: Path) -> Any:
+    """Return a lock that the operating system releases if its process is killed.
 
-    Optuna's own are files and links: a killed process leaves them, and others wait 30 seconds for them.
+    Optuna's locks are files and links, which a killed process leaves behind, and others wait 30 seconds.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._held: IO[bytes] | None = None
-
-    def acquire(self) -> bool:
-        self._held = open(self._path, "ab")  # noqa: SIM115 (closed by release)
-        fcntl.flock(self._held, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        assert self._held is not None
-        self._held.close()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self.release()
+    return FileLock(path, poll_interval=0.002, fallback_to_soft=False, preserve_lock_file=True)
 
 
 def _in_url(path: Path) -> str:
-    """Write a path as the URL of an SQLite file needs it.
+    """Return a path for the URL of an SQLite file.
 
-    SQLAlchemy decodes percent signs and ends the path at a question mark, and Optuna fills in braces.
+    SQLAlchemy decodes percent signs and ends the path at a question mark, and Optuna replaces braces.
     """
     return re.sub(r"[%?{}]", lambda found: quote(found[0], safe=""), str(path))
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
 def silence() -> None:
-    """Only warnings of Optuna: what a search does it tells itself."""
+    """Let Optuna log only warnings, because a search prints its own messages."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -1,9 +1,9 @@
-"""A study that several machines share: who runs which trial, what trials report, how they end.
+"""A study that several machines share: it assigns trials, and records their reports and results.
 
-What Optuna 5 offers beside `ask` and `tell` is not used, for these reasons. Its heartbeat and retry callback
-work only inside `Study.optimize` and on a database, and count a retried trial as a new one, so that the total
-and the draws would depend on what died. Its pruners keep notes in the storage (see `pruning`), and its
-storages have no lock under which one decision can be made (see `storage`).
+Of Optuna 5, only `ask` and `tell` are used. Its heartbeat and its retry callback work only inside
+`Study.optimize` and on a database, and they count a retried trial as a new one, so that the total and the
+draws would depend on failures. Its pruners write to the storage (see `pruning`), and its storages have no
+lock for a decision (see `storage`).
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from labrl.seeding import derived_seed, draw_seed
 from labrl.storage.lock import FolderLock
 
 FACTS = "labrl"
-"""Attribute of the study, and of each trial, under which labrl keeps what Optuna does not know."""
+"""Attribute of the study and of each trial for labrl's own data."""
 
 CONFIRMS = "labrl:confirms"
-"""Attribute of the study that names the machine which runs the best trials once more."""
+"""Attribute of the study with the machine that confirms the best trials."""
 
 HEARTBEAT = 60.0
-"""Seconds between two signs of life that a machine gives to the others."""
+"""Seconds between two heartbeats of a machine."""
 
 MISSED_BEATS = 5
-"""After so many heartbeats without a sign of life a machine counts as dead."""
+"""Number of missed heartbeats after which a machine counts as dead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Plan of a study, equal on every machine that takes part."""
+    """Plan of a study, the same on every machine."""
 
     name: str
     space: Space
@@ -56,22 +56,22 @@ class Plan:
     directions: list[Direction]
     pruner: Pruner
     total: int
-    """Trials of the study, over all machines and resumes."""
+    """Number of trials of the study, over all machines and resumes."""
     budget: int
-    """Frames of a session."""
+    """Budget of a session, frames."""
     num_sessions: int
-    """Sessions of a trial."""
+    """Number of sessions of a trial."""
     seed: int | None
-    """Seed of the search; None: drawn by the machine that begins the study."""
+    """Seed of the search; None: drawn by the machine that creates the study."""
     random_return: float = 0.0
-    """Mean return of the random policy, from which strength is measured."""
+    """Mean return of the random policy, the reference of strength."""
     retries: int = 2
 
     def facts(self) -> dict[str, Any]:
-        """Return what another machine, or a later command, must agree with."""
+        """Return the facts that must be the same on other machines and in later commands."""
         return {
             "space": self.space.as_json(),
-            # Keys that cannot change what a trial is worth may differ.
+            # Keys that cannot change the result of a trial may differ.
             "fixed": _by_key(
                 override for override in self.space.fixed if traits(split_override(override)[0]).score
             ),
@@ -83,7 +83,7 @@ class Plan:
 
 
 def _by_key(overrides: Iterable[str]) -> list[str]:
-    """Return `overrides` in the order of their keys, those of one key as they were typed."""
+    """Return `overrides` sorted by key; those of one key keep their order."""
     return sorted(overrides, key=lambda override: split_override(override)[0])
 
 
@@ -96,21 +96,21 @@ class Assignment:
     folder: Path
     seed: int
     attempts: int = 0
-    """Number of times that its process died."""
+    """Number of times that its process has died."""
 
 
 class Study:
-    """An Optuna study under labrl's rules. Its methods may be called from several threads.
+    """An Optuna study with labrl's rules. Its methods may be called from several threads.
 
-    What decides the future happens under a lock of the storage that all machines share: so no trial is
-    given twice, none too many is begun, and the values of a trial follow from those before it.
+    Trials are assigned under a lock that all machines share, so that no trial is assigned twice, the total is
+    exact, and the values of a trial follow from those before it.
     """
 
     def __init__(self, storage: StudyStorage, plan: Plan, sampler_node: dict[str, Any], home: Path) -> None:
-        """Begin the study, or join it.
+        """Create or join the study.
 
-        home: the experiment folder of this machine. Raises InputError where a study of this name
-        searches something else.
+        home: the experiment folder of this machine. Raises InputError if a study of this name differs from
+        the plan.
         """
         self.home, self._storage = home, storage
         self._host = socket.gethostname()
@@ -127,7 +127,7 @@ class Study:
             agreed = _agreed(self._study, plan, storage.told)
         self._id = storage.optuna.get_study_id_from_name(plan.name)
         self.seed: int = agreed["seed"]
-        # measured by the machine that began the study: another one may have come to another number
+        # As measured by the machine that created the study, because measurements may differ.
         self.plan = dataclasses.replace(plan, random_return=agreed["random_return"])
         self.sampler = NumberedSampler(sampler_node, plan.space, self.seed)
         self._study.sampler = self.sampler
@@ -137,7 +137,7 @@ class Study:
         self.beat()
 
     def trials(self) -> list[FrozenTrial]:
-        """Return all trials so far, in order of their number; not to be changed."""
+        """Return all trials so far in the order of their numbers. The caller must not change them."""
         with self._thread_lock:
             return self._study.get_trials(deepcopy=False)
 
@@ -147,10 +147,10 @@ class Study:
         return len(trials) >= self.total and all(trial.state.is_finished() for trial in trials)
 
     def next(self, folder_name: str) -> Assignment | None:
-        """Return a trial for a free slot: one that a dead machine left behind, else a new one.
+        """Return a trial to run: one that a dead machine has left, or a new one.
 
-        folder_name: of the new trial's run folder, with `{number}` in it. None where there is no more to
-        begin: what is missing runs elsewhere.
+        folder_name: name of a new trial's run folder, which contains `{number}`. Returns None if all trials
+        have been assigned.
         """
         with self._thread_lock, self._storage.lock(self.plan.name):
             trials = self.trials()
@@ -159,8 +159,8 @@ class Study:
                     continue
                 facts = trial.user_attrs.get(FACTS)
                 if facts is None:
-                    # Killed while its values were drawn. `ask` takes it up, keeps what was drawn, and draws
-                    # the rest as it would have been drawn: see NumberedSampler.
+                    # Killed while its values were drawn. `ask` continues it, keeps the drawn values, and
+                    # draws the others as before the kill (see NumberedSampler).
                     trial_id = self._trial_id(trial.number)
                     self._storage.optuna.set_trial_state_values(trial_id, TrialState.WAITING)
                 elif facts["machine"] == self._machine or self._is_dead(facts):
@@ -174,9 +174,9 @@ class Study:
             return Assignment(new.number, new.params, folder, self.trial_seed(new.number))
 
     def report(self, number: int, folder: Path) -> bool:
-        """Take over what the sessions of a trial have written; return whether the trial is to stop.
+        """Record the evaluations that the sessions of a trial have written. Return whether to stop the trial.
 
-        A stopped trial is recorded as pruned before any of its sessions hears of it.
+        A stopped trial is recorded as pruned before any of its sessions is told.
         """
         plan = self.plan
         if len(plan.measures) > 1:
@@ -187,8 +187,8 @@ class Study:
                 return own.state == TrialState.PRUNED
             values = intermediate_values(folder, plan.measures[0], plan.num_sessions, plan.random_return)
             last = max(own.intermediate_values, default=0)
-            # From the last one on once more: what others have reached since may count against it, and who
-            # was killed after the value was stored was never judged by it.
+            # The last value is judged again, because others may have reached more since, and a process that
+            # was killed after storing it has not judged it.
             new = [frame for frame in values if frame >= last]
             for frame in new:
                 trial_id = self._trial_id(number)
@@ -200,7 +200,7 @@ class Study:
             return False
 
     def finish(self, number: int, folder: Path) -> str | None:
-        """Record what a finished trial came to. Returns why it cannot be counted, if so."""
+        """Record the result of a finished trial. Return the error if it has none."""
         plan = self.plan
         with self._thread_lock:
             self._mine.discard(number)
@@ -217,7 +217,7 @@ class Study:
         return error
 
     def _hold_until_the_end(self, number: int, folder: Path) -> None:
-        """Let the last value of a trial whose sessions all ended early count as long as others play."""
+        """Let the last value of a trial count to the end of the budget if all its sessions stopped early."""
         plan = self.plan
         if all(ended_early(folder, index) for index in range(plan.num_sessions)):
             values = intermediate_values(folder, plan.measures[0], plan.num_sessions, plan.random_return)
@@ -234,18 +234,18 @@ class Study:
                 self._study.tell(number, state=TrialState.FAIL)
 
     def note(self, number: int, **facts: Any) -> None:
-        """Keep `facts` with a trial."""
+        """Store `facts` with a trial."""
         with self._thread_lock:
             noted = {**self.trials()[number].user_attrs.get(FACTS, {}), **facts}
             self._storage.optuna.set_trial_user_attr(self._trial_id(number), FACTS, noted)
 
     def beat(self) -> None:
-        """Tell other machines that this one lives."""
+        """Give a heartbeat to other machines."""
         with self._thread_lock:
             self._study.set_user_attr(f"labrl:alive:{self._machine}", time.time())
 
     def claims_confirmation(self) -> bool:
-        """Return whether this machine is the one that runs the best trials once more."""
+        """Return whether this machine is the one that confirms the best trials."""
         with self._thread_lock, self._storage.lock(self.plan.name):
             claimed = self._study.user_attrs.get(CONFIRMS)
             if claimed and claimed["machine"] != self._machine and not self._is_dead(claimed):
@@ -254,7 +254,7 @@ class Study:
             return True
 
     def best(self) -> list[FrozenTrial]:
-        """Return complete trials, the best first; of several objectives those that no other one beats."""
+        """Return complete trials, the best first; with several objectives, the Pareto-optimal ones."""
         done = [trial for trial in self.trials() if trial.state == TrialState.COMPLETE]
         if len(self.plan.directions) > 1:
             return list(self._study.best_trials) if done else []
@@ -262,11 +262,11 @@ class Study:
         return sorted(done, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
 
     def trial_seed(self, number: int) -> int:
-        """Return the seed of a trial, alike wherever and however often it runs."""
+        """Return the seed of a trial, the same on every machine and for every attempt."""
         return derived_seed(self.seed, "trial", number)
 
     def _taken_over(self, trial: FrozenTrial) -> Assignment:
-        """Go on with a trial whose machine is dead, in its folder if that can be seen from here."""
+        """Take over a trial of a dead machine, in its folder if this machine can reach it."""
         facts = trial.user_attrs[FACTS]
         folder = Path(facts["folder"])
         if not folder.parent.is_dir():
@@ -277,7 +277,7 @@ class Study:
         return Assignment(trial.number, dict(trial.params), folder, seed, facts["attempts"])
 
     def _is_dead(self, owner: dict[str, Any]) -> bool:
-        """Return whether a machine has gone: its lock here is free, or no sign of life for long enough."""
+        """Return whether a machine is dead: its lock on this machine is free, or it missed its heartbeats."""
         home = Path(owner["home"])
         if home.is_dir():
             if FolderLock(home).holder() is not None:
@@ -311,14 +311,14 @@ class Study:
 
 
 def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
-    """Return what the first machine has written down about the study. Raises InputError where it differs."""
+    """Return the facts that the first machine has stored. Raises InputError if the plan differs."""
     mine, name = plan.facts(), plan.name
     agreed = study.user_attrs.get(FACTS)
     if agreed is None:
         if study.get_trials(deepcopy=False):
             raise InputError(
-                f"hydra.sweeper.study_name={name}: {storage} holds a study of this name that was not begun "
-                "by labrl. Set hydra.sweeper.study_name to another name",
+                f"hydra.sweeper.study_name={name}: {storage} contains a study of this name that labrl did "
+                "not create. Set hydra.sweeper.study_name to another name",
                 code="contradiction",
                 key="hydra.sweeper.study_name",
             )
@@ -333,9 +333,9 @@ def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
             f"\n  {line}" for key in differs for line in _differences(key, then.get(key), mine[key])
         )
         raise InputError(
-            f"hydra.sweeper.study_name={name}: {storage} holds a study of this name that differs from this "
-            f"one:{told}\nTo join that study, give the same values. To begin another one, leave out +resume "
-            "and, where several studies share the storage, set another hydra.sweeper.study_name.",
+            f"hydra.sweeper.study_name={name}: {storage} contains a study of this name, which differs:"
+            f"{told}\nTo join that study, give the same values. To create another one, leave out +resume, "
+            "and set another hydra.sweeper.study_name if several studies share the storage.",
             code="contradiction",
             key="hydra.sweeper.study_name",
         )
@@ -343,7 +343,7 @@ def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
 
 
 def _differences(key: str, then: Any, now: Any) -> list[str]:
-    """Return a line for each difference between what the study has and what was asked for now."""
+    """Return a line for each difference between the stored and the present study."""
     if isinstance(then, dict) and isinstance(now, dict):
         parts = [part for part in {**then, **now} if then.get(part) != now.get(part)]
         return [f"{part}: {_shown(then.get(part))} there, {_shown(now.get(part))} here" for part in parts]

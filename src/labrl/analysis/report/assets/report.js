@@ -1,4 +1,4 @@
-// The report's charts, which zoom, tell their values and can be hidden, and its sortable tables. Charts are JSON in #charts.
+// The report's charts, with zoom, values on hover and curves that can be hidden, and its sortable tables. The charts are JSON in #charts.
 "use strict";
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
@@ -23,7 +23,7 @@
     return node;
   }
 
-  // A value that stands alone: no dash can be seen there, so each dash has a shape.
+  // The marker of an isolated value. A dash would not be visible, so each dash has its own marker.
   function spot(dash, x, y, r) {
     const at = `M${x.toFixed(1)},${y.toFixed(1)}`, w = (0.89 * r).toFixed(1);
     switch ((dash || []).join(" ")) {
@@ -42,7 +42,7 @@
     if (size !== 0 && size < 1e-3) return value.toExponential(2);
     return String(Number(value.toPrecision(size >= 1e3 ? 5 : 4)));
   }
-  // The texts of ticks that stand together: one unit, and as many digits as tell them apart.
+  // The texts of the ticks of an axis, with one unit and as many digits as keep them different.
   function tickTexts(marks) {
     const largest = Math.max(...marks.map(Math.abs));
     const [size, letter] = largest >= 1e13 ? [1, ""] : largest >= 1e6 ? [1e6, "M"] : largest >= 1e4 ? [1e3, "k"] : [1, ""];
@@ -128,7 +128,7 @@
       this.paths = new Map(sorted.map((line) => [line, this.line(inside, line)]));
       if (!lines.some((line) => line.views[this.axis].x.length)) {
         make("text", { x: width / 2, y: height / 2 - 10, "text-anchor": "middle", class: "empty" }, svg,
-          this.spec.lines.length ? "everything is hidden" : "no values");
+          this.spec.lines.length ? "all curves are hidden" : "no values");
       }
       this.cursor = make("line", { class: "cursor", y1: MARGIN.top, y2: bottom, visibility: "hidden" }, svg);
       this.chosen = make("rect", { class: "chosen", y: MARGIN.top, height: bottom - MARGIN.top, visibility: "hidden" }, svg);
@@ -151,7 +151,7 @@
       const names = named ? axis.ticks : tickTexts(axis.log ? at.map((mark) => 10 ** mark) : at);
       for (const [place, mark] of at.entries()) {
         if (mark < x0 || mark > x1) continue;
-        const x = this.x(mark), last = !named && x > right - 12, most = Math.max(4, Math.floor(room / 6.2));
+        const x = this.x(mark), last = !named && x > right - 12, most = Math.max(4, Math.floor(room / 6.8));
         make("line", { class: "axis", x1: x, x2: x, y1: bottom, y2: bottom + 4 }, svg);
         const long = named && names[place].length > most, text = long ? `${names[place].slice(0, most - 1)}…` : names[place];
         const anchor = last ? "end" : named && x > right - 5 ? "end" : "middle";
@@ -164,7 +164,7 @@
       const mix = line.shade || 0, lifted = `color-mix(in oklab, ${line.colour}, white var(--lift))`;
       return mix ? `color-mix(in oklab, ${lifted} ${100 - Math.abs(mix)}%, var(${mix > 0 ? "--paper" : "--ink"}))` : lifted;
     }
-    // Stretches of indices without a gap in them.
+    // Stretches of indices without gaps.
     stretches(view, there) {
       const found = [[]];
       view.x.forEach((_, i) => { if (there(i)) found[found.length - 1].push(i); else if (found[found.length - 1].length) found.push([]); });
@@ -180,7 +180,7 @@
       const up = this.path(line, view.x, view.high);
       const d = this.stretches(view, (i) => this.usable(view.low[i]) && this.usable(view.high[i])).map((part) => {
         const [i] = part, x = this.x(view.x[i]), low = this.y(view.low[i]);
-        if (part.length === 1) return `M${(x - 4).toFixed(1)},${this.y(view.high[i]).toFixed(1)}h8V${low.toFixed(1)}h-8Z`;  // of one value a bar
+        if (part.length === 1) return `M${(x - 4).toFixed(1)},${this.y(view.high[i]).toFixed(1)}h8V${low.toFixed(1)}h-8Z`;  // a bar for a single value
         const back = [...part].reverse();
         return up(part) + back.map((j, place) => (place && line.step ? `V${this.y(view.low[j]).toFixed(1)}` : "") +
           `L${this.x(view.x[j]).toFixed(1)},${this.y(view.low[j]).toFixed(1)}`).join("") + "Z";
@@ -252,7 +252,7 @@
       });
       on("dblclick", () => zoom(this.axis, null));
     }
-    // The row of each visible line that is nearest to the pointer.
+    // For each visible line, the row that is nearest to the pointer.
     near(point) {
       const rows = [];
       for (const line of this.visible()) {
@@ -356,7 +356,7 @@
     try {
       const kept = localStorage.getItem("labrl-theme");
       if (kept === "dark" || kept === "light") root.dataset.theme = kept;
-    } catch { /* a file may be refused storage; then the choice lasts as long as the page */ }
+    } catch { /* without storage, the choice lasts only as long as the page */ }
     button.hidden = false;
     button.addEventListener("click", () => {
       root.dataset.theme = isDark() ? "light" : "dark";
@@ -374,7 +374,7 @@
     });
   }
   for (const head of all("th[data-sort]")) {
-    // a column is aligned to the right where none of its cells is text
+    // A column without text is aligned to the right.
     const cells = [...head.closest("table").tBodies[0].rows].map((row) => row.cells[head.cellIndex]);
     const numeric = cells.length > 0 && cells.every((cell) => cell.classList.contains("number"));
     for (const cell of [head, ...cells]) cell.classList.toggle("number", numeric);
