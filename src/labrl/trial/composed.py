@@ -74,7 +74,7 @@ def misfit(cfg: DictConfig, agent: str, error: InputError) -> InputError | None:
         return None
     # Imported late: only this error needs environments.
     from labrl.agents.action_spaces import check_actions
-    from labrl.config.component import Component
+    from labrl.component import Component
     from labrl.config.validate import dataclass_of
     from labrl.envs.make import describe
 
