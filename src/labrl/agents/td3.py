@@ -60,7 +60,7 @@ class TD3Config(DDPGConfig):
     target_noise: NonNegativeFloat
     """Standard deviation of the noise on the target's actions, which are scaled to (-1, 1), >= 0."""
     target_noise_clip: NonNegativeFloat
-    """Largest absolute value of this noise, c in algorithm 1, >= 0."""
+    """Largest absolute value of the noise on the target's actions, c in algorithm 1, >= 0."""
 
 
 def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:

@@ -38,9 +38,9 @@ class ActorCriticConfig:
     value_head: list[PositiveInt]
     """Units of each layer between the torso and the value."""
     head_activation: Activation
-    """Activation after each of these layers, by its name in torch.nn."""
+    """Activation after each layer of the heads, by its name in torch.nn."""
     head_layer_norm: bool
-    """Whether the outputs of these layers are normalized before the activation (arXiv:1607.06450)."""
+    """Whether the outputs of the heads' layers are normalized before the activation (arXiv:1607.06450)."""
 
     def __post_init__(self) -> None:
         units = {"policy_head": self.policy_head, "value_head": self.value_head}

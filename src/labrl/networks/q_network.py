@@ -26,9 +26,9 @@ class QNetworkConfig:
     head: list[PositiveInt]
     """Units of each layer between torso and outputs, in both streams if the network is dueling."""
     head_activation: Activation
-    """Activation after each of these layers, by its name in torch.nn."""
+    """Activation after each layer of the head, by its name in torch.nn."""
     head_layer_norm: bool
-    """Whether the outputs of these layers are normalized before the activation (arXiv:1607.06450)."""
+    """Whether the outputs of the head's layers are normalized before the activation (arXiv:1607.06450)."""
     dueling: bool
     """Whether the value of the state and the advantages of the actions have separate streams."""
     noisy: PositiveFloat | None

@@ -153,7 +153,7 @@ def keep_freed_memory() -> bool:
 
 
 def _ask_for_large_pages(library: ctypes.CDLL) -> None:
-    """Request large pages for the heap's next gigabyte, where the system provides them.
+    """Request large pages for the heap's next gigabyte, if the system provides them.
 
     The activations and gradients of an Atari network fill more pages of the normal size than the processor
     caches addresses of; the lookups take a twentieth of the training time in a virtual machine.

@@ -87,14 +87,14 @@ def _play(policy: LoadedPolicy, request: EnjoyRequest, window: Window | None) ->
             window.show(shown.picture(), shown.frames_per_second)
         except LabrlError as error:
             shown = None
-            say(f"no pictures: {error}")
+            say(f"no images: {error}")
 
     found = {}
     try:
         try:
             shown = watch(component) if window is not None else None
         except LabrlError as error:
-            say(f"no pictures: {error}")
+            say(f"no images: {error}")
         env = policy.vector_env(request.episodes) if shown is None else VectorEnv(shown, 0)
         quota = policy.quota(env.num_envs, request.greedy, request.epsilon)
         for number, played in policy.play(env, quota, request.episodes, request.seed, show):

@@ -346,7 +346,7 @@ class LoadedPolicy:
         )
 
     def _mask(self, mask: Any, count: int, single: bool) -> NDArray[np.bool_] | None:
-        """Return masks of valid actions, [count, flags]; None where all are valid."""
+        """Return masks of valid actions, [count, flags]; None if all are valid."""
         if mask is None:
             return None
         if not self.agent.TRAITS.masks:

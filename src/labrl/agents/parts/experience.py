@@ -39,13 +39,13 @@ class ExperienceConfig:
     learning_starts: NonNegativeInt
     """Frames before the first update, >= 0; updates also wait until a minibatch is stored."""
     warmup_actions: Literal["random", "policy"]
-    """Actions during these frames: random (uniform) or policy (of the exploring policy)."""
+    """Actions before `learning_starts`: random (uniform) or policy (of the exploring policy)."""
     updates_per_frame: PositiveRatio
-    """Updates per frame after these frames, > 0, kept exactly: a number or a quotient such as "1/3"."""
+    """Updates per frame after `learning_starts`, > 0, kept exactly: a number or a quotient such as "1/3"."""
     offline: Component | None
     """Transitions that were collected elsewhere, with which updates begin at frame 0; null: none."""
     collect_from: NonNegativeInt
-    """Frame from which the environments are played, >= 0; before it, the agent learns only from `offline`."""
+    """Frame from which the environments are played, >= 0; earlier, the agent learns only from `offline`."""
     collect_until: NonNegativeInt | None
     """Frame from which the environments are no longer played, >= 0, and the agent learns only from stored
     transitions; null: they are always played."""
