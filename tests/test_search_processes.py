@@ -107,7 +107,7 @@ def test_two_machines_with_one_journal_file_share_the_trials(tmp_path: Path) -> 
     two_machines(tmp_path, f"journal:///{tmp_path / 'study.journal'}")
 
 
-def machines_with_stubs(folder: Path, url: str, total: int = 12) -> None:
+def machines_with_stubs(folder: Path, url: str, total: int = 24) -> None:
     """Two machines at once whose trials take 10 ms, so that they meet at the storage all the time."""
     arguments = ("benchmarks.scheduling", "machine", url, str(total), "3")
     homes = [folder / name for name in "ab"]
