@@ -157,6 +157,10 @@ class SubmititLocal(TrialLauncher):
                     code="resources",
                     key="hydra.launcher",
                 ) from error
+        for job in jobs if self.cluster == "local" else ():
+            # Seconds for which submitit waits for the result of a killed job, while no other trial can start.
+            # Its default of 15 is for files that another machine has written.
+            job._results_timeout_s = 1
         self._jobs.update(zip(jobs, self._new, strict=True))
         self._new = []
 
