@@ -1,4 +1,4 @@
-"""What each run records about the code and machine around it, which the test processes find out only once."""
+"""Let the test processes find out only once what each run records about its code and machine."""
 
 from __future__ import annotations
 

@@ -213,6 +213,6 @@ def test_an_agent_loads_few_modules() -> None:
 
 
 def test_few_attributes_are_probed_for() -> None:
-    """What a part can do is declared; a probe is for objects of users and of other libraries."""
+    """Parts declare their capabilities; only objects of users and of other libraries are probed."""
     probes = [line for file in FILES for line in re.findall(r"(?:get|has)attr\(", file.read_text())]
     assert len(probes) <= 10

@@ -48,7 +48,7 @@ def test_processes_start_with_a_long_folder_for_temporary_files(tmp_path: Path) 
 
 
 def test_no_folder_is_made_on_the_way_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of `a/../b`, Hydra made a as well, and a refusal left it behind."""
+    """Hydra also made the folder `a` of a path `a/../b`, and a refused command left it behind."""
     monkeypatch.chdir(tmp_path)
     tiny = ["agent=random", "env.max_frame=64", "meta.report=false", "meta.videos=false", "wandb=disabled"]
     assert labrl.cli.main(["agent.lr=abc", "hydra.run.dir=${env.name}x/../run"]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -126,6 +127,14 @@ def duration(seconds: float | None) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def path_text(path: str) -> str:
+    """Return a path as text that UTF-8 can encode.
+
+    Without a UTF-8 locale, Python's paths contain surrogates instead of letters that are not ASCII.
+    """
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def typed(command: Any) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from labrl.analysis.formats import path_text
 from labrl.analysis.returns import recorded_return
 from labrl.analysis.rows import Column, Rows, known, read_rows, read_table
 from labrl.config.keys import traits
@@ -206,8 +207,7 @@ class Run:
     @property
     def name(self) -> str:
         """Name of the folder."""
-        # Without a UTF-8 locale, Python's text has surrogates in the place of other letters.
-        return os.fsencode(self.path.name).decode("utf-8", "replace")
+        return path_text(self.path.name)
 
     @property
     def agent(self) -> str:

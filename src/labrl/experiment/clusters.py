@@ -157,10 +157,11 @@ class SubmititLocal(TrialLauncher):
                     code="resources",
                     key="hydra.launcher",
                 ) from error
-        for job in jobs if self.cluster == "local" else ():
+        if self.cluster == "local":
             # Seconds for which submitit waits for the result of a killed job, while no other trial can start.
             # Its default of 15 is for files that another machine has written.
-            job._results_timeout_s = 1
+            for job in jobs:
+                job._results_timeout_s = 1
         self._jobs.update(zip(jobs, self._new, strict=True))
         self._new = []
 

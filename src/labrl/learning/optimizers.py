@@ -45,10 +45,10 @@ def gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
 def cut(gradient: Sequence[Tensor], largest: float | None) -> float:
     """Clip a gradient in several parts to a Euclidean norm. Returns the norm before clipping."""
     # torch.dot takes a third of the time of torch.linalg.vector_norm.
-    norm = 0.0
+    squares = 0.0
     for piece in gradient:
-        norm += float(torch.dot(piece, piece))
-    norm = math.sqrt(norm)
+        squares += float(torch.dot(piece, piece))
+    norm = math.sqrt(squares)
     if largest is not None and norm > largest:
         for piece in gradient:
             piece.mul_(largest / norm)

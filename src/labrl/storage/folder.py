@@ -35,7 +35,7 @@ class Folder(Generic[Status]):
     """Version of the format. Increase it whenever older versions of labrl can no longer read what is
     written."""
     KIND: ClassVar[str]
-    """What the folder belongs to, for messages."""
+    """Name for the content of the folder in messages: run or experiment."""
     RESUME: ClassVar[str]
     """Beginning of the command that resumes it; the path follows."""
     KEY: ClassVar[str]

@@ -21,7 +21,17 @@ from markupsafe import Markup
 
 from labrl.analysis.charts import Chart
 from labrl.analysis.colours import Style
-from labrl.analysis.formats import INTERVAL, UNKNOWN, duration, interval, interval_by, moment, number, typed
+from labrl.analysis.formats import (
+    INTERVAL,
+    UNKNOWN,
+    duration,
+    interval,
+    interval_by,
+    moment,
+    number,
+    path_text,
+    typed,
+)
 from labrl.analysis.groups import value_text
 from labrl.analysis.returns import MEANING
 from labrl.storage.provenance import as_yaml
@@ -115,8 +125,7 @@ def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
 
 def relative(path: Path, folder: Path) -> str:
     """Return `path` as a link from a file in `folder`."""
-    link = Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    return os.fsencode(link).decode("utf-8", "replace")  # whatever the locale
+    return path_text(Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix())
 
 
 def _order(value: Any) -> str:
