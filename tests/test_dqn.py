@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from fractions import Fraction
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -39,6 +40,10 @@ IMAGE = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
 EARLY = ("agent.learning_starts=40", "agent.batch_size=16", "agent.updates_per_frame=0.25")
 
 
+def as_tensor(array: Any) -> Any:
+    return None if array is None else torch.from_numpy(array)
+
+
 def weights(agent: DQN) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for m in agent.modules().values() for p in m.parameters()])
 
@@ -65,13 +70,14 @@ def test_an_update_is_adam_on_the_gradient_of_the_papers_loss(
     assert play(agent, clock, world, 1) == 1
 
     (batch,) = seen
-    assert (len(batch.weight.unique()) > 1) == (memory == "prioritized")
+    assert (len(np.unique(batch.weight)) > 1) == (memory == "prioritized")
+    batch = batch.as_tensors(as_tensor, np.asarray)
     rows = torch.arange(16)
     with torch.no_grad():
-        values = target(torch.from_numpy(batch.next_observation)).outputs.squeeze(2)
-        judged = online(torch.from_numpy(batch.next_observation)).outputs.squeeze(2) if double else values
+        values = target(batch.next_observation).outputs.squeeze(2)
+        judged = online(batch.next_observation).outputs.squeeze(2) if double else values
         aim = batch.reward + batch.discount * values[rows, judged.argmax(1)]
-    value = online(torch.from_numpy(batch.observation)).outputs.squeeze(2)[rows, batch.action]
+    value = online(batch.observation).outputs.squeeze(2)[rows, batch.action]
     loss = batch.weight * torch.nn.functional.huber_loss(value, aim, reduction="none")
     optimizer = torch.optim.Adam(online.parameters(), lr=1e-2, eps=1e-8)
     loss.mean().backward()
@@ -304,9 +310,10 @@ def test_priorities_follow_the_errors_of_the_last_update(monkeypatch: pytest.Mon
     online, target = (copy.deepcopy(network) for network in agent.modules().values())
     assert play(agent, clock, world, 1) == 1
     (batch,), ((_, error),) = seen, given
+    batch = batch.as_tensors(as_tensor, np.asarray)
     with torch.no_grad():
-        best = online(torch.from_numpy(batch.next_observation)).outputs.squeeze(2).argmax(1)
-        bootstrap = chosen(target(torch.from_numpy(batch.next_observation)).outputs, best).squeeze(1)
+        best = online(batch.next_observation).outputs.squeeze(2).argmax(1)
+        bootstrap = chosen(target(batch.next_observation).outputs, best).squeeze(1)
         aim = batch.reward + batch.discount * bootstrap
-        value = chosen(online(torch.from_numpy(batch.observation)).outputs, batch.action).squeeze(1)
+        value = chosen(online(batch.observation).outputs, batch.action).squeeze(1)
     np.testing.assert_allclose(error, (aim - value).abs().numpy(), rtol=1e-4, atol=1e-6)

@@ -42,7 +42,7 @@ from labrl.clock import Clock
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.learner import DerivedLoss, as_array
+from labrl.learning.learner import DerivedLoss
 from labrl.memory.replay import Transitions
 from labrl.memory.rollout import Pieces, forgotten
 from labrl.memory.sequences import SequenceSample
@@ -243,7 +243,7 @@ class DQN(Agent):
         else:
             by_hand = None if self._derived is None else self._loss_by_hand
             loss = DerivedLoss(partial(self.loss, self._policy.noise(3)), by_hand)
-            self._rows = learner.gradient(loss, sample.as_tensors(learner.tensor))
+            self._rows = learner.gradient(loss, sample)
         norm = learner.step(value_at(self._config.lr, frame))
         if not math.isfinite(norm):
             finite_loss = math.isfinite(float(self._rows[0].sum()))
@@ -262,13 +262,12 @@ class DQN(Agent):
     def loss(self, noise: Tensor | None, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the loss of transitions. noise: noise for three uses of networks, [3, num_noise]."""
         online, delayed, choosing = (None, None, None) if noise is None else noise
-        tensor, layout = self._policy.learner.tensor, self._policy.network.layout
-        following = tensor(layout(batch.next_observation))
+        batch = batch.as_tensors(self._policy.learner.tensor, self._policy.network.layout)
         with torch.no_grad():
-            later = judged = self._target.forward_network(following, noise=delayed).outputs
+            later = judged = self._target.forward_network(batch.next_observation, noise=delayed).outputs
             if self._config.double:
-                judged = network(following, noise=choosing).outputs
-        outputs = chosen(network(tensor(layout(batch.observation)), noise=online).outputs, batch.action)
+                judged = network(batch.next_observation, noise=choosing).outputs
+        outputs = chosen(network(batch.observation, noise=online).outputs, batch.action)
         reward, discount, weight = batch.reward, batch.discount, batch.weight
         return td_loss(self._value, outputs, later, judged, reward, discount, weight, batch.next_mask)
 
@@ -280,12 +279,10 @@ class DQN(Agent):
         later = judged = self._target.forward(following).outputs
         if self._config.double:
             judged = kernel.forward(following).outputs
-        next_action = best(self._derived, judged, as_array(batch.next_mask))
+        next_action = best(self._derived, judged, batch.next_mask)
         outputs = kernel.forward(layout(batch.observation)).outputs  # overwrites those for `following`
         columns = batch.action, batch.reward, batch.discount, batch.weight
-        statistics, gradient = td_gradient(
-            self._derived, outputs, later, next_action, *(column.numpy() for column in columns)
-        )
+        statistics, gradient = td_gradient(self._derived, outputs, later, next_action, *columns)
         kernel.backward(gradient)
         return statistics
 

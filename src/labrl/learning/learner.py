@@ -345,7 +345,7 @@ class Learner(Generic[Network]):
             # The next call overwrites the output of the kernel.
             if isinstance(output, np.ndarray):
                 return output.copy()
-            return type(output)._make(map(copy.copy, output))
+            return type(output)._make([None if each is None else each.copy() for each in output])
         tensors = map(self.tensor, inputs)
         with torch.inference_mode():
             return as_arrays(self.network(*tensors, **options))

@@ -124,22 +124,17 @@ class Transitions(Columns):
     noise: Any = None
     """Random numbers from which a loss draws actions, [batch, ...]; None if it draws none."""
 
-    def as_tensors(
-        self, tensor: Callable[[Any], Any], layout: Callable[[NDArray], NDArray] | None = None
-    ) -> Transitions:
+    def as_tensors(self, tensor: Callable[[Any], Any], layout: Callable[[NDArray], NDArray]) -> Transitions:
         """Return the transitions as tensors.
 
-        tensor: converts an array to a tensor on the learner's device; layout: layout of the network for
-        observations, None to keep them as stored, for a loss that converts its own slice of them.
+        tensor: converts an array to a tensor on the learner's device; layout: the network's layout for
+        observations.
         """
-        observation, following = self.observation, self.next_observation
-        if layout is not None:
-            observation, following = tensor(layout(observation)), tensor(layout(following))
         return Transitions(
-            observation,
+            tensor(layout(self.observation)),
             tensor(self.action),
             tensor(self.reward),
-            following,
+            tensor(layout(self.next_observation)),
             tensor(self.discount),
             tensor(self.weight),
             self.index,

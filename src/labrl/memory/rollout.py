@@ -359,7 +359,7 @@ class Rollout:
         layout: the network's layout, for the last observations of truncated episodes; state: recurrent state
         after step t, if the network has one, [num_envs, state_size].
         """
-        if step.truncated.any():
+        if np.count_nonzero(step.truncated):
             final, masks = layout(step.next_observation), step.next_mask
             for env in map(int, np.flatnonzero(step.truncated & ~step.terminated)):
                 mask = None if masks is None else masks[env].copy()

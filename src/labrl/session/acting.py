@@ -6,13 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from labrl.agents.agent import Agent, build_agent
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
+from labrl.learning.threads import use_one_thread
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, sees_images
 from labrl.workspace import Workspace
@@ -59,7 +58,7 @@ class ActingCopy:
         cls, config: TrialConfig, spaces: Spaces, seed: int, index: int, num_threads: int
     ) -> ActingCopy:
         """Return a copy that computes the same numbers as session number `index`, in another process."""
-        torch.set_num_threads(1)  # as in the session's process
+        use_one_thread()  # as in the session's process
         meta = config.meta
         images = sees_images(spaces.observation)
         compute = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus, images)

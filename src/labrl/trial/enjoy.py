@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from labrl.config.compose import prepare
 from labrl.envs.vector import VectorEnv
 from labrl.envs.watch import Watched, watch
 from labrl.errors import DONE, InputError, LabrlError
+from labrl.learning.threads import use_one_thread
 from labrl.session.episodes import episode_statistics
 from labrl.storage.atomic import write_json
 from labrl.storage.episodes import RecordedEpisode
@@ -43,8 +43,7 @@ def enjoy(request: EnjoyRequest) -> int:
     _check_agreement(past, request)
     prepare(past.command.config_dir)
     report_damages(run)
-    # Small products are faster on one thread, as in training.
-    torch.set_num_threads(1)
+    use_one_thread()  # as in training
     keep_freed_memory()
     plain = past.usable()
     for change in past.changes(plain):

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from labrl.agents.agent import NonFiniteError
 from labrl.agents.parts.experience import ExperienceConfig
 from labrl.analysis.returns import recorded_return
@@ -19,6 +17,7 @@ from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
 from labrl.errors import DONE, FAILED, WRONG_INPUT, LabrlError
 from labrl.learning.ranks import ALONE, RankLostError, Ranks
+from labrl.learning.threads import use_one_thread
 from labrl.networks.summary import count, summary
 from labrl.processes import stop_with_the_parent, take_signals
 from labrl.script import Carried
@@ -56,9 +55,7 @@ def run_session(
     assert config.seed is not None
     result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
     session: Session | None = None
-    threads_before = torch.get_num_threads()
-    # Small products are faster on one thread; gradient workers divide large ones.
-    torch.set_num_threads(1)
+    restore_threads = use_one_thread()
     keep_freed_memory()
     code = FAILED
     try:
@@ -90,7 +87,7 @@ def run_session(
         result.error = _described(error)
         session_log.append(folder.log, traceback.format_exc())
     finally:
-        torch.set_num_threads(threads_before)
+        restore_threads()
     if session is not None:
         _fill(result, session)
     write_json(folder.result, dataclasses.asdict(result))
@@ -171,7 +168,7 @@ def check_restores(config: TrialConfig, folder: SessionFolder) -> None:
 def follow_session(order: Mapping[str, Any], ranks: Ranks) -> int:
     """Train a session on a rank other than 0, which has sent `order`. Return the exit code."""
     config, folder = resolve(order["plain"]), SessionFolder(order["folder"])
-    torch.set_num_threads(1)
+    use_one_thread()
     keep_freed_memory()
     num_threads = threads_per_session(config.meta.num_cpus, ranks.local_size)
     session = _session(config, 0, folder, num_threads, ranks, order["state"])

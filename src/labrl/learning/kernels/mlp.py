@@ -22,10 +22,6 @@ Operation = Callable[[], object]
 MOST_NUMPY_ELEMENTS = 1024
 """Size of an array up to which NumPy adds, because a call of NumPy is shorter than one of torch."""
 
-MOST_NUMPY_PRODUCTS = 2**17, 8000
-"""Number of multiplications, for a matrix and for a vector, up to which NumPy multiplies: its calls are
-shorter, but for larger matrices OpenBLAS would start threads, which would compete with those of torch."""
-
 MOST_NUMPY_RELU_ELEMENTS, MOST_NUMPY_RELU_GRADIENTS = 4096, 20_000
 """Size of an array up to which NumPy computes a ReLU, and the gradient through a ReLU."""
 
@@ -103,27 +99,21 @@ def _stacked(first: Tensor, second: Tensor) -> Tensor | None:
     return first.as_strided((2, *first.shape), (distance, *first.stride()))
 
 
-def products(left: Tensor, right: Tensor, out: Tensor) -> Iterator[Operation]:
-    """Yield operations that write the matrix product of left and right to `out`.
+def product(left: Tensor, right: Tensor, out: Tensor) -> Operation:
+    """Return an operation that writes the matrix product of left and right to `out`.
+
+    NumPy multiplies: its calls are shorter than those of torch, and it multiplies the matrices of several
+    networks in one call.
 
     left: [a, b] or [networks, a, b]; right: [b, c] or [networks, b, c]; out: [a, c], or [networks, a, c] if
     one of them has several networks.
     """
-    (rows, inner), columns = left.shape[-2:], right.shape[-1]
-    is_matrix = rows > 1 and columns > 1
-    if rows * inner * columns <= MOST_NUMPY_PRODUCTS[0 if is_matrix else 1] and inner > 1:
-        if out.dim() == 3:
-            yield partial(np.matmul, left.numpy(), right.numpy(), out.numpy())
-        elif out.is_contiguous():
-            yield partial(np.dot, left.numpy(), right.numpy(), out.numpy())
-        else:  # the gradient of a weight, which is transposed in memory
-            yield partial(np.dot, right.numpy().T, left.numpy().T, out.numpy().T)
-    elif out.dim() == 2:
-        yield partial(torch.mm, left, right, out=out)
-    else:
-        for i, each in enumerate(out):
-            one = left if left.dim() == 2 else left[i], right if right.dim() == 2 else right[i]
-            yield partial(torch.mm, *one, out=each)
+    if out.dim() == 3:
+        return partial(np.matmul, left.numpy(), right.numpy(), out.numpy())
+    if out.is_contiguous():
+        return partial(np.dot, left.numpy(), right.numpy(), out.numpy())
+    # The gradient of a weight, which is transposed in memory.
+    return partial(np.dot, right.numpy().T, left.numpy().T, out.numpy().T)
 
 
 class Pass:
@@ -196,7 +186,7 @@ class _Bound:
             buffer[..., rows, :]
             for buffer in (self._inputs, self._linear, self._normalized, self.outputs, *self._statistics)
         )
-        yield from products(inputs, layer.weight.value, linear)
+        yield product(inputs, layer.weight.value, linear)
         if linear.numel() <= MOST_NUMPY_ELEMENTS:
             yield partial(np.add, linear.numpy(), layer.bias.value.numpy(), linear.numpy())
         else:
@@ -232,16 +222,16 @@ class _Bound:
                 out2=shift.gradient if learned else torch.empty(0),
             )  # fmt: skip
         if layer.weight.gradient is not None and ones is not None:
-            yield from products(self._inputs.mT, gradient, layer.weight.gradient)
+            yield product(self._inputs.mT, gradient, layer.weight.gradient)
         if layer.bias.gradient is not None and ones is not None:
-            yield from products(ones, gradient, layer.bias.gradient)
+            yield product(ones, gradient, layer.bias.gradient)
         if before is None:
             return
         weight = layer.weight.value.mT
         if weight.shape[-2] == 1:  # an outer product, for which a matrix product takes four times as long
             yield partial(torch.mul, gradient, weight, out=before)
         else:
-            yield from products(gradient, weight, before)
+            yield product(gradient, weight, before)
 
 
 @dataclass(frozen=True)
