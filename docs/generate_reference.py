@@ -21,12 +21,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import hydra
 from omegaconf import OmegaConf
 
 from labrl import types as scalars
 from labrl.component import Component, load_target
 from labrl.config import config_folder
-from labrl.config.compose import compose
+from labrl.config.compose import hydra_initialized, prepare
 from labrl.config.keys import Traits, dataclasses_in, traits, traits_in
 from labrl.config.schema import TrialConfig
 
@@ -51,8 +52,6 @@ PAGES = {
 
 GROUPS = {"agent.network.torso": "agent/network"}
 """Groups of keys whose name differs from that of the group."""
-HOSTS = {"agent/self_imitation": "ppo", "agent/noise": "td3"}
-"""Agents that have parts of a group, for groups of which dqn has none."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,13 @@ def options_of(group: str) -> list[str]:
 @cache
 def node_of(group: str, option: str) -> Any:
     """Return the node that an option composes at the key of its group, with unresolved interpolations."""
-    host = [] if group == "agent" else [f"agent={HOSTS.get(group, 'dqn')}"]
-    node: Any = OmegaConf.to_container(compose(["preset=none", *host, f"{group}={option}"]), resolve=False)
+    prepare()
+    with hydra_initialized(None):
+        if group == "search":  # its options also select an agent, so that config.yaml is needed
+            composed = hydra.compose("config", overrides=["preset=none", f"search={option}"])
+        else:
+            composed = hydra.compose(f"{group}/{option}")
+    node: Any = OmegaConf.to_container(composed, resolve=False)
     for name in key_of(group).split("."):
         node = node[name]
     return node
