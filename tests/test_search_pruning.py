@@ -7,14 +7,13 @@ from collections import Counter
 import pytest
 from search_cases import pruner
 
-from labrl.experiment.search.options import Pruner
-from labrl.experiment.search.pruning import bracket_of, default_grace, is_hopeless
+from labrl.experiment.search.options import HyperbandPruner, Pruner, Reports
 
 BUDGET = 90
 
 
 def stops(one: Pruner, number: int, *histories: dict[int, float], full: int = 99) -> bool:
-    return is_hopeless(one, number, dict(enumerate(histories)), full, BUDGET, "study")
+    return one.stops(Reports(number, dict(enumerate(histories)), full, BUDGET, "study"))
 
 
 def test_halving_lets_one_of_three_go_on_from_each_rung() -> None:
@@ -66,11 +65,14 @@ def test_the_median_compares_the_best_so_far_at_the_same_frame() -> None:
 
 
 def test_hyperband_has_an_eager_bracket_and_one_that_stops_nothing() -> None:
-    brackets = Counter(bracket_of("study", number, 10, 3, BUDGET) for number in range(300))
+    hyperband = pruner("hyperband", grace_period=10, reduction_factor=3)
+    assert isinstance(hyperband, HyperbandPruner)
+    reports = Reports(0, {}, 0, BUDGET, "study")
+    brackets = Counter(hyperband.bracket_of(reports, number) for number in range(300))
     assert set(brackets) == {0, 1, 2}
     assert brackets[0] > brackets[1] > brackets[2]
 
 
 def test_no_pruner_stops_nothing_and_the_default_grace_leaves_two_rungs() -> None:
     assert not stops(pruner("none"), 1, {10: 9.0}, {10: 0.0})
-    assert default_grace(BUDGET) == 10
+    assert pruner("asha", grace_period=None).spares(BUDGET) == ("search.pruner.grace_period", 10)

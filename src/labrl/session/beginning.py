@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from labrl.agents.agent import Agent
 from labrl.agents.transforms import Transforms
@@ -18,87 +17,67 @@ from labrl.storage.run_folder import SessionFolder
 OBSERVATION = "observation"
 """Name of the part, and of the transform, whose statistics are loaded with the weights."""
 
-
-class Misfit(NamedTuple):
-    """A requested weight or transform that cannot be loaded."""
-
-    name: str
-    """Name of a weight, `<network>.<parameter>`, or `observation`."""
-    here: str
-    """Shape or class in the agent."""
-    there: str
-    """Shape or class in the other run."""
-
-
-@dataclass
-class Fit:
-    """Comparison of an agent with the weights of another run."""
-
-    taken: list[str] = field(default_factory=list)
-    """Names of the requested weights and buffers that can be loaded."""
-    misfits: list[Misfit] = field(default_factory=list)
-    """Requested weights that cannot be loaded."""
-    kept: list[str] = field(default_factory=list)
-    """Names of the agent's weights that were not requested and keep their new initialization."""
-    unused: list[str] = field(default_factory=list)
-    """Names of requested weights of the other run that this agent lacks and the other did not act with."""
+ABSENT = "-"
+"""Shape of a name that an agent does not have."""
 
 
 class Learned(NamedTuple):
-    """Weights of a network, with the statistics of its observations."""
+    """What an agent has learned, without target networks. Tensors are not copied."""
 
-    weights: dict[str, Tensor]
-    """Weights and buffers by name, `<network>.<parameter>`, without target networks."""
+    content: dict[str, Any]
+    """Weights and buffers by name, `<network>.<parameter>`, and the statistics of `observation`, if any."""
+    shapes: dict[str, str]
+    """Shape of each weight, and class of the transform of observations with the shapes of its statistics."""
     acting: frozenset[str]
-    """Names of the networks that choose actions."""
-    transform: str | None
-    """Class of the transform of observations; None if there is none."""
-    statistics: dict[str, Any]
-    """State of that transform; empty if it has none."""
+    """Names of the networks that choose actions, and `observation`."""
+
+    @classmethod
+    def by(cls, agent: Agent, transforms: Transforms) -> Learned:
+        """Return what `agent` has learned behind `transforms`."""
+        followers = agent.followers()
+        content: dict[str, Any] = {
+            f"{network}.{name}": tensor
+            for network, module in agent.modules().items()
+            if network not in followers
+            for name, tensor in module.state_dict().items()
+        }
+        shapes = {name: _shapes(tensor) for name, tensor in content.items()}
+        target, statistics = transforms.part(OBSERVATION)
+        if target is not None:
+            content[OBSERVATION] = statistics
+            shapes[OBSERVATION] = f"{target} {_shapes(statistics)}".rstrip()
+        return cls(content, shapes, frozenset([*agent.acting_modules(), OBSERVATION]))
 
 
-def learned(agent: Agent, transforms: Transforms) -> Learned:
-    """Return what an agent has learned. The tensors are not copied."""
-    followers = agent.followers()
-    weights = {
-        f"{network}.{name}": tensor
-        for network, module in agent.modules().items()
-        if network not in followers
-        for name, tensor in module.state_dict().items()
-    }
-    target, state = transforms.part(OBSERVATION)
-    return Learned(weights, frozenset(agent.acting_modules()), target, state)
+class Fit(NamedTuple):
+    """Comparison of an agent with what another run has learned. Names are those of `Learned`."""
+
+    taken: list[str]
+    """Names that are loaded."""
+    misfits: list[tuple[str, str, str]]
+    """Names that were requested and cannot be loaded, with their shapes in the agent and in the other run."""
+    kept: list[str]
+    """The agent's names that were not requested and keep their new initialization."""
+    unused: list[str]
+    """Requested names of the other run that this agent lacks and the other did not act with."""
 
 
 def fit(here: Learned, there: Learned, parts: Sequence[str] | None) -> Fit:
-    """Compare an agent's weights with those that another run has learned.
+    """Compare an agent with what another run has learned.
 
     parts: the requested parts, each a part of a name; None requests all.
     """
-    found = Fit()
-    for name, tensor in here.weights.items():
-        other = there.weights.get(name)
+    found = Fit([], [], [], [])
+    for name in {**here.shapes, **there.shapes}:
+        own, other = here.shapes.get(name, ABSENT), there.shapes.get(name, ABSENT)
         if not is_in(name, parts):
-            found.kept.append(name)
-        elif other is None or other.shape != tensor.shape:
-            found.misfits.append(Misfit(name, _shape(tensor), "-" if other is None else _shape(other)))
-        else:
+            found.kept.extend([name] if own != ABSENT else [])
+        elif own == other:
             found.taken.append(name)
-    for name, tensor in there.weights.items():
-        if name in here.weights or not is_in(name, parts):
-            continue
-        if name.partition(".")[0] in there.acting:
-            found.misfits.append(Misfit(name, "-", _shape(tensor)))
-        else:
+        elif own == ABSENT and name.partition(".")[0] not in there.acting:
             found.unused.append(name)
-    if is_in(OBSERVATION, parts):
-        same = here.transform == there.transform and _like(here.statistics, there.statistics)
-        if not same:
-            found.misfits.append(Misfit(OBSERVATION, here.transform or "-", there.transform or "-"))
-        elif here.statistics:
-            found.taken.append(OBSERVATION)
-    elif here.statistics:
-        found.kept.append(OBSERVATION)
+        else:
+            found.misfits.append((name, own, other))
     return found
 
 
@@ -143,7 +122,7 @@ def parts_of(names: Sequence[str]) -> list[str]:
             found[segment] = None
             if "_" in segment:
                 found[segment.rpartition("_")[2]] = None
-    return [*found, OBSERVATION]
+    return list({**found, OBSERVATION: None})
 
 
 def is_in(name: str, parts: Sequence[str] | None) -> bool:
@@ -152,24 +131,14 @@ def is_in(name: str, parts: Sequence[str] | None) -> bool:
     `torso` matches every name with a segment `torso` or one that ends with `_torso`, such as `policy_torso`;
     `q_network.advantage` matches names with these two segments in a row.
     """
-    return parts is None or any(_has(name.split("."), part.split(".")) for part in parts)
+    if parts is None:
+        return True
+    patterns = (r"\.".join(rf"([^.]*_)?{re.escape(one)}" for one in part.split(".")) for part in parts)
+    return any(re.search(rf"(^|\.){pattern}(\.|$)", name) for pattern in patterns)
 
 
-def _has(segments: list[str], wanted: list[str]) -> bool:
-    starts = range(len(segments) - len(wanted) + 1)
-    return any(all(map(_matches, segments[start:], wanted)) for start in starts)
-
-
-def _matches(segment: str, wanted: str) -> bool:
-    return segment == wanted or segment.endswith(f"_{wanted}")
-
-
-def _shape(tensor: Tensor) -> str:
-    return " x ".join(map(str, tensor.shape)) or "1"
-
-
-def _like(here: Any, there: Any) -> bool:
-    """Return whether two states of a transform have the same keys and shapes."""
-    if isinstance(here, Mapping) and isinstance(there, Mapping):
-        return here.keys() == there.keys() and all(_like(here[key], there[key]) for key in here)
-    return np.shape(here) == np.shape(there)
+def _shapes(learned: Any) -> str:
+    """Return the shape of an array, or the shapes in nested mappings by their names."""
+    if isinstance(learned, Mapping):
+        return ", ".join(f"{name} {_shapes(inner)}" for name, inner in learned.items())
+    return " x ".join(map(str, np.shape(learned))) or "scalar"

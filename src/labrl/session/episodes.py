@@ -32,6 +32,11 @@ class Played(NamedTuple):
     """Training frame at which the episode ended."""
     source: Source
 
+    @property
+    def episode_return(self) -> float:
+        """Undiscounted sum of the raw rewards."""
+        return self.episode.episode_return
+
     def recorded(self, env: dict[str, Any]) -> RecordedEpisode:
         """Return the episode in the form in which it is stored.
 
@@ -54,18 +59,23 @@ class Played(NamedTuple):
 
 
 class Highlights:
-    """The training episode with the highest return (the first in a tie), and the latest one."""
+    """The episode with the highest return (the first in a tie), and the latest one."""
 
     def __init__(self) -> None:
-        self.best: Played | None = None
-        self.last: Played | None = None
+        self.kept: dict[str, Played | RecordedEpisode] = {}
+        """The episodes by `best` and `last`; empty before the first."""
 
-    def take(self, episodes: Sequence[Episode], env: VectorEnv | ActorProcess, frame: int) -> None:
-        """Add the episodes that ended in the last step of `env`, at `frame`, without copying them."""
+    def take(self, played: Played) -> None:
+        """Add an episode without copying it."""
+        best = self.kept.get("best")
+        self.kept["last"] = played
+        if best is None or played.episode_return > best.episode_return:
+            self.kept["best"] = played
+
+    def take_training(self, episodes: Sequence[Episode], env: VectorEnv | ActorProcess, frame: int) -> None:
+        """Add the training episodes that ended in the last step of `env`, at `frame`."""
         for episode in episodes:
-            self.last = Played(episode, *env.played(episode), frame, "training")
-            if self.best is None or episode.episode_return > self.best.episode.episode_return:
-                self.best = self.last
+            self.take(Played(episode, *env.played(episode), frame, "training"))
 
 
 class EpisodeWindow:

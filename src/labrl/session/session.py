@@ -23,8 +23,9 @@ from labrl.session.beginning import load_learned
 from labrl.session.callbacks.build import build_callbacks
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate
+from labrl.session.callbacks.record import RecordEpisodes
 from labrl.session.callbacks.stop import Stop
-from labrl.session.episodes import EpisodeWindow, Highlights
+from labrl.session.episodes import EpisodeWindow
 from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import Hogwild
 from labrl.session.sources import make_source
@@ -88,8 +89,8 @@ class Session:
             """The callback that keeps the best score so far; None on all ranks except rank 0."""
             if ranks.rank == 0:
                 self.callbacks, self.evaluate = build_callbacks(config, compute.workspace, ranks.size)
-            recorded = self.callbacks and meta.record_episodes != "none" and not meta.rigorous_eval
-            self.highlights = Highlights() if recorded else None
+            recorders = [one for one in self.callbacks if isinstance(one, RecordEpisodes)]
+            self.highlights = recorders[0].highlights if recorders and not meta.rigorous_eval else None
             """Best and latest training episode; None if training episodes are not recorded."""
             self.transforms = Transforms.build(config.transforms, spaces, ranks, config.agent)
             self.agent = build_agent(
@@ -162,7 +163,7 @@ class Session:
             timers.lap("learn")
             team.count(updates, ended)
             if ended and highlights is not None:
-                highlights.take(ended, env, clock.frame)
+                highlights.take_training(ended, env, clock.frame)
             if clock.frame >= self._next_frame or timers.now >= self._next_time or clock.finished:
                 self._call_back()
             timers.lap("callbacks")
@@ -198,7 +199,6 @@ class Session:
             agent=self.agent,
             transforms=self.transforms,
             episodes=self.episodes,
-            highlights=self.highlights,
             folder=self.folder,
             streams=self.streams,
             timers=self.timers,

@@ -11,7 +11,6 @@ import contextlib
 import gc
 import logging
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -52,9 +51,6 @@ _NOT_DEFAULTS = {"seed"}
 
 _composing = threading.Lock()
 """Held by the thread that composes the defaults, because a process has one Hydra configuration."""
-
-_changes_recorded: set[Path] = set()
-"""Runs whose changed keys this process has recorded."""
 
 
 def prepare(folder: Path) -> subprocess.Popen[str] | None:
@@ -151,10 +147,16 @@ def changed_keys(folder: RunFolder) -> list[dict[str, Any]] | None:
 
 
 def record_changes(folder: RunFolder) -> None:
-    """Write `changed_keys` to `changed.json`, if they are known."""
-    entries = changed_keys(folder)
-    if entries is not None:
-        write_json(folder.changed, entries)
+    """Write `changed_keys` to `changed.json`, if they are known.
+
+    A file that is newer than the configuration, which a resume may have changed, is kept.
+    """
+    with _composing:
+        with contextlib.suppress(OSError):
+            if folder.changed.stat().st_mtime >= folder.config.stat().st_mtime:
+                return
+        if (entries := changed_keys(folder)) is not None:
+            write_json(folder.changed, entries)
 
 
 def finish_experiment(folder: Path, report: bool) -> None:
@@ -207,7 +209,7 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     places = [str(newest_folder()) if place == "latest" else place for place in places]
     if len(places) == 1 and by is None and Path(os.path.expanduser(places[0])).is_dir():
         folder = Path(os.path.expanduser(places[0]))
-        if (folder / MARKER).exists() and not _up_to_date(RunFolder(folder)):
+        if (folder / MARKER).exists():
             with contextlib.suppress(OSError):  # another user's run, or a full disk
                 record_changes(RunFolder(folder))
         _make_videos(folder)
@@ -250,14 +252,6 @@ def _print(rows: pl.DataFrame, warnings: Sequence[str]) -> None:
         print(f"and {len(warnings) - MOST_WARNINGS} more warnings in the report")
 
 
-def _up_to_date(folder: RunFolder) -> bool:
-    """Return whether `changed.json` is newer than the configuration, which a resume may have changed."""
-    try:
-        return folder.changed.stat().st_mtime >= folder.config.stat().st_mtime
-    except OSError:
-        return False
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the report of a folder and print its path. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m labrl.trial.reporting", description=__doc__)
@@ -266,15 +260,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     collect_seldom()
     try:
-        is_run = (args.folder / MARKER).exists()
-        if args.wait and not _told_to_begin(args.folder):
-            return DONE
+        if args.wait:
+            told = threading.Event()
+            ready = threading.Thread(target=_get_ready, args=(args.folder, told), daemon=True)
+            ready.start()
+            if sys.stdin.readline() != GO:
+                return DONE
+            told.set()
+            ready.join(PATIENCE)
         from labrl.analysis.report.build import build
 
-        if is_run:
-            with _composing:
-                if args.folder not in _changes_recorded:
-                    record_changes(RunFolder.open(args.folder))
+        if (args.folder / MARKER).exists():
+            record_changes(RunFolder.open(args.folder))
             baseline.ensure_baseline(args.folder)
         print(build(args.folder).path)
     except LabrlError as error:
@@ -283,46 +280,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     return DONE
 
 
-def _told_to_begin(folder: Path) -> bool:
-    """Prepare the report while the run trains, and wait for its end. Return whether to make the report."""
-    ready = threading.Thread(target=_get_ready, args=(folder,), daemon=True)
-    ready.start()
-    # Training this long allows the longest measurement, which then runs beside it.
-    if not select.select([sys.stdin], [], [], baseline.LONGEST / baseline.SHARE)[0]:
-        ready.join()
-        ready = threading.Thread(target=_get_ready, args=(folder, baseline.LONGEST), daemon=True)
-        ready.start()
-    if sys.stdin.readline() != GO:
-        return False
-    ready.join(PATIENCE)
-    return True
-
-
-def _get_ready(folder: Path, seconds: float | None = None) -> None:
+def _get_ready(folder: Path, told: threading.Event) -> None:
     """Measure the random policy, import modules and compose the defaults, at the lowest priority.
 
-    The measurement runs in a separate process, because PyTorch would occupy memory during the training.
+    The measurement runs in a separate process, because PyTorch would occupy memory during the training. told:
+    set when the report is to be made.
     """
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # The new process inherits it.
-    limit = ["--whole"] if seconds is None else ["--seconds", f"{seconds}"]
-    command = [sys.executable, "-m", baseline.__name__, str(folder), *limit]
-    measuring = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
+    command = [sys.executable, "-m", baseline.__name__, str(folder)]
+    silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    with subprocess.Popen([*command, "--whole"], **silent):
         import matplotlib.backends.backend_svg
         import matplotlib.font_manager  # noqa: F401  (looks for fonts)
 
         import labrl.analysis.report.build  # noqa: F401
 
         if (folder / MARKER).exists():
-            with _composing, contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
                 record_changes(RunFolder.open(folder))
-                _changes_recorded.add(folder)
-        measuring.wait()
-    finally:
-        measuring.kill()
+    # Training this long allows the longest measurement, which then runs beside it.
+    if not told.wait(baseline.LONGEST / baseline.SHARE):
+        subprocess.run([*command, "--seconds", f"{baseline.LONGEST}"], **silent, check=False)
 
 
 if __name__ == "__main__":

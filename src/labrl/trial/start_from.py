@@ -15,7 +15,7 @@ from labrl.envs.make import describe, gives_masks, goals_of
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.session.acting import ActingCopy
-from labrl.session.beginning import OBSERVATION, Fit, Learned, fit, is_in, learned, parts_of
+from labrl.session.beginning import ABSENT, OBSERVATION, Fit, Learned, fit, is_in, parts_of
 from labrl.spaces import Spaces
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.run_folder import RunFolder, SessionFolder
@@ -47,15 +47,15 @@ class Beginning:
             "run": str(source.folder),
             "sessions": sessions,
             "taken": self.fit.taken,
-            "begun_anew": [one.name for one in self.fit.misfits if one.here != "-"] + self.fit.kept,
-            "unused": [one.name for one in self.fit.misfits if one.here == "-"] + self.fit.unused,
+            "begun_anew": [name for name, here, _ in self.fit.misfits if here != ABSENT] + self.fit.kept,
+            "unused": [name for name, here, _ in self.fit.misfits if here == ABSENT] + self.fit.unused,
         }
 
     def write(self, run: RunFolder) -> None:
         """Copy the weights of each session into its folder, and print a summary."""
         for index, (source, there) in self.sources.items():
-            weights = {name: there.weights[name] for name in self.fit.taken if name in there.weights}
-            statistics = there.statistics if OBSERVATION in self.fit.taken else {}
+            weights = {name: there.content[name] for name in self.fit.taken}
+            statistics = weights.pop(OBSERVATION, {})
             store = CheckpointStore(run.session(index).start, keep_last=1)
             store.save(source.frame, {"weights": weights, "statistics": statistics})
         facts = self.facts()
@@ -85,7 +85,7 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
     parts = None if named == ["all"] else named
     first, there = next(iter(sources.values()))
     here = _learned_here(config)
-    if not here.weights:
+    if not here.content.keys() - {OBSERVATION}:
         raise InputError(
             f"{KEY}={asked.run}: {config.agent.target} has no network that could start from weights of "
             "another run. Leave start_from out, or choose another agent",
@@ -117,7 +117,7 @@ def _source(config: TrialConfig, session: int | None) -> tuple[LoadedPolicy, Lea
     assert asked.run is not None
     policy = load(asked.run, session, asked.checkpoint, "fp32", "start_from")
     try:
-        return policy, learned(policy.agent, policy.transforms)
+        return policy, Learned.by(policy.agent, policy.transforms)
     finally:
         policy.close()
 
@@ -130,7 +130,7 @@ def _learned_here(config: TrialConfig) -> Learned:
     spaces = Spaces(observation_space, action_space, num_envs, masked, goals)
     copy = ActingCopy(config, spaces, 0, Compute.choose("cpu", "fp32", 1))
     try:
-        return learned(copy.agent, copy.transforms)
+        return Learned.by(copy.agent, copy.transforms)
     finally:
         copy.close()
 
@@ -138,8 +138,8 @@ def _learned_here(config: TrialConfig) -> Learned:
 def _check_parts(parts: Sequence[str] | None, here: Learned) -> None:
     """Raise InputError for a part that the agent does not have."""
     for part in parts or []:
-        if part != OBSERVATION and not any(is_in(name, [part]) for name in here.weights):
-            known = parts_of(list(here.weights))
+        if not any(is_in(name, [part]) for name in [*here.content, OBSERVATION]):
+            known = parts_of(list(here.content))
             raise InputError(
                 f"start_from.parts: the agent has no part {part!r}. Its parts are {', '.join(known)}, and "
                 "all names of weights in session_0/networks.txt",

@@ -26,17 +26,13 @@ from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.search.objective import Direction
 from labrl.experiment.search.options import (
-    AshaPruner,
-    HyperbandPruner,
     Measure,
-    MedianPruner,
     NoPruner,
     Pruner,
     SearchConfig,
     Settings,
     not_its,
 )
-from labrl.experiment.search.pruning import default_grace
 from labrl.experiment.search.search import Search, break_off, conclude
 from labrl.experiment.search.space import Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
@@ -369,11 +365,7 @@ def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
             code="contradiction",
             key="meta.eval_frequency",
         )
-    first = 0
-    if isinstance(pruner, AshaPruner | HyperbandPruner):
-        key, first = "search.pruner.grace_period", pruner.grace_period or default_grace(budget)
-    elif isinstance(pruner, MedianPruner):
-        key, first = "search.pruner.warmup", pruner.warmup
+    key, first = pruner.spares(budget)
     if first > last:
         raise InputError(
             f"{key}={first} would let every trial reach its end, because the last evaluation before the end "

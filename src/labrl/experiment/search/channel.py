@@ -8,7 +8,8 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Listener
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 
 from labrl.errors import InputError
 from labrl.processes import SOCKET_FOLDER_BYTES, find_place_for_sockets
@@ -16,7 +17,7 @@ from labrl.session.callbacks.search import channel
 
 
 class Hub:
-    """A context manager that listens on a socket, and answers each session in a separate thread."""
+    """A context manager that listens on a socket, and answers each question in a separate thread."""
 
     def __init__(self, answer: Callable[[int], bool], elsewhere: bool = False) -> None:
         """answer: returns whether to stop the trial with the given number, one of whose sessions has
@@ -30,9 +31,9 @@ class Hub:
 
     def __enter__(self) -> Hub:
         if self._elsewhere:
-            self._listener = Listener(("", 0), authkey=self._key, backlog=64)
+            self._listener = Listener(("", 0), backlog=64)
         elif find_place_for_sockets():
-            self._listener = Listener(authkey=self._key, backlog=64)
+            self._listener = Listener(backlog=64)
         else:
             raise InputError(
                 f"TMPDIR={os.environ.get('TMPDIR', '')}: a search needs a socket in a writable folder "
@@ -57,22 +58,18 @@ class Hub:
         return channel(place, self._key, trial)
 
     def _accept(self, listener: Listener) -> None:
-        while True:
-            try:
-                session = listener.accept()
-            except Exception:  # a client without the key, or a session that was killed while connecting
-                if self._closed:
-                    return
-                continue
-            threading.Thread(target=self._serve, args=(session,), name="session", daemon=True).start()
+        while not self._closed:
+            with contextlib.suppress(OSError):
+                caller = listener.accept()
+                threading.Thread(target=self._serve, args=(caller,), name="session", daemon=True).start()
 
-    def _serve(self, session: Connection) -> None:
+    def _serve(self, caller: Connection) -> None:
+        """Check the key of a caller and answer its question, whatever other callers do meanwhile."""
         # Closes the connection in any case, so that the session does not wait for an answer.
-        with session, contextlib.suppress(OSError, EOFError):
-            trial = session.recv()
-            while True:
-                session.recv()  # the frame; the run folder contains the evaluation
-                session.send(self._answer(trial))
+        with caller, contextlib.suppress(OSError, EOFError, AuthenticationError):
+            deliver_challenge(caller, self._key)
+            answer_challenge(caller, self._key)
+            caller.send(self._answer(caller.recv()))  # the run folder contains the evaluation
 
 
 def _own_address() -> str:

@@ -2,7 +2,7 @@
 
 Of Optuna 5, only `ask` and `tell` are used. Its heartbeat and its retry callback work only inside
 `Study.optimize` and on a database, and they count a retried trial as a new one, so that the total and the
-draws would depend on failures. Its pruners write to the storage (see `pruning`), and its storages have no
+draws would depend on failures. Its pruners write to the storage (see `options`), and its storages have no
 lock for a decision (see `storage`).
 """
 
@@ -25,8 +25,7 @@ from optuna.trial import FrozenTrial, TrialState
 from labrl.config.keys import split_override, traits
 from labrl.errors import InputError
 from labrl.experiment.search.objective import Direction, ended_early, intermediate_values, trial_values
-from labrl.experiment.search.options import Measure, Pruner
-from labrl.experiment.search.pruning import is_hopeless
+from labrl.experiment.search.options import Measure, Pruner, Reports
 from labrl.experiment.search.sampling import NumberedSampler
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
@@ -296,7 +295,8 @@ class Study:
         }
         histories[number] = {at: value for at, value in histories[number].items() if at <= frame}
         full = sum(trial.state == TrialState.COMPLETE for trial in trials)
-        return is_hopeless(self.plan.pruner, number, histories, full, self.plan.budget, self.plan.name)
+        reports = Reports(number, histories, full, self.plan.budget, self.plan.name)
+        return self.plan.pruner.stops(reports)
 
     def _self(self) -> dict[str, Any]:
         return {

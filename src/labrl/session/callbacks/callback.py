@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from labrl.seeding import Streams
     from labrl.session.actor import ActorProcess
     from labrl.session.callbacks.stop import Stop
-    from labrl.session.episodes import EpisodeWindow, Highlights
+    from labrl.session.episodes import EpisodeWindow
     from labrl.storage.run_folder import SessionFolder
 
 Table = Literal["train", "eval"]
@@ -45,8 +45,6 @@ class SessionView:
     agent: Agent
     transforms: Transforms
     episodes: EpisodeWindow
-    highlights: Highlights | None
-    """The best and the latest training episode; None if they are not recorded."""
     folder: SessionFolder
     streams: Streams
     timers: PhaseTimers

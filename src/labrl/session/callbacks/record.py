@@ -36,15 +36,15 @@ class RecordEpisodes(Callback):
         every evaluation, under the number of its frame."""
         self.frequencies = evaluate.frequencies
         self._evaluate, self._each = evaluate, each
-        self._highlights: Highlights | None = None
-        self._kept: dict[str, Played | RecordedEpisode] = {}  # best and last
+        self.highlights = Highlights()
+        """The kept episodes, to which the session adds training episodes."""
         self._env: dict[str, Any] = {}
         self._next_write = 0.0
         evaluate.followers.append(self._take_evaluation)
 
     def start(self, session: SessionView) -> None:
         """Make the files agree with the state from which the session continues."""
-        self._env, self._highlights = session.config.env.plain(), session.highlights
+        self._env = session.config.env.plain()
         kept = self._settled()
         for path in session.folder.episodes.glob("*.npz"):
             name = path.stem
@@ -68,34 +68,24 @@ class RecordEpisodes(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        self._kept = {name: RecordedEpisode(**plain) for name, plain in state.items()}
+        self.highlights.kept = {name: RecordedEpisode(**plain) for name, plain in state.items()}
 
     def _take_evaluation(self, session: SessionView, evaluated: Evaluated) -> None:
         for played in reversed(
             evaluated.played
         ):  # so that the episode of the first environment is the latest
-            self._take(played)
+            self.highlights.take(played)
         if self._each:
-            self._env, self._highlights = session.config.env.plain(), session.highlights
+            self._env = session.config.env.plain()
             self._write(session, {str(evaluated.frame): "last"})
 
-    def _take(self, played: Played) -> None:
-        best = self._kept.get("best")
-        self._kept["last"] = played
-        if best is None or played.episode.episode_return > _return_of(best):
-            self._kept["best"] = played
-
     def _settled(self) -> dict[str, RecordedEpisode]:
-        """Add the latest training episodes, and return all kept episodes as they are stored."""
-        if self._highlights is not None:
-            for played in (self._highlights.best, self._highlights.last):
-                if played is not None:
-                    self._take(played)
+        """Return the kept episodes as they are stored."""
         settled = {
             name: kept.recorded(self._env) if isinstance(kept, Played) else kept
-            for name, kept in self._kept.items()
+            for name, kept in self.highlights.kept.items()
         }
-        self._kept.update(settled)
+        self.highlights.kept.update(settled)
         return settled
 
     def _write(self, session: SessionView, files: Mapping[str, str] | None = None) -> None:
@@ -111,10 +101,6 @@ class RecordEpisodes(Callback):
         except OSError as error:
             _log.warning("episodes are not recorded, training continues: %s", error)
         self._next_write = time.monotonic() + SECONDS_BETWEEN_WRITES
-
-
-def _return_of(episode: Played | RecordedEpisode) -> float:
-    return episode.episode.episode_return if isinstance(episode, Played) else episode.episode_return
 
 
 def _holds(path: Path, episode: RecordedEpisode | None) -> bool:
