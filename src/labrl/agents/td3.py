@@ -222,8 +222,7 @@ class DDPG(TD3):
     NAME = "ddpg"
     NUM_CRITICS = 1
 
-    def __init__(
-        self, config: DDPGConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
-    ) -> None:
+    def __init__(self, config: DDPGConfig, **runtime: Any) -> None:
+        """Take the arguments of `TD3`."""
         options = TD3Config(**vars(config), policy_delay=1, target_noise=0.0, target_noise_clip=0.0)
-        super().__init__(options, spaces, clock, streams, compute)
+        super().__init__(options, **runtime)
