@@ -7,19 +7,16 @@ cover both. This keeps learning stable without a target network.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Never
+from typing import Any, Never
 
 import torch
 from torch import Tensor
 
 from labrl.agents.replay_agent import critic_rows, taken
 from labrl.agents.sac import SAC, SoftActorCriticConfig, soft_value, squared_errors
-from labrl.clock import Clock
 from labrl.errors import InputError
-from labrl.learning.compute import Compute
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics
-from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.types import PositiveInt
 
@@ -39,10 +36,9 @@ class CrossQ(SAC):
     NAME = "crossq"
     TRAITS = replace(SAC.TRAITS, halves=False)
 
-    def __init__(
-        self, config: CrossQConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
-    ) -> None:
-        super().__init__(config, spaces, clock, streams, compute)
+    def __init__(self, config: CrossQConfig, **runtime: Any) -> None:
+        """Take the arguments of `SAC`."""
+        super().__init__(config, **runtime)
         self._policy_delay = config.policy_delay
 
     @classmethod

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import gymnasium as gym
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -29,6 +27,7 @@ from labrl.memory.replay import Transitions
 from labrl.networks.building import build_networks
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import BoxActions, RescaledGaussian
+from labrl.networks.layers import Array
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.types import NonNegativeFloat, PositiveFloat
@@ -161,27 +160,19 @@ class BoxPolicy(RescaledGaussian):
         self.stored: gym.Space[Any] = box.stored
         self.random = box.random
 
-    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Draw actions. [n, size]"""
-        drawn = super().sample(self._limited(torch.from_numpy(parameters)).numpy(), generator)
-        return np.clip(drawn, -1, 1).reshape(len(parameters), -1)
-
-    def mode(self, parameters: NDArray) -> NDArray:
-        """Return the mean. [n, size]"""
-        return super().mode(self._limited(torch.from_numpy(parameters)).numpy()).reshape(len(parameters), -1)
+    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+        """Return the mean, or draw an action. [n, size]"""
+        return super().chosen(self._limited(parameters), noise).clip(-1, 1).reshape(-1, self._size)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-density before the clipping, and the entropy. [batch] each"""
         return super().log_prob_entropy(self._limited(parameters), action)
 
-    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions for the environment. [n, *action]"""
-        return super().in_graph(self._limited(parameters), sampled)
-
-    def _limited(self, parameters: Tensor) -> Tensor:
+    def _limited(self, parameters: Array) -> Array:
         """Return means in (-1, 1) and log standard deviations within their range. [n, 2 size]"""
-        mean, log_std = parameters.chunk(2, dim=1)
-        return torch.cat((mean.tanh(), log_std.clamp(*self.LOG_STD_RANGE)), dim=1)
+        mean, log_std = torch.as_tensor(parameters).chunk(2, dim=1)
+        limited = torch.cat((mean.tanh(), log_std.clamp(*self.LOG_STD_RANGE)), dim=1)
+        return limited if isinstance(parameters, Tensor) else limited.numpy()
 
 
 def actions_of(space: gym.Space[Any]) -> BoxPolicy | CategoricalPolicy:

@@ -21,13 +21,9 @@ from labrl.agents.rollout_values_agent import (
     RolloutValuesConfig,
     returns_loss,
 )
-from labrl.clock import Clock
 from labrl.errors import InputError
-from labrl.learning.compute import Compute
 from labrl.memory.rollout import check_budget, check_minibatches
 from labrl.schedules import value_at
-from labrl.seeding import Streams
-from labrl.spaces import Spaces
 from labrl.step import Masks
 from labrl.types import PositiveInt
 
@@ -52,11 +48,10 @@ class PQN(RolloutValuesAgent):
     NAME = "pqn"
     _config: PQNConfig
 
-    def __init__(
-        self, config: PQNConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
-    ) -> None:
-        super().__init__(config, spaces, clock, streams, compute)
-        self._minibatch_stream = streams.torch("minibatches")
+    def __init__(self, config: PQNConfig, **runtime: Any) -> None:
+        """Take the arguments of `RolloutValuesAgent`."""
+        super().__init__(config, **runtime)
+        self._minibatch_stream = runtime["streams"].torch("minibatches")
 
     @classmethod
     def check_config(cls, config: PQNConfig, env: Any) -> None:

@@ -18,14 +18,11 @@ from labrl.agents.policy_agent import (
     policy_gradient_by_hand,
     refuse_episodes,
 )
-from labrl.clock import Clock
 from labrl.errors import InputError
-from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import Episodes, Minibatch
 from labrl.networks.actor_critic import ActorCritic
 from labrl.schedules import value_at
-from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.types import NonNegativeFloat, PositiveInt
 
@@ -61,11 +58,10 @@ class Reinforce(PolicyAgent):
     """Means over the rows of an update."""
     _config: ReinforceConfig
 
-    def __init__(
-        self, config: ReinforceConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
-    ) -> None:
-        super().__init__(config, spaces, clock, streams, compute, has_value=config.baseline == "value")
-        self.rollout = Episodes(config.episodes, spaces.num_envs)
+    def __init__(self, config: ReinforceConfig, **runtime: Any) -> None:
+        """Take the arguments of `PolicyAgent`."""
+        super().__init__(config, **runtime, has_value=config.baseline == "value")
+        self.rollout = Episodes(config.episodes, runtime["spaces"].num_envs)
         self._derived_loss = DerivedLoss(self.loss, self._loss_by_hand)
 
     @classmethod

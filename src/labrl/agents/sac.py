@@ -35,10 +35,13 @@ from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import (
     LOG_STD_RANGE,
+    Actions,
     BoxActions,
     Categorical,
+    normal,
     squashed_sample,
 )
+from labrl.networks.layers import Array, clipped, library_of
 from labrl.schedules import largest, smallest, value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
@@ -255,7 +258,7 @@ class SquashedChoice:
         return np.concatenate([by_u, by_log_std], axis=1)
 
 
-class SquashedGaussianPolicy:
+class SquashedGaussianPolicy(Actions):
     """Policy over a box: tanh of a Gaussian whose mean and standard deviation depend on the state.
 
     Its choice in a state is a drawn action.
@@ -268,7 +271,7 @@ class SquashedGaussianPolicy:
         self._size = self.noise_size = box.size
         self.num_parameters = 2 * box.size
         self.stored: gym.Space[Any] = box.stored
-        self.random, self.to_env = box.random, box.to_env
+        self.random = box.random
         self.usual_entropy = -float(box.size)  # Haarnoja et al., 2018, appendix D
         self._largest_entropy = box.size * math.log(2)
 
@@ -283,23 +286,20 @@ class SquashedGaussianPolicy:
                 key="agent.target_entropy",
             )
 
-    def mode(self, parameters: NDArray) -> NDArray:
-        """Return tanh of the mean. [n, size]"""
-        return np.tanh(parameters[:, : self._size])
+    def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
+        """Draw standard normal noise. [n, size]"""
+        return normal(parameters[:, : self._size], generator)
 
-    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Draw actions. [n, size]"""
-        mean, log_std = parameters[:, : self._size], parameters[:, self._size :]
-        noise = generator.standard_normal(mean.shape, dtype=np.float32)
-        low, high = LOG_STD_RANGE
-        return np.tanh(mean + np.exp(np.minimum(np.maximum(log_std, low), high)) * noise)
+    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+        """Return tanh of the mean, or of the mean plus scaled noise. [n, size]"""
+        u, library = parameters[:, : self._size], library_of(parameters)
+        if noise is not None:
+            u = u + library.exp(clipped(parameters[:, self._size :], *LOG_STD_RANGE)) * noise
+        return library.tanh(u)
 
-    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions for the environment, drawn or tanh of the mean. [n, *action]"""
-        mean, log_std = parameters.chunk(2, dim=1)
-        if sampled:
-            mean = mean + log_std.clamp(*LOG_STD_RANGE).exp() * torch.randn_like(mean)
-        return self._box.in_graph(mean.tanh())
+    def to_env(self, action: Array) -> Array:
+        """Scale actions to the bounds. [n, size] -> [n, *action]"""
+        return self._box.to_env(action)
 
     def choose(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw one action for each state, [batch, size], and return -log pi of it, [batch]."""

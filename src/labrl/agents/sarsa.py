@@ -12,13 +12,9 @@ from numpy.typing import NDArray
 from labrl.agents.agent import Observation, check_finite
 from labrl.agents.parts.exploration import exploration_class
 from labrl.agents.rollout_values_agent import Returns, RolloutValuesAgent, RolloutValuesConfig, returns_loss
-from labrl.clock import Clock
 from labrl.errors import InputError
-from labrl.learning.compute import Compute
 from labrl.memory.rollout import check_budget
 from labrl.schedules import value_at
-from labrl.seeding import Streams
-from labrl.spaces import Spaces
 from labrl.step import Masks
 
 
@@ -43,10 +39,9 @@ class Sarsa(RolloutValuesAgent):
     NAME = "sarsa"
     _config: SarsaConfig
 
-    def __init__(
-        self, config: SarsaConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
-    ) -> None:
-        super().__init__(config, spaces, clock, streams, compute)
+    def __init__(self, config: SarsaConfig, **runtime: Any) -> None:
+        """Take the arguments of `RolloutValuesAgent`."""
+        super().__init__(config, **runtime)
         self._next_action: NDArray[np.int64] | None = None
         """Action after the last step, if it is already chosen. [num_envs]"""
 

@@ -34,7 +34,8 @@ from labrl.learning.compute import Compute
 from labrl.learning.learner import DerivedLoss
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics, PolicyNetwork
-from labrl.networks.distributions import BoxActions
+from labrl.networks.distributions import Actions, BoxActions
+from labrl.networks.layers import Array, clipped, library_of
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Step
@@ -186,7 +187,7 @@ class TD3(ReplayAgent):
         return {**super().parts(), "noise": self._noise}
 
 
-class TanhActions:
+class TanhActions(Actions):
     """Actions from the tanh of a network's outputs, with noise in training.
 
     They are stored in [-1, 1] and scaled to the bounds of a box for the environment.
@@ -196,22 +197,22 @@ class TanhActions:
         self, space: gym.spaces.Box, noise: Callable[[np.random.Generator], NDArray[np.float32]]
     ) -> None:
         """noise: draws the noise of one vector step, [num_envs, size]."""
-        box, self._noise = BoxActions(space), noise
-        self._box = box
-        self.num_parameters, self.stored = box.size, box.stored
-        self.random, self.to_env = box.random, box.to_env
+        self._box, self._noise = BoxActions(space), noise
+        self.num_parameters, self.stored = self._box.size, self._box.stored
+        self.random = self._box.random
 
-    def mode(self, parameters: NDArray) -> NDArray:
-        """Return the actions without noise. [n, size] -> [n, size]"""
-        return np.tanh(parameters)
+    def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array | None:
+        """Draw the noise of training, which tensors of an exported policy do not have. [num_envs, size]"""
+        return None if isinstance(parameters, Tensor) or generator is None else self._noise(generator)
 
-    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Return the actions with noise. [num_envs, size] -> [num_envs, size]"""
-        return np.minimum(np.maximum(np.tanh(parameters) + self._noise(generator), -1), 1)
+    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+        """Return the actions, with noise if there is any. [n, size]"""
+        action = library_of(parameters).tanh(parameters)
+        return action if noise is None else clipped(action + noise, -1, 1)
 
-    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions for the environment. [n, *action]"""
-        return self._box.in_graph(parameters.tanh())
+    def to_env(self, action: Array) -> Array:
+        """Scale actions to the bounds. [n, size] -> [n, *action]"""
+        return self._box.to_env(action)
 
 
 class DDPG(TD3):
@@ -221,8 +222,7 @@ class DDPG(TD3):
     NAME = "ddpg"
     NUM_CRITICS = 1
 
-    def __init__(
-        self, config: DDPGConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
-    ) -> None:
+    def __init__(self, config: DDPGConfig, **runtime: Any) -> None:
+        """Take the arguments of `TD3`."""
         options = TD3Config(**vars(config), policy_delay=1, target_noise=0.0, target_noise_clip=0.0)
-        super().__init__(options, spaces, clock, streams, compute)
+        super().__init__(options, **runtime)

@@ -18,12 +18,9 @@ from torch import Tensor, nn
 from labrl.agents.agent import Actor
 from labrl.agents.replay_agent import ReplayActor
 from labrl.agents.td3 import TD3, DDPGConfig, TD3Config, tanh_gradient
-from labrl.clock import Clock
 from labrl.errors import InputError
-from labrl.learning.compute import Compute
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import PolicyNetwork
-from labrl.seeding import Streams
 from labrl.spaces import Spaces, is_vector
 from labrl.types import NonNegativeFloat
 
@@ -76,14 +73,13 @@ class TD3BC(TD3):
     # The weight of the value depends on the whole minibatch, which parts of it do not know.
     TRAITS = replace(TD3.TRAITS, ranks=False, halves=False)
 
-    def __init__(
-        self, config: TD3BCConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
-    ) -> None:
-        super().__init__(config, spaces, clock, streams, compute)
+    def __init__(self, config: TD3BCConfig, **runtime: Any) -> None:
+        """Take the arguments of `TD3`."""
+        super().__init__(config, **runtime)
         self._alpha = config.alpha
         self._normalization: Normalization | None = None
         if config.normalize_observations and config.offline is not None:
-            shape = spaces.observation.shape or ()
+            shape = runtime["spaces"].observation.shape or ()
             # A copy that only acts has no data; it receives both numbers with the policy.
             data = self.experience.observation_statistics() or (np.zeros(shape), np.ones(shape))
             self._normalization = Normalization(*data)

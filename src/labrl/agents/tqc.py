@@ -17,12 +17,8 @@ from torch import Tensor
 from labrl.agents.parts.action_values import quantile_huber_loss
 from labrl.agents.replay_agent import critic_rows
 from labrl.agents.sac import SAC, SACConfig, SquashedChoice, soft_value
-from labrl.clock import Clock
-from labrl.learning.compute import Compute
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics, PolicyNetwork
-from labrl.seeding import Streams
-from labrl.spaces import Spaces
 from labrl.types import NonNegativeInt, PositiveInt
 
 
@@ -121,11 +117,9 @@ class TQC(SAC):
     Config = TQCConfig
     NAME = "tqc"
 
-    def __init__(
-        self, config: TQCConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
-    ) -> None:
-        shape = {"num_critics": config.critics, "critic_outputs": config.quantiles}
-        super().__init__(config, spaces, clock, streams, compute, **shape)
+    def __init__(self, config: TQCConfig, **runtime: Any) -> None:
+        """Take the arguments of `SAC`."""
+        super().__init__(config, **runtime, num_critics=config.critics, critic_outputs=config.quantiles)
         self._dropped = config.dropped
 
     def critic_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:

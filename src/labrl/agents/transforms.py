@@ -13,13 +13,12 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.ranks import ALONE, Ranks
+from labrl.networks.layers import Array, cast, clipped, constant
 from labrl.spaces import Spaces, is_image
 from labrl.step import Step
 from labrl.types import PositiveFloat, PositiveInt, Probability
@@ -157,8 +156,8 @@ class NormalizeObservation(Identity):
                 key="transforms.observation",
             )
 
-    def observation(self, observation: NDArray) -> NDArray:
-        """Normalize and clip to float32. [num_envs, *obs]"""
+    def observation(self, observation: Any) -> Any:
+        """Normalize and clip to float32. [num_envs, *obs], or tensors as for `in_graph`"""
         if not self._several:
             return self._normalized(observation, self._moments["observation"])
         view = observation.copy()
@@ -166,12 +165,7 @@ class NormalizeObservation(Identity):
             view[name] = self._normalized(observation[name], moments)
         return view
 
-    def in_graph(self, observation: Any) -> Any:
-        """Normalize and clip tensors to float32. [batch, *obs], or a dict of such tensors"""
-        if not self._several:
-            return self._normalized_tensor(observation, self._moments["observation"])
-        seen = {name: self._normalized_tensor(observation[name], own) for name, own in self._moments.items()}
-        return {**observation, **seen}
+    in_graph = observation
 
     def collect(self, observation: NDArray) -> None:
         """Update mean and variance. [num_envs, *obs]"""
@@ -191,20 +185,12 @@ class NormalizeObservation(Identity):
         for name, moments in self._moments.items():
             moments.load_state_dict(state[name])
 
-    def _normalized_tensor(self, vector: Tensor, moments: RunningMoments) -> Tensor:
-        mean = torch.from_numpy(moments.mean).to(vector.dtype)
-        scaled = (vector - mean) * torch.from_numpy(self._scale(moments))
-        return scaled.clamp(-self._config.clip, self._config.clip).float()
-
-    def _scale(self, moments: RunningMoments) -> NDArray[np.float32]:
-        return (1 / np.sqrt(moments.variance + self._config.epsilon)).astype(np.float32)
-
-    def _normalized(self, vector: NDArray, moments: RunningMoments) -> NDArray:
+    def _normalized(self, vector: Array, moments: RunningMoments) -> Array:
         # float32 is too coarse for the mean of numbers that are much larger than their standard deviation.
-        mean = moments.mean if vector.dtype == np.float64 else moments.mean.astype(np.float32)
-        scale = self._scale(moments)
-        scaled = np.clip((vector - mean) * scale, -self._config.clip, self._config.clip)
-        return scaled.astype(np.float32, copy=False)
+        mean = constant(moments.mean if vector.itemsize == 8 else moments.mean.astype(np.float32), vector)
+        scale = constant((1 / np.sqrt(moments.variance + self._config.epsilon)).astype(np.float32), vector)
+        clip = self._config.clip
+        return cast(clipped((vector - mean) * scale, -clip, clip), np.float32)
 
 
 @dataclass(kw_only=True)

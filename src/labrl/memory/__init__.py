@@ -8,16 +8,21 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Columns:
-    """A minibatch of arrays or tensors with one row for each sample; derived dataclasses name the columns."""
+    """A minibatch of arrays or tensors; derived dataclasses name the columns.
+
+    The first column has one row for each sample, the others one or several. Columns that are None stay None.
+    """
 
     def __len__(self) -> int:
-        """Return the number of rows."""
+        """Return the number of samples."""
         return len(next(iter(vars(self).values())))
 
-    def __getitem__(self, rows: slice) -> Self:
-        """Return a slice of the rows of all columns; columns that are None stay None."""
-        columns = dict(vars(self))
+    def __getitem__(self, samples: slice) -> Self:
+        """Return a slice of the samples."""
+        columns, count = dict(vars(self)), len(self)
+        begin, end, _ = samples.indices(count)
         for name, column in columns.items():
             if column is not None:
-                columns[name] = column[rows]
+                rows = len(column) // count  # of each sample
+                columns[name] = column[begin * rows : end * rows]
         return type(self)(**columns)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.errors import InputError
+from labrl.memory import Columns
 from labrl.memory.replay import Replay, ReplayTraits, StorageConfig
 from labrl.step import Masks, States, Step
 from labrl.types import NonNegativeInt, PositiveInt
@@ -68,6 +69,10 @@ class Rows:
     begin: NDArray[np.int64]
     """First row of each sequence, and the number of rows. [sequences + 1]"""
 
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+        return len(self.begin) - 1
+
     def __getitem__(self, sequences: slice) -> Rows:
         """Return the rows of a slice of the sequences."""
         begin = self.begin[sequences.start : sequences.stop + 1]
@@ -76,8 +81,8 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class SequenceSample:
-    """A minibatch of sequences, which can be sliced. Read only."""
+class SequenceSample(Columns):
+    """A minibatch of sequences. Read only."""
 
     state: NDArray[np.float32]
     """Recurrent state of the network that acted, before each sequence. [sequences, state_size]"""
@@ -102,28 +107,6 @@ class SequenceSample:
     """Identifies the sequences for `update_priorities`. [sequences]"""
     next_mask: Masks
     """Valid actions at `following`; None if all are always valid. [sequences * learned, actions]"""
-
-    def __len__(self) -> int:
-        """Return the number of sequences."""
-        return len(self.index)
-
-    def __getitem__(self, sequences: slice) -> SequenceSample:
-        """Return a slice of the sequences."""
-        learned = self.at.shape[1]
-        steps = slice(sequences.start * learned, sequences.stop * learned)
-        return SequenceSample(
-            state=self.state[sequences],
-            burn_in=self.burn_in[sequences],
-            rows=self.rows[sequences],
-            at=self.at[sequences],
-            following=self.following[sequences],
-            action=self.action[steps],
-            reward=self.reward[steps],
-            discount=self.discount[steps],
-            weight=self.weight[sequences],
-            index=self.index[sequences],
-            next_mask=None if self.next_mask is None else self.next_mask[steps],
-        )
 
 
 class SequenceReplay(Replay):

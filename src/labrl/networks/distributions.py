@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.errors import InputError
+from labrl.networks.layers import Array, cast, clipped, constant, library_of
 from labrl.spaces import has_bounds
 
 INVALID = -1e9
 """Logit of an invalid action: its probability is exactly 0, and all results remain finite."""
 
-Logits = TypeVar("Logits", NDArray, Tensor)
 
-
-def masked(logits: Logits, mask: Logits) -> Logits:
+def masked(logits: Array, mask: Array) -> Array:
     """Return logits with probability 0 where the mask is False (Huang & Ontanon, 2022, arXiv:2006.14171).
 
     logits, mask: [batch, num_parameters]. Invalid logits receive no gradient (section 3 of the paper).
@@ -59,26 +58,17 @@ def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tenso
     return u.tanh(), (normal - log_tanh_slope(u)).sum(1) - constant
 
 
-def tensor_type(dtype: np.dtype[Any]) -> torch.dtype:
-    """Return the torch type that corresponds to a NumPy type."""
-    return torch.from_numpy(np.zeros(0, dtype)).dtype
+def normal(like: Array, generator: np.random.Generator | None) -> Array:
+    """Draw standard normal numbers of the shape of `like`. generator: None for that of torch."""
+    if isinstance(like, Tensor):
+        return torch.randn_like(like)
+    assert generator is not None
+    return generator.standard_normal(like.shape, dtype=np.float32)
 
 
-def gumbel(logits: Tensor) -> Tensor:
-    """Draw Gumbel noise of the shape of `logits`: the argmax of logits plus noise is a sample."""
-    return -torch.log(-torch.log(torch.rand_like(logits)))
-
-
-def typed(action: NDArray, dtype: np.dtype[Any]) -> NDArray:
+def typed(action: Array, dtype: np.dtype[Any]) -> Array:
     """Convert actions to the type of a space. Whole numbers are rounded, because truncation favors 0."""
-    real = np.issubdtype(dtype, np.floating)
-    return (action if real else np.rint(action)).astype(dtype, copy=False)
-
-
-def _typed_tensor(action: Tensor, dtype: np.dtype[Any]) -> Tensor:
-    """Convert a tensor of actions to the type of a space, like `typed` for arrays."""
-    real = np.issubdtype(dtype, np.floating)
-    return (action if real else torch.round(action)).to(tensor_type(dtype))
+    return cast(action if dtype.kind == "f" else library_of(action).round(action), dtype)
 
 
 class BoxActions:
@@ -91,11 +81,10 @@ class BoxActions:
         self.stored = gym.spaces.Box(-1.0, 1.0, (self.size,), np.float32)
         """Space of the stored actions."""
         self._shape, self._dtype = space.shape, space.dtype
-        self._whole = not np.issubdtype(space.dtype, np.floating)
-        self._low, self._high = space.low.reshape(-1), space.high.reshape(-1)
-        low, high = self._low, self._high
+        low, high = space.low.reshape(-1), space.high.reshape(-1)
         if precision is not None:
             low, high = low.astype(precision), high.astype(precision)
+        self._low, self._high = low, high
         self._middle, self.half = (low + high) / 2, (high - low) / 2
 
     @classmethod
@@ -109,20 +98,11 @@ class BoxActions:
                 key="agent",
             )
 
-    def to_env(self, action: NDArray) -> NDArray:
+    def to_env(self, action: Array) -> Array:
         """Scale actions to the bounds. [n, size] -> [n, *action]"""
+        scaled = constant(self._middle, action) + action * constant(self.half, action)
         # Some environments refuse actions that exceed the bounds by a rounding error.
-        scaled = np.minimum(np.maximum(self._middle + action * self.half, self._low), self._high)
-        if self._whole:  # truncation would favor 0
-            scaled = np.rint(scaled)
-        return scaled.astype(self._dtype, copy=False).reshape(-1, *self._shape)
-
-    def in_graph(self, action: Tensor) -> Tensor:
-        """Scale tensors of actions to the bounds. [n, size] -> [n, *action]"""
-        middle, half = torch.from_numpy(self._middle), torch.from_numpy(self.half)
-        low, high = (torch.from_numpy(bound).to(middle.dtype) for bound in (self._low, self._high))
-        scaled = torch.minimum(torch.maximum(middle + action * half, low), high)
-        return _typed_tensor(scaled, self._dtype).reshape(-1, *self._shape)
+        return typed(clipped(scaled, self._low, self._high), self._dtype).reshape(-1, *self._shape)
 
     def random(self, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
         """Draw uniform actions in [-1, 1]. [count, size]"""
@@ -146,8 +126,39 @@ class Derived(Protocol):
         ...
 
 
-class ActionDistribution(ABC):
-    """Action distribution of a policy-gradient agent."""
+class Actions(ABC):
+    """Choice of actions from the outputs of a policy network: the best ones, or drawn with noise.
+
+    Arrays and tensors are treated alike, so that an exported policy chooses the same actions.
+    """
+
+    @abstractmethod
+    def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array | None:
+        """Draw the noise of a sample. generator: needed for arrays; tensors use that of torch."""
+
+    @abstractmethod
+    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+        """Return an action for each row. noise: result of `noise` for a sample, None for the best action."""
+
+    @abstractmethod
+    def to_env(self, action: Array) -> Array:
+        """Convert chosen actions to actions for the environment. [batch, ...]"""
+
+    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
+        """Draw an action for each row. [batch, *action_shape]"""
+        return self.chosen(parameters, self.noise(parameters, generator))
+
+    def mode(self, parameters: NDArray) -> NDArray:
+        """Return the best action for each row. [batch, *action_shape]"""
+        return self.chosen(parameters)
+
+    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
+        """Return actions for the environment, drawn or the best ones, for an exported policy."""
+        return self.to_env(self.chosen(parameters, self.noise(parameters) if sampled else None))
+
+
+class ActionDistribution(Actions):
+    """Action distribution of a policy-gradient agent. The best action is the most likely one."""
 
     num_parameters: int
     """Number of parameters of a distribution."""
@@ -155,13 +166,12 @@ class ActionDistribution(ABC):
     """Shape of a sampled action as the agent stores it."""
     action_dtype: torch.dtype
 
-    @abstractmethod
-    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Draw an action for each row. [batch, *action_shape]"""
-
-    @abstractmethod
-    def mode(self, parameters: NDArray) -> NDArray:
-        """Return the most likely action for each row. [batch, *action_shape]"""
+    def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
+        """Draw Gumbel noise of the shape of the parameters: the argmax of logits plus noise is a sample."""
+        if isinstance(parameters, Tensor):
+            return -torch.log(-torch.log(torch.rand_like(parameters)))
+        assert generator is not None
+        return generator.gumbel(size=parameters.shape)
 
     @abstractmethod
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,20 +182,16 @@ class ActionDistribution(ABC):
         """Return log-probabilities and entropies with their derivatives. [rows, ...] each"""
 
     @abstractmethod
-    def to_env(self, action: NDArray) -> NDArray:
-        """Convert sampled actions to actions for the environment. [batch, ...]"""
-
-    @abstractmethod
-    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions for the environment, drawn or the most likely ones, for an exported policy."""
-
-    @abstractmethod
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return the numbers that define the distributions, for histograms. [batch, ...] each"""
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
         """Return the columns of a metrics row about continuous actions; environments count discrete ones."""
         return {}
+
+
+def _noisy(parameters: Array, noise: Array | None) -> Array:
+    return parameters if noise is None else parameters + noise
 
 
 class Categorical(ActionDistribution):
@@ -197,13 +203,9 @@ class Categorical(ActionDistribution):
         self.action_dtype = torch.int64
         self._first = int(space.start)
 
-    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Draw actions with the Gumbel-max trick: the argmax of logits plus Gumbel noise. [batch]"""
-        return (parameters + generator.gumbel(size=parameters.shape)).argmax(axis=1)
-
-    def mode(self, parameters: NDArray) -> NDArray:
-        """Return the actions with the largest logit. [batch]"""
-        return np.argmax(parameters, axis=1)
+    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+        """Return the actions with the largest logit, or draw them with the Gumbel-max trick. [batch]"""
+        return _noisy(parameters, noise).argmax(1)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return exact log-probabilities and entropies. [batch] each"""
@@ -215,13 +217,9 @@ class Categorical(ActionDistribution):
         """Return log-probabilities and entropies with their derivatives."""
         return _DerivedCategorical(parameters, action)
 
-    def to_env(self, action: NDArray) -> NDArray:
+    def to_env(self, action: Array) -> Array:
         """Add the first action of the space. [batch]"""
         return action + self._first if self._first else action
-
-    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions for the environment. [batch]"""
-        return (parameters + gumbel(parameters) if sampled else parameters).argmax(1) + self._first
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return the probability of each action. [batch, actions]"""
@@ -262,18 +260,16 @@ class MultiCategorical(ActionDistribution):
         self.action_dtype = torch.int64
         self.sizes = [int(n) for n in space.nvec.flat]
         """Number of options of each choice."""
-        self._splits = np.cumsum(self.sizes)[:-1]
+        ends = np.cumsum(self.sizes).tolist()
+        self._slices = [slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
         self._first = space.start
         self.num_parameters = sum(self.sizes)
 
-    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Draw actions with the Gumbel-max trick for each choice. [batch, *action_shape]"""
-        return self.mode(parameters + generator.gumbel(size=parameters.shape))
-
-    def mode(self, parameters: NDArray) -> NDArray:
-        """Return the option with the largest logit of each choice. [batch, *action_shape]"""
-        choices = [part.argmax(axis=1) for part in np.split(parameters, self._splits, axis=1)]
-        return np.stack(choices, axis=1).reshape(-1, *self.action_shape)
+    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+        """Return the option with the largest logit of each choice, or draw it. [batch, *action_shape]"""
+        logits = _noisy(parameters, noise)
+        choices = [logits[:, own].argmax(1) for own in self._slices]
+        return library_of(parameters).stack(choices, 1).reshape(-1, *self.action_shape)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums over the independent choices. [batch] each"""
@@ -289,15 +285,9 @@ class MultiCategorical(ActionDistribution):
         """Return log-probabilities and entropies with their derivatives."""
         return _DerivedChoices(self.sizes, parameters, action)
 
-    def to_env(self, action: NDArray) -> NDArray:
+    def to_env(self, action: Array) -> Array:
         """Add the first option of each choice. [batch, *action_shape]"""
-        return action + self._first
-
-    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions for the environment. [batch, *action_shape]"""
-        logits = parameters + gumbel(parameters) if sampled else parameters
-        choices = torch.stack([part.argmax(1) for part in logits.split(self.sizes, dim=1)], dim=1)
-        return choices.reshape(-1, *self.action_shape) + torch.from_numpy(self._first)
+        return action + constant(self._first, action)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return the probability of each option of each choice. [batch, options]"""
@@ -327,13 +317,16 @@ class Bernoulli(ActionDistribution):
         self.num_parameters = int(np.prod(self.action_shape))
         self.action_dtype = torch.int8
 
-    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Return 1 where log-odds plus logistic noise are above 0. [batch, *action_shape]"""
-        return self.mode(parameters + generator.logistic(size=parameters.shape))
+    def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
+        """Draw logistic noise: a switch is 1 if its log-odds plus the noise are above 0."""
+        if isinstance(parameters, Tensor):
+            return torch.logit(torch.rand_like(parameters))
+        assert generator is not None
+        return generator.logistic(size=parameters.shape)
 
-    def mode(self, parameters: NDArray) -> NDArray:
-        """Return 1 where 1 is more likely. [batch, *action_shape]"""
-        return (parameters > 0).astype(np.int8).reshape(-1, *self.action_shape)
+    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+        """Return 1 where 1 is more likely, or draw the switches. [batch, *action_shape]"""
+        return cast(_noisy(parameters, noise) > 0, np.int8).reshape(-1, *self.action_shape)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums over the switches. [batch] each"""
@@ -345,16 +338,9 @@ class Bernoulli(ActionDistribution):
         """Return log-probabilities and entropies with their derivatives."""
         return _DerivedSwitches(parameters, action)
 
-    def to_env(self, action: NDArray) -> NDArray:
+    def to_env(self, action: Array) -> Array:
         """Return the action unchanged. [batch, *action_shape]"""
         return action
-
-    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions for the environment. [batch, *action_shape]"""
-        if sampled:
-            uniform = torch.rand_like(parameters)
-            parameters = parameters + torch.log(uniform) - torch.log1p(-uniform)
-        return (parameters > 0).to(self.action_dtype).reshape(-1, *self.action_shape)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return the probability that each switch is 1. [batch, switches]"""
@@ -387,21 +373,23 @@ class DiagonalGaussian(ActionDistribution):
 
     def __init__(self, space: gym.spaces.Box) -> None:
         self.action_shape = tuple(space.shape)
-        self.num_parameters = 2 * int(np.prod(self.action_shape))
+        self._size = math.prod(self.action_shape)
+        self.num_parameters = 2 * self._size
         self.action_dtype = torch.float32
         self._low: NDArray | float = space.low
         self._high: NDArray | float = space.high
         self._dtype = space.dtype
 
-    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Draw mean plus scaled noise. [batch, *action_shape]"""
-        mean, log_std = np.split(parameters, 2, axis=1)
-        noise = generator.standard_normal(mean.shape, dtype=np.float32)
-        return (mean + np.exp(log_std) * noise).reshape(-1, *self.action_shape)
+    def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
+        """Draw standard normal noise. [batch, size]"""
+        return normal(parameters[:, : self._size], generator)
 
-    def mode(self, parameters: NDArray) -> NDArray:
-        """Return the mean. [batch, *action_shape]"""
-        return np.split(parameters, 2, axis=1)[0].reshape(-1, *self.action_shape)
+    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+        """Return the mean, or the mean plus scaled noise. [batch, *action_shape]"""
+        mean = parameters[:, : self._size]
+        if noise is not None:
+            mean = mean + library_of(parameters).exp(parameters[:, self._size :]) * noise
+        return mean.reshape(-1, *self.action_shape)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums over the dimensions of the action. [batch] each"""
@@ -415,21 +403,9 @@ class DiagonalGaussian(ActionDistribution):
         """Return log-probabilities and entropies with their derivatives."""
         return _DerivedGaussian(parameters, action)
 
-    def to_env(self, action: NDArray) -> NDArray:
+    def to_env(self, action: Array) -> Array:
         """Clip actions to the bounds of the space. [batch, *action_shape]"""
-        return typed(np.clip(action, self._low, self._high), self._dtype)
-
-    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
-        """Return actions for the environment. [batch, *action_shape]"""
-        mean, log_std = parameters.chunk(2, dim=1)
-        action = mean + log_std.exp() * torch.randn_like(mean) if sampled else mean
-        return self._bounded(action)
-
-    def _bounded(self, action: Tensor) -> Tensor:
-        """Convert samples to actions within the bounds. [batch, size] -> [batch, *action_shape]"""
-        action = action.reshape(-1, *self.action_shape)
-        low, high = (torch.as_tensor(bound, dtype=action.dtype) for bound in (self._low, self._high))
-        return _typed_tensor(torch.minimum(torch.maximum(action, low), high), self._dtype)
+        return typed(clipped(action, self._low, self._high), self._dtype)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return means and standard deviations of samples. [batch, size] each"""
@@ -474,13 +450,9 @@ class RescaledGaussian(DiagonalGaussian):
         self._low, self._high = -1.0, 1.0
         self._box = BoxActions(space, np.float64)
 
-    def to_env(self, action: NDArray) -> NDArray:
+    def to_env(self, action: Array) -> Array:
         """Clip samples and scale them to the bounds of the space. [batch, *action_shape]"""
-        return self._box.to_env(np.clip(action, -1, 1).reshape(-1, self._box.size))
-
-    def _bounded(self, action: Tensor) -> Tensor:
-        """Convert samples to actions within the bounds. [batch, size] -> [batch, *action_shape]"""
-        return self._box.in_graph(action.clamp(-1, 1))
+        return self._box.to_env(clipped(action, -1, 1).reshape(-1, self._box.size))
 
 
 class SquashedGaussian(RescaledGaussian):
@@ -520,13 +492,9 @@ class SquashedGaussian(RescaledGaussian):
         """Return log-probabilities and entropies with their derivatives."""
         return _DerivedSquashedGaussian(self, parameters, action)
 
-    def to_env(self, action: NDArray) -> NDArray:
+    def to_env(self, action: Array) -> Array:
         """Squash samples and scale them to the bounds of the space. [batch, *action_shape]"""
-        return super().to_env(np.tanh(action))
-
-    def _bounded(self, action: Tensor) -> Tensor:
-        """Convert samples to actions within the bounds. [batch, size] -> [batch, *action_shape]"""
-        return super()._bounded(torch.tanh(action))
+        return super().to_env(library_of(action).tanh(action))
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
         """Return the mean deviation before squashing, and the share of components within 1 % of a bound."""

@@ -1,4 +1,7 @@
-"""Single layers: reading of observations, activations, initialization and normalization."""
+"""Single layers: reading of observations, activations, initialization and normalization.
+
+Agents act with arrays and exported policies with tensors; the functions of an `Array` compute both alike.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,34 @@ from labrl.spaces import choices_of, range_of, sees_images
 
 Layer = TypeVar("Layer", bound=nn.Linear | nn.Conv2d)
 Result = TypeVar("Result")
+Array = TypeVar("Array", NDArray, Tensor)
+
+
+def library_of(array: NDArray | Tensor) -> Any:
+    """Return the library, numpy or torch, whose functions compute with `array`."""
+    return torch if isinstance(array, Tensor) else np
+
+
+def constant(value: Any, like: NDArray | Tensor) -> Any:
+    """Return an array as a constant for computations with `like`."""
+    return torch.as_tensor(value) if isinstance(like, Tensor) else value
+
+
+def clipped(array: Array, low: Any, high: Any) -> Array:
+    """Clip numbers to bounds, which are numbers or arrays."""
+    if isinstance(array, Tensor):
+        return torch.clip(array, torch.as_tensor(low), torch.as_tensor(high))
+    return np.minimum(np.maximum(array, low), high)  # three times faster than np.clip
+
+
+def tensor_type(dtype: np.dtype[Any]) -> torch.dtype:
+    """Return the torch type that corresponds to a NumPy type."""
+    return torch.from_numpy(np.zeros(0, dtype)).dtype
+
+
+def cast(array: Array, dtype: Any) -> Array:
+    """Convert numbers to a NumPy type, or to the torch type that corresponds to it."""
+    return array.to(tensor_type(dtype)) if isinstance(array, Tensor) else array.astype(dtype, copy=False)
 
 
 # fmt: off
@@ -258,36 +289,22 @@ class SideBySide:
 
     def __call__(self, observation: Any) -> Any:
         """Convert a batch with a field for each input, or tensors by name, to float32. [batch, size]"""
-        if isinstance(observation, dict):
-            parts = [_tensor(observation[name], choices, bounds) for name, choices, bounds in self._parts]
-            return torch.cat(parts, dim=1)
         columns = [_numbers(observation[name], choices, bounds) for name, choices, bounds in self._parts]
-        return np.concatenate(columns, axis=1, dtype=np.float32)
+        return library_of(columns[0]).concatenate([cast(column, np.float32) for column in columns], 1)
 
 
-def _tensor(values: Tensor, choices: list[tuple[int, int]], bounds: Any) -> Tensor:
-    """Convert a tensor of values to numbers in float32, like `_numbers` for an array."""
-    if not choices and isinstance(bounds, tuple):
-        low, width = map(torch.from_numpy, bounds)
-        return ((values - low) / width).flatten(1)
-    rows = values.reshape(values.shape[0], -1)
-    if not choices:
-        return rows.float() if bounds == 1 else rows.float() * (1 / bounds)
-    columns = [nn.functional.one_hot(rows[:, i].long() - first, n) for i, (first, n) in enumerate(choices)]
-    return torch.cat(columns, dim=1).float()
-
-
-def _numbers(values: NDArray, choices: list[tuple[int, int]], bounds: Any) -> NDArray:
+def _numbers(values: Array, choices: list[tuple[int, int]], bounds: Any) -> Array:
     """Convert values to rows of numbers. [batch, *input] -> [batch, numbers]
 
     bounds: result of `range_of` for the input's space.
     """
-    if not choices and isinstance(bounds, tuple):
-        low, width = bounds
-        return ((values - low) / width).reshape(len(values), -1)
-    rows = values.reshape(len(values), -1)
-    if not choices:
-        return rows if bounds == 1 else rows * np.float32(1 / bounds)
-    return np.concatenate(
-        [rows[:, i, None] == np.arange(first, first + n) for i, (first, n) in enumerate(choices)], axis=1
-    )
+    if isinstance(bounds, tuple):
+        low, width = (constant(part, values) for part in bounds)
+        values, bounds = (values - low) / width, 1
+    rows = values.reshape(values.shape[0], -1)
+    if choices:
+        library = library_of(rows)
+        columns = [rows[:, i, None] == library.arange(a, a + n) for i, (a, n) in enumerate(choices)]
+        return library.concatenate(columns, 1)
+    unit: Any = np.float32(1 / bounds)  # a Python number would multiply bytes in double precision
+    return rows if bounds == 1 else cast(rows, np.float32) * unit

@@ -28,7 +28,7 @@ from labrl.agents.random import uniform_actions
 from labrl.envs.atari import AtariConfig
 from labrl.envs.masks import KEY, choices
 from labrl.errors import InputError, LabrlError
-from labrl.networks.distributions import tensor_type
+from labrl.networks.layers import tensor_type
 from labrl.storage.atomic import write_json
 from labrl.trial.loading import LoadedPolicy, load
 
