@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Space
-from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
 from labrl.envs.protocol import Backend, Transition
@@ -214,7 +213,8 @@ class ClassicControl(Backend):
         """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
         self._seen = self._seen.copy()
         for env in mask.nonzero()[0].tolist():
-            self._states[env], self._seen[env] = self._task.begin(seeding.np_random(int(seeds[env]))[0])
+            generator = np.random.Generator(np.random.PCG64(int(seeds[env])))  # as Gymnasium makes it
+            self._states[env], self._seen[env] = self._task.begin(generator)
             self._began[env] = self._steps
         self._first_cut = int(self._began.min()) + self._limit
         return self._seen
