@@ -46,7 +46,7 @@ def learn(world: Any, agent_name: str, *overrides: str, steps: int) -> NDArray:
 )
 def test_random_experience_is_enough_for_the_best_values(agent: str) -> None:
     """Single steps suffice; the return over several would be that of the acting policy."""
-    found = learn(Chain, agent, *RANDOM, "agent.n_step=1", steps=500)
+    found = learn(Chain, agent, *RANDOM, "agent.n_step=1", steps=300)
     np.testing.assert_allclose(found, Chain.best_values(), atol=0.05)
 
 
@@ -55,7 +55,7 @@ def test_returns_over_several_steps_give_the_best_values_where_they_are_those_of
     agent: str,
 ) -> None:
     assert config_of(agent).agent.config.n_step == 3
-    found = learn(Fork, agent, *RANDOM, steps=400)
+    found = learn(Fork, agent, *RANDOM, steps=250)
     np.testing.assert_allclose(found, Fork.best_values(), atol=0.05)
 
 
@@ -76,10 +76,10 @@ def test_the_other_loss_and_the_other_target_find_them_too(overrides: tuple[str,
     learning = [override for override in LEARNING if not override.startswith("agent.target")]
     config = config_of("dqn", *learning, *RANDOM, *overrides)
     agent, clock, _ = build(config, Chain.SPACE, num_envs=8)
-    play(agent, clock, Chain(8), 500)
+    play(agent, clock, Chain(8), 300)
     np.testing.assert_allclose(learned(config, agent, Chain.STATES), Chain.best_values(), atol=0.05)
 
 
 def test_boltzmann_exploration_finds_them_too() -> None:
     overrides = ("agent/exploration=boltzmann", "agent.exploration.temperature=1.0")
-    np.testing.assert_allclose(learn(Chain, "dqn", *overrides, steps=500), Chain.best_values(), atol=0.05)
+    np.testing.assert_allclose(learn(Chain, "dqn", *overrides, steps=300), Chain.best_values(), atol=0.05)
