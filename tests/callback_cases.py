@@ -81,7 +81,6 @@ class ToySession:
 
     num_envs = 4
     episode_every = 20
-    highlights = None
 
     def __init__(self, path: Path, max_frame: int = 200, seed: int = 5) -> None:
         path.mkdir(parents=True, exist_ok=True)

@@ -188,8 +188,16 @@ def test_a_session_that_is_killed_while_it_calls_keeps_no_other_from_being_heard
                 caller.connect(address)
         session = Client(address, authkey=bytes.fromhex(key))
         session.send(7)
+        session.send(100)
         assert session.recv() is False
     assert heard == [7]
+
+
+def test_a_search_that_has_ended_takes_no_session_of_the_next_one() -> None:
+    """Its thread waited on a closed socket, whose number the next search of the process got: wrong key."""
+    with Hub(bool):
+        pass
+    assert "search" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_search_of_one_trial_says_that_it_is_none(
@@ -213,6 +221,7 @@ def test_a_session_is_not_left_waiting_by_a_search_that_cannot_answer(
         _, key, address = hub.channel(7).split(" ", 2)
         session = Client(address, authkey=bytes.fromhex(key))
         session.send(7)
+        session.send(100)
         with pytest.raises(EOFError):
             session.recv()
         for thread in threading.enumerate():

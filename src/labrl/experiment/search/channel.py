@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 
 from labrl.errors import InputError
 from labrl.processes import SOCKET_FOLDER_BYTES, find_place_for_sockets
@@ -17,7 +17,7 @@ from labrl.session.callbacks.search import channel
 
 
 class Hub:
-    """A context manager that listens on a socket, and answers each question in a separate thread."""
+    """A context manager that listens on a socket, and answers each session in a separate thread."""
 
     def __init__(self, answer: Callable[[int], bool], elsewhere: bool = False) -> None:
         """answer: returns whether to stop the trial with the given number, one of whose sessions has
@@ -42,12 +42,20 @@ class Hub:
                 code="resources",
                 key="TMPDIR",
             )
-        threading.Thread(target=self._accept, args=(self._listener,), name="search", daemon=True).start()
+        self._thread = threading.Thread(
+            target=self._accept, args=(self._listener,), name="search", daemon=True
+        )
+        self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         assert self._listener is not None
         self._closed = True
+        # The thread must not wait on a closed socket: the next hub of this process may get a socket with the
+        # same number, whose callers it would take.
+        with contextlib.suppress(OSError):
+            Client(self._listener.address).close()
+            self._thread.join()
         self._listener.close()
 
     def channel(self, trial: int) -> str:
@@ -60,16 +68,19 @@ class Hub:
     def _accept(self, listener: Listener) -> None:
         while not self._closed:
             with contextlib.suppress(OSError):
-                caller = listener.accept()
-                threading.Thread(target=self._serve, args=(caller,), name="session", daemon=True).start()
+                session = listener.accept()
+                threading.Thread(target=self._serve, args=(session,), name="session", daemon=True).start()
 
-    def _serve(self, caller: Connection) -> None:
-        """Check the key of a caller and answer its question, whatever other callers do meanwhile."""
+    def _serve(self, session: Connection) -> None:
+        """Check the key of a session and answer it, whatever others do that call meanwhile."""
         # Closes the connection in any case, so that the session does not wait for an answer.
-        with caller, contextlib.suppress(OSError, EOFError, AuthenticationError):
-            deliver_challenge(caller, self._key)
-            answer_challenge(caller, self._key)
-            caller.send(self._answer(caller.recv()))  # the run folder contains the evaluation
+        with session, contextlib.suppress(OSError, EOFError, AuthenticationError):
+            deliver_challenge(session, self._key)
+            answer_challenge(session, self._key)
+            trial = session.recv()
+            while True:
+                session.recv()  # the frame; the run folder contains the evaluation
+                session.send(self._answer(trial))
 
 
 def _own_address() -> str:

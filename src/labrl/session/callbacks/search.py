@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Connection
 
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
 
@@ -29,34 +29,48 @@ class ReportToSearch(Callback):
     """Report each evaluation row to the search, and end the session if the search prunes it.
 
     Training waits for the answer, so that the result of a search does not depend on how busy the machine is.
-    After a search that does not answer, the session continues without it. This callback has no state: a trial
-    that is resumed by hand runs without it.
+    This callback has no state: a trial that is resumed by hand runs without it.
     """
 
     frequencies = ()
 
     def __init__(self, where: str) -> None:
         """where: result of `channel`."""
-        trial, key, address = where.split(" ", 2)
+        self._where = where
+        self._search: Connection | None = None
+
+    def start(self, session: SessionView) -> None:
+        """Connect to the search. If it does not answer, the session continues without it."""
+        trial, key, address = self._where.split(" ", 2)
         host, _, port = address.rpartition(":")
-        self._place = (host, int(port)) if host and not os.path.isabs(address) else address
-        self._trial, self._key = int(trial), bytes.fromhex(key)
-        self._lost = False
+        place = (host, int(port)) if host and not os.path.isabs(address) else address
+        try:
+            self._search = Client(place, authkey=bytes.fromhex(key))
+            self._search.send(int(trial))
+        except (OSError, EOFError) as error:
+            self._lose(error)
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
         """Ask the search whether to continue, after an evaluation."""
-        if table != "eval" or self._lost:
+        if table != "eval" or self._search is None:
             return
         try:
-            with Client(self._place, authkey=self._key) as search:
-                search.send(self._trial)
-                while not search.poll(PATIENCE):
-                    if session.stopping():  # a resume reports the same row again
-                        return
-                self.gives_up = bool(search.recv())
+            self._search.send(int(row["frame"]))
+            while not self._search.poll(PATIENCE):
+                if session.stopping():  # a resume reports the same row again
+                    return
+            self.gives_up = bool(self._search.recv())
         except (OSError, EOFError) as error:
-            _log.warning("the search does not answer (%s): this session is not pruned", error)
-            self._lost = True
+            self._lose(error)
+
+    def finish(self, session: SessionView) -> None:
+        """Close the connection."""
+        if self._search is not None:
+            self._search.close()
+
+    def _lose(self, error: Exception) -> None:
+        _log.warning("the search does not answer (%s): this session is not pruned", error)
+        self._search = None
 
 
 def search_callbacks() -> list[Callback]:
