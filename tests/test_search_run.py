@@ -17,7 +17,7 @@ from optuna.exceptions import StorageInternalError
 from run_cases import rising, write_run
 from search_cases import OVERRIDES, PLAN
 
-from labrl.analysis.listing import best_trial, standings
+from labrl.analysis.listing import best_trial, ranked_trials
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT
 from labrl.experiment.search.channel import Hub
@@ -125,7 +125,7 @@ def test_the_best_trial_of_a_search_is_the_one_that_fresh_seeds_confirmed(
     assert best is not None
     assert best.path.name == info["trials"][info["search"]["best"]["trial"]]["folder"]
     pruned = {trial["folder"] for trial in info["trials"] if trial["status"] == "pruned"}
-    ranked = standings(searched[0])
+    ranked = ranked_trials(searched[0])
     assert ranked[0].path == best.path
     assert pruned.isdisjoint(one.path.name for one in ranked if one.comparable)
     assert pruned <= {one.path.name for one in ranked}

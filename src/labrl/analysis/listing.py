@@ -219,7 +219,7 @@ def _age(created: str) -> str:
     return f"{max(seconds, 0) / size:.0f} {short}"
 
 
-class Standing(NamedTuple):
+class RankedTrial(NamedTuple):
     """A trial and its result."""
 
     path: Path
@@ -228,16 +228,16 @@ class Standing(NamedTuple):
     """Sort key among the trials of one environment; a better trial has a smaller one."""
     comparable: bool
     """Whether the trial can be the best one: it has a result, and no search has stopped it early."""
-    told: str
+    result: str
     """Its result, for messages."""
 
     @property
     def line(self) -> str:
         """Its folder and its result."""
-        return f"{os.path.relpath(self.path)}   {self.told}"
+        return f"{os.path.relpath(self.path)}   {self.result}"
 
 
-def standings(experiment: Path) -> list[Standing]:
+def ranked_trials(experiment: Path) -> list[RankedTrial]:
     """Return the trials that have started, by environment, the best first. Raises InputError for a damaged
     folder.
 
@@ -246,37 +246,37 @@ def standings(experiment: Path) -> list[Standing]:
     """
     found = load_experiment(experiment)
     search = read_search(found.info)
-    standing = [_standing(run, found.number_of(run), search) for run in found.runs]
-    return sorted(standing, key=lambda one: (one.env, not one.comparable, one.place))
+    ranked = [_ranked(run, found.number_of(run), search) for run in found.runs]
+    return sorted(ranked, key=lambda one: (one.env, not one.comparable, one.place))
 
 
-def _standing(run: Run, number: int | None, search: SearchResult | None) -> Standing:
+def _ranked(run: Run, number: int | None, search: SearchResult | None) -> RankedTrial:
     status = "" if run.status == "finished" else f", {run.status}"
     trial = next((one for one in search.trials if one.number == number), None) if search else None
     if search is None or trial is None:
         returned = group_return(final_returns([run]))
         if returned is not None and run.status != "failed":
-            told = f"final return {score(returned.value, 1)}{status}"
-            return Standing(run.path, run.env, (-returned.value,), True, told)
+            result = f"final return {score(returned.value, 1)}{status}"
+            return RankedTrial(run.path, run.env, (-returned.value,), True, result)
     else:
         sign, measure = -1.0 if search.maximize[0] else 1.0, search.objective[0]
         mean = next((one.mean for one in search.confirmed if one.trial == trial.number), None)
         if mean is not None:
-            told = f"{measure} {score(mean, 1)} on the fresh seeds of the confirmation"
-            return Standing(run.path, run.env, (0, sign * mean, trial.number), True, told)
+            result = f"{measure} {score(mean, 1)} on the fresh seeds of the confirmation"
+            return RankedTrial(run.path, run.env, (0, sign * mean, trial.number), True, result)
         if trial.values:
             value, complete = trial.value(), trial.state == "complete"
-            told = f"{measure} {score(value, 1)}{'' if complete else f', {run.status}'}"
-            return Standing(run.path, run.env, (1, sign * value, trial.number), complete, told)
-    return Standing(run.path, run.env, (), False, run.status)
+            result = f"{measure} {score(value, 1)}{'' if complete else f', {run.status}'}"
+            return RankedTrial(run.path, run.env, (1, sign * value, trial.number), complete, result)
+    return RankedTrial(run.path, run.env, (), False, run.status)
 
 
-def best_trial(experiment: Path, agrees: Callable[[Path], bool]) -> Standing | None:
+def best_trial(experiment: Path, agrees: Callable[[Path], bool]) -> RankedTrial | None:
     """Return the best of the trials for which `agrees` is true; None if none of them has a result yet.
 
     Raises InputError if they trained in several environments, whose returns are not comparable.
     """
-    found = [one for one in standings(experiment) if agrees(one.path)]
+    found = [one for one in ranked_trials(experiment) if agrees(one.path)]
     firsts = list({one.env: one for one in reversed(found)}.values())[::-1]
     if len(firsts) > 1:
         listed = "\n".join(f"  {one.line}   {one.env}" for one in firsts)
@@ -292,7 +292,7 @@ def best_trial(experiment: Path, agrees: Callable[[Path], bool]) -> Standing | N
 def listed(experiment: Path, command: str) -> str:
     """Return a line for each trial with its result, the best first. command: the command that a run folder
     follows."""
-    found = standings(experiment)
+    found = ranked_trials(experiment)
     if not found:
         return "none of its trials has started"
     lines = [f"  {one.line}" for one in found[:MOST_TRIALS]]

@@ -10,7 +10,7 @@ from typing import Any
 from labrl.errors import LabrlError
 from labrl.experiment.summary import how_to_resume_experiment
 from labrl.processes import signals_raise
-from labrl.storage.experiment_folder import ExperimentFolder, ExperimentKind, TrialRecord, take_away
+from labrl.storage.experiment_folder import ExperimentFolder, ExperimentKind, TrialRecord, discard_refused
 from labrl.storage.run_folder import MARKER
 
 
@@ -33,7 +33,7 @@ def held(
                 yield folder
         except LabrlError:
             if not exists and not any(path.glob(f"*/{MARKER}")):
-                take_away(path, before)
+                discard_refused(path, before)
             elif folder.status == "running":
                 folder.set_status("interrupted")
             raise

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from labrl.errors import LostProcessError
 from labrl.processes import how_it_ended, ignore_signals, signals_wait_in_children, when_the_parent_ends
 from labrl.script import Carried
-from labrl.storage.session_log import warnings_kept
+from labrl.storage.session_log import warnings_logged
 
 LEAVE_SECONDS = 5.0
 """Seconds that the process has to exit after training has ended, before it is killed."""
@@ -195,7 +195,7 @@ def _main(
     faulthandler.register(signal.SIGUSR2, file, chain=False)  # shows where it hangs
     line = Line(connection)
     try:
-        with warnings_kept(log):
+        with warnings_logged(log):
             work(line, *arguments)
     except TrainingEndedError:
         pass

@@ -140,7 +140,7 @@ def is_experiment(folder: Path) -> bool:
     return (folder / EXPERIMENT_MARKER).exists()
 
 
-def take_away(folder: Path, before: set[str] | None) -> None:
+def discard_refused(folder: Path, before: set[str] | None) -> None:
     """Remove the files that a refused experiment has put into its folder, and the folder if the experiment
     created it.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 @contextmanager
-def warnings_kept(log: Path, aloud: bool = False) -> Iterator[None]:
+def warnings_logged(log: Path, aloud: bool = False) -> Iterator[None]:
     """Also write labrl's warnings to the file `log` in this context.
 
     aloud: whether to print them too if no log handler is configured. NumPy's warnings about labrl's own
@@ -27,8 +27,8 @@ def warnings_kept(log: Path, aloud: bool = False) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             # Warnings of other modules, such as a user's environment, still appear.
-            remark = "(overflow|invalid value) encountered"
-            warnings.filterwarnings("ignore", remark, RuntimeWarning, module=r"(labrl|numpy)\.")
+            message = "(overflow|invalid value) encountered"
+            warnings.filterwarnings("ignore", message, RuntimeWarning, module=r"(labrl|numpy)\.")
             yield
     finally:
         for handler in handlers:

@@ -148,10 +148,10 @@ def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], ver
         )
     best = best_trial(experiment, lambda path: _chosen_as(RunFolder(path), wanted))
     if best is None:
-        among = f" with {_told(wanted)}" if wanted else ""
+        among = f" with {_formatted(wanted)}" if wanted else ""
         say(f"{place}: no trial{among} has a return yet. Using the newest, {newest.path.name}")
         return newest
-    say(f"The newest is the experiment {place}. Using its best trial, {best.path.name}, with {best.told}")
+    say(f"The newest is the experiment {place}. Using its best trial, {best.path.name}, with {best.result}")
     return RunFolder.open(best.path)
 
 
@@ -168,13 +168,13 @@ def _latest_run(wanted: Mapping[str, str], key: str) -> RunFolder:
         # A run that was killed before it was recorded has done nothing.
         if not run.unrecorded and _chosen_as(run, wanted):
             return run
-    agrees = f" with {_told(wanted)}" if found and wanted else ""
+    agrees = f" with {_formatted(wanted)}" if found and wanted else ""
     raise InputError(
         f"there is no run in {RUNS.absolute()}{agrees}. Name a run folder", code="not-found", key=key
     )
 
 
-def _told(wanted: Mapping[str, str]) -> str:
+def _formatted(wanted: Mapping[str, str]) -> str:
     return " ".join(f"{group}={option}" for group, option in wanted.items())
 
 
@@ -203,12 +203,12 @@ def _named_run(path: Path, verb: Verb) -> RunFolder:
         return RunFolder.open(path, rebuilt=verb != "resume")
     trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
     if (path.parent / MARKER).exists():
-        told = f"{path} is part of a run. Name the run folder, {path.parent}"
+        message = f"{path} is part of a run. Name the run folder, {path.parent}"
     elif is_experiment(path):
         whole = f"resume all of it with labrl -m +resume={path}, or " if verb == "resume" else ""
-        told = f"{path} is an experiment: {whole}{_trials_of(path, verb)}"
+        message = f"{path} is an experiment: {whole}{_trials_of(path, verb)}"
     elif trials:
-        told = "\n".join(
+        message = "\n".join(
             [f"{path} contains several runs. Name one of them:", *(f"  {trial}" for trial in trials)]
         )
     else:
@@ -219,7 +219,7 @@ def _named_run(path: Path, verb: Verb) -> RunFolder:
             code="not-found",
             key=str(path),
         )
-    raise InputError(told, code="usage", key=key)
+    raise InputError(message, code="usage", key=key)
 
 
 def _named_experiment(path: Path) -> ExperimentFolder:

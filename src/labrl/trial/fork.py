@@ -255,8 +255,8 @@ def _frame_of(past: Past, at: str | None, count: int) -> int:
     shared = sorted(set.intersection(*map(set, whole.values())))
     if not any(whole.values()):
         raise InputError(
-            f"{run.path} has no whole checkpoint to fork from. The first is written after meta.log_frequency "
-            "frames",
+            f"{run.path} has no complete checkpoint to fork from. The first is written after "
+            "meta.log_frequency frames",
             code="not-found",
             key="+fork",
         )

@@ -59,7 +59,7 @@ def run_session(
     keep_freed_memory()
     code = FAILED
     try:
-        with session_log.warnings_kept(folder.log, aloud):
+        with session_log.warnings_logged(folder.log, aloud):
             session = restored_session(config, index, folder, num_threads, begin)
             folder.networks.write_text(summary(session.agent.modules()), encoding="utf-8")
             _warn_of_another_scale(session)

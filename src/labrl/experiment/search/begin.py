@@ -255,7 +255,7 @@ def _check_same(experiment: ExperimentFolder, study_name: str) -> None:
 def _facts(storage: StudyStorage, study: Study) -> dict[str, Any]:
     plan = study.plan
     return {
-        "storage": storage.told,
+        "storage": storage.shown_url,
         "study_name": plan.name,
         "objective": list(plan.measures),
         "directions": list(plan.directions),
@@ -280,7 +280,7 @@ def _announce(study: Study, storage: StudyStorage, at_once: str, experiment: Exp
     if study.total == 1:
         say("meta.max_trial=1: a search needs several trials to compare. Set, for example, meta.max_trial=20")
     say(f"experiment folder: {experiment.path}")
-    say(f"to watch: optuna-dashboard {shlex.quote(storage.told)}")
+    say(f"to watch: optuna-dashboard {shlex.quote(storage.shown_url)}")
 
 
 def check_space(recipe: Recipe, ready: str = "none", keys: Collection[str] = ()) -> TrialConfig:

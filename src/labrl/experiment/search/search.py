@@ -353,7 +353,7 @@ def break_off(experiment: ExperimentFolder, storage: StudyStorage, error: Except
         raise error
     with contextlib.suppress(OSError, LabrlError):  # The disk may be full or unavailable.
         experiment.set_status("interrupted")
-    say(f"the search cannot continue: {reason} (storage: {storage.told})")
+    say(f"the search cannot continue: {reason} (storage: {storage.shown_url})")
     resume = how_to_resume_experiment(experiment.path)
     say(f"all trials have been saved. To resume when the problem is solved: {resume}")
     return FAILED

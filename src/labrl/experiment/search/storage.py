@@ -40,7 +40,7 @@ class StudyStorage:
         self._kind = kind.partition("+")[0]
         if not separator or self._kind not in ("sqlite", "journal", "postgresql", "mysql"):
             raise InputError(
-                f"hydra.sweeper.storage={self.told}: must be sqlite:///<file>, journal:///<file>, "
+                f"hydra.sweeper.storage={self.shown_url}: must be sqlite:///<file>, journal:///<file>, "
                 "postgresql://<user>@<host>/<database> or mysql://<user>@<host>/<database>",
                 code="range",
                 key="hydra.sweeper.storage",
@@ -52,7 +52,7 @@ class StudyStorage:
         self.optuna: BaseStorage = self._opened()
 
     @property
-    def told(self) -> str:
+    def shown_url(self) -> str:
         """The URL without its password."""
         return re.sub(r"(://[^:/@]+):[^@]*@", r"\1:***@", self.url)
 
@@ -80,7 +80,7 @@ class StudyStorage:
                 return RDBStorage(self.url, engine_kwargs={"connect_args": seconds})
         except Exception as error:
             raise InputError(
-                f"hydra.sweeper.storage={self.told}: {self._why(error)}",
+                f"hydra.sweeper.storage={self.shown_url}: {self._why(error)}",
                 code="not-installed" if isinstance(error, ImportError) else "not-found",
                 key="hydra.sweeper.storage",
             ) from error

@@ -123,7 +123,7 @@ class Study:
                 directions=list(plan.directions),
                 load_if_exists=True,
             )
-            agreed = _agreed(self._study, plan, storage.told)
+            agreed = _agreed(self._study, plan, storage.shown_url)
         self._id = storage.optuna.get_study_id_from_name(plan.name)
         self.seed: int = agreed["seed"]
         # As measured by the machine that created the study, because measurements may differ.
