@@ -491,7 +491,7 @@ class Replay:
         Raises ValueError if there is nothing to sample.
         """
         self._write()
-        if not (self.complete > self.oldest).any():
+        if not np.count_nonzero(self.complete > self.oldest):
             raise ValueError("the replay buffer holds no transition that can be sampled yet")
         # Round first, because 0.1 * 30 is slightly more than 3.
         wanted = math.ceil(round(self._config.newest_share * batch_size, 6))
