@@ -23,7 +23,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -278,7 +277,6 @@ def _become(request: dict, output: int, errors: int) -> NoReturn:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    tempfile.tempdir = None  # the nursery has looked for it in its own environment
     sys.path[0] = request["cwd"]
     sys.path[1:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     keep_server()

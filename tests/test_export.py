@@ -24,22 +24,22 @@ from labrl.trial.export import TOLERANCE, export
 
 PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "export.md").read_text()
 
-RUNS = {
-    "ppo": small("ppo", "cartpole"),
-    "gauss": [*small("ppo", "pendulum"), "transforms/observation=normalize", "agent.action_bounds=squash"],
-    "lstm": [*small("recurrent_ppo", "cartpole"), "agent/network=lstm"],
-    "inputs": small("a2c", "lamp"),
-    "rainbow": [*small("rainbow", "pong"), "env.image_size=44"],
-    "masks": small("dqn", "taxi"),
-    "c51": small("c51", "cartpole"),
-    "tqc": small("tqc", "pendulum"),
-    "sac": small("sac", "pendulum"),
-    "discrete": small("sac", "cartpole"),
-    "td3": [*small("td3", "pendulum"), "transforms/observation=normalize"],
-    "pqn": small("pqn", "cartpole"),
-    "random": small("random", "cartpole"),
+RUNS: dict[str, tuple[str, str, list[str]]] = {
+    "ppo": ("ppo", "cartpole", []),
+    "gauss": ("ppo", "pendulum", ["transforms/observation=normalize", "agent.action_bounds=squash"]),
+    "lstm": ("recurrent_ppo", "cartpole", ["agent/network=lstm"]),
+    "inputs": ("a2c", "lamp", []),
+    "rainbow": ("rainbow", "pong", ["env.image_size=44"]),
+    "masks": ("dqn", "taxi", []),
+    "c51": ("c51", "cartpole", []),
+    "tqc": ("tqc", "pendulum", []),
+    "sac": ("sac", "pendulum", []),
+    "discrete": ("sac", "cartpole", []),
+    "td3": ("td3", "pendulum", ["transforms/observation=normalize"]),
+    "pqn": ("pqn", "cartpole", []),
+    "random": ("random", "cartpole", []),
 }
-"""Every kind of head, network, observation and transform."""
+"""Every kind of head, network, observation and transform: agent, task and further overrides."""
 
 REPEATED = {"c51", "discrete", "ppo", "pqn", "sac", "tqc"}
 """Runs whose parts are all parts of other RUNS too; the page's own code plays the one of PPO."""
@@ -55,8 +55,9 @@ def run_of(name: str, folder: Path) -> Path:
     path = folder / name
     if not path.exists():
         frames = 100 if name in ("rainbow", "inputs") else 400
-        overrides = [f"env.max_frame={frames}", f"hydra.run.dir={path}"]
-        assert labrl.train([*RUNS[name], *overrides]).exit_code == 0
+        agent, task, overrides = RUNS[name]
+        overrides = [*small(agent, task), *overrides, f"env.max_frame={frames}", f"hydra.run.dir={path}"]
+        assert labrl.train(overrides).exit_code == 0
     return path
 
 

@@ -7,12 +7,13 @@ import os
 import pwd
 import shlex
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from commands import start_labrl
 
 import labrl.cli
 from labrl.dashboards.login import has_login
@@ -40,9 +41,8 @@ def test_processes_start_with_a_long_folder_for_temporary_files(tmp_path: Path) 
         "wandb=disabled",
         f"hydra.run.dir={tmp_path / 'run'}",
     ]
-    run = start_labrl(*overrides, cwd=tmp_path, env={**os.environ, "TMPDIR": str(folder)})
-    said, _ = run.communicate()
-    assert run.returncode == 0, said
+    command = [sys.executable, "-m", "labrl", *overrides]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "TMPDIR": str(folder)}, check=True)
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "finished"
     assert not list(folder.glob("pymp-*"))
 

@@ -131,9 +131,9 @@ AS_A_FUNCTION = """
 import sys
 import labrl
 # PyTorch has to say whether its optimizer has these options.
-own = ["agent=a2c", "agent/optimizer=torch", "agent.optimizer.name=SGD"]
-own += ["+agent.optimizer.options.momentum=0.9"]
-labrl.train(["env=cartpole", *own, "env.max_frame=64", "meta.report=false", "wandb=disabled"])
+own = ["agent/optimizer=torch", "agent.optimizer.name=SGD", "+agent.optimizer.options.momentum=0.9"]
+quick = ["env=cartpole", "agent=a2c", "env.max_frame=64", "meta.report=false", "wandb=disabled"]
+labrl.train([*quick, *own])
 import labrl.experiment.summary
 assert not {"polars", "wandb"} & set(sys.modules), "training needs neither"
 """
