@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from exact_cases import ALIKE, SMALL, rows, small, state, unequal
 from test_callbacks_tensorboard import scalars
 
@@ -149,17 +150,18 @@ def test_every_agent_goes_on_exactly(agent: str, tmp_path: Path) -> None:
     assert changed_futures(tmp_path, overrides) == []
 
 
-def chosen(agent: str) -> set[str]:
-    """The options of the parts that an agent is put together from by default."""
-    choices = compose([f"agent={agent}"], with_hydra=True).hydra.runtime.choices.items()
-    return {f"{group}={option}" for group, option in choices if group.startswith("agent/")}
+def named(agent: str) -> set[str]:
+    """The options that the file of an agent names as its parts."""
+    defaults = yaml.safe_load((config_folder() / "agent" / f"{agent}.yaml").read_text()).get("defaults", [])
+    parts = [part for one in defaults if isinstance(one, dict) for part in one.items()]
+    return {f"agent/{group.removeprefix('override ')}={option}" for group, option in parts}
 
 
 SOURCES = {"agent/offline=run", "agent/offline=minari"}
 """Options that need a run or a dataset: test_offline.py tests them."""
 
 
-@pytest.mark.parametrize("option", sorted(OPTIONS.difference(SOURCES, *map(chosen, AGENTS))))
+@pytest.mark.parametrize("option", sorted(OPTIONS.difference(SOURCES, *map(named, AGENTS))))
 def test_every_other_part_of_an_agent_goes_on_exactly(option: str, tmp_path: Path) -> None:
     assert changed_futures(tmp_path, *fitting(option)) == []
 
