@@ -21,7 +21,7 @@ from labrl.step import Step
 @functools.cache
 def breakout(num_threads: int) -> list[Step]:
     game = atari("breakout", max_episode_frames=240, noop_max=4)
-    env = make_env(game, seed=3, num_threads=num_threads, num_envs=4)
+    env = make_env(game, seed=3, num_threads=num_threads, num_envs=2)
     env.reset()
     steps = play(env, sampled(env, seed=1), 130)
     env.close()
@@ -39,7 +39,7 @@ def test_what_is_played_does_not_depend_on_the_number_of_threads(num_threads: in
     alone = breakout(1)
     assert_same_steps(alone, breakout(num_threads))
     assert any((step.terminated & ~step.episode_over).any() for step in alone), "a life was lost"
-    assert sum(len(step.episodes) for step in alone) >= 8, "prepared episodes are played too"
+    assert sum(len(step.episodes) for step in alone) >= 4, "prepared episodes are played too"
 
 
 def test_a_saved_game_comes_back_although_another_was_prepared() -> None:
