@@ -38,7 +38,9 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_session(run, 3, rising(5)[:2], "failed", error="NonFiniteError: loss_value is nan")
     write_json(run.changed, [{"key": "agent.lr", "default": 3e-4, "value": 1e-3}])
     typed = ["env.max_frame=1000", "agent.lr=0.1", "agent.lr=0.2", "env.max_frame=1000"]
-    write_json(run.provenance, {**json.loads(run.provenance.read_text()), "overrides": typed})
+    write_json(
+        run.provenance, {**json.loads(run.provenance.read_text()), "overrides": typed, "config_dir": "/own"}
+    )
     entry = {
         "time": "2026-11-20T10:00:00+00:00",
         "frames": {"0": 500},
@@ -113,7 +115,10 @@ def test_nothing_in_it_is_fetched(page: ReportPage) -> None:
 
 
 def test_it_tells_the_command_what_differs_from_the_defaults_and_each_resume(page: ReportPage) -> None:
-    assert "labrl agent.lr=0.1 agent.lr=0.2 env.max_frame=1000" in page.text, "a word typed again counts once"
+    again = "labrl --config-dir /own agent.lr=0.1 agent.lr=0.2 env.max_frame=1000 seed=1"
+    assert again in page.text, (
+        "the last of several counts, and the seed and the folder of own groups are named"
+    )
     assert page.table("configuration")[1:] == [["agent.lr", "0.001", "0.0003"]]
     (resume,) = page.table("origin", 2)[1:]
     changes = ["500", "env.max_frame: 500 → 1000", "torch 2.12 -> 2.13"]

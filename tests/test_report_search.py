@@ -141,7 +141,9 @@ def test_a_better_mean_whose_interval_overlaps_the_defaults_is_said_to_be_undeci
     default: list[float], overlaps: bool
 ) -> None:
     chosen = [candidate(3, 150.0, 165.0, 180.0), candidate(None, *default)]
-    text = " ".join(verdict(result(confirm={"winner": 3, "held": True, "candidates": chosen})))
+    search = result(confirm={"winner": 3, "held": True, "candidates": chosen})
+    assert search.confirmed_best is search.winner
+    text = " ".join(verdict(search))
     assert ("search.confirm.sessions" in text) == overlaps, "which tells what to raise"
 
 
@@ -151,7 +153,7 @@ def verdict_of(page: ReportPage) -> str:
     return found
 
 
-def test_it_says_whether_the_winner_held_and_gives_the_command(tmp_path: Path) -> None:
+def test_it_says_whether_the_winner_held_and_marks_the_default_where_that_is_better(tmp_path: Path) -> None:
     chosen = [candidate(17, 5.0), candidate(3, 9.0), candidate(None, 10.0)]
     confirm = {"winner": 3, "held": False, "candidates": chosen}
     page = page_of(tmp_path, info(confirm=confirm, best={"command": "labrl agent.lr=1"}))
@@ -159,7 +161,8 @@ def test_it_says_whether_the_winner_held_and_gives_the_command(tmp_path: Path) -
     assert re.findall(r"\b(?:9|10|5)\b", verdict_of(page)) == ["9", "10", "5"]
     assert "<pre>labrl agent.lr=1</pre>" in best
     assert [row[0] for row in page.table("best")[1:]] == ["trial 17", "trial 3", "the default"]
-    assert re.findall(r'<tr class="marked"><td[^>]*>(.*?)</td>', best) == ["trial 3"]
+    assert re.findall(r'<tr class="marked"><td[^>]*>(.*?)</td>', best) == ["the default"]
+    assert page.text.index("Best, confirmed: the default") < page.text.index("Trial 3 (")
 
 
 def test_the_value_on_fresh_seeds_leads_and_the_one_of_the_search_is_called_lucky(tmp_path: Path) -> None:

@@ -110,9 +110,12 @@ def test_large_and_binary_files_are_named_and_the_diff_is_bounded(
     assert sorted(facts["untracked_left_out"]) == ["binary.bin", "large.txt", "zeros.txt"]
 
 
-def test_what_runs_wrote_is_no_change_of_the_code(repository: Path) -> None:
+def test_what_runs_and_comparisons_wrote_is_no_change_of_the_code(repository: Path) -> None:
     run = RunFolder.create(repository / "outputs" / "first")
     (run.session(0).path / "train.csv").write_text("frame\n1\n")
+    (repository / "comparison" / "plots").mkdir(parents=True)
+    for name in ("report.html", "statistics.csv", "statistics.json", "plots/a.svg"):
+        (repository / "comparison" / name).write_text("written by labrl-report\n")
     facts, diff = describe_repository(repository)
     assert not facts["dirty"]
     assert diff == ""

@@ -154,6 +154,16 @@ class SearchResult:
     facts: dict[str, Any]
     """Further entries of `experiment.json` under `search`: sampler, pruner, storage, best."""
 
+    @property
+    def confirmed_best(self) -> Confirmed | None:
+        """The configuration with the best mean on the fresh seeds: the winner, or the default if it is better
+        than all trials."""
+        winner, default = self.winner, self.default
+        if winner is None or default is None or winner.mean is None or default.mean is None:
+            return winner
+        better = default.mean > winner.mean if self.maximize[0] else default.mean < winner.mean
+        return default if better else winner
+
     def of_state(self, *states: State) -> list[SearchTrial]:
         """Return the trials that ended in one of `states`, without complete and pruned ones that have no
         value."""
@@ -229,10 +239,11 @@ def verdict(search: SearchResult) -> Iterator[str]:
         return
     yield f"Trial {winner.trial} won the confirmation: {objective} {winner.sentence()}."
     if default is not None and default.mean is not None and winner.mean is not None:
-        better = winner.mean > default.mean if search.maximize[0] else winner.mean < default.mean
         known = [one for one in (winner.estimate, default.estimate) if one is not None]
         lows, highs = [one.low for one in known], [one.high for one in known]
-        if not better:
+        if search.confirmed_best is default:
+            yield f"The default is better, {default.sentence()}: keep it."
+        elif winner.mean == default.mean:
             yield f"It is no better than the default: {default.sentence()}."
         elif None in lows or None in highs or max(lows) <= min(highs):  # type: ignore[type-var,operator]
             yield (

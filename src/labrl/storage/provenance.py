@@ -23,7 +23,7 @@ import yaml
 
 from labrl.errors import DamagedFileError, LabrlError
 from labrl.storage.atomic import write_atomic, write_json
-from labrl.storage.folder import read_json
+from labrl.storage.folder import REPORT_FILES, read_json
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
 
 MAX_DIFF = 1_000_000
@@ -302,7 +302,7 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
     """Return commit and state of the git repository at `root`, and its uncommitted changes as one diff.
 
     The diff contains the changes of tracked files, then untracked text files as additions, together at most
-    `MAX_DIFF` bytes. Files written by earlier runs do not count as changes.
+    `MAX_DIFF` bytes. Files of earlier runs and of reports that compare them do not count as changes.
     """
     commit = _git(root, "rev-parse", "HEAD")
     facts: dict[str, Any] = {"root": str(root), "commit": commit.strip() if commit else None}
@@ -316,8 +316,7 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
         facts["diff_truncated"] = len(changes) > room
         room -= len(parts[0])
     for name in (listed or "").split("\0"):
-        # Skip files written by a run.
-        if not name or any((root / parent / MARKER).exists() for parent in [*Path(name).parents][:-1]):
+        if not name or any(_is_output(root / parent) for parent in [*Path(name).parents][:-1]):
             continue
         addition = _addition(root, name)
         if addition is None or len(addition) > room:
@@ -330,6 +329,11 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
         facts["untracked_left_out"] = left_out[:100]
         facts["untracked_left_out_count"] = len(left_out)
     return facts, "".join(parts)
+
+
+def _is_output(folder: Path) -> bool:
+    """Return whether labrl wrote this folder, for a run or for a report that compares runs."""
+    return (folder / MARKER).exists() or all((folder / name).exists() for name in REPORT_FILES)
 
 
 def as_yaml(content: Any) -> str:

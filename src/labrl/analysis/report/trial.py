@@ -72,6 +72,10 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
         again = [f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]
     elif again is not None:  # the last of several overrides for one key counts
         again = list(dict.fromkeys(map(str, reversed(again))))[::-1]
+        if "seed" in run.config and not any(override.startswith("seed=") for override in again):
+            again.append(f"seed={run.config['seed']}")
+        if folder := run.provenance.get("config_dir"):
+            again = ["--config-dir", str(folder), *again]
     content = {
         "title": f"{run.agent} on {run.env}",
         "subtitle": f"{moment(run.created)} · {seeds} session{'' if seeds == 1 else 's'} · {run.name}",

@@ -371,11 +371,12 @@ def _tell_front(search: Search) -> None:
 
 
 def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dict[str, Any]:
-    """Print the best trial, and write it to `experiment/best.yaml` and Hydra's file of results.
+    """Print the best configuration, and write it to `experiment/best.yaml` and Hydra's file of results.
 
-    told: the summary of the search. Returns the entry for `experiment.json`.
+    This is the default if it is better than the trials on the fresh seeds. told: the summary of the search.
+    Returns the entry for `experiment.json`, in which `trial` is null for the default.
     """
-    trials, home, winner = search.study.best(), search.experiment.path, found.winner
+    trials, home, best = search.study.best(), search.experiment.path, found.confirmed_best
     first = trials[0]
     _write_results(search, best_params=dict(first.params), best_value=first.value)
     sentences = list(verdict(found))
@@ -383,9 +384,7 @@ def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dic
         say(line)
     for one in found.confirmed:
         say(f"  {one.name}: {', '.join(map(number, one.values)) or 'failed'}")
-    trial, params = first.number, dict(first.params)
-    if winner is not None and winner.trial is not None:
-        trial, params = winner.trial, winner.params
+    trial, params = (first.number, dict(first.params)) if best is None else (best.trial, best.params)
     path = home / BEST
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, search.recipe.as_yaml(params, home, sentences))
@@ -397,8 +396,8 @@ def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dic
         "params": params,
         "command": command,
         "file": BEST,
-        "searched": next(one.value for one in trials if one.number == trial),
-        "confirmed": next((one for one in told["confirmed"] if one["trial"] == told["winner"]), None),
+        "searched": next((one.value for one in trials if one.number == trial), None),
+        "confirmed": next((one for one in told["confirmed"] if best and one["trial"] == best.trial), None),
     }
 
 
