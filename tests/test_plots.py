@@ -16,6 +16,7 @@ from run_cases import config_with, rising, rows_of, write_run, write_session
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import DASHES, GREY, PALETTE, Style, agent_style, group_styles, mixed
 from labrl.analysis.figures import (
+    AVERAGE,
     COLUMN,
     DPI,
     Sheet,
@@ -108,8 +109,9 @@ def test_a_trial_has_figures_over_frames_and_wall_time_and_one_for_each_session(
 def test_a_session_has_a_panel_for_whatever_its_agent_reports(tmp_path: Path) -> None:
     plot_trial(write_long_run(tmp_path / "run", sessions=1, rows=60), tmp_path / "plots")
     text = (tmp_path / "plots" / "session_0.svg").read_text()
-    for panel in ("Episode length", "Policy loss", "Entropy", "Learning rate", "Gradient norm", "session 0"):
+    for panel in ("Episode length", "Policy loss", "Entropy", "Learning rate", "Gradient norm"):
         assert f">{panel}<" in text
+    assert f">session 0 (thick: {AVERAGE})<" in text
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,10 @@ class ShortNumbers(Formatter):
         return distinct_texts([10.0**value if self._log else value for value in values], short_number)
 
 
+AVERAGE = "moving average"
+"""Name of the thick line of a session that is drawn alone."""
+
+
 def moving_average(values: NDArray[np.float64], rows: int) -> NDArray[np.float64]:
     """Return the mean of each value and those before it, at most `rows` together, ignoring nan. [rows]"""
     known = pl.Series(values).fill_nan(None)
@@ -142,7 +146,7 @@ def _single(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
     axes.set_ylabel(chart.title.lower())
     handles: dict[str, Any] = {}
     for artist, name in zip(*axes.get_legend_handles_labels(), strict=True):
-        if name in shown:
+        if name in (*shown, AVERAGE):
             handles.setdefault(name, artist)
     figure.legend(handles.values(), shorten(list(handles), 44), loc="lower left", bbox_to_anchor=(0.02, 0.0))
     return figure
@@ -160,7 +164,9 @@ def _panels(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
         axes.set_xlabel("")
     if len({line.name for chart in charts for line in chart.lines if line.role == "points"}) > 1:
         panels[0].legend(loc="best")
-    figure.suptitle(sheet.title, fontsize=9, x=0.01, y=0.995, ha="left", va="top")
+    averaged = any(line.get_label() == AVERAGE for axes in panels for line in axes.lines)
+    title = f"{sheet.title} (thick: {AVERAGE})" if averaged else sheet.title
+    figure.suptitle(title, fontsize=9, x=0.01, y=0.995, ha="left", va="top")
     return figure
 
 
@@ -253,7 +259,7 @@ def _curve(axes: Axes, line: Line, view: View, alone: bool) -> None:
     (drawn,) = axes.plot(view.x, y, linewidth=width, alpha=alpha, **look)
     if smooth:
         average = moving_average(y, max(3, round(len(y) / 20)))
-        axes.plot(view.x, average, linewidth=1.3, **{**look, "label": None})
+        axes.plot(view.x, average, linewidth=1.3, **{**look, "label": AVERAGE})
     dots = np.flatnonzero(_alone(y))
     if len(dots):
         size = 3.5 if len(dots) < 20 else 1.5

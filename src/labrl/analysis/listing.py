@@ -45,9 +45,9 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
     the planned ones; `trials`, for a search without the runs that confirm its best; `groups`: for trials that
     differ at most in the seed, or for the winner of a confirmed search and the default on fresh seeds,
     `name`, `agent`, `env`, `overrides` (the keys in which groups differ), `trials` and their return;
-    `final_return`, `low`, `high` and `seeds`: the return of its only group, or for a search that of its
-    winner, with its 95 % interval and its number of sessions, None if there is none; `best_in_the_search`:
-    `trial`, `objective`, `value`, and `of`, the number of trials.
+    `final_return`, `low`, `high` and `seeds`: the return of its only group, or for a search that of its best
+    configuration, with its 95 % interval and its number of sessions, None if there is none;
+    `best_in_the_search`: `trial`, `objective`, `value`, and `of`, the number of trials.
     """
     runs = find_runs([root])
     own = Path(os.path.abspath(root.expanduser()))
@@ -104,9 +104,10 @@ def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any
         return _entry(about, runs, _scores(runs))
     # The other runs confirm the best trials.
     trials = {number: run for run in runs if (number := experiment.number_of(run)) is not None}
-    winner, scores = search.winner, []
-    if winner is not None and winner.trial in trials:
-        for one in [winner, *([search.default] if search.default else [])]:
+    best, scores = search.confirmed_best, []
+    if best is not None and search.winner is not None and search.winner.trial in trials:
+        others = [one for one in (search.winner, search.default) if one is not None and one is not best]
+        for one in [best, *others]:
             # With another objective, the values of the search are not returns.
             of_returns = search.objective == ["final_return"]
             returns = one.values if of_returns else final_returns(runs_of(one, experiment.path))
@@ -129,7 +130,7 @@ def _entry(
 ) -> dict[str, Any]:
     outcomes = [session.outcome for run in trials for session in run.sessions]
     expected = (run.config.get("meta", {}).get("max_session") or len(run.sessions) for run in trials)
-    # The winner of a search comes first.
+    # The best configuration of a search comes first.
     single = groups[0] if len(groups) == 1 or (groups and about["kind"] == "search") else _returned(())
     agents, envs = {run.agent for run in trials}, {run.env for run in trials}
     return {
