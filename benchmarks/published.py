@@ -127,7 +127,7 @@ def judged(cell: Cell, run: Run | None) -> Result:
 def as_markdown(results: Sequence[Result]) -> str:
     """The table of all cells; those in which we fall short are bold."""
     lines = [
-        "| environment | frames | agent | published | labrl, measured so | final return (IQM) | verdict |",
+        "| environment | frames | agent | published | labrl | final return (IQM) | verdict |",
         "|---|---:|---|---:|---:|---:|---|",
     ]
     for result in results:

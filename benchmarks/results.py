@@ -30,12 +30,13 @@ with which SLM Lab publishes it (`experiment=slm_lab/<environment>`): 4 sessions
 agent and the environment. `make results` trains the missing cells and writes this page; `docs/results/`
 keeps the numbers of each cell with its commit and configuration.
 
-SLM Lab searched for the hyperparameters of its cells. Ours of DDQN+PER on LunarLander are SLM Lab's.
+SLM Lab searched for the hyperparameters of its cells. For DDQN+PER on LunarLander, labrl uses SLM Lab's.
 Presets that were tuned by hand on their own cell have a [study](#studies); the others were chosen by hand
 with other budgets or not tuned.
 
-- *published* and *labrl, measured so*: mean over the sessions of the mean over the last 100 checkpoint
-  rows of the return of the last 100 training episodes, with the 95 % bootstrap interval in brackets.
+- *published* and *labrl*, both measured in SLM Lab's way: each checkpoint row has the mean return of the
+  last 100 training episodes; the score of a session is the mean over its last 100 checkpoint rows, and
+  the score of a cell is the mean over its sessions. For labrl, its 95 % bootstrap interval is in brackets.
 - *final return*: see [statistics](explanation/statistics.md).
 - *equal*: the published score lies in our interval, or differs by at most 1 % of its distance from the
   random policy. The spread of published scores is not known. Cells in which labrl is worse are bold.
