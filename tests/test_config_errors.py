@@ -280,7 +280,9 @@ def test_a_value_of_another_kind_that_the_key_accepts_is_shown_how_to_replace_it
     assert resolve(compose(["env=mine", *words], tmp_path)).env.config.kwargs["sizes"] == [1, 2]
 
 
-@pytest.mark.parametrize("group", ["env", "agent", "agent/network", "agent/memory", "callbacks", "+callbacks"])
+@pytest.mark.parametrize(
+    "group", ["env", "agent", "agent/network", "agent/memory", "callbacks", "+callbacks"]
+)
 def test_an_option_that_labrl_lacks_is_said_where_to_put_and_found_there(group: str, tmp_path: Path) -> None:
     typed, others = f"{group}=gridworld", [] if group == "agent" else ["agent=dqn"]
     with pytest.raises(InputError) as caught:

@@ -105,7 +105,9 @@ def _wrong_value(one: Override, cfg: DictConfig, check: Check) -> list[Mistake] 
         ConfigLoaderImpl._apply_overrides_to_config([parser.parse_override(word) for word in words], changed)
         check(changed)
     except LabrlError as error:
-        return [wrong for wrong in error.mistakes if re.match(rf"{re.escape(key)}(?![^.\[])", wrong.key or "")]
+        return [
+            wrong for wrong in error.mistakes if re.match(rf"{re.escape(key)}(?![^.\[])", wrong.key or "")
+        ]
     except Exception:
         return None
     return []
