@@ -246,7 +246,7 @@ def _unknown_option(group: str, option: str, options: Sequence[str]) -> Mistake:
     elif (group, option) == ("hydra/launcher", "joblib"):
         near = ["hydra/launcher=local"]
         lists = "It runs trials in parallel on this machine, and also has hydra.launcher.n_jobs."
-    if not env_of(option):
+    if not env_of(option) and not group.startswith("hydra/"):
         lists += own_file(group, option)
     near = near or [meant] if (meant := option_named(option)) else near
     return Mistake("unknown-option", group, f"{group}={option}: no such option.{suggested(near)} {lists}")
