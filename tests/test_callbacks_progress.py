@@ -63,6 +63,23 @@ def test_without_a_terminal_a_line_follows_each_row_and_ten_quiet_seconds() -> N
     assert terminal.lines[-1].endswith("finished")
 
 
+def test_without_a_terminal_a_session_whose_frame_stays_repeats_no_line() -> None:
+    terminal = Terminal(False)
+    display = terminal.display()
+    for second, frame, rows in [
+        (0, 960, 0),
+        (10, 960, 0),
+        (40, 960, 0),
+        (41, 968, 0),
+        (60, 968, 0),
+        (62, 968, 1),
+    ]:
+        terminal.now = second
+        display.show([at(frame, rows)])
+    display.show([at(968, 1, status="interrupted")])
+    assert [line.split(" of ")[0] for line in terminal.lines] == ["frame 960", *["frame 968"] * 3]
+
+
 def test_lines_name_their_session_where_there_are_several() -> None:
     terminal = Terminal(False)
     display = terminal.display(2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -234,9 +236,78 @@ def test_class_that_is_no_vector_environment_is_shown_its_place() -> None:
         resolve(compose(["env={_target_: builtins.dict}", "~env.id", "~env.name"]))
 
 
-def test_several_values_without_m_show_both_meanings() -> None:
-    with refused("usage", "seed", "labrl -m 'seed=1,2'", "seed=[1,2]"):
-        compose(["seed=1,2"])
+LISTS = {
+    "agent.network.torso.mlp.hidden=8,4": ["agent.network.torso.mlp.hidden=[8,4]"],
+    "search.objective=final_return,auc": ["search.objective=[final_return,auc]"],
+    "+env.kwargs.sizes=1,2": ["+env.kwargs.sizes=[1,2]"],
+    "agent.lr=1e-3,1e-4": [],
+    "seed=0,1": [],
+    "agent.gamma=0.9,0.99": [],
+    "agent.target_kl=0.1,0.2": [],
+    "agent.lrr=0.1,0.2": [],
+    "hydra.run.dir=a,b": [],
+    "seed=range(0,2)": [],
+    "agent=ppo,dqn": [],
+}
+"""Several values of a key, and the list among the answers."""
+
+
+@pytest.mark.parametrize("override", LISTS)
+def test_several_values_without_m_are_shown_as_a_list_only_where_that_is_accepted(override: str) -> None:
+    with refused("usage", override.lstrip("+").partition("=")[0], f"labrl -m '{override}'") as caught:
+        compose([override])
+    lists = re.findall(r"\S+=\[.*?\]", str(caught.value))
+    assert lists == LISTS[override]
+    for typed in lists:
+        resolve(compose([typed]))
+
+
+@pytest.mark.parametrize("override", ["agent.lr=[1e-3,1e-4]", "agent.network.torso.mlp.hidden={a: 1}"])
+def test_a_value_of_a_kind_that_the_key_refuses_is_not_said_to_replace_it(override: str) -> None:
+    with refused("type", override.partition("=")[0]) as caught:
+        compose([override])
+    assert "~" not in str(caught.value)
+
+
+def test_a_value_of_another_kind_that_the_key_accepts_is_shown_how_to_replace_it(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    own = "defaults: [cartpole, _self_]\nkwargs: {sizes: {a: 1}}\n"
+    (tmp_path / "env" / "mine.yaml").write_text(own)
+    with refused("type", "env.kwargs.sizes") as caught:
+        compose(["env=mine", "env.kwargs.sizes=[1,2]"], tmp_path)
+    words = shlex.split(str(caught.value).rpartition("write ")[2])
+    assert words
+    assert resolve(compose(["env=mine", *words], tmp_path)).env.config.kwargs["sizes"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "group", ["env", "agent", "agent/network", "agent/memory", "callbacks", "+callbacks"]
+)
+def test_an_option_that_labrl_lacks_is_said_where_to_put_and_found_there(group: str, tmp_path: Path) -> None:
+    typed, others = f"{group}=gridworld", [] if group == "agent" else ["agent=dqn"]
+    with pytest.raises(InputError) as caught:
+        resolve(compose([*others, typed]))
+    told = str(caught.value).rstrip(".").split()
+    bare = group.lstrip("+")
+    assert {f"<folder>/{bare}/gridworld.yaml,", "--config-dir=<folder>"} <= set(told)
+    assert caught.value.key == bare
+    (tmp_path / bare).mkdir(parents=True)
+    base = {"env": "cartpole", "agent": "dqn", "agent/network": "mlp", "agent/memory": "uniform"}.get(bare)
+    own = f"defaults: [{base}, _self_]\n" if base else "{}\n"
+    (tmp_path / bare / "gridworld.yaml").write_text(own)
+    resolve(compose([*others, told[-1] if group == "callbacks" else typed], tmp_path))
+
+
+@pytest.mark.parametrize("override", ["agent.epochs=0", "agent.gamma=1.5", "agent.lr=-1", "seed=-1"])
+def test_ranges_are_told_in_one_form_and_without_empty_advice(override: str) -> None:
+    key = override.partition("=")[0]
+    with refused("range", key) as caught:
+        resolve(compose([override]))
+    for text in ("or equal to", "<value>"):
+        assert text not in str(caught.value)
+    bound = re.search(r"at (?:least|most) (\d+)", str(caught.value))
+    assert bound is not None
+    resolve(compose([f"{key}={bound[1]}"]))
 
 
 def test_interpolation_that_leads_nowhere_names_its_key() -> None:

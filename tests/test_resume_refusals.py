@@ -100,7 +100,8 @@ def test_refused_and_left_as_it_is(
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["+resume=runs/two"], ["runs/two", "runs/one"]),
+        (["+resume=runs/two"], ["runs/two", "latest"]),
+        (["+resume=runs/oen"], ["runs/oen", "runs/one"]),
         (["+resume=elsewhere/one"], ["elsewhere/one", "runs/one"]),
         (["+resume=on"], ["runs/one"]),
         (["+resume=elsewhere"], ["elsewhere", "runs/", "latest"]),

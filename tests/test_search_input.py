@@ -58,7 +58,10 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (["search=dqn", "agent=choice(dqn, reinforce)"], ["search=dqn", "agent=reinforce"]),
         (["search=dqn", "agent.clip_range=interval(0.1, 0.2)"], ["agent.clip_range"]),
-        ([LR, "meta.eval_frequency=1e6"], ["meta.eval_frequency=1000000", "search/pruner=none"]),
+        (
+            [LR, "meta.eval_frequency=1e6"],
+            ["search/pruner=asha", "meta.eval_frequency=1000000", "search/pruner=none"],
+        ),
         (
             [LR, "env.max_frame=2e4", "search.pruner.grace_period=19999"],
             ["search.pruner.grace_period=19999", "env.max_frame=20000"],

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from typing import Any
 
 import pytest
 
+from labrl.analysis.formats import brackets, interval
 from labrl.analysis.intervals import probability_of_improvement
 from labrl.analysis.statistics import MEASURES
 from labrl.analysis.tables import as_csv, as_latex, as_markdown, comparison_rows, has_intervals
@@ -84,8 +86,8 @@ def test_markdown_is_a_table_for_a_person_and_shows_a_name_as_it_is(name: str, t
     assert rule.startswith("| ---")
     assert told in lines[0]
     assert "12,500 (3 of 4)" in lines[0]
-    assert "100 [99, 101.2]" in lines[0]
-    assert "0.25 [0.1, 0.4]" in lines[0]
+    assert "100.0 [99.0, 101.2]" in lines[0]
+    assert "0.25 [0.10, 0.40]" in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_latex_is_a_booktabs_table_with_the_best_in_bold_and_names_as_they_are(n
     first, best = (line for line in lines if "3 of 4" in line)
     assert told in first
     assert "textbf" not in first
-    assert best.startswith(r" & lr=$-$0.2 & 4 & \textbf{200 [199, 201.2]}")
+    assert best.startswith(r" & lr=$-$0.2 & 4 & \textbf{200.0 [199.0, 201.2]}")
 
 
 def test_no_rows_are_no_table() -> None:
@@ -126,3 +128,38 @@ def test_seeds_that_all_beat_the_others_leave_room_for_doubt(runs: int, low: flo
     x, y = [10.0 + place for place in range(runs)], [float(place) / runs for place in range(runs)]
     assert probability_of_improvement([x], [y]) == pytest.approx((1.0, low, 1.0), abs=0.01)
     assert probability_of_improvement([y], [x]) == pytest.approx((0.0, 0.0, 1 - low), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "decimals"),
+    [
+        (163, 159.5, 172.64, 1),
+        (96.5, 93.88, 102, 1),
+        (500, 500, 500, 0),
+        (1234.5, 1000, 2000.5, 0),
+        (-20.5, -21, -19.999, 1),
+        (999.96, 1, 999.97, 0),
+        (5, -1e-5, 10, 0),
+        (5.25, -1e-5, 10, 2),
+        (0.5, 0.1, 1, 1),
+        (0.25, 0.1, 1, 2),
+        (0, 0, 0, 0),
+    ],
+)
+def test_an_estimate_and_its_interval_have_the_same_decimals(
+    value: float, low: float, high: float, decimals: int
+) -> None:
+    told = re.findall(r"-?[\d.,]*\d", brackets(value, low, high))
+    assert [len(number.partition(".")[2]) for number in told] == [decimals] * 3
+    assert [float(number.replace(",", "")) for number in told] == [
+        pytest.approx(each, abs=0.5 * 10**-decimals) for each in (value, low, high)
+    ]
+    assert interval(low, high, value).split(" to ") == told[1:]
+    assert not [number for number in told if number.startswith("-") and not float(number.replace(",", ""))]
+
+
+def test_numbers_without_a_common_form_are_told_each_in_their_own() -> None:
+    assert brackets(12.5, None, None) == "12.5"
+    told = brackets(1e-5, 1e-6, 2e-5).replace("[", "").replace("]", "").split()
+    assert [float(number.strip(",")) for number in told] == [1e-5, 1e-6, 2e-5]
+    assert interval(float("nan"), 1.0) == ""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 import labrl
 import labrl.cli
@@ -14,6 +16,7 @@ import labrl.experiment.job
 from labrl.config.compose import compose
 from labrl.errors import InputError, LabrlError, Mistake
 from labrl.mistakes.names import all_keys, other_names
+from labrl.storage.run_folder import MARKER, RunFolder
 
 WRONG = {
     # keys
@@ -123,11 +126,11 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tup
     """Return the mistakes of `labrl <line>`, which is wrong."""
     monkeypatch.chdir(tmp_path)
     errors: list[LabrlError] = []
-    refused = labrl.experiment.job.refused
+    answered = labrl.experiment.job.refused
 
     def recorded(error: LabrlError, full_error: bool) -> int:
         errors.append(error)
-        return refused(error, full_error)
+        return answered(error, full_error)
 
     monkeypatch.setattr(labrl.cli, "refused", recorded)
     monkeypatch.setattr(labrl.experiment.job, "refused", recorded)
@@ -317,3 +320,32 @@ def test_a_home_folder_that_no_shell_expands_is_answered_with_one_that_it_does(
     (mistake,) = told(f"'{key}=~/mine'")
     assert (mistake.code, mistake.key) == ("syntax", key)
     assert f"{key}=$HOME/mine" in mistake.message
+
+
+MISSING = {
+    "runs/nothing": None,
+    "runs/nowhere/0": None,
+    "2027": None,
+    "runs/pnog": "runs/pong",
+    "pong": "runs/pong",
+    "rusn/pong": "runs/pong",
+    "runs/gird/0": "runs/grid/0",
+}
+"""Run folders that do not exist, and the run that is near, if any."""
+
+
+@pytest.mark.parametrize("typed", MISSING)
+def test_a_run_that_does_not_exist_is_answered_with_one_only_if_it_is_near(
+    typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("pong", "grid/0"):
+        RunFolder.create(tmp_path / "runs" / name)
+    with refused("not-found", typed) as caught:
+        labrl.load(typed)
+    near = re.findall(r"Did you mean (.*)\?", str(caught.value))
+    assert near == ([] if MISSING[typed] is None else [MISSING[typed]])
+    assert MARKER not in str(caught.value), "only a folder that exists lacks its marker"
+    (tmp_path / "other").mkdir()
+    with refused("not-found", "other", MARKER):
+        labrl.load("other")

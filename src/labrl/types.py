@@ -66,7 +66,8 @@ def _in_range(lowest: float, highest: float, allowed: str) -> AfterValidator:
 
     def check(value: Any) -> Any:
         if schedules.smallest(value) < lowest or schedules.largest(value) > highest:
-            raise PydanticCustomError("range", f"must {allowed} at every frame")
+            when = "" if isinstance(value, int | float) else " at every frame"
+            raise PydanticCustomError("range", f"must {allowed}{when}")
         return value
 
     return AfterValidator(check)

@@ -32,6 +32,20 @@ def number(value: Any, digits: int = 4) -> str:
     return text if "e" in text else f"{float(text):,}".removesuffix(".0")
 
 
+def alike(*values: Any) -> list[str]:
+    """Format numbers with the same number of decimals: `163.0`, `159.5` and `172.6`.
+
+    The largest has at most four significant digits, or the digits of a whole number. Undefined and tiny
+    numbers are formatted by `number`.
+    """
+    sizes = [abs(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
+    if len(sizes) < len(values) or not max(sizes) >= 1e-3:
+        return [number(value) for value in values]
+    most = max(3 - math.floor(math.log10(float(f"{max(sizes):.3e}"))), 0)
+    decimals = max(len(f"{size:.{most}f}".partition(".")[2].rstrip("0")) for size in sizes)
+    return [f"{round(value, decimals) + 0.0:,.{decimals}f}" for value in values]  # + 0.0: no -0.00
+
+
 def short_number(value: float, digits: int = 4) -> str:
     """Format a number with `digits` significant digits and a suffix, such as 2M, 1.5k, 0.05; with an exponent
     from 1e13 on."""
@@ -75,8 +89,11 @@ def score(value: float | None, thousands: int = 0) -> str:
 
 
 def brackets(value: float | None, low: float | None, high: float | None) -> str:
-    """Format a value with its interval, `12.5 [11, 14]`; only the value if there is no interval."""
-    return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"
+    """Format a value with its interval, `12.5 [11.0, 14.0]`; only the value if there is no interval."""
+    if low is None:
+        return number(value)
+    text, *ends = alike(value, low, high)
+    return f"{text} [{', '.join(ends)}]"
 
 
 def shortened(text: str, width: int) -> str:
@@ -103,16 +120,18 @@ def widths_that_fit(
     return widths
 
 
-def interval(low: float | None, high: float | None) -> str:
-    """Format an interval, `335 to 358`; empty if there is none."""
+def interval(low: float | None, high: float | None, value: float | None = None) -> str:
+    """Format an interval, `335.0 to 358.2`, with the decimals of `value` if there is one; empty if there is
+    no interval."""
     known = [end is not None and math.isfinite(end) for end in (low, high)]
-    return f"{number(low)} to {number(high)}" if all(known) else ""
+    ends = alike(low, high) if value is None else alike(low, high, value)[:2]
+    return " to ".join(ends) if all(known) else ""
 
 
-def interval_by(low: float | None, high: float | None) -> str:
-    """Format an interval with its method, `95 % interval 335 to 358, stratified bootstrap`; empty if there is
-    none."""
-    ends = interval(low, high)
+def interval_by(low: float | None, high: float | None, value: float | None = None) -> str:
+    """Format an interval with its method, `95 % interval 335.0 to 358.2, stratified bootstrap`; see
+    `interval`."""
+    ends = interval(low, high, value)
     return f"95 % interval {ends}, {METHOD}" if ends else ""
 
 

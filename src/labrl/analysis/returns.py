@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labrl.analysis.formats import METHOD, interval_by, number
+from labrl.analysis.formats import METHOD, alike, interval_by, number
 from labrl.analysis.intervals import aggregates, statistic_of
 from labrl.analysis.measures import final_return
 from labrl.storage.tables import read_rows
@@ -39,11 +39,12 @@ class GroupReturn(NamedTuple):
         return statistic_name(self.seeds)
 
     def sentence(self) -> str:
-        """Return text such as `12.5 (interquartile mean of 4 seeds; 95 % interval 11 to 14, stratified
+        """Return text such as `12.5 (interquartile mean of 4 seeds; 95 % interval 11.0 to 14.0, stratified
         bootstrap)`."""
         of = f"{NAMES[statistic_of(self.seeds)]} of {self.seeds} seeds" if self.seeds > 1 else "one seed"
-        spread = interval_by(self.low, self.high)
-        return f"{number(self.value)} ({of}{f'; {spread}' if spread else ''})"
+        spread = interval_by(self.low, self.high, self.value)
+        value = number(self.value) if self.low is None else alike(self.value, self.low, self.high)[0]
+        return f"{value} ({of}{f'; {spread}' if spread else ''})"
 
 
 def statistic_name(count: int) -> str:

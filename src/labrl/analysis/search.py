@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.analysis.formats import METHOD, UNKNOWN, interval_by, number
+from labrl.analysis.formats import METHOD, UNKNOWN, alike, interval_by, number
 from labrl.analysis.intervals import Estimate, aggregates
 from labrl.analysis.runs import Run, load_run
 from labrl.errors import LabrlError
@@ -132,9 +132,10 @@ class Confirmed:
         if self.estimate is None:
             return "no value on fresh seeds, because a run failed"
         value, low, high = self.estimate
-        ends = interval_by(low, high)
+        ends = interval_by(low, high, value)
         seeds = f"{len(self.values)} fresh seed{'' if len(self.values) == 1 else 's'}"
-        return f"{number(value)} on {seeds}" + (f" ({ends})" if ends else "")
+        text = alike(value, low, high)[0] if ends else number(value)
+        return f"{text} on {seeds}" + (f" ({ends})" if ends else "")
 
 
 @dataclass(frozen=True)

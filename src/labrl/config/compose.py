@@ -58,7 +58,8 @@ def explain(
 
     found = list(error.mistakes) if isinstance(error, LabrlError) else []
     with hydra_initialized(config_dir):
-        mistakes, fine, cfg = wrong_overrides(overrides, GlobalHydra.instance().config_loader(), multirun)
+        loader = GlobalHydra.instance().config_loader()
+        mistakes, fine, cfg = wrong_overrides(overrides, loader, check_values, multirun)
         found += mistakes
         typed = {one.key_or_group for one in fine if "." in one.key_or_group or one.key_or_group == "seed"}
         try:

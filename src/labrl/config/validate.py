@@ -19,7 +19,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator
 from labrl.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.keys import hints, walk, written
 from labrl.errors import Code, InputError, LabrlError, Mistake
-from labrl.mistakes.names import option_meant, setting_of, unknown_key
+from labrl.mistakes.names import option_meant, own_file, setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean
 from labrl.types import real_number, whole_number
 
@@ -155,10 +155,14 @@ def _mistakes(error: ValidationError, node: Any, key: str, groups: _Groups) -> l
 _TYPES = {
     "bool_type": "must be true or false",
     "string_type": "must be text",
+    "list_type": "must be a list",
     **dict.fromkeys(("dict_type", "dataclass_type"), "must be a group of keys"),
     "model_attributes_type": "must be a group of keys with a kind",
 }
 """Descriptions of allowed values, by pydantic's error type."""
+
+_BOUNDS = {"greater": "at least", "less": "at most"}
+"""Words for bounds that are allowed values themselves, by pydantic's word."""
 
 
 def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> Mistake:
@@ -169,9 +173,15 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
     parent, _, name = key.rpartition(".")
     known = groups.known.get(id(places.get(parent)), {})
     shown = repr(places.get(key)) if isinstance(places.get(key), str) else written(places.get(key))
-    hint = option_meant(key, given) or f" Write {setting_of(key.partition('[')[0])}."
+    hint = option_meant(key, given)
+    if not hint and "<option>" in (setting := setting_of(key.partition("[")[0])):
+        hint = f" Write {setting}."
+    elif not hint and kind == "dict_type" and isinstance(given, str):
+        group = key.replace(".", "/")
+        hint = f"{own_file(group, given).removesuffix('.')} and write +{group}={given}."
     code: Code = "range" if kind.startswith(("greater", "less", "too_")) else "type"
     allowed = re.sub(r"^\w+ should", "must", re.sub(r"(\d)\.0\b", r"\1", one["msg"]))
+    allowed = re.sub(r"(greater|less) than or equal to", lambda found: _BOUNDS[found[1]], allowed)
     match kind:
         case "unexpected_keyword_argument":
             others = [full for full in places if full and not f"{full}.".startswith(f"{key}.")]

@@ -86,6 +86,11 @@ def option_meant(key: str, value: Any) -> str:
     return ""
 
 
+def own_file(group: str, option: str) -> str:
+    """Return ` For your own <file>, add --config-dir=<folder>.` for an option that labrl does not have."""
+    return f" For your own <folder>/{group}/{option}.yaml, add --config-dir=<folder>."
+
+
 def all_keys(cfg: DictConfig | Mapping[str, Any]) -> list[str]:
     """Return every full key of a configuration."""
     plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg

@@ -6,47 +6,53 @@ import copy
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.core.override_parser.types import IntervalSweep, Override, ValueType
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.errors import LabrlError, Mistake, first_line
-from labrl.mistakes.names import SOME, all_keys, env_of, option_named, owners_of, some, unknown_key
+from labrl.mistakes.names import SOME, all_keys, env_of, option_named, own_file, owners_of, some, unknown_key
 from labrl.mistakes.spelling import nearest, suggested
+
+Check = Callable[[DictConfig], object]
+"""Raises InputError with a mistake for every wrong value of a configuration."""
 
 
 def wrong_overrides(
-    overrides: Sequence[str], loader: ConfigLoader, multirun: bool = False
+    overrides: Sequence[str], loader: ConfigLoader, check: Check, multirun: bool = False
 ) -> tuple[list[Mistake], list[Override], DictConfig]:
     """Return the mistakes in `overrides`, the correct overrides, and the configuration that these compose.
 
-    multirun: whether overrides may have several values. The correct overrides then contain the first value of
-    each key, and for groups the options of the first trial with a mistake.
+    check: checks the values of a configuration; multirun: whether overrides may have several values. The
+    correct overrides then contain the first value of each key, and for groups the options of the first trial
+    with a mistake.
     """
-    mistakes, trials = _trials(overrides, loader, multirun)
+    mistakes, several, trials = _trials(overrides, loader, multirun)
     for trial in trials:
-        found, fine, cfg = _wrong_in_trial(trial, loader)
+        found, fine, cfg = _wrong_in_trial(trial, loader, check)
         if found:
             break
-    return mistakes + found, fine, cfg
+    return mistakes + [_several_values(one, cfg, loader, check) for one in several] + found, fine, cfg
 
 
 def _trials(
     overrides: Sequence[str], loader: ConfigLoader, multirun: bool
-) -> tuple[list[Mistake], Iterator[tuple[Override, ...]]]:
-    """Return the mistakes in single overrides, and the other overrides for each trial.
+) -> tuple[list[Mistake], list[Override], Iterator[tuple[Override, ...]]]:
+    """Return the unreadable overrides as mistakes, those with several values without -m, and all others for
+    each trial.
 
     Trials have the first of several values of a key, and every option of a group.
     """
     mistakes: list[Mistake] = []
+    several: list[Override] = []
     parsed: list[list[Override]] = []
     parser = OverridesParser.create(loader)
     for override in overrides:
@@ -67,11 +73,44 @@ def _trials(
             each = [parser.parse_override(f"{one.get_key_element()}={text}") for text in values]
             parsed.append(each if _is_choice(one, loader) else each[:1])
         else:
-            key, typed = one.key_or_group, override.partition("=")[2]
-            as_list = "" if _is_choice(one, loader) else f", or {key}=[{typed}] for a list"
-            message = f"write labrl -m '{override}' for an experiment with several values{as_list}"
-            mistakes.append(Mistake("usage", key, f"{override}: {message}"))
-    return mistakes, itertools.product(*parsed)
+            several.append(one)
+    return mistakes, several, itertools.product(*parsed)
+
+
+def _several_values(one: Override, cfg: DictConfig, loader: ConfigLoader, check: Check) -> Mistake:
+    """Explain several values of one trial. Only a key that accepts a list is shown how to write one."""
+    override = str(one.input_line)
+    key, _, values = override.partition("=")
+    as_list = ""
+    if one.value_type == ValueType.SIMPLE_CHOICE_SWEEP and not _is_choice(one, loader):
+        whole = OverridesParser.create().parse_override(f"{key}=[{values}]")
+        if _wrong_value(whole, cfg, check) == []:
+            as_list = f", or {whole.input_line} for a list"
+    message = f"write labrl -m '{override}' for an experiment with several values{as_list}"
+    return Mistake("usage", one.key_or_group, f"{override}: {message}")
+
+
+def _wrong_value(one: Override, cfg: DictConfig, check: Check) -> list[Mistake] | None:
+    """Return the mistakes in the value of an override that adds or replaces a key of `cfg`.
+
+    Returns None if the override cannot be applied, or not be checked, as with the keys of Hydra.
+    """
+    key, changed = one.key_or_group, copy.deepcopy(cfg)
+    parser = OverridesParser.create()
+    added = f"+{str(one.input_line).lstrip('+')}"
+    words = [added] if one.is_add() else [f"~{key}", added]
+    if key.startswith("hydra."):
+        return None
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config([parser.parse_override(word) for word in words], changed)
+        check(changed)
+    except LabrlError as error:
+        return [
+            wrong for wrong in error.mistakes if re.match(rf"{re.escape(key)}(?![^.\[])", wrong.key or "")
+        ]
+    except Exception:
+        return None
+    return []
 
 
 def _bad_syntax(override: str, parser: OverridesParser) -> Mistake:
@@ -126,7 +165,7 @@ def _options(group: str, loader: ConfigLoader) -> list[str]:
 
 
 def _wrong_in_trial(
-    overrides: Sequence[Override], loader: ConfigLoader
+    overrides: Sequence[Override], loader: ConfigLoader, check: Check
 ) -> tuple[list[Mistake], list[Override], DictConfig]:
     """Return the mistakes in the overrides of one trial, the correct ones, and what these compose."""
 
@@ -157,7 +196,7 @@ def _wrong_in_trial(
             fine.append(one)
             cfg = changed
         except Exception as error:
-            mistakes.append(_wrong_key(one, error, cfg, loader))
+            mistakes.append(_wrong_key(one, error, cfg, loader, check))
     return mistakes, fine, cfg
 
 
@@ -204,11 +243,11 @@ def _unknown_option(group: str, option: str, options: Sequence[str]) -> Mistake:
     if group == "env":
         near = [meant] if (meant := env_of(option)) else near
         lists = "labrl-envs lists all; for any other Gymnasium id, write env=gymnasium env.id=<id>."
-    elif group == "experiment":
-        lists += f" For your own, <folder>/{group}/{option}.yaml, add --config-dir <folder>."
     elif (group, option) == ("hydra/launcher", "joblib"):
         near = ["hydra/launcher=local"]
         lists = "It runs trials in parallel on this machine, and also has hydra.launcher.n_jobs."
+    if not env_of(option) and not group.startswith("hydra/"):
+        lists += own_file(group, option)
     near = near or [meant] if (meant := option_named(option)) else near
     return Mistake("unknown-option", group, f"{group}={option}: no such option.{suggested(near)} {lists}")
 
@@ -220,7 +259,9 @@ def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:
         yield from _groups(loader, group)
 
 
-def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader) -> Mistake:
+def _wrong_key(
+    one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader, check: Check
+) -> Mistake:
     """Explain a wrong override of a key in `cfg`."""
     key, override, known = one.key_or_group, str(one.input_line), all_keys(cfg)
     value = override.partition("=")[2]
@@ -244,11 +285,17 @@ def _wrong_key(one: Override, error: Exception, cfg: DictConfig, loader: ConfigL
                 return Mistake("unknown-key", key, f"{override}: {message}; {advice}")
         return unknown_key(key, value, known)
     if one.is_add():
+        if isinstance(one.value(), str) and OmegaConf.is_dict(OmegaConf.select(cfg, key)):
+            message = f"{key} is a group of keys.{own_file(key.replace('.', '/'), value)}"
+            return Mistake("unknown-option", key, f"{override}: {message}")
         message = f"the key exists; write {override.lstrip('+')}, without the plus"
         return Mistake("unknown-key", key, f"{override}: {message}")
     if one.is_delete():
         return Mistake("contradiction", key, f"{override}: the key has another value; write {key}=<value>")
     if value == "null":
         return Mistake("type", key, f"{override}: cannot be null; set a value, or leave it out")
-    advice = f"to replace it by a value of another type, write ~{key} '+{override}'"
-    return Mistake("type", key, f"{override}: {first_line(cause or error)}; {advice}")
+    wrong = _wrong_value(one, cfg, check)
+    if wrong:
+        return wrong[0]
+    advice = f"; to replace it by a value of another type, write ~{key} '+{override}'" if wrong == [] else ""
+    return Mistake("type", key, f"{override}: {first_line(cause or error)}{advice}")

@@ -11,7 +11,7 @@ from typing import Literal
 from labrl.config import config_folder
 from labrl.config.keys import is_hydras, traits
 from labrl.errors import InputError, LabrlError
-from labrl.mistakes.spelling import nearest
+from labrl.mistakes.spelling import nearest, suggested
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, experiment_of, is_experiment
 from labrl.storage.provenance import Command, read_command
 from labrl.storage.run_folder import MARKER, RunFolder
@@ -214,8 +214,9 @@ def _named_run(path: Path, verb: Verb) -> RunFolder:
     else:
         guess = _near(path, [run.path for run in _runs()])
         guess = guess or f" By default, runs are in {RUNS}/; latest is the newest one."
+        what = f"is not a run folder of labrl: it contains no {MARKER}" if path.exists() else "does not exist"
         raise InputError(
-            f"{path} is not a run folder of labrl: it contains no {MARKER}.{guess}",
+            f"{path} {what}.{guess}",
             code="not-found",
             key=str(path),
         )
@@ -239,8 +240,9 @@ def _named_experiment(path: Path) -> ExperimentFolder:
         )
     guess = _near(path, [marker.parent for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}")])
     guess = guess or f" By default, experiments are in {RUNS}/; latest is the newest one."
+    why = f"is not an experiment folder of labrl: it contains no {EXPERIMENT_MARKER}"
     raise InputError(
-        f"{path} is not an experiment folder of labrl: it contains no {EXPERIMENT_MARKER}.{guess}",
+        f"{path} {why if path.exists() else 'does not exist'}.{guess}",
         code="not-found",
         key=str(path),
     )
@@ -248,7 +250,14 @@ def _named_experiment(path: Path) -> ExperimentFolder:
 
 def _near(path: Path, folders: Iterable[Path]) -> str:
     """Return ` Did you mean <folder>?` for the folder with the most similar path or name, or ''."""
-    typed = {os.path.relpath(folder): folder.name for folder in folders}
-    by_name = {name: folder for folder, name in typed.items()}
-    matches = nearest(os.path.relpath(path), typed) or [by_name[name] for name in nearest(path.name, by_name)]
-    return "".join(f" Did you mean {match}?" for match in matches)
+    known = {_within_runs(folder): os.path.relpath(folder) for folder in folders}
+    by_name = {
+        name: folder for name, folder in known.items() if os.sep not in name
+    }  # trials are only numbered
+    matches = [known[name] for name in nearest(_within_runs(path), known)]
+    return suggested(matches or [by_name[name] for name in nearest(path.name, by_name)])
+
+
+def _within_runs(folder: Path) -> str:
+    """Return a path without ./runs, whose letters would make any two paths in it similar."""
+    return os.path.relpath(folder).removeprefix(f"{RUNS}{os.sep}")

@@ -133,7 +133,7 @@ def _plan(
     objective, pruner = asked.search.objective, asked.search.pruner
     measures: list[Measure] = list(objective) if isinstance(objective, list) else [objective]
     if len(measures) > 1 and not isinstance(pruner, NoPruner):
-        say(f"search.pruner={pruner.kind} is off, because it cannot compare trials by several objectives")
+        say(f"search/pruner={pruner.kind} is off, because it cannot compare trials by several objectives")
         pruner = NoPruner(kind="none")
     directions = _directions(settings.direction, measures)
     check_pruner(pruner, base)
@@ -359,7 +359,7 @@ def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
     last = (budget - 1) // every * every
     if last == 0:
         raise InputError(
-            f"search.pruner={pruner.kind} stops trials at evaluation checkpoints, but with "
+            f"search/pruner={pruner.kind} stops trials at evaluation checkpoints, but with "
             f"meta.eval_frequency={every} and env.max_frame={budget} the only one is at the end of the "
             f"budget. Set meta.eval_frequency={max(1, budget // 10)} or search/pruner=none",
             code="contradiction",

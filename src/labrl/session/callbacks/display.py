@@ -110,8 +110,8 @@ class Display:
         self._live: Live | None = None
         self._width = 0
         self._handlers: list[logging.StreamHandler] = []
-        # Time, number of rows and status of the last line printed for each session.
-        self._printed: dict[int, tuple[float, int, str]] = {}
+        # Time and content of the last line printed for each session.
+        self._printed: dict[int, tuple[float, SessionProgress]] = {}
 
     def show(self, sessions: Sequence[SessionProgress]) -> None:
         """Show the current progress of the sessions."""
@@ -159,14 +159,19 @@ class Display:
         self._console.control(Control((ControlType.ERASE_IN_LINE, 2), *erase * wrapped))
 
     def _line(self, progress: SessionProgress) -> None:
-        """Print a line at the end, after a new row, or after a while, but never two within a second."""
+        """Print a line at the end, after a new row, or after a while, but never two within a second.
+
+        While a session learns or evaluates, its frame does not change, and no line is repeated.
+        """
         if progress.frame == 0 and progress.status in ("starting", "running", "ended"):
             return
         now = self._now()
-        printed, rows, status = self._printed.get(progress.index, (-math.inf, 0, "running"))
+        printed, last = self._printed.get(progress.index, (-math.inf, None))
+        rows, status = (last.rows, last.status) if last else (0, "running")
         pause = REFRESH_SECONDS if progress.rows > rows else LINE_SECONDS
-        if progress.status != status or (status == "running" and now - printed >= pause):
-            self._printed[progress.index] = (now, progress.rows, progress.status)
+        is_new = last is None or (progress.frame, progress.rows) != (last.frame, last.rows)
+        if progress.status != status or (status == "running" and is_new and now - printed >= pause):
+            self._printed[progress.index] = (now, progress)
             prefix = f"session {progress.index}: " if self._several else ""
             self.say(prefix + ", ".join(_facts(progress)))
 
