@@ -455,7 +455,8 @@ def test_what_is_offered_in_place_of_a_mistyped_experiment_is_there(
 @pytest.mark.parametrize(
     ("overrides", "named"),
     [
-        (["+resume=nowhere"], ["nowhere", "experiment.json"]),
+        (["+resume=nowhere"], ["nowhere"]),
+        (["+resume=."], ["experiment.json"]),
         (["+resume=latest"], ["runs", "labrl -m +resume="]),
         (["+resume=alone"], ["alone", "-m", "labrl +resume=alone"]),
         (["+resume=e/0_random_cartpole"], ["e/0_random_cartpole", ", e\n"]),
