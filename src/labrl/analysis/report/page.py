@@ -24,6 +24,7 @@ from labrl.analysis.colours import Style
 from labrl.analysis.formats import (
     INTERVAL,
     UNKNOWN,
+    alike,
     duration,
     interval,
     interval_by,
@@ -112,6 +113,7 @@ def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
         page=Page(folder),
         css=Markup(loader.get_source(environment, "report.css")[0]),
         script=Markup(loader.get_source(environment, "report.js")[0]),
+        alike=alike,
         interval=interval,
         interval_by=interval_by,
         interval_heading=INTERVAL,
