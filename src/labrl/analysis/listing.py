@@ -104,10 +104,9 @@ def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any
         return _entry(about, runs, _scores(runs))
     # The other runs confirm the best trials.
     trials = {number: run for run in runs if (number := experiment.number_of(run)) is not None}
-    best, scores = search.confirmed_best, []
-    if best is not None and search.winner is not None and search.winner.trial in trials:
-        others = [one for one in (search.winner, search.default) if one is not None and one is not best]
-        for one in [best, *others]:
+    scores = []
+    if search.winner is not None and search.winner.trial in trials:
+        for one in search.finalists:
             # With another objective, the values of the search are not returns.
             of_returns = search.objective == ["final_return"]
             returns = one.values if of_returns else final_returns(runs_of(one, experiment.path))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labrl.analysis.formats import METHOD, alike, interval_by, number
+from labrl.analysis.formats import METHOD, alike, interval_by
 from labrl.analysis.intervals import aggregates, statistic_of
 from labrl.analysis.measures import final_return
 from labrl.storage.tables import read_rows
@@ -43,8 +43,7 @@ class GroupReturn(NamedTuple):
         bootstrap)`."""
         of = f"{NAMES[statistic_of(self.seeds)]} of {self.seeds} seeds" if self.seeds > 1 else "one seed"
         spread = interval_by(self.low, self.high, self.value)
-        value = number(self.value) if self.low is None else alike(self.value, self.low, self.high)[0]
-        return f"{value} ({of}{f'; {spread}' if spread else ''})"
+        return f"{alike(self.value, self.low, self.high)[0]} ({of}{f'; {spread}' if spread else ''})"
 
 
 def statistic_name(count: int) -> str:

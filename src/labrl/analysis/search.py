@@ -134,8 +134,7 @@ class Confirmed:
         value, low, high = self.estimate
         ends = interval_by(low, high, value)
         seeds = f"{len(self.values)} fresh seed{'' if len(self.values) == 1 else 's'}"
-        text = alike(value, low, high)[0] if ends else number(value)
-        return f"{text} on {seeds}" + (f" ({ends})" if ends else "")
+        return f"{alike(value, low, high)[0]} on {seeds}" + (f" ({ends})" if ends else "")
 
 
 @dataclass(frozen=True)
@@ -164,6 +163,13 @@ class SearchResult:
             return winner
         better = default.mean > winner.mean if self.maximize[0] else default.mean < winner.mean
         return default if better else winner
+
+    @property
+    def finalists(self) -> list[Confirmed]:
+        """The winner and the default, as far as there are any, with the better one first."""
+        best = self.confirmed_best
+        others = [one for one in (self.winner, self.default) if one is not None and one is not best]
+        return others if best is None else [best, *others]
 
     def of_state(self, *states: State) -> list[SearchTrial]:
         """Return the trials that ended in one of `states`, without complete and pruned ones that have no

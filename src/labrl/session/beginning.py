@@ -22,7 +22,7 @@ ABSENT = "-"
 
 
 class Learned(NamedTuple):
-    """What an agent has learned, without target networks. Tensors are not copied."""
+    """Weights and statistics that an agent has learned, without target networks. Tensors are not copied."""
 
     content: dict[str, Any]
     """Weights and buffers by name, `<network>.<parameter>`, and the statistics of `observation`, if any."""

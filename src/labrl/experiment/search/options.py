@@ -41,7 +41,10 @@ History = Mapping[int, float]
 
 
 class Reports(NamedTuple):
-    """What a pruner decides from when a trial has just reported. Larger values are better."""
+    """The reports of all trials, from which a pruner decides whether to stop the one that has just reported.
+
+    Larger values are better.
+    """
 
     number: int
     """Number of that trial."""
