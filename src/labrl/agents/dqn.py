@@ -255,8 +255,9 @@ class DQN(Agent):
             self._average.copy_(self._rows)
             self._average_norm = norm
         self.experience.updates += 1
-        error = self._rows[self.ROWS.index("td_error")].cpu().numpy()
-        self.experience.update_priorities(sample.index, error)
+        if self.experience.prioritized:
+            error = self._rows[self.ROWS.index("td_error")].cpu().numpy()
+            self.experience.update_priorities(sample.index, error)
         self._target.updated()
 
     def loss(self, noise: Tensor | None, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:

@@ -92,12 +92,12 @@ class ActionsOf(Protocol):
         """Draw `count` uniform actions. [count, ...]"""
         ...
 
-    def mode(self, parameters: NDArray) -> NDArray:
-        """Return the best actions. [n, num_parameters] -> [n, ...]"""
+    def noise(self, parameters: NDArray, generator: np.random.Generator) -> NDArray | None:
+        """Draw the noise of exploring actions; None if there is none."""
         ...
 
-    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
-        """Draw exploring actions. [n, num_parameters] -> [n, ...]"""
+    def chosen(self, parameters: NDArray, noise: NDArray | None = None) -> NDArray:
+        """Return exploring actions, or without noise the best ones. [n, num_parameters] -> [n, ...]"""
         ...
 
     def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
@@ -240,7 +240,7 @@ class ReplayAgent(Agent):
             action = self.actions.random(len(observation.array), self.policy_stream)
         else:
             outputs = self.policy.forward(self.layout(observation.array))
-            action = self.actions.sample(outputs, self.policy_stream)
+            action = self.actions.chosen(outputs, self.actions.noise(outputs, self.policy_stream))
         self._observation, self._action = observation.array, action
         return self.actions.to_env(action)
 
@@ -256,7 +256,9 @@ class ReplayAgent(Agent):
         count = experience.due()
         for _ in range(count):
             batch = experience.sample().as_tensors(self.policy.tensor, self.layout)
-            experience.update_priorities(batch.index, self.update(batch).cpu().numpy())
+            error = self.update(batch)
+            if experience.prioritized:
+                experience.update_priorities(batch.index, error.cpu().numpy())
         return count
 
     @abstractmethod
@@ -294,7 +296,7 @@ class ReplayAgent(Agent):
     def greedy_action(self, observation: Observation) -> NDArray:
         """Return the policy's best actions. [num_envs, ...]"""
         outputs = self.policy.forward(self.layout(observation.array))
-        return self.actions.to_env(self.actions.mode(outputs))
+        return self.actions.to_env(self.actions.chosen(outputs))
 
     def actor(self, sampled: bool) -> Actor:
         """Return the policy as one module."""

@@ -41,7 +41,7 @@ from labrl.networks.distributions import (
     normal,
     squashed_sample,
 )
-from labrl.networks.layers import Array, clipped, library_of
+from labrl.networks.layers import Array, library_of
 from labrl.schedules import largest, smallest, value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
@@ -267,11 +267,11 @@ class SquashedGaussianPolicy(Actions):
     choose_by_hand = SquashedChoice
 
     def __init__(self, space: gym.spaces.Box) -> None:
-        box = self._box = BoxActions(space)
+        box = BoxActions(space)
         self._size = self.noise_size = box.size
         self.num_parameters = 2 * box.size
         self.stored: gym.Space[Any] = box.stored
-        self.random = box.random
+        self.random, self.to_env = box.random, box.to_env
         self.usual_entropy = -float(box.size)  # Haarnoja et al., 2018, appendix D
         self._largest_entropy = box.size * math.log(2)
 
@@ -294,12 +294,8 @@ class SquashedGaussianPolicy(Actions):
         """Return tanh of the mean, or of the mean plus scaled noise. [n, size]"""
         u, library = parameters[:, : self._size], library_of(parameters)
         if noise is not None:
-            u = u + library.exp(clipped(parameters[:, self._size :], *LOG_STD_RANGE)) * noise
+            u = u + library.exp(parameters[:, self._size :].clip(*LOG_STD_RANGE)) * noise
         return library.tanh(u)
-
-    def to_env(self, action: Array) -> Array:
-        """Scale actions to the bounds. [n, size] -> [n, *action]"""
-        return self._box.to_env(action)
 
     def choose(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw one action for each state, [batch, size], and return -log pi of it, [batch]."""

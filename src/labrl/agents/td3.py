@@ -35,7 +35,7 @@ from labrl.learning.learner import DerivedLoss
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import Actions, BoxActions
-from labrl.networks.layers import Array, clipped, library_of
+from labrl.networks.layers import Array, library_of
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Step
@@ -197,9 +197,9 @@ class TanhActions(Actions):
         self, space: gym.spaces.Box, noise: Callable[[np.random.Generator], NDArray[np.float32]]
     ) -> None:
         """noise: draws the noise of one vector step, [num_envs, size]."""
-        self._box, self._noise = BoxActions(space), noise
-        self.num_parameters, self.stored = self._box.size, self._box.stored
-        self.random = self._box.random
+        box, self._noise = BoxActions(space), noise
+        self.num_parameters, self.stored = box.size, box.stored
+        self.random, self.to_env = box.random, box.to_env
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array | None:
         """Draw the noise of training, which tensors of an exported policy do not have. [num_envs, size]"""
@@ -208,11 +208,7 @@ class TanhActions(Actions):
     def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return the actions, with noise if there is any. [n, size]"""
         action = library_of(parameters).tanh(parameters)
-        return action if noise is None else clipped(action + noise, -1, 1)
-
-    def to_env(self, action: Array) -> Array:
-        """Scale actions to the bounds. [n, size] -> [n, *action]"""
-        return self._box.to_env(action)
+        return action if noise is None else (action + noise).clip(-1, 1)
 
 
 class DDPG(TD3):

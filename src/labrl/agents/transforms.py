@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.ranks import ALONE, Ranks
-from labrl.networks.layers import Array, cast, clipped, constant
+from labrl.networks.layers import Array, cast, library_of
 from labrl.spaces import Spaces, is_image
 from labrl.step import Step
 from labrl.types import PositiveFloat, PositiveInt, Probability
@@ -187,10 +187,10 @@ class NormalizeObservation(Identity):
 
     def _normalized(self, vector: Array, moments: RunningMoments) -> Array:
         # float32 is too coarse for the mean of numbers that are much larger than their standard deviation.
-        mean = constant(moments.mean if vector.itemsize == 8 else moments.mean.astype(np.float32), vector)
-        scale = constant((1 / np.sqrt(moments.variance + self._config.epsilon)).astype(np.float32), vector)
-        clip = self._config.clip
-        return cast(clipped((vector - mean) * scale, -clip, clip), np.float32)
+        as_constant, clip = library_of(vector).asarray, self._config.clip
+        mean = as_constant(moments.mean if vector.itemsize == 8 else moments.mean.astype(np.float32))
+        scale = as_constant((1 / np.sqrt(moments.variance + self._config.epsilon)).astype(np.float32))
+        return cast(((vector - mean) * scale).clip(-clip, clip), np.float32)
 
 
 @dataclass(kw_only=True)

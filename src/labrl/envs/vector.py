@@ -149,8 +149,6 @@ class VectorEnv:
 
         This is not an error, because a user's transform may handle such values.
         """
-        if observation.dtype.kind == "f" and isfinite(np.vdot(observation, observation)):
-            return
         if (found := not_finite(observation)) is None:
             return
         self._may_break = False
@@ -329,7 +327,7 @@ class VectorEnv:
             self._return[env] = 0.0
             self._unprepared[env] = None
         observation = self.backend.reset(over, self._episode_seed)
-        if self._may_break:
+        if self._may_break and (self._several or not isfinite(np.vdot(observation, observation))):
             self._warn_if_not_finite(observation)
         return finished, observation
 

@@ -125,22 +125,18 @@ class Transitions(Columns):
     """Random numbers from which a loss draws actions, [batch, ...]; None if it draws none."""
 
     def as_tensors(self, tensor: Callable[[Any], Any], layout: Callable[[NDArray], NDArray]) -> Transitions:
-        """Return the transitions as tensors.
+        """Return the transitions as tensors, except `index`.
 
         tensor: converts an array to a tensor on the learner's device; layout: the network's layout for
         observations.
         """
-        return Transitions(
-            tensor(layout(self.observation)),
-            tensor(self.action),
-            tensor(self.reward),
-            tensor(layout(self.next_observation)),
-            tensor(self.discount),
-            tensor(self.weight),
-            self.index,
-            tensor(self.mask),
-            tensor(self.next_mask),
-        )
+        columns = dict(vars(self))
+        for name in ("observation", "next_observation"):
+            columns[name] = layout(columns[name])
+        for name, column in columns.items():
+            if name != "index":
+                columns[name] = tensor(column)
+        return Transitions(**columns)
 
 
 class FrameRing:
@@ -236,7 +232,7 @@ class FrameRing:
             following -= over
         # Update `written` before the frames, so that it is not too small if the process dies in between.
         np.maximum(self.written, self.head, out=self.written)
-        new = _stacked(after).reshape(*over.shape, *self.frame)
+        new = np.array(after).reshape(*over.shape, *self.frame)
         self._flat[following % self.length + self._start] = new
         if some_ended:
             for number, env in np.argwhere(over).tolist():
@@ -462,21 +458,21 @@ class Replay:
         slots: Any = slice(place, place + len(steps))  # faster than an array of places
         if slots.stop > self.slots:
             slots = np.arange(first, self.steps) % self.slots
-        over = _stacked(overs)  # [steps, num_envs], like the following arrays
-        terminated = _stacked(terminations)
+        over = np.array(overs)  # [steps, num_envs], like the following arrays
+        terminated = np.array(terminations)
         cut = terminated | over
         self._written[-1] = max(self._written[-1], self.steps)  # before the rows, as with frames
         columns = self._by_slot
         columns["frame"][slots], columns["next_frame"][slots] = self._ring.push(
             observations, nexts, firsts, over
         )
-        columns["action"][slots] = _stacked(actions)
-        columns["reward"][slots] = _stacked(rewards)
+        columns["action"][slots] = actions
+        columns["reward"][slots] = rewards
         columns["terminated"][slots] = terminated
         columns["cut"][slots] = cut
         if self._masked:
-            columns["mask"][slots] = _stacked(masks)
-            columns["next_mask"][slots] = _stacked(next_masks)
+            columns["mask"][slots] = masks
+            columns["next_mask"][slots] = next_masks
         np.maximum(self.complete, self.steps - self._n_step + 1, out=self.complete)
         if np.count_nonzero(cut):
             last_cut = (cut * np.arange(first + 1, self.steps + 1)[:, None]).max(axis=0)
@@ -504,7 +500,7 @@ class Replay:
         return self._gather(env, step, self.weights(env, step, frame))
 
     def update_priorities(self, index: NDArray[np.int64], error: NDArray) -> None:
-        """Receive the errors of sampled transitions, [batch] each. Uniform sampling ignores them."""
+        """Receive the errors of sampled transitions, [batch] each, if a derived class defines this method."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return counters, and the content unless it is in files, which are flushed; without the generator.
@@ -730,11 +726,6 @@ def replay_class(memory: Component) -> type[Replay]:
         code="target",
         key=memory.key or "agent.memory",
     )
-
-
-def _stacked(arrays: Sequence[Any]) -> NDArray:
-    """Stack arrays of the same shape, faster than np.stack. [steps, num_envs, ...]"""
-    return np.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)
 
 
 def _has_image(space: gym.Space[Any]) -> bool:

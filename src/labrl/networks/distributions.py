@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
 import gymnasium as gym
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.errors import InputError
-from labrl.networks.layers import Array, cast, clipped, constant, library_of
+from labrl.networks.layers import Array, cast, library_of
 from labrl.spaces import has_bounds
 
 INVALID = -1e9
@@ -66,11 +67,6 @@ def normal(like: Array, generator: np.random.Generator | None) -> Array:
     return generator.standard_normal(like.shape, dtype=np.float32)
 
 
-def typed(action: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert actions to the type of a space. Whole numbers are rounded, because truncation favors 0."""
-    return cast(action if dtype.kind == "f" else library_of(action).round(action), dtype)
-
-
 class BoxActions:
     """Conversion of flat actions in [-1, 1] to actions of a bounded box."""
 
@@ -100,9 +96,13 @@ class BoxActions:
 
     def to_env(self, action: Array) -> Array:
         """Scale actions to the bounds. [n, size] -> [n, *action]"""
-        scaled = constant(self._middle, action) + action * constant(self.half, action)
+        as_constant = library_of(action).asarray
+        scaled = as_constant(self._middle) + action * as_constant(self.half)
         # Some environments refuse actions that exceed the bounds by a rounding error.
-        return typed(clipped(scaled, self._low, self._high), self._dtype).reshape(-1, *self._shape)
+        inside = scaled.clip(as_constant(self._low), as_constant(self._high))
+        if self._dtype.kind != "f":
+            inside = inside.round()  # truncation would favor 0
+        return cast(inside, self._dtype).reshape(-1, *self._shape)
 
     def random(self, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
         """Draw uniform actions in [-1, 1]. [count, size]"""
@@ -132,6 +132,9 @@ class Actions(ABC):
     Arrays and tensors are treated alike, so that an exported policy chooses the same actions.
     """
 
+    to_env: Callable[[Any], Any]
+    """Converts chosen actions to actions for the environment. [batch, ...]"""
+
     @abstractmethod
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array | None:
         """Draw the noise of a sample. generator: needed for arrays; tensors use that of torch."""
@@ -139,10 +142,6 @@ class Actions(ABC):
     @abstractmethod
     def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return an action for each row. noise: result of `noise` for a sample, None for the best action."""
-
-    @abstractmethod
-    def to_env(self, action: Array) -> Array:
-        """Convert chosen actions to actions for the environment. [batch, ...]"""
 
     def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
         """Draw an action for each row. [batch, *action_shape]"""
@@ -165,6 +164,9 @@ class ActionDistribution(Actions):
     action_shape: tuple[int, ...]
     """Shape of a sampled action as the agent stores it."""
     action_dtype: torch.dtype
+    derived: Callable[[NDArray, NDArray], Derived]
+    """Maps parameters, [rows, num_parameters], and actions, [rows, ...], to log-probabilities and entropies
+    with their derivatives."""
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
         """Draw Gumbel noise of the shape of the parameters: the argmax of logits plus noise is a sample."""
@@ -178,52 +180,12 @@ class ActionDistribution(Actions):
         """Return the log-probability of the action and the entropy of each row. [batch] each"""
 
     @abstractmethod
-    def derived(self, parameters: NDArray, action: NDArray) -> Derived:
-        """Return log-probabilities and entropies with their derivatives. [rows, ...] each"""
-
-    @abstractmethod
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return the numbers that define the distributions, for histograms. [batch, ...] each"""
 
     def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
         """Return the columns of a metrics row about continuous actions; environments count discrete ones."""
         return {}
-
-
-def _noisy(parameters: Array, noise: Array | None) -> Array:
-    return parameters if noise is None else parameters + noise
-
-
-class Categorical(ActionDistribution):
-    """Distribution over a discrete space; the parameters are unnormalized log-probabilities."""
-
-    def __init__(self, space: gym.spaces.Discrete) -> None:
-        self.num_parameters = int(space.n)
-        self.action_shape: tuple[int, ...] = ()
-        self.action_dtype = torch.int64
-        self._first = int(space.start)
-
-    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
-        """Return the actions with the largest logit, or draw them with the Gumbel-max trick. [batch]"""
-        return _noisy(parameters, noise).argmax(1)
-
-    def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return exact log-probabilities and entropies. [batch] each"""
-        log_p = torch.log_softmax(parameters, dim=1)
-        entropy = -(log_p.exp() * log_p).sum(1)
-        return log_p.gather(1, action.unsqueeze(1)).squeeze(1), entropy
-
-    def derived(self, parameters: NDArray, action: NDArray) -> Derived:
-        """Return log-probabilities and entropies with their derivatives."""
-        return _DerivedCategorical(parameters, action)
-
-    def to_env(self, action: Array) -> Array:
-        """Add the first action of the space. [batch]"""
-        return action + self._first if self._first else action
-
-    def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
-        """Return the probability of each action. [batch, actions]"""
-        return {"probability": torch.softmax(torch.from_numpy(parameters), dim=1).numpy()}
 
 
 class _DerivedCategorical:
@@ -252,6 +214,37 @@ class _DerivedCategorical:
         return gradient.T
 
 
+class Categorical(ActionDistribution):
+    """Distribution over a discrete space; the parameters are unnormalized log-probabilities."""
+
+    derived = _DerivedCategorical
+
+    def __init__(self, space: gym.spaces.Discrete) -> None:
+        self.num_parameters = int(space.n)
+        self.action_shape: tuple[int, ...] = ()
+        self.action_dtype = torch.int64
+        self._first = int(space.start)
+
+    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+        """Return the actions with the largest logit, or draw them with the Gumbel-max trick. [batch]"""
+        logits = parameters if noise is None else parameters + noise
+        return logits.argmax(1)
+
+    def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return exact log-probabilities and entropies. [batch] each"""
+        log_p = torch.log_softmax(parameters, dim=1)
+        entropy = -(log_p.exp() * log_p).sum(1)
+        return log_p.gather(1, action.unsqueeze(1)).squeeze(1), entropy
+
+    def to_env(self, action: Array) -> Array:
+        """Add the first action of the space. [batch]"""
+        return action + self._first if self._first else action
+
+    def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
+        """Return the probability of each action. [batch, actions]"""
+        return {"probability": torch.softmax(torch.from_numpy(parameters), dim=1).numpy()}
+
+
 class MultiCategorical(ActionDistribution):
     """Distribution over several independent choices; the parameters are their concatenated logits."""
 
@@ -267,7 +260,7 @@ class MultiCategorical(ActionDistribution):
 
     def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return the option with the largest logit of each choice, or draw it. [batch, *action_shape]"""
-        logits = _noisy(parameters, noise)
+        logits = parameters if noise is None else parameters + noise
         choices = [logits[:, own].argmax(1) for own in self._slices]
         return library_of(parameters).stack(choices, 1).reshape(-1, *self.action_shape)
 
@@ -287,7 +280,7 @@ class MultiCategorical(ActionDistribution):
 
     def to_env(self, action: Array) -> Array:
         """Add the first option of each choice. [batch, *action_shape]"""
-        return action + constant(self._first, action)
+        return action + library_of(action).asarray(self._first)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return the probability of each option of each choice. [batch, options]"""
@@ -309,44 +302,6 @@ class _DerivedChoices:
         return np.concatenate([part.gradient(log_prob, entropy) for part in self._parts], axis=1)
 
 
-class Bernoulli(ActionDistribution):
-    """Distribution over independent binary switches; the parameters are their log-odds."""
-
-    def __init__(self, space: gym.spaces.MultiBinary) -> None:
-        self.action_shape = tuple(space.shape)
-        self.num_parameters = int(np.prod(self.action_shape))
-        self.action_dtype = torch.int8
-
-    def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
-        """Draw logistic noise: a switch is 1 if its log-odds plus the noise are above 0."""
-        if isinstance(parameters, Tensor):
-            return torch.logit(torch.rand_like(parameters))
-        assert generator is not None
-        return generator.logistic(size=parameters.shape)
-
-    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
-        """Return 1 where 1 is more likely, or draw the switches. [batch, *action_shape]"""
-        return cast(_noisy(parameters, noise) > 0, np.int8).reshape(-1, *self.action_shape)
-
-    def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sums over the switches. [batch] each"""
-        log_on, log_off = nn.functional.logsigmoid(parameters), nn.functional.logsigmoid(-parameters)
-        log_prob = torch.where(action.flatten(1) > 0, log_on, log_off).sum(1)
-        return log_prob, -(log_on.exp() * log_on + log_off.exp() * log_off).sum(1)
-
-    def derived(self, parameters: NDArray, action: NDArray) -> Derived:
-        """Return log-probabilities and entropies with their derivatives."""
-        return _DerivedSwitches(parameters, action)
-
-    def to_env(self, action: Array) -> Array:
-        """Return the action unchanged. [batch, *action_shape]"""
-        return action
-
-    def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
-        """Return the probability that each switch is 1. [batch, switches]"""
-        return {"probability": torch.sigmoid(torch.from_numpy(parameters)).numpy()}
-
-
 class _DerivedSwitches:
     """Derivatives for p = sigmoid(x): d log pi / dx = a - p and dH / dx = -x p (1 - p)."""
 
@@ -364,12 +319,70 @@ class _DerivedSwitches:
         return gradient
 
 
+class Bernoulli(ActionDistribution):
+    """Distribution over independent binary switches; the parameters are their log-odds."""
+
+    derived = _DerivedSwitches
+
+    def __init__(self, space: gym.spaces.MultiBinary) -> None:
+        self.action_shape = tuple(space.shape)
+        self.num_parameters = int(np.prod(self.action_shape))
+        self.action_dtype = torch.int8
+
+    def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
+        """Draw logistic noise: a switch is 1 if its log-odds plus the noise are above 0."""
+        if isinstance(parameters, Tensor):
+            return torch.logit(torch.rand_like(parameters))
+        assert generator is not None
+        return generator.logistic(size=parameters.shape)
+
+    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+        """Return 1 where 1 is more likely, or draw the switches. [batch, *action_shape]"""
+        log_odds = parameters if noise is None else parameters + noise
+        return cast(log_odds > 0, np.int8).reshape(-1, *self.action_shape)
+
+    def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return sums over the switches. [batch] each"""
+        log_on, log_off = nn.functional.logsigmoid(parameters), nn.functional.logsigmoid(-parameters)
+        log_prob = torch.where(action.flatten(1) > 0, log_on, log_off).sum(1)
+        return log_prob, -(log_on.exp() * log_on + log_off.exp() * log_off).sum(1)
+
+    def to_env(self, action: Array) -> Array:
+        """Return the action unchanged. [batch, *action_shape]"""
+        return action
+
+    def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
+        """Return the probability that each switch is 1. [batch, switches]"""
+        return {"probability": torch.sigmoid(torch.from_numpy(parameters)).numpy()}
+
+
+class _DerivedGaussian:
+    """Derivatives for z = (a - m) / s: d log pi = (z / s) dm + (z^2 - 1) d log s and dH = d log s."""
+
+    def __init__(self, parameters: NDArray, action: NDArray) -> None:
+        self.mean, self.log_std = np.split(parameters, 2, axis=1)
+        self._inverse = np.exp(-self.log_std)
+        self._z = (action.reshape(self.mean.shape) - self.mean) * self._inverse
+        constant = np.float32(0.5 * math.log(2 * math.pi))
+        self.log_prob = (np.float32(-0.5) * self._z * self._z - self.log_std - constant).sum(1)
+        self.entropy = (self.log_std + (constant + np.float32(0.5))).sum(1)
+
+    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
+        each = log_prob[:, None]
+        log_std = each * (self._z * self._z - 1)
+        if entropy:
+            log_std += np.float32(entropy)
+        return np.concatenate([each * self._z * self._inverse, log_std], axis=1)
+
+
 class DiagonalGaussian(ActionDistribution):
     """Gaussian over a box; the parameters are means and log standard deviations, concatenated.
 
     Samples are unbounded. For the environment, they are clipped to the bounds of the space, and rounded if
     the space has whole numbers.
     """
+
+    derived: Callable[[NDArray, NDArray], Derived] = _DerivedGaussian
 
     def __init__(self, space: gym.spaces.Box) -> None:
         self.action_shape = tuple(space.shape)
@@ -399,13 +412,13 @@ class DiagonalGaussian(ActionDistribution):
         log_prob = (-0.5 * normed.square() - log_std - constant).sum(1)
         return log_prob, (log_std + constant + 0.5).sum(1)
 
-    def derived(self, parameters: NDArray, action: NDArray) -> Derived:
-        """Return log-probabilities and entropies with their derivatives."""
-        return _DerivedGaussian(parameters, action)
-
     def to_env(self, action: Array) -> Array:
         """Clip actions to the bounds of the space. [batch, *action_shape]"""
-        return typed(clipped(action, self._low, self._high), self._dtype)
+        as_constant = library_of(action).asarray
+        inside = action.clip(as_constant(self._low), as_constant(self._high))
+        if self._dtype.kind != "f":
+            inside = inside.round()  # truncation would favor 0
+        return cast(inside, self._dtype)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return means and standard deviations of samples. [batch, size] each"""
@@ -423,25 +436,6 @@ class DiagonalGaussian(ActionDistribution):
         }
 
 
-class _DerivedGaussian:
-    """Derivatives for z = (a - m) / s: d log pi = (z / s) dm + (z^2 - 1) d log s and dH = d log s."""
-
-    def __init__(self, parameters: NDArray, action: NDArray) -> None:
-        self.mean, self.log_std = np.split(parameters, 2, axis=1)
-        self._inverse = np.exp(-self.log_std)
-        self._z = (action.reshape(self.mean.shape) - self.mean) * self._inverse
-        constant = np.float32(0.5 * math.log(2 * math.pi))
-        self.log_prob = (np.float32(-0.5) * self._z * self._z - self.log_std - constant).sum(1)
-        self.entropy = (self.log_std + (constant + np.float32(0.5))).sum(1)
-
-    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
-        each = log_prob[:, None]
-        log_std = each * (self._z * self._z - 1)
-        if entropy:
-            log_std += np.float32(entropy)
-        return np.concatenate([each * self._z * self._inverse, log_std], axis=1)
-
-
 class RescaledGaussian(DiagonalGaussian):
     """Gaussian over a box scaled to [-1, 1]: samples are clipped to [-1, 1], then scaled to the bounds."""
 
@@ -452,7 +446,7 @@ class RescaledGaussian(DiagonalGaussian):
 
     def to_env(self, action: Array) -> Array:
         """Clip samples and scale them to the bounds of the space. [batch, *action_shape]"""
-        return self._box.to_env(clipped(action, -1, 1).reshape(-1, self._box.size))
+        return self._box.to_env(action.clip(-1, 1).reshape(-1, self._box.size))
 
 
 class SquashedGaussian(RescaledGaussian):

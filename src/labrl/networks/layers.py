@@ -27,18 +27,6 @@ def library_of(array: NDArray | Tensor) -> Any:
     return torch if isinstance(array, Tensor) else np
 
 
-def constant(value: Any, like: NDArray | Tensor) -> Any:
-    """Return an array as a constant for computations with `like`."""
-    return torch.as_tensor(value) if isinstance(like, Tensor) else value
-
-
-def clipped(array: Array, low: Any, high: Any) -> Array:
-    """Clip numbers to bounds, which are numbers or arrays."""
-    if isinstance(array, Tensor):
-        return torch.clip(array, torch.as_tensor(low), torch.as_tensor(high))
-    return np.minimum(np.maximum(array, low), high)  # three times faster than np.clip
-
-
 def tensor_type(dtype: np.dtype[Any]) -> torch.dtype:
     """Return the torch type that corresponds to a NumPy type."""
     return torch.from_numpy(np.zeros(0, dtype)).dtype
@@ -299,7 +287,7 @@ def _numbers(values: Array, choices: list[tuple[int, int]], bounds: Any) -> Arra
     bounds: result of `range_of` for the input's space.
     """
     if isinstance(bounds, tuple):
-        low, width = (constant(part, values) for part in bounds)
+        low, width = map(library_of(values).asarray, bounds)
         values, bounds = (values - low) / width, 1
     rows = values.reshape(values.shape[0], -1)
     if choices:

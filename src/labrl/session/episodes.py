@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from labrl.step import Episode
 from labrl.storage.episodes import RecordedEpisode, checksum
-
-if TYPE_CHECKING:
-    from labrl.envs.vector import VectorEnv
-    from labrl.session.actor import ActorProcess
 
 Source = Literal["training", "evaluation"]
 """Kind of episodes: those that the agent learned from, or those of separate evaluation environments."""
@@ -71,11 +67,6 @@ class Highlights:
         self.kept["last"] = played
         if best is None or played.episode_return > best.episode_return:
             self.kept["best"] = played
-
-    def take_training(self, episodes: Sequence[Episode], env: VectorEnv | ActorProcess, frame: int) -> None:
-        """Add the training episodes that ended in the last step of `env`, at `frame`."""
-        for episode in episodes:
-            self.take(Played(episode, *env.played(episode), frame, "training"))
 
 
 class EpisodeWindow:

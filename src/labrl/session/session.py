@@ -25,7 +25,7 @@ from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.callbacks.record import RecordEpisodes
 from labrl.session.callbacks.stop import Stop
-from labrl.session.episodes import EpisodeWindow
+from labrl.session.episodes import EpisodeWindow, Played
 from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import Hogwild
 from labrl.session.sources import make_source
@@ -163,7 +163,8 @@ class Session:
             timers.lap("learn")
             team.count(updates, ended)
             if ended and highlights is not None:
-                highlights.take_training(ended, env, clock.frame)
+                for episode in ended:
+                    highlights.take(Played(episode, *env.played(episode), clock.frame, "training"))
             if clock.frame >= self._next_frame or timers.now >= self._next_time or clock.finished:
                 self._call_back()
             timers.lap("callbacks")

@@ -97,6 +97,8 @@ class Experience:
             goals=spaces.goals,
             state_size=state_size,
         )
+        self.prioritized = type(self.memory).update_priorities is not Replay.update_priorities
+        """Whether sampling depends on errors, so that `update_priorities` must follow each update."""
 
     @property
     def acts_at_random(self) -> bool:

@@ -134,7 +134,8 @@ class ActorCriticKernel:
         self._log_std: Weight | None = None
         if isinstance(network.policy_head, GaussianHead):
             self._log_std = Weight.of(network.policy_head.log_std)
-        self._buffers = Buffers(self._make_buffers)
+        self.buffers = Buffers(self._make_buffers)
+        """Inputs, outputs and gradients, which `backward` uses after `forward`."""
 
     def kept(self, num_rows: int) -> RolloutKernel:
         """Return this kernel with buffers for `num_rows` rows, which are computed in parts."""
@@ -144,7 +145,7 @@ class ActorCriticKernel:
         self, observation: Any, state: Any = None, *others: None, policy: bool = True, value: bool = True
     ) -> ActorCriticOutput:
         """Compute distribution parameters, [rows, num_outputs], and values, [rows], if requested."""
-        buffers = self._buffers
+        buffers = self.buffers
         at = buffers.last = buffers.at(len(observation), policy, value)
         self.reader(observation, at.inputs)
         for operation in at.forward:
@@ -157,10 +158,7 @@ class ActorCriticKernel:
         parameters: gradient of the distribution parameters, [rows, num_outputs]; value: gradient of the
         values, [rows], None if they are not learned.
         """
-        self.backward_at(self._buffers.last, parameters, value)
-
-    def backward_at(self, at: _ActorCriticBuffers, parameters: NDArray, value: NDArray | None) -> None:
-        """Compute the gradients of all weights like `backward`, with the buffers `at` of a forward pass."""
+        at = self.buffers.last
         if self._log_std is not None:
             parameters, log_std = np.split(parameters, 2, axis=1)
             if self._log_std.gradient is not None:
@@ -232,6 +230,7 @@ class RolloutKernel:
 
     def __init__(self, kernel: ActorCriticKernel, buffers: _ActorCriticBuffers) -> None:
         self.kernel, self._buffers = kernel, buffers
+        self.backward = kernel.backward
         self._read = np.zeros_like(buffers.inputs)
         self._operations_of = cache(lambda begin, end: buffers.forward_of(slice(begin, end)))
         self._count = 0  # rows computed with the current weights
@@ -258,17 +257,13 @@ class RolloutKernel:
 
     def forward(self, observation: Any, *others: None) -> ActorCriticOutput:
         """Return the outputs of all rows; recompute them if the observations are not those acted on."""
-        at = self._buffers
+        at = self.kernel.buffers.last = self._buffers
         self.kernel.reader(observation, self._read)
         if not np.array_equal(self._read, at.inputs):
             np.copyto(at.inputs, self._read)
             for operation in at.forward:
                 operation()
         return ActorCriticOutput(self._buffers.parameters, self._buffers.values, None)  # type: ignore[arg-type]
-
-    def backward(self, parameters: NDArray, value: NDArray | None = None) -> None:
-        """Compute the gradients of all weights like the kernel."""
-        self.kernel.backward_at(self._buffers, parameters, value)
 
 
 @dataclass(frozen=True)
