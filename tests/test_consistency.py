@@ -122,7 +122,7 @@ def test_keys_that_do_not_affect_learning_may_change(key: str) -> None:
         *("meta.async_unroll.timeout", "meta.new"),
     ],
 )
-def test_other_keys_and_unknown_keys_must_not_change(key: str) -> None:
+def test_keys_that_affect_learning_and_unknown_keys_must_not_change(key: str) -> None:
     assert contradictions([Change(key, 1, 2)])
 
 

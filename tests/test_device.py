@@ -56,13 +56,13 @@ def test_nested_state_is_copied_to_the_cpu() -> None:
 @pytest.mark.parametrize(("agent", "task"), [("ppo", "pong"), ("dqn", "pong"), ("sac", "pendulum")])
 def test_resumed_run_on_a_gpu_equals_an_uninterrupted_one(agent: str, task: str, tmp_path: Path) -> None:
     overrides = [*small(agent, task), "meta.device=cuda"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert main([*overrides, folder_override(whole)]) == 0
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    assert main([*overrides, folder_override(uninterrupted)]) == 0
     frames = 150 if task == "pong" else 1500
-    assert main([*overrides, folder_override(parts), f"env.max_frame={frames}"]) == 0
+    assert main([*overrides, folder_override(resumed), f"env.max_frame={frames}"]) == 0
     budget = 240 if task == "pong" else 2400
-    assert main([f"+resume={parts}", f"env.max_frame={budget}"]) == 0
-    assert not differences(whole, parts)
+    assert main([f"+resume={resumed}", f"env.max_frame={budget}"]) == 0
+    assert not differences(uninterrupted, resumed)
 
 
 @NEEDS_GPU

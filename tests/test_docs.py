@@ -96,7 +96,7 @@ RUN = (
 """Pages whose commands are run one after the other; the commands of all other pages are only composed."""
 
 REFUSED = ("agent.n_steps=256", "labrl agent.learning_rate=1e-3", "agent=baseline_reinforce agent.episode=8")
-"""Ends of commands that a page shows as examples of refused input."""
+"""Endings of commands that a page shows as examples of refused input."""
 
 FEWER = {
     "+resume=runs/cut": "+resume=runs/cut meta.max_session=2",  # the run is complete: no one pressed Ctrl-C

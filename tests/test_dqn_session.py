@@ -97,11 +97,11 @@ def test_resumed_session_equals_an_uninterrupted_one(
     name: str, uninterrupted: Callable[[str], tuple[Session, Path]], tmp_path: Path
 ) -> None:
     """Stop between checkpoints, after the replay buffer has wrapped around, and resume from the disk."""
-    whole, folder = uninterrupted(name)
-    stop_at = int(0.7 * whole.clock.max_frame) + 5
-    assert run(RUNS[name], tmp_path / "stopped", stop_at).clock.frame < whole.clock.frame
+    expected, folder = uninterrupted(name)
+    stop_at = int(0.7 * expected.clock.max_frame) + 5
+    assert run(RUNS[name], tmp_path / "stopped", stop_at).clock.frame < expected.clock.frame
     resumed = run(RUNS[name], tmp_path / "stopped", resume=True)
-    assert torch.equal(weights(whole), weights(resumed))
+    assert torch.equal(weights(expected), weights(resumed))
     assert rows(tmp_path / "stopped") == rows(folder)
 
 
@@ -121,13 +121,13 @@ def test_frames_after_the_last_checkpoint_do_not_affect_a_resume(
     name: str, uninterrupted: Callable[[str], tuple[Session, Path]], tmp_path: Path
 ) -> None:
     overrides = RUNS[name]
-    whole, folder = uninterrupted(name)
+    expected, folder = uninterrupted(name)
     killed = Session(resolve(compose(overrides)), 0, RunFolder.create(tmp_path / "killed").session(0), 1)
-    killed.callbacks.insert(0, KilledAt(whole.clock.frame - 10))
+    killed.callbacks.insert(0, KilledAt(expected.clock.frame - 10))
     with pytest.raises(KeyboardInterrupt):
         killed.run()
     resumed = run(overrides, tmp_path / "killed", resume=True)
-    assert torch.equal(weights(whole), weights(resumed))
+    assert torch.equal(weights(expected), weights(resumed))
     assert rows(tmp_path / "killed") == rows(folder)
 
 

@@ -239,7 +239,7 @@ def test_render_human_plays_in_a_window_without_videos(folder: Path, monkeypatch
 
 
 def _init_fast(self, config) -> None:
-    """Initialize the watched environment without a window and at a hundred times the usual speed."""
+    """Initialize the environment like WatchedGymnasium, but show it at 5000 frames per second."""
     import dataclasses
 
     from labrl.envs.gym import GymnasiumEnv

@@ -206,7 +206,7 @@ def test_reset_and_step_must_return_what_gymnasium_requires(case: str, more: dic
 
 
 class Wrapped(gym.ObservationWrapper[Any, Any, Any]):
-    """Wrapper that fails to unpack what the wrapped environment returns, with Python's own error."""
+    """Wrapper in which unpacking fails if the wrapped environment returns the wrong number of values."""
 
     def __init__(self, case: str) -> None:
         super().__init__(Returns(case, at=1))

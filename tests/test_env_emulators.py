@@ -122,7 +122,7 @@ def test_episode_is_not_prepared_twice() -> None:
     assert (first[:, 0].tolist(), resets) == ([8], [0, 7, 8])
 
 
-def test_second_episodes_are_prepared_one_per_step_after_short_runs(
+def test_second_episodes_are_prepared_one_per_step_unless_a_run_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     env = make_env(atari("pong"), seed=3, num_threads=FEW_THREADS + 1, num_envs=2)

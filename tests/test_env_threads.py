@@ -1,4 +1,4 @@
-"""Tests of the scheduling policy by which environment threads leave the core to the waking thread."""
+"""Tests of the scheduling policy of environment threads, which do not preempt the thread that wakes them."""
 
 from __future__ import annotations
 

@@ -118,8 +118,8 @@ def test_grid_runs_every_combination_in_its_own_folder(capsys: pytest.CaptureFix
     assert ["2", "env=cartpole"] in rows
 
 
-def test_trial_in_a_worker_equals_a_run_of_its_own() -> None:
-    """Run three trials in two processes, so that one process is used again."""
+def test_trial_in_a_worker_equals_the_same_run_alone() -> None:
+    """Run three trials in two processes, so that one process runs two of them."""
     assert main(["-m", *QUICK, "hydra.launcher.n_jobs=2", "seed=1,2,3"]) == 0
     for seed in (1, 2, 3):
         assert main([*QUICK, f"seed={seed}", f"hydra.run.dir=alone_{seed}"]) == 0
@@ -181,20 +181,20 @@ def test_killed_worker_fails_only_its_own_trial(tmp_path: Path) -> None:
 
 @needs_proc
 @two_at_once
-@pytest.mark.parametrize("how", [pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"])
-def test_resumed_experiment_equals_an_uninterrupted_one(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped_by", [pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"])
+def test_resumed_experiment_equals_an_uninterrupted_one(stopped_by: str, tmp_path: Path) -> None:
     every, endless = "meta.log_frequency=200", "env.max_frame=1e9"
     overrides = [*QUICK, PACED, every, endless, "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
     with started(*overrides) as process:
         wait_for(lambda: frame(first) and frame(second), process)
-        if how == "ctrl-c":
+        if stopped_by == "ctrl-c":
             os.killpg(process.pid, signal.SIGINT)
         else:
             os.kill(process.pid, signal.SIGKILL)
         output, _ = process.communicate()  # returns when the last worker has closed its output
     folder = ExperimentFolder.open("e")
-    if how == "ctrl-c":
+    if stopped_by == "ctrl-c":
         assert process.returncode == 130
         assert "Traceback" not in output
         assert f"labrl -m +resume={tmp_path / 'e'}" in output
@@ -208,8 +208,8 @@ def test_resumed_experiment_equals_an_uninterrupted_one(how: str, tmp_path: Path
     end = f"env.max_frame={max(frame(first), frame(second)) + 200}"
     assert main(["-m", f"+resume={tmp_path / 'e'}", end, "hydra.launcher.n_jobs=1"]) == 0
     assert (folder.status, statuses(folder.path)) == ("finished", ["finished"] * 3)
-    assert main([*QUICK, PACED, every, end, "seed=1", "hydra.run.dir=whole"]) == 0
-    assert differences(Path("whole"), second) == []
+    assert main([*QUICK, PACED, every, end, "seed=1", "hydra.run.dir=uninterrupted"]) == 0
+    assert differences(Path("uninterrupted"), second) == []
 
 
 def test_resume_runs_missing_trials_and_leaves_finished_ones_unchanged(
@@ -229,7 +229,7 @@ def test_resume_runs_missing_trials_and_leaves_finished_ones_unchanged(
     assert main(["-m", "+resume=latest"]) == 0
     assert resumed() == [2, 0]
 
-    # The state after a kill while a trial that has finished its run was making its report.
+    # The state after a kill while a trial that had finished training was making its report.
     info = json.loads((folder / "experiment.json").read_text())
     info["trials"][1]["status"] = "running"
     (folder / "experiment.json").write_text(json.dumps(info))

@@ -52,7 +52,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a finished run of PPO that has kept its checkpoint at frame AT."""
+    """Return the folder of a finished run of PPO that has kept a checkpoint every AT frames."""
     folder = tmp_path_factory.mktemp("trunk") / "run"
     assert main([*PPO, KEEP, f"hydra.run.dir={folder}"]) == 0
     return folder
@@ -81,12 +81,12 @@ def rows_until(run: Path | str, frame: int, table: str = "train") -> list[dict[s
 @pytest.mark.parametrize("overrides", [PPO, DQN, [*DQN, *FILES]], ids=["ppo", "dqn", "dqn in files"])
 def test_fork_without_edits_equals_the_original_run(overrides: list[str]) -> None:
     overrides = [*overrides, "meta.tensorboard=true"]
-    assert main([*overrides, KEEP, "hydra.run.dir=unbroken"]) == 0
-    assert main([*fork("unbroken"), "hydra.run.dir=forked"]) == 0
-    assert differences(Path("unbroken"), Path("forked")) == []
-    assert recorded_differences(Path("unbroken"), Path("forked")) == []
-    assert store("unbroken").best_frame() == store("forked").best_frame()
-    assert board(Path("unbroken")) == board(Path("forked"))
+    assert main([*overrides, KEEP, "hydra.run.dir=original"]) == 0
+    assert main([*fork("original"), "hydra.run.dir=forked"]) == 0
+    assert differences(Path("original"), Path("forked")) == []
+    assert recorded_differences(Path("original"), Path("forked")) == []
+    assert store("original").best_frame() == store("forked").best_frame()
+    assert board(Path("original")) == board(Path("forked"))
 
 
 def test_fork_that_is_killed_and_resumed_equals_the_original_run(trunk: Path, tmp_path: Path) -> None:
@@ -161,17 +161,17 @@ def test_each_session_is_forked_from_its_own_past() -> None:
 
 
 def test_running_run_can_be_forked(tmp_path: Path) -> None:
-    overrides = [*PPO, KEEP, "env.max_frame=1e6", "hydra.run.dir=going"]
+    overrides = [*PPO, KEEP, "env.max_frame=1e6", "hydra.run.dir=running"]
     process = start_labrl(*overrides, PACED, output=False)
     try:
-        while newest_checkpoint(tmp_path / "going") < 2000 and process.poll() is None:
+        while newest_checkpoint(tmp_path / "running") < 2000 and process.poll() is None:
             time.sleep(0.01)
-        assert main([*fork("going"), "env.max_frame=1600", "hydra.run.dir=forked"]) == 0
+        assert main([*fork("running"), "env.max_frame=1600", "hydra.run.dir=forked"]) == 0
         assert process.poll() is None, "the original run has ended"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert rows_until("forked", 1500) == rows_until("going", 1500) != []
+    assert rows_until("forked", 1500) == rows_until("running", 1500) != []
 
 
 def test_run_with_several_ranks_can_be_forked(tmp_path: Path) -> None:
@@ -219,13 +219,13 @@ def test_trial_killed_while_its_past_was_copied_starts_again(trunk: Path) -> Non
     info = json.loads((Path("branches") / EXPERIMENT_MARKER).read_text())
     info["trials"][1]["status"] = "running"
     (Path("branches") / EXPERIMENT_MARKER).write_text(json.dumps(info))
-    whole = rows(run / "session_0/train.csv")
+    expected = rows(run / "session_0/train.csv")
     for path in [*run.iterdir(), *(run / "session_0").iterdir()]:
         if path.is_file() and path.name not in (MARKER, "train.csv"):
             path.unlink()
     RunFolder.open(run).set_status("running")
     assert main(["-m", "+resume=branches"]) == 0
-    assert rows(run / "session_0/train.csv") == whole
+    assert rows(run / "session_0/train.csv") == expected
 
 
 def test_wrong_fork_is_refused_with_its_key(trunk: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tests of statistics of few runs: they agree with the paper and rliable, and intervals are repeatable."""
+"""Tests of statistics over few runs: they agree with the paper and rliable, and intervals are repeatable."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ def test_step_returns_the_norm_before_clipping_and_updates_the_weights() -> None
     before = free.weights.clone()
     for learner in (free, limited):
         learner.gradient(mean_loss, ROWS)
-        whole = torch.cat([gradient.flatten() for gradient in gradients(learner)]).norm()
-        assert learner.step(lr=0.1) == pytest.approx(float(whole), rel=1e-5)
+        norm = torch.cat([gradient.flatten() for gradient in gradients(learner)]).norm()
+        assert learner.step(lr=0.1) == pytest.approx(float(norm), rel=1e-5)
     assert 0 < (limited.weights - before).norm() < (free.weights - before).norm()
     assert free.weight_norm == pytest.approx(float(free.weights.norm()))
     parameters = torch.cat([parameter.detach().flatten() for parameter in free.network.parameters()])
@@ -166,7 +166,7 @@ def test_twin_has_its_own_weights_and_frozen_network_shares_them() -> None:
 
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize(("batch_size", "threads"), [(0, 1), (LARGE_PRODUCTS, 2)])
-def test_only_large_products_use_several_threads_and_only_meanwhile(
+def test_several_threads_are_used_only_during_large_products(
     batch_size: int, threads: int, broken: bool
 ) -> None:
     learner = learner_of(plain(6, 4), num_threads=2, batch_size=batch_size)

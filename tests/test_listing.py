@@ -1,4 +1,4 @@
-"""Tests of `labrl-runs`, which lists every run and experiment on one line and filters them."""
+"""Tests of `labrl-runs`, which lists runs and experiments, one per line, and filters them."""
 
 from __future__ import annotations
 

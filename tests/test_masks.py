@@ -130,7 +130,7 @@ def test_masks_can_be_ignored_and_must_fit_the_action_space() -> None:
 
 
 class GivenMasks(Doors):
-    """Environment whose mask is `first` at resets and `later` at steps, whatever these are."""
+    """Environment whose mask is `first` at resets and `later` at steps, even if these are not valid masks."""
 
     def __init__(self, first: Any, later: Any, style: str = "info", box: bool = False) -> None:
         super().__init__(style)
@@ -264,12 +264,12 @@ def test_agent_takes_only_valid_actions_in_a_multi_discrete_space(agent: str, tm
 
 @pytest.mark.parametrize("agent", ["ppo", "sil_ppo", "sarsa", "dqn"])
 def test_resumed_run_with_masks_equals_an_uninterrupted_one(agent: str, tmp_path: Path) -> None:
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    assert run(*overrides(agent, whole)).exit_code == 0
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    assert run(*overrides(agent, uninterrupted)).exit_code == 0
     assert run(*overrides(agent, resumed), "env.max_frame=230").exit_code == 0
     assert run(f"+resume={resumed}", "env.max_frame=400").exit_code == 0
-    assert rows(whole / "session_0/train.csv")[-1] == rows(resumed / "session_0/train.csv")[-1]
-    assert unequal(state(whole / "session_0"), state(resumed / "session_0")) == []
+    assert rows(uninterrupted / "session_0/train.csv")[-1] == rows(resumed / "session_0/train.csv")[-1]
+    assert unequal(state(uninterrupted / "session_0"), state(resumed / "session_0")) == []
 
 
 def step_of(mask: NDArray, next_mask: NDArray, terminated: bool) -> Step:

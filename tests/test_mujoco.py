@@ -85,10 +85,10 @@ def test_resumed_run_equals_an_uninterrupted_one(agent: str, tmp_path: Path) -> 
         "sac": ["agent.learning_starts=60", "agent.batch_size=8", "agent.memory.capacity=512"],
     }[agent]
     overrides = [f"agent={agent}", "env=hopper", "agent.lr=1e-3", "meta.log_frequency=50", *small, *QUIET]
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    for folder, budget in ((whole, 300), (resumed, 170)):
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    for folder, budget in ((uninterrupted, 300), (resumed, 170)):
         done = labrl.train([*overrides, f"env.max_frame={budget}", f"hydra.run.dir={folder}"])
         assert done.exit_code == 0
     assert labrl.train([f"+resume={resumed}", "env.max_frame=300"]).exit_code == 0
-    assert rows(whole / "session_0/train.csv")[-1] == rows(resumed / "session_0/train.csv")[-1]
-    assert unequal(state(whole / "session_0"), state(resumed / "session_0")) == []
+    assert rows(uninterrupted / "session_0/train.csv")[-1] == rows(resumed / "session_0/train.csv")[-1]
+    assert unequal(state(uninterrupted / "session_0"), state(resumed / "session_0")) == []
