@@ -107,9 +107,7 @@ def test_damage_is_detected_and_the_newest_intact_checkpoint_is_loaded(
         assert announced is not None
         assert announced >= found.frame
         if sizes != _sizes(intact):
-            assert announced == found.frame, (
-                "a missing file or a wrong size was not detected from the manifest"
-            )
+            assert announced == found.frame, "the manifest did not reveal a missing file or wrong size"
         assert found.frame == found.state["frame"] == FRAMES[-1 - broken], f"{damage.__name__}, seed {seed}"
         assert torch.equal(found.state["weights"], some_state(found.frame)["weights"])
         assert len(store.broken) == broken

@@ -55,9 +55,8 @@ class Lingers(Walk):
     """Environment that takes a minute to close in a worker process."""
 
     def close(self) -> None:
-        if (
-            multiprocessing.parent_process() is not None
-        ):  # the main process also makes one, to read its spaces
+        # The main process also makes one, to read its spaces, which it closes at once.
+        if multiprocessing.parent_process() is not None:
             time.sleep(60)
 
 

@@ -213,9 +213,8 @@ def test_reaching_a_point_is_learned_with_hindsight(agent: str, tmp_path: Path) 
     overrides += ["env.max_frame=2500", "meta.rigorous_eval=4", "meta.eval_episodes=8", "meta.num_cpus=1"]
     overrides += ["agent.temperature=0.02"] if agent == "sac" else []
     folder = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]).folder
-    assert (
-        float(rows(folder / "session_0" / "eval.csv")[-1]["return_mean"]) > -7
-    )  # the worst is -20, a random policy gets -17
+    # The worst return is -20, and a random policy gets -17.
+    assert float(rows(folder / "session_0" / "eval.csv")[-1]["return_mean"]) > -7
 
 
 def test_run_with_hindsight_resumes_exactly(tmp_path: Path) -> None:

@@ -304,9 +304,8 @@ def test_action_masks_work_with_several_inputs(agent: str, tmp_path: Path) -> No
     assert env.masked
     assert set(env.observation_space.spaces) == {"picture", "mark"}  # type: ignore[attr-defined]
     env.close()
-    result = labrl.train(
-        [*overrides(agent, style="masked"), f"hydra.run.dir={tmp_path / 'run'}"]
-    )  # the environment raises an exception at an invalid action
+    # The environment raises an exception at an invalid action.
+    result = labrl.train([*overrides(agent, style="masked"), f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 0
 
 

@@ -197,7 +197,7 @@ def test_search_shows_the_return_of_its_winner_on_fresh_seeds(tmp_path: Path, ob
     assert entry["groups"][1]["name"] == "the default"
     assert entry["best_in_the_search"] == {"trial": 1, "objective": objective, "value": 109.4, "of": 2}
     (other,) = entries(tmp_path / "runs", ["agent.lr=0.1"])
-    assert (other["final_return"], other["trials"]) == (None, 1), "the filter excludes the winner"
+    assert (other["final_return"], other["trials"]) == (None, 1), "the filter must exclude the winner"
     assert other["best_in_the_search"] is not None
     assert (other["best_in_the_search"]["value"], other["best_in_the_search"]["of"]) == (90.0, 1)
     assert ("best of 1: 90.0" in as_table([other])) == (objective == "final_return")

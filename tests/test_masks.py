@@ -79,7 +79,7 @@ def test_each_step_returns_the_mask_of_the_next_action(style: str, vectorization
             before = env.action_mask
             assert before is not None
             assert before.any(1).all()
-            step = env.step(before.argmax(1) + 2)  # the environment raises at an invalid action
+            step = env.step(before.argmax(1) + 2)  # the environment rejects invalid actions
             assert step.mask is not None
             assert step.next_mask is not None
             np.testing.assert_array_equal(step.mask, env.action_mask)

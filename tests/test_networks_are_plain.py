@@ -196,9 +196,8 @@ COMPILED = (
 def test_network_compiles_into_a_single_graph(
     name: str, training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        torch._dynamo.config, "allow_rnn", True, raising=False
-    )  # required by older versions of torch
+    # Older versions of torch compile recurrent layers only with this flag.
+    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True, raising=False)
     torch._dynamo.reset()
     network, inputs, optional = network_and_inputs(name)
     network.train(training)
