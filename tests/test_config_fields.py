@@ -1,4 +1,4 @@
-"""Every key is a field with a meaning that some code reads, and YAML alone gives its default."""
+"""Tests that every configuration key is documented, read by some code, and has its default in YAML alone."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def modules() -> Iterator[Any]:
             yield importlib.import_module(found.name)
 
 
-def with_parts(cls: type) -> Iterator[type]:
-    """A dataclass and those that its fields hold, but for the shapes of schedules, which are a notation."""
+def with_nested(cls: type) -> Iterator[type]:
+    """Yield a dataclass and those nested in its fields, except schedules, which have their own notation."""
     if cls.__module__ != schedules.__name__:
         yield cls
         for hint in hints(cls).values():
             for part in dataclasses_in(hint):
-                yield from with_parts(part)
+                yield from with_nested(part)
 
 
 @cache
 def configs() -> dict[str, type]:
-    """Every dataclass of labrl whose fields are keys, by name."""
+    """Return every dataclass of labrl whose fields are configuration keys, by qualified name."""
     kinds = {kind for module in modules() for _, kind in inspect.getmembers(module, inspect.isclass)}
     roots = [getattr(kind, "Config", None) for kind in kinds if kind.__module__.startswith("labrl.")]
     found = {
-        part for root in [TrialConfig, *roots] if dataclasses.is_dataclass(root) for part in with_parts(root)
+        part for root in [TrialConfig, *roots] if dataclasses.is_dataclass(root) for part in with_nested(root)
     }  # type: ignore[arg-type]
     return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in found}
 
@@ -56,23 +56,25 @@ def configs() -> dict[str, type]:
 def test_no_field_has_a_default() -> None:
     missing = dataclasses.MISSING
     fields = [(name, field) for name, cls in configs().items() for field in dataclasses.fields(cls)]
-    given = [
+    defaults = [
         (name, field.name)
         for name, field in fields
         if (field.default, field.default_factory) != (missing, missing)
     ]
-    assert not given, "configs/ gives their values"
+    assert not defaults, "default values belong in configs/, not in the dataclass"
 
 
 def test_every_field_has_a_docstring() -> None:
     field_docstrings = runpy.run_path(str(REFERENCE))["field_docstrings"]
-    silent = {name: hints(cls).keys() - field_docstrings(cls).keys() for name, cls in configs().items()}
-    assert not [(name, fields) for name, fields in silent.items() if fields], "nobody says what these mean"
+    undocumented = {name: hints(cls).keys() - field_docstrings(cls).keys() for name, cls in configs().items()}
+    assert not [(name, fields) for name, fields in undocumented.items() if fields], (
+        "fields without a docstring"
+    )
 
 
 @cache
-def read() -> set[str]:
-    """Every name that some code reads as an attribute, or asks for by its name."""
+def names_read() -> set[str]:
+    """Return every name that some code reads as an attribute or looks up by a string."""
     names: set[str] = set()
     for module in modules():
         if module.__file__ is None or not module.__file__.endswith(".py"):
@@ -81,26 +83,29 @@ def read() -> set[str]:
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 names.add(node.attr)
             if isinstance(node, ast.Subscript | ast.Call):
-                asked = [node.slice] if isinstance(node, ast.Subscript) else node.args
-                names |= {str(one.value) for one in asked if isinstance(one, ast.Constant)}
+                looked_up = [node.slice] if isinstance(node, ast.Subscript) else node.args
+                names |= {str(one.value) for one in looked_up if isinstance(one, ast.Constant)}
     for path in config_folder().rglob("*.yaml"):  # n_trials: ${meta.max_trial}
         names |= {key.rpartition(".")[2] for key in re.findall(r"\$\{([\w.]+)", path.read_text())}
     return names
 
 
 def test_every_field_is_read() -> None:
-    """A key without effect is refused; one with a single value leaves room for others."""
+    """Some code reads every field, so that every key has an effect.
+
+    A Literal with a single option is exempt: it has no effect until a second option is added.
+    """
     unread = [
         (name, field)
         for name, cls in configs().items()
         for field, hint in hints(cls).items()
-        if field not in read() and not (get_origin(hint) is Literal and len(get_args(hint)) == 1)
+        if field not in names_read() and not (get_origin(hint) is Literal and len(get_args(hint)) == 1)
     ]
-    assert not unread, "no code reads them"
+    assert not unread, "no code reads these fields"
 
 
 def package_of(file: Path) -> str:
-    """Return the key under which the keys of a file stand; '' at the top."""
+    """Return the package of a YAML file: the key under which its keys are placed, '' for the top level."""
     header = re.match(r"# @package (\S+)", file.read_text())
     folders = file.relative_to(config_folder()).parent.parts
     return header[1].removeprefix("_global_") if header else ".".join(folders)
@@ -111,8 +116,8 @@ def content(file: Path) -> dict[str, Any]:
     return yaml.safe_load(file.read_text()) or {}
 
 
-def built_on(file: Path) -> Iterator[tuple[Path, str]]:
-    """The options that an option is built on, and where their keys stand, the nearest first."""
+def base_options(file: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files that a YAML file inherits from, nearest first, each with the package of its keys."""
     here = package_of(file)
     for default in content(file).get("defaults", []):
         ((name, option),) = default.items() if isinstance(default, dict) else [(default, "")]
@@ -123,18 +128,18 @@ def built_on(file: Path) -> Iterator[tuple[Path, str]]:
             other, place = file.parent / f"{group}.yaml", package or here
         if other.exists():
             yield other, place
-            yield from built_on(other)
+            yield from base_options(other)
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A group of keys in a YAML file."""
+    """A mapping in a YAML file."""
 
     file: Path
     place: str
-    """Its full key; '' at the top."""
+    """Full key of the mapping; '' at the top level."""
     target: str | None
-    """Its `_target_`, or that of the option that is built on the file."""
+    """The mapping's `_target_`, or that of the option that inherits from this file."""
     keys: dict[str, Any]
 
 
@@ -149,12 +154,15 @@ def nodes_in(file: Path, place: str, found: Any, target: str | None) -> Iterator
 
 @cache
 def nodes() -> list[Node]:
-    """Every group of keys in configs/ but Hydra's; one that an option is built on is there for both."""
+    """Return every mapping in configs/ except Hydra's.
+
+    The mappings of an inherited file appear again for each option that inherits from it.
+    """
     found: list[Node] = []
     for file in sorted(config_folder().rglob("*.yaml")):
         if file.relative_to(config_folder()).parts[0] != "hydra":
             here = package_of(file)
-            chain = [(file, here), *built_on(file)]
+            chain = [(file, here), *base_options(file)]
             targets = [
                 content(one)["_target_"] for one, at in chain if at == here and "_target_" in content(one)
             ]
@@ -165,7 +173,7 @@ def nodes() -> list[Node]:
 
 @cache
 def classes_at(place: str) -> list[type]:
-    """The dataclasses that keys at a place can belong to; none where labrl does not know the keys."""
+    """Return the dataclasses that may define the keys at a place; none if labrl does not define them."""
     if not place:
         return [TrialConfig]
     above, _, name = place.rpartition(".")
@@ -180,7 +188,7 @@ def configs_of(*targets: str) -> list[type]:
 
 
 def classes_of(node: Node) -> list[type]:
-    """The dataclasses that the keys of a node can belong to."""
+    """Return the dataclasses that may define the keys of a node."""
     if node.target:
         return configs_of(node.target)
     found = classes_at(node.place)
@@ -188,8 +196,8 @@ def classes_of(node: Node) -> list[type]:
 
 
 @cache
-def in_yaml() -> dict[type, set[str]]:
-    """The fields of each dataclass that some YAML file gives."""
+def fields_in_yaml() -> dict[type, set[str]]:
+    """Return for each dataclass the fields that some YAML file sets."""
     places = {node.place for node in nodes()}
     found: dict[type, set[str]] = defaultdict(set)
     for node in nodes():
@@ -199,26 +207,26 @@ def in_yaml() -> dict[type, set[str]]:
     return found
 
 
-def test_yaml_gives_every_field_or_leaves_all_of_them_to_be_typed() -> None:
-    """Where a part is null in YAML, such as `meta.profile`, all of its fields are typed."""
-    lacking = {
-        name: hints(cls).keys() - in_yaml()[cls]
+def test_yaml_sets_all_fields_of_a_dataclass_or_none() -> None:
+    """The fields of a component that is null in YAML, such as `meta.profile`, are all set by the user."""
+    unset = {
+        name: hints(cls).keys() - fields_in_yaml()[cls]
         for name, cls in configs().items()
-        if in_yaml()[cls] not in (hints(cls).keys(), set())
+        if fields_in_yaml()[cls] not in (hints(cls).keys(), set())
     }
-    assert not lacking, "no YAML file has these"
+    assert not unset, "no YAML file sets these fields"
 
 
 RULE = config_folder() / "presets.yaml"
-"""The file that says which presets apply; it is no part of a configuration."""
+"""File that says which presets apply; its keys are not part of a configuration."""
 FILES = sorted({node.file for node in nodes()} - {RULE})
 
 
-def test_every_key_of_a_file_is_a_field() -> None:
+def test_every_yaml_key_is_a_field() -> None:
     for node in (node for node in nodes() if node.file in FILES):
         known = {name for cls in classes_of(node) for name in hints(cls)}
         unknown = node.keys.keys() - known if known else set()
-        assert not unknown, f"{node.file}: {node.place} has no such keys"
+        assert not unknown, f"{node.file}: keys of '{node.place}' that are not fields"
 
 
 def leaves(place: str, found: Any) -> Iterator[tuple[str, Any]]:
@@ -230,10 +238,10 @@ def leaves(place: str, found: Any) -> Iterator[tuple[str, Any]]:
         yield place, found
 
 
-def test_an_option_does_not_repeat_a_value_of_the_option_that_it_is_built_on() -> None:
+def test_option_does_not_repeat_values_of_its_base_options() -> None:
     repeated = []
     for file in FILES:
-        chain = reversed([*built_on(file)])
+        chain = reversed([*base_options(file)])
         before = dict(pair for one, place in chain for pair in leaves(place, content(one)))
         own = dict(leaves(package_of(file), content(file)))
         repeated += [(file, key) for key, value in own.items() if key in before and before[key] == value]

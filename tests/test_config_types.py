@@ -1,4 +1,4 @@
-"""Values of the right type and range are taken, others are refused with their full key."""
+"""Tests of configuration types: valid values are accepted, others are refused with their full key."""
 
 from __future__ import annotations
 
@@ -158,23 +158,23 @@ def test_wrong_type_or_range_is_refused_with_the_full_key(wrong: dict[str, Any],
     assert str(error).startswith(f"agent.{key}")
 
 
-def test_message_contains_what_is_allowed_and_what_was_given() -> None:
-    def holds(error: InputError, *parts: str) -> bool:
+def test_error_message_names_the_allowed_and_the_given_values() -> None:
+    def mentions(error: InputError, *parts: str) -> bool:
         return all(part in str(error) for part in parts)
 
-    assert holds(refused(count=-1), "0", "-1")
-    assert holds(refused(mode="fastt"), "'fast'", "'slow'", "'fastt'", "agent.mode=fast")
-    assert holds(refused(sizes=[4, 0]), "agent.sizes[1]", "1", "0")
-    assert holds(refused(lr="fast"), "linear", "cosine", "exponential", "'fast'")
-    assert holds(refused(lr={"kind": "linea"}), "agent.lr.kind=linear", "piecewise")
-    assert holds(refused(inner={"sise": 0}), "agent.inner.size")
-    assert holds(refused(lr={"kind": "linear", "start": 1, "ende": 0, "horizon": 1}), "agent.lr.end?")
-    assert not holds(
+    assert mentions(refused(count=-1), "0", "-1")
+    assert mentions(refused(mode="fastt"), "'fast'", "'slow'", "'fastt'", "agent.mode=fast")
+    assert mentions(refused(sizes=[4, 0]), "agent.sizes[1]", "1", "0")
+    assert mentions(refused(lr="fast"), "linear", "cosine", "exponential", "'fast'")
+    assert mentions(refused(lr={"kind": "linea"}), "agent.lr.kind=linear", "piecewise")
+    assert mentions(refused(inner={"sise": 0}), "agent.inner.size")
+    assert mentions(refused(lr={"kind": "linear", "start": 1, "ende": 0, "horizon": 1}), "agent.lr.end?")
+    assert not mentions(
         refused(lr={"kind": "linear", "start": 1, "points": 0, "horizon": 1}), "agent.lr.points?"
     )
 
 
-def test_all_mistakes_are_found_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     error = refused(count=-1, rate=0, parts={"a": {"_target_": PART, "needed": 1, "rat": 2}})
     assert [(mistake.code, mistake.key) for mistake in error.mistakes] == [
         ("range", "agent.count"),
@@ -185,26 +185,26 @@ def test_all_mistakes_are_found_at_once() -> None:
     assert [mistake.message for mistake in error.mistakes] == str(error).splitlines()
 
 
-def test_unknown_key_names_the_nearest_or_all() -> None:
+def test_unknown_key_error_suggests_the_nearest_key_or_lists_all() -> None:
     assert (refused(raet=1).code, refused(raet=1).key) == ("unknown-key", "agent.raet")
     assert "agent.rate" in str(refused(raet=1))
     assert "agent.needed, agent.count" in str(refused(zzzzzz=1))
 
 
-def test_missing_key_is_named() -> None:
+def test_missing_key_is_named_in_the_error() -> None:
     with pytest.raises(InputError) as error:
         dataclass_of(Component, {"_target_": PART}, "agent")
     assert (error.value.code, error.value.key) == ("missing", "agent.needed")
 
 
-def test_scientific_notation_counts_as_a_whole_number() -> None:
+def test_scientific_notation_is_accepted_for_integers() -> None:
     config = parsed(count=1e7, plain=2.0)
     assert config.count == 10_000_000
     assert isinstance(config.count, int)
     assert isinstance(config.plain, int)
 
 
-def test_schedules_are_numbers_or_mappings_with_a_kind() -> None:
+def test_schedule_may_be_a_number_a_mapping_or_a_string() -> None:
     config = parsed(lr={"kind": "linear", "start": 1, "end": 0, "horizon": 1e6}, clip=1)
     assert config.lr == LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=1_000_000, warmup=0)
     assert config.clip == 1.0
@@ -212,7 +212,7 @@ def test_schedules_are_numbers_or_mappings_with_a_kind() -> None:
     assert parsed(lr="linear:1:0:1e6").lr == config.lr
 
 
-def test_a_users_dataclass_keeps_its_defaults_and_is_not_changed() -> None:
+def test_user_dataclass_keeps_its_defaults_and_is_not_modified() -> None:
     before = dict(vars(PartConfig)), dict(vars(Inner))
     assert parsed(inner={}).inner == Inner(size=8)
     assert (dict(vars(PartConfig)), dict(vars(Inner))) == before
@@ -254,13 +254,13 @@ class Unreadable:
         ("Unreadable", 3, "target", "agent._target_"),
     ],
 )
-def test_a_users_config_that_fails_is_wrong_input(name: str, size: int, code: str, key: str) -> None:
+def test_exception_in_a_user_config_is_an_input_error(name: str, size: int, code: str, key: str) -> None:
     with pytest.raises(InputError) as error:
         dataclass_of(Component, {"_target_": f"{__name__}.{name}", "size": size}, "agent")
     assert (error.value.code, error.value.key) == (code, key)
 
 
-def test_component_with_config_is_built_from_it() -> None:
+def test_component_with_config_is_built_from_its_config() -> None:
     component = dataclass_of(Component, {"_target_": PART, "needed": 2})
     part = component.build(runtime="now")
     assert isinstance(part, Part)
@@ -296,12 +296,12 @@ def test_target_that_does_not_exist_is_refused(target: Any, named: str) -> None:
     assert named in str(error.value)
 
 
-def test_component_survives_the_way_to_another_process() -> None:
+def test_component_can_be_pickled() -> None:
     component = dataclass_of(Component, {"_target_": PART, "needed": 2, "part": {"_target_": PLAIN}})
     assert pickle.loads(pickle.dumps(component)) == component
 
 
-def test_a_component_keeps_its_full_key() -> None:
+def test_component_keeps_its_full_key_when_pickled() -> None:
     node = {"_target_": PART, "needed": 2, "parts": {"a": {"_target_": PART, "needed": 1}}}
     component = dataclass_of(Component, {**node, "part": {"_target_": PLAIN}}, "agent")
     copy = pickle.loads(pickle.dumps(component))
@@ -313,7 +313,7 @@ def test_a_component_keeps_its_full_key() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, {"kind": "linear", "start": 1, "end": -1, "horizon": 10}])
-def test_coefficient_that_would_turn_negative_is_refused(value: Any) -> None:
+def test_non_negative_schedule_refuses_negative_values(value: Any) -> None:
     error = refused(bound=value)
     assert (error.code, error.key) == ("range", "agent.bound")
     assert parsed(bound=None).bound is None

@@ -1,4 +1,4 @@
-"""A changed configuration is told from one that would have had the same past, and how to pin the rest."""
+"""Tests of comparing configurations: which changes a resume refuses, and which overrides undo them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ TREES = st.recursive(
 CONFIGS = st.dictionaries(KEYS, TREES)
 
 
-def put(config: dict[str, Any], change: Change) -> None:
+def apply(config: dict[str, Any], change: Change) -> None:
+    """Apply a change to a configuration in place."""
     *parents, leaf = change.key.split(".")
     node = config
     for name in parents:
@@ -51,16 +52,18 @@ def put(config: dict[str, Any], change: Change) -> None:
 
 
 @given(CONFIGS)
-def test_a_configuration_does_not_differ_from_itself(config: dict[str, Any]) -> None:
+def test_configuration_does_not_differ_from_itself(config: dict[str, Any]) -> None:
     assert changes(config, config) == []
 
 
 @given(CONFIGS, CONFIGS)
-def test_the_changes_lead_from_the_old_to_the_new(old: dict[str, Any], new: dict[str, Any]) -> None:
+def test_applying_all_changes_turns_the_old_config_into_the_new(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
     found = changes(old, new)
     assert {change.key for change in found} == {change.key for change in changes(new, old)}
     for change in found:
-        put(old, change)
+        apply(old, change)
     assert changes(old, new) == []
 
 
@@ -78,35 +81,36 @@ def test_the_changes_lead_from_the_old_to_the_new(old: dict[str, Any], new: dict
         ([{"a": 1}], [{"a": True}], True),
     ],
 )
-def test_numbers_are_compared_as_such_and_nothing_else_is(old: Any, new: Any, differ: bool) -> None:
+def test_only_int_and_float_compare_equal_across_types(old: Any, new: Any, differ: bool) -> None:
     assert bool(changes({"key": old}, {"key": new})) == differ
 
 
-def keys_of_a_trial(
+def traits_of_all_keys(
     cls: type = TrialConfig, prefix: str = "", above: Traits | None = None
 ) -> dict[str, Traits]:
+    """Return the traits of every key of a trial, taken from its field or the nearest field above."""
     found = {}
     for name, hint in hints(cls).items():
         own = traits_in(hint) or above or Traits()
         found[prefix + name] = own
         for below in dataclasses_in(hint):
-            found |= keys_of_a_trial(below, f"{prefix}{name}.", own)
+            found |= traits_of_all_keys(below, f"{prefix}{name}.", own)
     return found
 
 
-def test_a_key_has_the_traits_of_its_field_or_of_the_nearest_one_above() -> None:
-    assert {key: traits(key) for key in keys_of_a_trial()} == keys_of_a_trial()
+def test_key_has_the_traits_of_its_field_or_the_nearest_field_above() -> None:
+    assert {key: traits(key) for key in traits_of_all_keys()} == traits_of_all_keys()
     assert traits("meta.profile.start") == traits("meta.profile") == traits("meta.profile.no_such_key")
     assert traits("callbacks.mine.n") == traits("wandb") == traits("search.pruner.kind")
 
 
-@given(st.sampled_from(sorted(keys_of_a_trial())), LEAVES, LEAVES)
-def test_a_key_contradicts_the_past_unless_a_resume_may_change_it(key: str, old: Any, new: Any) -> None:
-    assert (contradictions([Change(key, old, new)]) == []) == keys_of_a_trial()[key].resume
+@given(st.sampled_from(sorted(traits_of_all_keys())), LEAVES, LEAVES)
+def test_change_is_a_contradiction_unless_a_resume_may_make_it(key: str, old: Any, new: Any) -> None:
+    assert (contradictions([Change(key, old, new)]) == []) == traits_of_all_keys()[key].resume
 
 
 @pytest.mark.parametrize("key", ["env.max_frame", "meta.max_session", "meta.device", "meta.eval_greedy"])
-def test_what_leaves_the_learning_alone_may_change(key: str) -> None:
+def test_keys_that_do_not_affect_learning_may_change(key: str) -> None:
     assert not contradictions([Change(key, 1, 2)])
 
 
@@ -118,22 +122,22 @@ def test_what_leaves_the_learning_alone_may_change(key: str) -> None:
         *("meta.async_unroll.timeout", "meta.new"),
     ],
 )
-def test_all_other_keys_contradict_the_past(key: str) -> None:
+def test_keys_that_affect_learning_and_unknown_keys_must_not_change(key: str) -> None:
     assert contradictions([Change(key, 1, 2)])
 
 
-def test_only_the_seed_is_in_one_group_and_not_to_be_changed() -> None:
-    alike = {key for key, about in keys_of_a_trial().items() if about.same_group and not about.resume}
+def test_seed_is_the_only_fixed_key_that_may_differ_within_a_group() -> None:
+    alike = {key for key, about in traits_of_all_keys().items() if about.same_group and not about.resume}
     assert alike == {"seed"}
 
 
-def test_what_changes_the_past_changes_the_worth_of_a_trial() -> None:
-    assert all(about.score for about in keys_of_a_trial().values() if not about.resume)
+def test_keys_that_must_not_change_affect_the_score() -> None:
+    assert all(about.score for about in traits_of_all_keys().values() if not about.resume)
     assert traits("meta.eval_frequency").score
     assert not traits("meta.keep_last").score
 
 
-def test_callbacks_may_come_and_go() -> None:
+def test_callbacks_may_be_added_and_removed() -> None:
     found = changes({"callbacks": {"mine": {"_target_": "a.B", "n": 1}}}, {"callbacks": {"other": None}})
     assert len(found) == 2
     assert contradictions(found) == []
@@ -154,7 +158,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
-def test_the_way_out_can_be_typed_into_a_shell_and_means_the_old_value(value: Any) -> None:
+def test_suggested_override_passes_a_shell_and_gives_the_old_value(value: Any) -> None:
     (override,) = shlex.split(typed_override("agent.key", value))
     parsed = OverridesParser.create().parse_override(override)
     assert parsed.key_or_group == "agent.key"
@@ -165,17 +169,17 @@ def unquoted(value: Any) -> Any:
     return [unquoted(item) for item in value] if isinstance(value, list) else value
 
 
-def test_a_group_of_keys_is_pinned_as_one() -> None:
+def test_mapping_becomes_a_single_override() -> None:
     value = {"kind": "linear", "start": 1e-3, "end": 0.0, "horizon": 100000}
     (override,) = shlex.split(typed_override("agent.lr", value))
     assert OverridesParser.create().parse_override(override).value() == value
 
 
-def test_the_table_names_keys_values_what_they_follow_and_what_to_type() -> None:
+def test_refusal_names_keys_values_interpolations_and_overrides() -> None:
     found = [Change("agent.lr.horizon", 100000.0, 200000.0), Change("agent.new", ABSENT, True)]
-    told = refusal(found, {"agent": {"lr": {"horizon": "${env.max_frame}"}, "new": True}})
-    rows = [line.split() for line in told.splitlines()]
+    message = refusal(found, {"agent": {"lr": {"horizon": "${env.max_frame}"}, "new": True}})
+    rows = [line.split() for line in message.splitlines()]
     assert ["agent.lr.horizon", "100000", "200000", "follows", "env.max_frame"] in rows
     assert ["agent.new", "-", "true"] in rows
     for override in ("agent.lr.horizon=100000", "+force=true"):
-        assert override in told.split()
+        assert override in message.split()

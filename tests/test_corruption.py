@@ -1,4 +1,4 @@
-"""Two hundred damages to a checkpoint: each is noticed, and the newest one that is whole is used."""
+"""Tests of corrupted checkpoints: every damage is detected, and the newest intact checkpoint is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from labrl.storage.checkpoint import CheckpointStore
 FILES = ("manifest.json", "state.pt")
 FRAMES = (100, 200, 300)
 TRIES = 40
-"""Tries of each kind of damage."""
+"""Number of random tries of each kind of damage."""
 
 
 def some_state(frame: int) -> dict[str, Any]:
@@ -25,7 +25,8 @@ def some_state(frame: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with intact checkpoints at FRAMES."""
     folder = tmp_path_factory.mktemp("checkpoints")
     store = CheckpointStore(folder, keep_last=len(FRAMES))
     for frame in FRAMES:
@@ -37,20 +38,20 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {str(file.relative_to(folder)): file.stat().st_size for file in folder.glob("*/*")}
 
 
-def one_of(checkpoint: Path, rng: np.random.Generator) -> Path:
+def random_file(checkpoint: Path, rng: np.random.Generator) -> Path:
     return checkpoint / str(rng.choice(FILES))
 
 
-def truncated(checkpoint: Path, rng: np.random.Generator) -> int:
-    file = one_of(checkpoint, rng)
+def truncate_file(checkpoint: Path, rng: np.random.Generator) -> int:
+    file = random_file(checkpoint, rng)
     content = file.read_bytes()
     file.write_bytes(content[: int(rng.integers(len(content)))])
     return 1
 
 
-def flipped(checkpoint: Path, rng: np.random.Generator) -> int:
-    """Some bits, as failing memory does; or a run of bytes, as a lost block of a disk."""
-    file = one_of(checkpoint, rng)
+def overwrite_bytes(checkpoint: Path, rng: np.random.Generator) -> int:
+    """Flip one bit, as failing memory does, or overwrite a few bytes, as a lost disk block does."""
+    file = random_file(checkpoint, rng)
     content = bytearray(file.read_bytes())
     place = int(rng.integers(len(content)))
     if rng.random() < 0.5:
@@ -63,12 +64,12 @@ def flipped(checkpoint: Path, rng: np.random.Generator) -> int:
     return 1
 
 
-def deleted(checkpoint: Path, rng: np.random.Generator) -> int:
-    one_of(checkpoint, rng).unlink()
+def delete_file(checkpoint: Path, rng: np.random.Generator) -> int:
+    random_file(checkpoint, rng).unlink()
     return 1
 
 
-def swapped_inside(checkpoint: Path, rng: np.random.Generator) -> int:
+def swap_files(checkpoint: Path, rng: np.random.Generator) -> int:
     one, other = (checkpoint / str(name) for name in rng.choice(FILES, 2, replace=False))
     content = one.read_bytes()
     one.write_bytes(other.read_bytes())
@@ -76,8 +77,8 @@ def swapped_inside(checkpoint: Path, rng: np.random.Generator) -> int:
     return 1
 
 
-def swapped_with_the_one_before(checkpoint: Path, rng: np.random.Generator) -> int:
-    """Then neither of the two is whole."""
+def swap_with_previous_checkpoint(checkpoint: Path, rng: np.random.Generator) -> int:
+    """Swap a file with that of the previous checkpoint, which damages both."""
     name = str(rng.choice(FILES))
     other = checkpoint.parent / f"frame_{FRAMES[-2]:012d}"
     content = (checkpoint / name).read_bytes()
@@ -86,16 +87,17 @@ def swapped_with_the_one_before(checkpoint: Path, rng: np.random.Generator) -> i
     return 2
 
 
-DAMAGES = (truncated, flipped, deleted, swapped_inside, swapped_with_the_one_before)
+DAMAGES = (truncate_file, overwrite_bytes, delete_file, swap_files, swap_with_previous_checkpoint)
+"""Functions that damage the newest checkpoint; each returns the number of checkpoints damaged."""
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_each_is_noticed_and_the_last_whole_one_is_used(
-    whole: Path, tmp_path: Path, damage: Callable[[Path, np.random.Generator], int]
+def test_damage_is_detected_and_the_newest_intact_checkpoint_is_loaded(
+    intact: Path, tmp_path: Path, damage: Callable[[Path, np.random.Generator], int]
 ) -> None:
     for seed in range(TRIES):
         folder = tmp_path / str(seed)
-        shutil.copytree(whole, folder)
+        shutil.copytree(intact, folder)
         broken = damage(folder / f"frame_{FRAMES[-1]:012d}", np.random.default_rng(seed))
         store = CheckpointStore(folder, keep_last=len(FRAMES))
         announced = store.newest_whole_frame()
@@ -104,8 +106,8 @@ def test_each_is_noticed_and_the_last_whole_one_is_used(
         assert found is not None
         assert announced is not None
         assert announced >= found.frame
-        if sizes != _sizes(whole):
-            assert announced == found.frame, "by its manifest alone, where a size or a file is another"
+        if sizes != _sizes(intact):
+            assert announced == found.frame, "the manifest did not reveal a missing file or wrong size"
         assert found.frame == found.state["frame"] == FRAMES[-1 - broken], f"{damage.__name__}, seed {seed}"
         assert torch.equal(found.state["weights"], some_state(found.frame)["weights"])
         assert len(store.broken) == broken

@@ -1,4 +1,4 @@
-"""Sessions share the cores evenly, and a process keeps the memory that it has freed."""
+"""Tests of the number of threads per session and of keeping freed memory within the process."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def printed_by(program: str) -> str:
 
 
 @pytest.mark.parametrize(("num_cpus", "sessions", "threads"), [(1.0, 1, 1), (1.0, 4, 1), (0.5, 1, 1)])
-def test_every_session_has_a_core(num_cpus: float, sessions: int, threads: int) -> None:
+def test_every_session_gets_at_least_one_thread(num_cpus: float, sessions: int, threads: int) -> None:
     assert threads_per_session(num_cpus, sessions) == threads
 
 
-def test_a_trial_never_gets_more_cores_than_there_are() -> None:
+def test_trial_never_gets_more_threads_than_cores() -> None:
     assert threads_per_session(None, 1) == threads_per_session(10_000.0, 1) == available_cpus()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
-def test_freed_memory_is_used_again_without_asking_the_system() -> None:
+def test_freed_memory_is_reused_without_page_faults() -> None:
     program = (
         "import resource, numpy as np; from labrl.trial.devices import keep_freed_memory\n"
         "def faults():\n"
@@ -35,7 +35,7 @@ def test_freed_memory_is_used_again_without_asking_the_system() -> None:
         "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
         "usual = faults()\n"
         "if keep_freed_memory():\n"
-        "    faults()\n"  # the first time, the pages are new
+        "    faults()\n"  # the first call still touches new pages
         "    print(usual, faults())\n"
     )
     if printed := printed_by(program):
@@ -45,7 +45,7 @@ def test_freed_memory_is_used_again_without_asking_the_system() -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
-def test_the_heap_asks_for_large_pages_and_takes_no_memory_for_it() -> None:
+def test_heap_requests_huge_pages_without_using_more_memory() -> None:
     program = (
         "import resource; from labrl.trial.devices import keep_freed_memory\n"
         "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"

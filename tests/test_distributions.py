@@ -1,4 +1,4 @@
-"""Densities and entropies equal torch's, samples follow them, and actions fit the environment."""
+"""Tests of policy distributions: densities and entropies equal torch's, and actions fit their space."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def test_categorical_samples_follow_the_probabilities() -> None:
     assert np.bincount(sampled) / 20_000 == pytest.approx(probabilities, abs=0.01)
 
 
-def test_gaussian_samples_follow_mean_and_deviation() -> None:
+def test_gaussian_samples_follow_the_mean_and_standard_deviation() -> None:
     parameters = np.tile(np.array([1.0, -2.0, np.log(0.5), np.log(2.0)], np.float32), (20_000, 1))
     sampled = DiagonalGaussian(BOX).sample(parameters, np.random.default_rng(0))
     assert sampled.mean(0) == pytest.approx([1, -2], abs=0.05)
     assert sampled.std(0) == pytest.approx([0.5, 2], rel=0.03)
 
 
-def test_actions_for_the_environment_lie_in_its_space() -> None:
+def test_environment_actions_lie_in_the_action_space() -> None:
     gaussian = DiagonalGaussian(BOX)
     wild = np.array([[9.0, -9.0], [0.0, 0.0]], np.float32)
     assert all(BOX.contains(action) for action in gaussian.to_env(wild))
@@ -64,8 +64,8 @@ def test_actions_for_the_environment_lie_in_its_space() -> None:
     assert categorical.to_env(categorical.mode(logits)).tolist() == [6]
 
 
-def test_a_component_with_one_value_is_no_obstacle_to_squashing() -> None:
-    """Its reach of 0 made the densities infinite, and the first update not finite."""
+def test_squashed_gaussian_ignores_components_with_a_single_value() -> None:
+    """Regression test: equal bounds made the densities infinite and the first update non-finite."""
     fixed = gym.spaces.Box(np.array([-1, 3], np.float32), np.array([1, 3], np.float32))
     free = gym.spaces.Box(-1, 1, (2,))
     parameters, action = torch.randn(5, 4), torch.randn(5, 2)
@@ -75,12 +75,12 @@ def test_a_component_with_one_value_is_no_obstacle_to_squashing() -> None:
     assert SquashedGaussian(fixed).to_env(action.numpy())[:, 1].tolist() == [3.0] * 5
 
 
-def test_a_space_without_a_distribution_is_refused_by_name() -> None:
+def test_space_without_a_distribution_is_refused() -> None:
     with refused("unsupported", "agent", "PPO", "Discrete", "Text"):
         distribution_for(gym.spaces.Text(3), "PPO")
 
 
-def test_several_choices_equal_torch() -> None:
+def test_multi_categorical_equals_torch() -> None:
     space = gym.spaces.MultiDiscrete([2, 3, 4], start=[0, 5, -1])
     policy = MultiCategorical(space)
     logits = torch.randn(24, 9, generator=torch.Generator().manual_seed(0))
@@ -92,7 +92,7 @@ def test_several_choices_equal_torch() -> None:
     assert all(space.contains(row) for row in policy.to_env(action.numpy()))
 
 
-def test_each_choice_is_sampled_by_its_own_probabilities() -> None:
+def test_multi_categorical_samples_follow_the_probabilities() -> None:
     policy = MultiCategorical(gym.spaces.MultiDiscrete([[2], [3]]))
     probabilities = np.array([0.25, 0.75, 0.2, 0.3, 0.5])
     logits = np.tile(np.log(probabilities), (20_000, 1)).astype(np.float32)
@@ -102,21 +102,21 @@ def test_each_choice_is_sampled_by_its_own_probabilities() -> None:
     assert np.bincount(sampled[:, 1, 0]) / 20_000 == pytest.approx(probabilities[2:], abs=0.01)
 
 
-def test_switches_equal_torch_and_are_sampled_by_their_odds() -> None:
+def test_bernoulli_equals_torch_and_samples_follow_the_probabilities() -> None:
     space = gym.spaces.MultiBinary([2, 2])
     policy = Bernoulli(space)
-    odds = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
-    sampled = policy.sample(np.tile(odds.numpy(), (4000, 1)), np.random.default_rng(0))
+    logits = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    sampled = policy.sample(np.tile(logits.numpy(), (4000, 1)), np.random.default_rng(0))
     assert space.contains(policy.to_env(sampled)[0])
-    assert sampled.reshape(4000, 8, 4).mean(0) == pytest.approx(torch.sigmoid(odds).numpy(), abs=0.03)
+    assert sampled.reshape(4000, 8, 4).mean(0) == pytest.approx(torch.sigmoid(logits).numpy(), abs=0.03)
     action = torch.from_numpy(sampled[:8])
-    log_prob, entropy = policy.log_prob_entropy(odds, action)
-    reference = torch.distributions.Bernoulli(logits=odds)
+    log_prob, entropy = policy.log_prob_entropy(logits, action)
+    reference = torch.distributions.Bernoulli(logits=logits)
     torch.testing.assert_close(log_prob, reference.log_prob(action.flatten(1).float()).sum(1))
     torch.testing.assert_close(entropy, reference.entropy().sum(1))
 
 
-def test_squashed_densities_equal_torch_and_the_entropy_is_that_of_many_samples() -> None:
+def test_squashed_gaussian_equals_torch_and_the_sampled_entropy() -> None:
     policy = SquashedGaussian(BOX)
     mean, log_std = torch.tensor([[0.3, -1.0], [1.5, 0.0]]), torch.tensor([[-0.5, 0.3], [0.0, -2.0]])
     parameters = torch.cat([mean, log_std], dim=1)
@@ -137,13 +137,13 @@ def test_squashed_densities_equal_torch_and_the_entropy_is_that_of_many_samples(
 
 
 @pytest.mark.parametrize(("std", "exact"), [(1.0, 0.66986), (1.5, 0.42250), (3.0, -1.09575)])
-def test_the_entropy_of_wide_squashed_policies_is_the_integral(std: float, exact: float) -> None:
+def test_entropy_of_wide_squashed_gaussian_equals_the_integral(std: float, exact: float) -> None:
     parameters = torch.tensor([[0.0, np.log(std)]], dtype=torch.float32)
     policy = SquashedGaussian(gym.spaces.Box(-1, 1, (1,), np.float32))
     assert float(policy.log_prob_entropy(parameters, torch.zeros(1, 1))[1]) == pytest.approx(exact, abs=3e-3)
 
 
-def test_squashed_densities_stay_finite_far_from_zero() -> None:
+def test_squashed_gaussian_densities_are_finite_far_from_zero() -> None:
     parameters = torch.tensor([[30.0, -30.0, 0.0, 0.0]])
     log_prob, entropy = SquashedGaussian(BOX).log_prob_entropy(parameters, torch.tensor([[31.0, -29.0]]))
     assert torch.isfinite(log_prob).all()
@@ -166,23 +166,23 @@ def test_samples_are_clipped_rescaled_or_squashed(policy: type, sample: list, ex
 
 
 @pytest.mark.parametrize("policy", [DiagonalGaussian, RescaledGaussian, SquashedGaussian])
-def test_a_box_of_a_single_number_without_an_axis_equals_one_with(policy: type) -> None:
-    bare, row = gym.spaces.Box(-1, 2, (), np.float32), gym.spaces.Box(-1, 2, (1,), np.float32)
+def test_scalar_box_gives_the_same_results_as_a_box_of_one_number(policy: type) -> None:
+    scalar, vector = gym.spaces.Box(-1, 2, (), np.float32), gym.spaces.Box(-1, 2, (1,), np.float32)
     parameters, action = torch.tensor([[0.3, -0.5], [1.0, 0.1]]), torch.tensor([0.4, -0.9])
     for ours, theirs in zip(
-        policy(bare).log_prob_entropy(parameters, action),
-        policy(row).log_prob_entropy(parameters, action[:, None]),
+        policy(scalar).log_prob_entropy(parameters, action),
+        policy(vector).log_prob_entropy(parameters, action[:, None]),
         strict=True,
     ):
         assert ours.tolist() == theirs.tolist()
     assert (
-        policy(bare).to_env(action.numpy()).tolist()
-        == policy(row).to_env(action[:, None].numpy())[:, 0].tolist()
+        policy(scalar).to_env(action.numpy()).tolist()
+        == policy(vector).to_env(action[:, None].numpy())[:, 0].tolist()
     )
 
 
 @pytest.mark.parametrize("policy", [DiagonalGaussian, RescaledGaussian])
-def test_a_box_of_whole_numbers_gets_the_nearest_one(policy: type) -> None:
+def test_actions_are_rounded_to_the_nearest_integer_in_an_integer_box(policy: type) -> None:
     space = gym.spaces.Box(-3, 3, (6,), np.int32)
     wanted = np.array([[-9, -1.9, -0.6, 0.4, 0.6, 2.7]], np.float32)
     action = policy(space).to_env(wanted if policy is DiagonalGaussian else wanted / 3)
@@ -190,7 +190,7 @@ def test_a_box_of_whole_numbers_gets_the_nearest_one(policy: type) -> None:
     assert space.contains(action[0])
 
 
-def test_a_policy_that_needs_bounds_says_so() -> None:
+def test_policy_that_needs_bounds_refuses_an_unbounded_box() -> None:
     unbounded = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     assert isinstance(distribution_for(unbounded, "PPO"), DiagonalGaussian)
     for bounds in ("rescale", "squash"):
@@ -198,7 +198,7 @@ def test_a_policy_that_needs_bounds_says_so() -> None:
             distribution_for(unbounded, "PPO", bounds)  # type: ignore[arg-type]
 
 
-def test_a_masked_action_has_probability_zero_and_takes_no_gradient() -> None:
+def test_masked_action_has_probability_zero_and_no_gradient() -> None:
     policy = Categorical(gym.spaces.Discrete(3))
     logits = torch.tensor([[1.0, 5.0, 0.0]], requires_grad=True)
     mask = torch.tensor([[True, False, True]])

@@ -1,4 +1,4 @@
-"""The documentation is true: commands and snippets run, links lead somewhere, tables are complete."""
+"""Tests of the documentation: commands and snippets run, links resolve, and tables are complete."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text(page: str) -> str:
 
 
 def commands(page: str) -> list[str]:
-    """The command lines of a page in their order, from indented and fenced blocks, without comments."""
+    """Return the command lines of a page in order, from indented and fenced blocks, without comments."""
     fences = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
     indented = fences.sub(
         lambda fence: textwrap.indent(fence[2], "    ") if fence[1] == "sh" else "",
@@ -63,7 +63,7 @@ SHORT = {
     **{"3000": "1536", "4000": "1024"},
     **{"10000": "512", "20000": "1024", "30000": "1024", "300000": "2048"},
 }
-"""Budgets that are for people, and what a test plays instead."""
+"""Budgets (frames) in the documentation, and the shorter ones that the tests run instead."""
 
 
 def shortened(overrides: list[str]) -> list[str]:
@@ -71,17 +71,17 @@ def shortened(overrides: list[str]) -> list[str]:
         return f"env.max_frame={SHORT.get(found[1], found[1])}"
 
     overrides = [re.sub(r"^env\.max_frame=(\d+)$", short, override) for override in overrides]
-    begins = not any(
+    starts_run = not any(
         override.startswith(("+resume", "+enjoy", "--cfg", "--info", "+rerun")) for override in overrides
     )
-    if begins and not any(override.startswith("env.max_frame=") for override in overrides):
+    if starts_run and not any(override.startswith("env.max_frame=") for override in overrides):
         overrides.append("env.max_frame=1024")
     in_process = ["hydra/launcher=basic"] if "-m" in overrides else []  # starting processes takes seconds
-    return [*overrides, *QUIET, *in_process] if begins else overrides
+    return [*overrides, *QUIET, *in_process] if starts_run else overrides
 
 
-def ran(command: str) -> int:
-    """Run a command of a page with a small budget. Returns its exit code."""
+def run_command(command: str) -> int:
+    """Run a command of a page with a small budget and return its exit code."""
     program, overrides = overrides_of(command)
     return PROGRAMS[program](shortened(overrides) if program == "labrl" else overrides)
 
@@ -93,35 +93,35 @@ RUN = (
     "how-to/play.md",
     "how-to/extend.md",
 )
-"""Pages whose commands are run one after the other; those of all others are composed."""
+"""Pages whose commands are run one after the other; the commands of all other pages are only composed."""
 
 REFUSED = ("agent.n_steps=256", "labrl agent.learning_rate=1e-3", "agent=baseline_reinforce agent.episode=8")
-"""Commands that a page shows because they are refused."""
+"""Endings of commands that a page shows as examples of refused input."""
 
 FEWER = {
-    "+resume=runs/cut": "+resume=runs/cut meta.max_session=2",  # nobody has pressed Ctrl-C
+    "+resume=runs/cut": "+resume=runs/cut meta.max_session=2",  # the run is complete: no one pressed Ctrl-C
     "agent=ppo,dqn seed=0,1,2,3": "agent=ppo,dqn seed=0",
     "seed=0,1,2,3": "seed=0",
     "meta.max_trial=6": "meta.max_trial=2 search.confirm=null meta.eval_frequency=100",
 }
-"""Experiments for people, and what a test runs instead."""
+"""Experiments in the documentation, and the smaller ones that the tests run instead."""
 
 
 @pytest.mark.parametrize("page", RUN)
-def test_the_commands_of_a_page_run_in_their_order(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_of_a_page_run_in_order(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = commands(page)
     assert len(found) >= 4
     for command in found:
         if PLACEHOLDER.search(command):
             continue
-        for people, test in FEWER.items():
-            command = command.replace(people, test)
+        for documented, smaller in FEWER.items():
+            command = command.replace(documented, smaller)
         expected = WRONG_INPUT if command.endswith(REFUSED) else 0
-        assert ran(command) == expected, command + capsys.readouterr().err
+        assert run_command(command) == expected, command + capsys.readouterr().err
 
 
 def composed_overrides(command: str) -> list[str] | None:
-    """Return the overrides that a command composes; None where it starts nothing."""
+    """Return the overrides that compose the configuration of a command; None if there is none to compose."""
     program, overrides = overrides_of(command)
     if (
         program != "labrl"
@@ -132,7 +132,7 @@ def composed_overrides(command: str) -> list[str] | None:
     if any(
         "interval(" in override or "choice(" in override or "range(" in override for override in overrides
     ):
-        return None  # tests/test_search_input.py reads these
+        return None  # tests/test_search_input.py covers search spaces
     if "-m" in overrides:
         overrides.remove("-m")
         overrides = [
@@ -151,9 +151,7 @@ COMPOSED = {
 
 
 @pytest.mark.parametrize(("command", "page"), COMPOSED.items())
-def test_the_commands_of_other_pages_compose(
-    command: str, page: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_of_other_pages_compose(command: str, page: str, capsys: pytest.CaptureFixture[str]) -> None:
     expected = WRONG_INPUT if command.endswith(REFUSED) else 0
     assert cli.main(composed_overrides(command)) == expected, capsys.readouterr().err
 
@@ -161,7 +159,7 @@ def test_the_commands_of_other_pages_compose(
 def snippets() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for code in re.findall(r"```python\n(import labrl\n.*?)```", text(page), re.DOTALL):
-            if "labrl.train(" in code:  # tests/test_load.py runs those that load a policy
+            if "labrl.train(" in code:  # tests/test_load.py runs the snippets that load a policy
                 yield page, code
 
 
@@ -176,7 +174,7 @@ def test_python_snippets_run(page: str, code: str) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's titles, as GitHub and MkDocs make them."""
+    """Return the anchors of a page's headings, as GitHub and MkDocs generate them."""
     titles = re.findall(
         r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL), re.MULTILINE
     )
@@ -193,7 +191,7 @@ FILES = [
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_every_link_leads_somewhere(file: Path) -> None:
+def test_every_link_resolves(file: Path) -> None:
     prose = re.sub(r"```.*?```", "", file.read_text(), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", prose):
         if target.startswith("http"):
@@ -205,7 +203,7 @@ def test_every_link_leads_somewhere(file: Path) -> None:
             assert anchor in anchors(found), target
 
 
-def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
+def test_site_builds_without_broken_links(tmp_path: Path) -> None:
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("MkDocs is not installed (extra docs)")
     built = subprocess.run(
@@ -219,13 +217,13 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     assert len(list((tmp_path / "site").rglob("*.html"))) > len(PAGES)
 
 
-def test_every_page_of_a_kind_stands_in_its_list() -> None:
+def test_every_page_is_listed_in_the_readme_of_its_folder() -> None:
     for kind in ("how-to", "explanation", "reference"):
         listed = set(re.findall(r"\]\(([\w-]+\.md)\)", text(f"{kind}/README.md")))
         assert listed >= {page.name for page in (DOCS / kind).glob("*.md")} - {"README.md"}
 
 
-def test_the_page_on_commands_has_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_page_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     page = text("reference/commands.md")
     for name, program in PROGRAMS.items():
         assert f"`{name}" in page
@@ -235,28 +233,28 @@ def test_the_page_on_commands_has_every_option(capsys: pytest.CaptureFixture[str
             assert all(option in page for option in options), name
 
 
-def test_the_table_of_enjoy_names_every_override() -> None:
+def test_enjoy_table_lists_every_override() -> None:
     overrides = set(re.findall(r"^\| `(\w+)=", text("how-to/play.md"), re.MULTILINE))
     assert overrides == {field.name for field in fields(EnjoyRequest)} - {"which", "choices"}
 
 
-def test_the_table_of_resume_is_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_page_shows_the_table_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["env.max_frame=2048", "hydra.run.dir=run", *QUIET]) == 0
     capsys.readouterr()
     assert cli.main(["+resume=run", "env.max_frame=4096"]) == 2
-    said = [line.removeprefix("labrl:").split() for line in capsys.readouterr().err.splitlines()]
+    printed = [line.removeprefix("labrl:").split() for line in capsys.readouterr().err.splitlines()]
     (shown,) = re.findall(r"^    key +then +now\n    (.*)$", text("how-to/resume.md"), re.MULTILINE)
-    assert shown.split() in said
+    assert shown.split() in printed
 
 
-def test_the_agent_of_the_tutorial_is_its_file() -> None:
+def test_tutorial_shows_the_files_of_the_example_agent() -> None:
     shown = re.findall(r"```(?:python|yaml)\n(.*?)```", text("tutorial/own-agent.md"), re.DOTALL)
     assert (DOCS / "examples" / "baseline_reinforce.py").read_text() in shown
     assert (DOCS / "examples" / "agent" / "baseline_reinforce.yaml").read_text() in shown
 
 
-def test_the_loss_in_the_readme_is_that_of_the_tutorial() -> None:
-    """Types are left out there."""
+def test_readme_shows_the_loss_of_the_tutorial_agent() -> None:
+    """Compare the bodies only, because the README leaves out the types of the signature."""
     bodies = [
         [line.strip() for line in text.split("    def loss(")[1].splitlines()[1:6]]
         for text in (
@@ -267,7 +265,7 @@ def test_the_loss_in_the_readme_is_that_of_the_tutorial() -> None:
     assert bodies[0] == bodies[1]
 
 
-def test_the_agent_of_the_tutorial_resumes_exactly() -> None:
+def test_tutorial_agent_resumes_exactly() -> None:
     agent = [
         "--config-dir",
         str(DOCS / "examples"),
@@ -282,7 +280,7 @@ def test_the_agent_of_the_tutorial_resumes_exactly() -> None:
     assert differences(Path("runs/parts"), Path("runs/whole")) == []
 
 
-def test_the_callback_of_the_examples_writes_its_log() -> None:
+def test_example_callback_writes_its_log() -> None:
     overrides = ["--config-dir", str(DOCS / "examples"), "+callbacks=episode_log", "env.max_frame=4000"]
     assert cli.main([*overrides, *QUIET, "hydra.run.dir=run"]) == 0
     (log,) = Path("run").rglob("episodes.txt")
@@ -291,15 +289,15 @@ def test_the_callback_of_the_examples_writes_its_log() -> None:
     assert len(frames) == 8
 
 
-def test_a_misspelt_option_of_ones_own_agent_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelt_option_of_a_user_agent_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing"]
     assert cli.main([*overrides, "+agent.nois=1"]) == WRONG_INPUT
-    told = capsys.readouterr().err
-    assert "agent.nois" in told
-    assert "agent.noise?" in told
+    error = capsys.readouterr().err
+    assert "agent.nois" in error
+    assert "agent.noise?" in error
 
 
-def test_ones_own_agent_refuses_environments_that_it_cannot_play(capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_agent_refuses_unsupported_environments(capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["--config-dir", str(DOCS / "examples"), "agent=hill_climbing", "env=pendulum"]
     assert cli.main([*overrides, *QUIET]) == WRONG_INPUT
     assert "agent=hill_climbing" in capsys.readouterr().err

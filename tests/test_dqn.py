@@ -1,4 +1,4 @@
-"""DQN's update is the paper's, its updates come when they are due, and it repeats exactly."""
+"""Tests of DQN: updates follow the papers and come at the configured rate, and runs repeat exactly."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def weights(agent: DQN) -> torch.Tensor:
 
 @pytest.mark.parametrize("double", [False, True])
 @pytest.mark.parametrize("memory", ["uniform", "prioritized"])
-def test_an_update_is_adam_on_the_gradient_of_the_papers_loss(
+def test_update_equals_an_adam_step_on_the_loss_of_the_papers(
     double: bool, memory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first update, from weights that are not the target's: computed here from the papers alone."""
+    """Compare the first update, from weights unlike the target's, with one computed from the papers alone."""
     made, seen = memories(monkeypatch), minibatches(monkeypatch)
     overrides = (*EARLY, f"agent.double={double}", f"agent/memory={memory}", "agent.max_grad_norm=0.5")
     agent, clock, _ = build(config_of("dqn", *overrides, "agent.lr=1e-2"), VECTOR)
@@ -75,10 +75,10 @@ def test_an_update_is_adam_on_the_gradient_of_the_papers_loss(
     rows = torch.arange(16)
     with torch.no_grad():
         values = target(batch.next_observation).outputs.squeeze(2)
-        judged = online(batch.next_observation).outputs.squeeze(2) if double else values
-        aim = batch.reward + batch.discount * values[rows, judged.argmax(1)]
+        selecting = online(batch.next_observation).outputs.squeeze(2) if double else values
+        td_target = batch.reward + batch.discount * values[rows, selecting.argmax(1)]
     value = online(batch.observation).outputs.squeeze(2)[rows, batch.action]
-    loss = batch.weight * torch.nn.functional.huber_loss(value, aim, reduction="none")
+    loss = batch.weight * torch.nn.functional.huber_loss(value, td_target, reduction="none")
     optimizer = torch.optim.Adam(online.parameters(), lr=1e-2, eps=1e-8)
     loss.mean().backward()
     torch.nn.utils.clip_grad_norm_(online.parameters(), 0.5)
@@ -88,18 +88,16 @@ def test_an_update_is_adam_on_the_gradient_of_the_papers_loss(
 
 
 @pytest.mark.parametrize(("double", "expected"), [(False, 1 + 0.5 * 9), (True, 1 + 0.5 * 2)])
-def test_the_next_action_is_the_best_of_the_network_that_judges_and_the_target_values_it(
-    double: bool, expected: float
-) -> None:
+def test_online_network_selects_the_next_action_only_in_double_dqn(double: bool, expected: float) -> None:
     value, one = ExpectedValue(ExpectedValueConfig(loss="squared"), torch.device("cpu")), torch.ones(1)
     online, target = torch.tensor([[[0.0], [5.0]]]), torch.tensor([[[9.0], [2.0]]])
-    judged = online if double else target
-    loss, rows = td_loss(value, torch.zeros(1, 1), target, judged, one, one / 2, one, None)
+    selecting = online if double else target
+    loss, rows = td_loss(value, torch.zeros(1, 1), target, selecting, one, one / 2, one, None)
     assert float(rows[DQN.ROWS.index("td_error"), 0]) == pytest.approx(expected)
     assert float(loss) == pytest.approx(0.5 * expected**2)
 
 
-def test_a_next_action_that_is_not_valid_is_not_the_best() -> None:
+def test_invalid_next_action_is_never_selected() -> None:
     value, one = ExpectedValue(ExpectedValueConfig(loss="squared"), torch.device("cpu")), torch.ones(1)
     later, valid = torch.tensor([[[9.0], [2.0]]]), torch.tensor([[False, True]])
     _, rows = td_loss(value, torch.zeros(1, 1), later, later, one, one / 2, one, valid)
@@ -107,7 +105,7 @@ def test_a_next_action_that_is_not_valid_is_not_the_best() -> None:
 
 
 @pytest.mark.parametrize("agent", FAMILY)
-def test_the_target_is_equal_to_the_online_network_until_there_is_an_update(agent: str) -> None:
+def test_target_equals_the_online_network_until_the_first_update(agent: str) -> None:
     player, clock, _ = build(config_of(agent, *EARLY, "agent.target.every=1000000"), VECTOR)
     inputs, (network, target) = torch.randn(5, 3), player.modules().values()
     assert torch.equal(network(inputs).outputs, target(inputs).outputs)
@@ -119,8 +117,8 @@ def test_the_target_is_equal_to_the_online_network_until_there_is_an_update(agen
     assert not torch.equal(network(inputs).outputs, target(inputs).outputs)
 
 
-def test_a_replaced_target_is_the_network_at_the_last_multiple_of_frames() -> None:
-    """Four environments and every 30 frames: copied in the steps across 30, 60, 90, ..."""
+def test_target_is_replaced_at_every_multiple_of_its_period() -> None:
+    """With four environments and a period of 30 frames, steps that cross 30, 60, 90, ... copy the weights."""
     agent, clock, _ = build(config_of("dqn", *EARLY, "agent.target.every=30"), VECTOR)
     network, target = agent.modules().values()
     world, expected = Noise(VECTOR, 4), weights_of(network)
@@ -131,7 +129,7 @@ def test_a_replaced_target_is_the_network_at_the_last_multiple_of_frames() -> No
         assert torch.equal(weights_of(target), expected)
 
 
-def test_a_polyak_target_is_the_moving_average_of_the_weights() -> None:
+def test_polyak_target_is_the_moving_average_of_the_weights() -> None:
     overrides = (*EARLY, "agent/target=polyak", "agent.target.tau=0.25")
     agent, clock, _ = build(config_of("dqn", *overrides), VECTOR)
     network, target = agent.modules().values()
@@ -148,7 +146,7 @@ def test_a_polyak_target_is_the_moving_average_of_the_weights() -> None:
     num_envs=st.integers(1, 129),
     starts=st.integers(0, 300),
 )
-def test_updates_per_frame_are_kept_exactly_for_any_number_of_environments(
+def test_updates_per_frame_are_exact_for_any_number_of_environments(
     text: str, num_envs: int, starts: int
 ) -> None:
     clock = Clock(10**6)
@@ -166,22 +164,22 @@ def test_updates_per_frame_are_kept_exactly_for_any_number_of_environments(
 @pytest.mark.parametrize(
     ("override", "expected"), [("0.1", Fraction(1, 10)), ("4", Fraction(4)), ("1/3", Fraction(1, 3))]
 )
-def test_updates_per_frame_are_read_as_they_are_written(override: str, expected: Fraction) -> None:
+def test_updates_per_frame_are_parsed_as_exact_fractions(override: str, expected: Fraction) -> None:
     assert config_of("dqn", f"agent.updates_per_frame={override}").agent.config.updates_per_frame == expected
 
 
-def test_warm_up_is_random_or_the_policys() -> None:
+def test_warm_up_actions_are_random_or_chosen_by_the_policy() -> None:
     greedy = ("agent.exploration.epsilon=0", *EARLY)
-    for who, kinds in (("random", 2), ("policy", 1)):
-        agent, clock, _ = build(config_of("dqn", *greedy, f"agent.warmup_actions={who}"), VECTOR)
+    for source, distinct in (("random", 2), ("policy", 1)):
+        agent, clock, _ = build(config_of("dqn", *greedy, f"agent.warmup_actions={source}"), VECTOR)
         still = np.zeros((4, 3), np.float32)
         actions = [agent.act(Observation(still)) for _ in range(10)]
-        assert len(np.unique(actions)) == kinds
+        assert len(np.unique(actions)) == distinct
         clock.frame = 40
         assert len(np.unique([agent.act(Observation(still)) for _ in range(10)])) == 1
 
 
-def test_actions_are_counted_from_the_spaces_first() -> None:
+def test_actions_are_shifted_by_the_start_of_the_action_space() -> None:
     config, spaces = config_of("dqn", *EARLY).agent.config, Spaces(VECTOR, gym.spaces.Discrete(2, start=5), 4)
     shifted = DQN(config, spaces, Clock(1000), Streams(3), Compute.choose("cpu", "fp32", 1))
     look = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
@@ -203,28 +201,28 @@ def test_two_runs_are_equal_bit_for_bit(agent: str, space: gym.Space) -> None:
 
 @pytest.mark.parametrize("agent", FAMILY)
 @pytest.mark.parametrize("steps", [6, 25])
-def test_a_restored_agent_has_the_same_future(agent: str, steps: int) -> None:
-    """Saved before there was an update and after; the ring of the memory has wrapped."""
+def test_restored_agent_continues_exactly(agent: str, steps: int) -> None:
+    """Save before the first update, and after the replay buffer has overwritten its oldest transitions."""
     overrides = (*EARLY, "agent.memory.capacity=80")
-    unbroken, clock, streams = build(config_of(agent, *overrides), VECTOR)
+    original, clock, streams = build(config_of(agent, *overrides), VECTOR)
     world = Noise(VECTOR, 4)
-    play(unbroken, clock, world, steps)
-    state, drawn = copy.deepcopy(unbroken.state_dict()), copy.deepcopy(streams.state_dict())
+    play(original, clock, world, steps)
+    state, drawn = copy.deepcopy(original.state_dict()), copy.deepcopy(streams.state_dict())
     frame, same_world = clock.frame, copy.deepcopy(world)
-    assert play(unbroken, clock, world, 15) > 0
+    assert play(original, clock, world, 15) > 0
 
     restored, clock, streams = build(config_of(agent, *overrides), VECTOR)
     restored.load_state_dict(state)
     streams.load_state_dict(drawn)
     clock.tick(frame)
     play(restored, clock, same_world, 15)
-    assert torch.equal(weights(unbroken), weights(restored))
-    assert unbroken.metrics() == pytest.approx(restored.metrics(), rel=0, abs=0, nan_ok=True)
+    assert torch.equal(weights(original), weights(restored))
+    assert original.metrics() == pytest.approx(restored.metrics(), rel=0, abs=0, nan_ok=True)
 
 
 @pytest.mark.parametrize("agent", ["dqn", "rainbow"])
-def test_two_workers_find_the_gradient_of_one(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They share one noise, and the error of each sample stands in its place."""
+def test_two_workers_compute_the_gradient_of_one(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers use the same noise as one, and return the errors in the order of the samples."""
     gradients, found, metrics = [], errors(monkeypatch), []
     for num_threads in (1, 2):
         player, clock, _ = build(config_of(agent, *EARLY), IMAGE, num_threads=num_threads)
@@ -239,7 +237,7 @@ def test_two_workers_find_the_gradient_of_one(agent: str, monkeypatch: pytest.Mo
     np.testing.assert_allclose(*metrics, rtol=1e-4, atol=1e-5)
 
 
-def test_noise_is_new_in_each_step_and_each_update_and_not_the_targets(
+def test_noise_is_redrawn_for_every_step_update_and_network(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     drawn: list[torch.Tensor] = []
@@ -252,12 +250,13 @@ def test_noise_is_new_in_each_step_and_each_update_and_not_the_targets(
     monkeypatch.setattr(ValuePolicy, "noise", spy)
     agent, clock, _ = build(config_of("rainbow", *EARLY), VECTOR)
     assert play(agent, clock, Noise(VECTOR, 4), 12) == 2
-    # One for each environment; for online network, target network and choice of the next action.
+    # A step draws one row per environment. An update draws three: one each for the online network, the
+    # target network and the choice of the next action.
     assert [len(rows) for rows in drawn] == [4, 3, 4, 3]
     assert len(torch.cat(drawn)[:, 0].unique()) == 14
 
 
-def test_evaluation_is_without_noise_and_leaves_training_untouched() -> None:
+def test_evaluation_uses_no_noise_and_does_not_affect_training() -> None:
     plain, clock, _ = build(config_of("rainbow", *EARLY), VECTOR)
     play(plain, clock, Noise(VECTOR, 4), 15)
     disturbed, clock, _ = build(config_of("rainbow", *EARLY), VECTOR)
@@ -294,7 +293,7 @@ def test_schedules_follow_the_clock() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_non_finite_loss_stops_with_term_and_frame_and_no_warning() -> None:
+def test_non_finite_loss_raises_with_term_and_frame_without_a_warning() -> None:
     agent, clock, _ = build(config_of("dqn", *EARLY, "agent.lr=1e30", "agent.value.loss=squared"), VECTOR)
     with pytest.raises(NonFiniteError) as caught:
         play(agent, clock, Noise(VECTOR, 4), 40)
@@ -302,7 +301,7 @@ def test_a_non_finite_loss_stops_with_term_and_frame_and_no_warning() -> None:
     assert caught.value.frame > 40
 
 
-def test_priorities_follow_the_errors_of_the_last_update(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_priorities_are_updated_with_the_absolute_td_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock, _ = build(config_of("dueling_dqn", *EARLY), VECTOR)
     world = Noise(VECTOR, 4)
     play(agent, clock, world, 18)
@@ -314,6 +313,6 @@ def test_priorities_follow_the_errors_of_the_last_update(monkeypatch: pytest.Mon
     with torch.no_grad():
         best = online(batch.next_observation).outputs.squeeze(2).argmax(1)
         bootstrap = chosen(target(batch.next_observation).outputs, best).squeeze(1)
-        aim = batch.reward + batch.discount * bootstrap
+        td_target = batch.reward + batch.discount * bootstrap
         value = chosen(online(batch.observation).outputs, batch.action).squeeze(1)
-    np.testing.assert_allclose(error, (aim - value).abs().numpy(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(error, (td_target - value).abs().numpy(), rtol=1e-4, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Every member of the DQN family, as its own YAML makes it, finds the best values of a known world."""
+"""Tests that every agent of the DQN family, as set by its YAML, learns the optimal values of toy MDPs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ LEARNING = (
 RANDOM = ("agent/exploration=epsilon_greedy", "agent.exploration.epsilon=1.0")
 
 
-def learned(config: TrialConfig, agent: DQN, states: int) -> NDArray:
+def learned_values(config: TrialConfig, agent: DQN, states: int) -> NDArray:
+    """Return the action values that an agent has learned. [states, actions]"""
     value = config.agent.config.value.build(device=torch.device("cpu"))
     with torch.inference_mode():
         return value.expected(agent.modules()["q_network"](torch.eye(states)).outputs).numpy()
@@ -36,22 +37,22 @@ def learn(world: Any, agent_name: str, *overrides: str, steps: int) -> NDArray:
     config = config_of(agent_name, *LEARNING, *overrides)
     agent, clock, _ = build(config, world.SPACE, num_envs=8)
     play(agent, clock, world(8), steps)
-    return learned(config, agent, world.STATES)
+    return learned_values(config, agent, world.STATES)
 
 
 @pytest.mark.parametrize(
     "agent",
-    # Rainbow costs as much as all others, and finds these values below.
+    # Rainbow takes as long as all other agents together, and the next test covers it.
     [pytest.param(agent, marks=pytest.mark.matrix if agent == "rainbow" else ()) for agent in FAMILY],
 )
-def test_random_experience_is_enough_for_the_best_values(agent: str) -> None:
-    """Single steps suffice; the return over several would be that of the acting policy."""
+def test_optimal_values_are_learned_from_random_actions(agent: str) -> None:
+    """Use 1-step returns, because longer ones would contain the rewards of the random policy."""
     found = learn(Chain, agent, *RANDOM, "agent.n_step=1", steps=300)
     np.testing.assert_allclose(found, Chain.best_values(), atol=0.05)
 
 
 @pytest.mark.parametrize("agent", ["rainbow", "rainbow_lite"])
-def test_returns_over_several_steps_give_the_best_values_where_they_are_those_of_any_policy(
+def test_n_step_returns_give_optimal_values_when_policy_independent(
     agent: str,
 ) -> None:
     assert config_of(agent).agent.config.n_step == 3
@@ -60,7 +61,7 @@ def test_returns_over_several_steps_give_the_best_values_where_they_are_those_of
 
 
 @pytest.mark.parametrize("agent", ["dqn", "rainbow"])
-def test_exploring_by_itself_it_comes_to_act_well(agent: str) -> None:
+def test_agent_learns_the_optimal_action_with_its_own_exploration(agent: str) -> None:
     config = config_of(agent, *LEARNING)
     player, clock, _ = build(config, Fork.SPACE, num_envs=8)
     world = Fork(8)
@@ -72,14 +73,14 @@ def test_exploring_by_itself_it_comes_to_act_well(agent: str) -> None:
 @pytest.mark.parametrize(
     "overrides", [("agent.value.loss=squared",), ("agent/target=polyak", "agent.target.tau=0.05")]
 )
-def test_the_other_loss_and_the_other_target_find_them_too(overrides: tuple[str, ...]) -> None:
+def test_squared_loss_and_polyak_target_learn_optimal_values(overrides: tuple[str, ...]) -> None:
     learning = [override for override in LEARNING if not override.startswith("agent.target")]
     config = config_of("dqn", *learning, *RANDOM, *overrides)
     agent, clock, _ = build(config, Chain.SPACE, num_envs=8)
     play(agent, clock, Chain(8), 300)
-    np.testing.assert_allclose(learned(config, agent, Chain.STATES), Chain.best_values(), atol=0.05)
+    np.testing.assert_allclose(learned_values(config, agent, Chain.STATES), Chain.best_values(), atol=0.05)
 
 
-def test_boltzmann_exploration_finds_them_too() -> None:
+def test_boltzmann_exploration_learns_optimal_values() -> None:
     overrides = ("agent/exploration=boltzmann", "agent.exploration.temperature=1.0")
     np.testing.assert_allclose(learn(Chain, "dqn", *overrides, steps=300), Chain.best_values(), atol=0.05)

@@ -1,5 +1,4 @@
-"""Unsupported options of the DQN family are refused before anything is built, with the key and the way
-out."""
+"""Tests of wrong options of the DQN family: they are refused, with a remedy, before anything is built."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ NOISY = ["agent.network.noisy=0.5", "agent/exploration=epsilon_greedy"]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "key", "way_out"),
+    ("overrides", "key", "remedy"),
     [
         (["agent.memory.capacity=50"], "agent.memory.capacity", ["agent.memory.capacity=128"]),
         (["agent.memory.capacity=900"], "agent.memory.capacity", ["agent.memory.capacity=1000"]),
@@ -41,10 +40,10 @@ NOISY = ["agent.network.noisy=0.5", "agent/exploration=epsilon_greedy"]
     ],
     ids=["batch", "learning_starts", "n_step", "budget", "budget for a batch", "noise"],
 )
-def test_contradictions_name_both_sides_and_the_way_out(
-    overrides: list[str], key: str, way_out: list[str]
+def test_contradiction_error_names_the_keys_and_a_remedy(
+    overrides: list[str], key: str, remedy: list[str]
 ) -> None:
-    with refused("contradiction", key, *way_out):
+    with refused("contradiction", key, *remedy):
         resolve(compose(["agent=dqn", "env=cartpole", *overrides]))
 
 
@@ -100,20 +99,20 @@ def test_contradictions_name_both_sides_and_the_way_out(
         (["agent/value=c51"], "agent/value", "unknown-option", ["categorical", "expected", "quantile"]),
     ],
 )
-def test_wrong_values_name_what_is_allowed(
+def test_wrong_value_error_names_what_is_allowed(
     overrides: list[str], key: str, code: Code | None, named: list[str]
 ) -> None:
     with refused(code, key, *named):
         resolve(compose(["agent=dqn", "env=gymnasium", "env.id=CartPole-v1", *overrides]))
 
 
-def test_epsilon_with_a_noisy_network_is_allowed() -> None:
+def test_epsilon_greedy_with_a_noisy_network_is_allowed() -> None:
     resolve(compose(["agent=dqn", "agent.network.noisy=0.5"]))
     resolve(compose(["agent=rainbow", "agent/exploration=epsilon_greedy"]))
 
 
 @pytest.mark.parametrize(
-    ("actions", "fits"),
+    ("actions", "suggested"),
     [
         (gym.spaces.Box(-1, 1, (2,), np.float32), "agent=ppo"),
         (gym.spaces.MultiDiscrete([2, 3]), "agent=ppo"),
@@ -121,25 +120,23 @@ def test_epsilon_with_a_noisy_network_is_allowed() -> None:
     ],
     ids=["box", "multi-discrete", "multi-binary"],
 )
-def test_actions_that_cannot_be_listed_are_refused_with_an_agent_that_fits(
-    actions: gym.Space, fits: str
-) -> None:
+def test_non_discrete_actions_are_refused_with_a_suitable_agent(actions: gym.Space, suggested: str) -> None:
     config = resolve(compose(["agent=dqn"])).agent.config
     observation = gym.spaces.Box(-1, 1, (3,), np.float32)
     DQN.check(config, Spaces(observation, gym.spaces.Discrete(3), 1))
-    with refused("unsupported", "agent", "agent=dqn", fits):
+    with refused("unsupported", "agent", "agent=dqn", suggested):
         DQN.check(config, Spaces(observation, actions, 1))
 
 
-def test_a_network_that_cannot_read_the_observations_is_refused_before_it_is_built() -> None:
+def test_network_unsuited_to_the_observations_is_refused() -> None:
     config = resolve(compose(["agent=dqn", "agent/network=nature_cnn"])).agent.config
     with refused("unsupported", "agent.network.torso"):
         DQN.check(config, Spaces(gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(3), 1))
 
 
 @pytest.mark.parametrize("agent", ["c51", "rainbow"])
-def test_an_agent_that_does_not_fit_is_not_asked_for_its_values(agent: str, tmp_path: Path) -> None:
-    """The first message asked for v_min; that the agent needs discrete actions came after it."""
+def test_missing_keys_are_not_reported_for_an_unsupported_agent(agent: str, tmp_path: Path) -> None:
+    """Regression test: labrl asked for v_min before it said that the agent needs discrete actions."""
     with refused("unsupported", "agent", f"agent={agent}", "agent=ppo") as error:
         labrl.train([f"agent={agent}", "env=pendulum", f"hydra.run.dir={tmp_path / 'run'}"])
     assert len(error.value.mistakes) == 1
@@ -150,19 +147,17 @@ def test_an_agent_that_does_not_fit_is_not_asked_for_its_values(agent: str, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_a_pair_that_does_not_fit_leaves_the_other_trials_of_a_grid(tmp_path: Path) -> None:
-    """A value that only the other environment needs was asked for, and no trial ran."""
+def test_unsupported_pair_does_not_stop_the_other_trials_of_a_grid(tmp_path: Path) -> None:
+    """Regression test: labrl asked for a key that only the unsupported pair needs, and no trial ran."""
     quick = ["env.max_frame=200", "agent.learning_starts=100", "agent.batch_size=32", *QUIET, "seed=1"]
     grid = ["agent=c51", "env=cartpole,pendulum", "hydra/launcher=basic", f"hydra.sweep.dir={tmp_path / 'e'}"]
     assert main(["-m", *quick, *grid]) == WRONG_INPUT
     assert [path.parent.name for path in tmp_path.glob("e/*/run.json")] == ["0_c51_cartpole"]
 
 
-def test_an_agent_of_a_search_that_does_not_fit_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["-m", "hydra/sweeper=optuna", "agent=c51", "env=pendulum", "agent.lr=interval(1e-4,1e-3)"]
-    assert main([*words, f"hydra.sweep.dir={tmp_path / 'e'}"]) == WRONG_INPUT
-    said = capsys.readouterr().err
-    assert "agent=ppo" in said
-    assert "v_min" not in said
+def test_unsupported_agent_of_a_search_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ["-m", "hydra/sweeper=optuna", "agent=c51", "env=pendulum", "agent.lr=interval(1e-4,1e-3)"]
+    assert main([*overrides, f"hydra.sweep.dir={tmp_path / 'e'}"]) == WRONG_INPUT
+    message = capsys.readouterr().err
+    assert "agent=ppo" in message
+    assert "v_min" not in message

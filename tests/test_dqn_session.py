@@ -1,4 +1,4 @@
-"""Learning from replay repeats bit for bit and goes on exactly, with memories in RAM and in files."""
+"""Tests of DQN sessions, with the replay buffer in RAM and in files: they repeat and resume bit for bit."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ RUNS = {
     "dqn on cartpole": ["agent=dqn", "agent.network.torso.mlp.hidden=[32]", *CARTPOLE],
     "rainbow on cartpole": ["agent=rainbow", "agent.network.head=[32]", *CARTPOLE],
     "dqn on pong": ["agent=dqn", "agent.network.torso.cnn.features=32", *PONG],
-    "rainbow on pong, in memory": [
+    "rainbow on pong, in RAM": [
         "agent=rainbow",
         "agent.network.head=[32]",
         *PONG,
         "agent.memory.storage=ram",
     ],
 }
-WATCHED = {"wall", "fps"}
+TIMING = {"wall", "fps"}
 
 
 class StopAt(Callback):
@@ -47,11 +47,11 @@ class StopAt(Callback):
             signal.raise_signal(signal.SIGTERM)
 
 
-def run(overrides: list[str], folder: Path, stop_at: int | None = None, going_on: bool = False) -> Session:
-    """A session in `folder`; with `going_on` from the latest checkpoint that lies there."""
-    run_folder = RunFolder.open(folder) if going_on else RunFolder.create(folder)
+def run(overrides: list[str], folder: Path, stop_at: int | None = None, resume: bool = False) -> Session:
+    """Run a session in `folder`; with `resume`, from the latest checkpoint of the folder."""
+    run_folder = RunFolder.open(folder) if resume else RunFolder.create(folder)
     session = Session(resolve(compose(overrides)), 0, run_folder.session(0), num_threads=1)
-    if going_on:
+    if resume:
         latest = CheckpointStore(folder / "session_0" / "checkpoints", keep_last=2).latest()
         assert latest is not None
         session.load_state_dict(latest.state)
@@ -62,15 +62,15 @@ def run(overrides: list[str], folder: Path, stop_at: int | None = None, going_on
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Session, Path]]:
-    """Give the session that one of RUNS ends with, and its folder; each is run once."""
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Session, Path]]:
+    """Return a function that gives the finished session of one of RUNS and its folder; each is run once."""
 
     @functools.cache
-    def ran(name: str) -> tuple[Session, Path]:
-        folder = tmp_path_factory.mktemp("unbroken") / "run"
+    def run_once(name: str) -> tuple[Session, Path]:
+        folder = tmp_path_factory.mktemp("uninterrupted") / "run"
         return run(RUNS[name], folder), folder
 
-    return ran
+    return run_once
 
 
 def weights(session: Session) -> torch.Tensor:
@@ -79,12 +79,12 @@ def weights(session: Session) -> torch.Tensor:
 
 def rows(folder: Path) -> list[dict[str, str]]:
     with open(folder / "session_0" / "train.csv") as file:
-        return [{k: v for k, v in row.items() if k not in WATCHED} for row in csv.DictReader(file)]
+        return [{k: v for k, v in row.items() if k not in TIMING} for row in csv.DictReader(file)]
 
 
-@pytest.mark.slow  # the test below compares two runs as well, one of them broken off
+@pytest.mark.slow  # the next test compares two runs as well, one of them interrupted
 @pytest.mark.parametrize("overrides", RUNS.values(), ids=RUNS)
-def test_run_twice_is_equal_bit_for_bit(overrides: list[str], tmp_path: Path) -> None:
+def test_two_runs_are_equal_bit_for_bit(overrides: list[str], tmp_path: Path) -> None:
     first, second = run(overrides, tmp_path / "a"), run(overrides, tmp_path / "b")
     assert torch.equal(weights(first), weights(second))
     assert rows(tmp_path / "a") == rows(tmp_path / "b")
@@ -93,20 +93,20 @@ def test_run_twice_is_equal_bit_for_bit(overrides: list[str], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_stopped_session_goes_on_as_if_nothing_had_happened(
-    name: str, unbroken: Callable[[str], tuple[Session, Path]], tmp_path: Path
+def test_resumed_session_equals_an_uninterrupted_one(
+    name: str, uninterrupted: Callable[[str], tuple[Session, Path]], tmp_path: Path
 ) -> None:
-    """Stopped where no checkpoint was due, the ring of the memory has wrapped; loaded from the disk."""
-    whole, folder = unbroken(name)
-    stop_at = int(0.7 * whole.clock.max_frame) + 5
-    assert run(RUNS[name], tmp_path / "stopped", stop_at).clock.frame < whole.clock.frame
-    resumed = run(RUNS[name], tmp_path / "stopped", going_on=True)
-    assert torch.equal(weights(whole), weights(resumed))
+    """Stop between checkpoints, after the replay buffer has wrapped around, and resume from the disk."""
+    expected, folder = uninterrupted(name)
+    stop_at = int(0.7 * expected.clock.max_frame) + 5
+    assert run(RUNS[name], tmp_path / "stopped", stop_at).clock.frame < expected.clock.frame
+    resumed = run(RUNS[name], tmp_path / "stopped", resume=True)
+    assert torch.equal(weights(expected), weights(resumed))
     assert rows(tmp_path / "stopped") == rows(folder)
 
 
 class KilledAt(Callback):
-    """Leaves frames after the last checkpoint, as kill -9 does."""
+    """Callback that ends a session without a checkpoint, as kill -9 does."""
 
     def __init__(self, frame: int) -> None:
         self.frame = frame
@@ -117,30 +117,30 @@ class KilledAt(Callback):
 
 
 @pytest.mark.parametrize("name", ["dqn on cartpole", "dqn on pong"])
-def test_frames_after_the_last_checkpoint_do_no_harm_to_it(
-    name: str, unbroken: Callable[[str], tuple[Session, Path]], tmp_path: Path
+def test_frames_after_the_last_checkpoint_do_not_affect_a_resume(
+    name: str, uninterrupted: Callable[[str], tuple[Session, Path]], tmp_path: Path
 ) -> None:
     overrides = RUNS[name]
-    whole, folder = unbroken(name)
+    expected, folder = uninterrupted(name)
     killed = Session(resolve(compose(overrides)), 0, RunFolder.create(tmp_path / "killed").session(0), 1)
-    killed.callbacks.insert(0, KilledAt(whole.clock.frame - 10))
+    killed.callbacks.insert(0, KilledAt(expected.clock.frame - 10))
     with pytest.raises(KeyboardInterrupt):
         killed.run()
-    resumed = run(overrides, tmp_path / "killed", going_on=True)
-    assert torch.equal(weights(whole), weights(resumed))
+    resumed = run(overrides, tmp_path / "killed", resume=True)
+    assert torch.equal(weights(expected), weights(resumed))
     assert rows(tmp_path / "killed") == rows(folder)
 
 
-def test_the_memory_of_a_game_lies_in_files_beside_the_checkpoints(
-    unbroken: Callable[[str], tuple[Session, Path]],
+def test_replay_buffer_of_a_game_is_in_files_unless_set_to_ram(
+    uninterrupted: Callable[[str], tuple[Session, Path]],
 ) -> None:
-    _, folder = unbroken("dqn on pong")
+    _, folder = uninterrupted("dqn on pong")
     assert [file for file in (folder / "session_0" / "replay").rglob("*") if file.is_file()]
-    _, other = unbroken("rainbow on pong, in memory")
+    _, other = uninterrupted("rainbow on pong, in RAM")
     assert not (other / "session_0" / "replay").exists()
 
 
-def test_several_workers_repeat_too(tmp_path: Path) -> None:
+def test_two_runs_with_several_workers_are_equal_bit_for_bit(tmp_path: Path) -> None:
     found = []
     for name in ("a", "b"):
         config = resolve(compose(RUNS["dqn on pong"]))

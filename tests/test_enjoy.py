@@ -1,4 +1,4 @@
-"""`labrl +enjoy` plays what any run has learned, finished or not, and touches nothing that it recorded."""
+"""Tests of `labrl +enjoy`: it plays any run, finished or not, and changes nothing that the run recorded."""
 
 from __future__ import annotations
 
@@ -22,48 +22,50 @@ RUNS = {
     "rainbow_pong": [*small("dqn", "pong"), "agent.memory.storage=mmap", "env.image_size=44"],
     "random_pendulum": small("random", "pendulum"),
 }
-"""Every kind of agent, action and backend; a replay memory in files, which must stay as they are."""
+"""Runs that cover the kinds of agents, actions and backends; one has a replay buffer in files."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the runs."""
+    """Return the folder that holds one finished run for each of RUNS."""
     path = tmp_path_factory.mktemp("runs") / "runs"
     for name, overrides in RUNS.items():
         assert labrl.train([*overrides, "meta.videos=false", f"hydra.run.dir={path / name}"]).exit_code == 0
     return path
 
 
-def content(run: Path) -> dict[str, str]:
-    """Checksums of all that a run has recorded."""
+def checksums(run: Path) -> dict[str, str]:
+    """Return the checksums of all files that a run recorded."""
     files = [path for path in run.rglob("*") if path.is_file() and "enjoy" not in path.parts]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def enjoyed(run: Path) -> dict:
+def enjoy_result(run: Path) -> dict:
+    """Return the only result of `+enjoy` in a run folder."""
     (path,) = (run / "enjoy").glob("*/result.json")
     return json.loads(path.read_text())
 
 
 def refused(capsys: pytest.CaptureFixture[str], *overrides: str) -> str:
+    """Expect labrl to refuse the overrides without a traceback, and return its error message."""
     capsys.readouterr()
     assert main(list(overrides)) == 2
-    told = capsys.readouterr().err
-    assert "Traceback" not in told
-    return told
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_it_plays_and_leaves_the_records_alone(
+def test_enjoy_plays_episodes_and_leaves_the_records_unchanged(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = folder / name
-    before = content(run)
+    before = checksums(run)
     assert main([f"+enjoy={run}", "episodes=3", "videos=1"]) == 0, capsys.readouterr().err
-    said = capsys.readouterr().out
-    assert " ± " in said
-    assert content(run) == before
-    result = enjoyed(run)
+    output = capsys.readouterr().out
+    assert " ± " in output
+    assert checksums(run) == before
+    result = enjoy_result(run)
     returns = [episode["return"] for episode in result["episodes"]]
     assert result["return_mean"] == pytest.approx(sum(returns) / 3)
     assert [episode["video"] for episode in result["episodes"]] == ["episode_0.mp4", None, None]
@@ -72,9 +74,9 @@ def test_it_plays_and_leaves_the_records_alone(
         assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
         assert stream.width % 2 == stream.height % 2 == 0
         assert sum(1 for _ in video.decode(stream)) == result["episodes"][0]["length"] + 1
-    # The same again, and other episodes with another seed.
+    # The same seed plays the same episodes again; another seed gets a folder of its own.
     assert main([f"+enjoy={run}", "episodes=3", "videos=0"]) == 0
-    again = enjoyed(run)
+    again = enjoy_result(run)
     assert [(one["seed"], one["return"]) for one in again["episodes"]] == [
         (one["seed"], one["return"]) for one in result["episodes"]
     ]
@@ -82,10 +84,10 @@ def test_it_plays_and_leaves_the_records_alone(
     assert len(list((run / "enjoy").iterdir())) == 2
 
 
-def test_the_first_episodes_are_the_same_however_many_are_played(folder: Path, tmp_path: Path) -> None:
+def test_first_episodes_do_not_depend_on_the_number_of_episodes(folder: Path, tmp_path: Path) -> None:
     run = folder / "random_pendulum"
     found = []
-    for episodes in (18, 20):  # more than play at once
+    for episodes in (18, 20):  # more than are played side by side
         assert main([f"+enjoy={run}", f"episodes={episodes}", "videos=0", "seed=7"]) == 0
         path = next((run / "enjoy").glob("*seed_7/result.json"))
         found.append([one["seed"] for one in json.loads(path.read_text())["episodes"]])
@@ -93,37 +95,37 @@ def test_the_first_episodes_are_the_same_however_many_are_played(folder: Path, t
     assert len(set(found[1])) == 20
 
 
-def test_a_run_that_is_going_on_or_was_killed_can_be_enjoyed(folder: Path) -> None:
+def test_running_or_killed_run_can_be_enjoyed(folder: Path) -> None:
     run = RunFolder.open(folder / "ppo_cartpole")
     (run.path / "session_0" / "result.json").unlink()
     run.set_status("running")
     with open(run.path / "session_0" / "eval.csv", "a") as file:
-        file.write("2500,2500,1")  # half a row, as a running session may just be writing it
-    before = content(run.path)
-    assert main([f"+enjoy={run.path}", "episodes=1", "videos=0"]) == 0  # killed
+        file.write("2500,2500,1")  # an incomplete row, as while a session is writing it
+    before = checksums(run.path)
+    assert main([f"+enjoy={run.path}", "episodes=1", "videos=0"]) == 0  # a killed run
     with run.lock(), run.session(0).lock():
-        assert main([f"+enjoy={run.path}", "episodes=1", "videos=0"]) == 0  # going on
-    after = content(run.path)
+        assert main([f"+enjoy={run.path}", "episodes=1", "videos=0"]) == 0  # a running one
+    after = checksums(run.path)
     assert {path: after[path] for path in before} == before
 
 
-def test_greedy_and_the_checkpoint_are_chosen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_greedy_and_checkpoint_can_be_chosen(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = folder / "ppo_cartpole"
     for overrides in (["checkpoint=latest", "greedy=true"], ["checkpoint=2.2e3"], ["checkpoint=best"]):
         assert main([f"+enjoy={run}", "episodes=1", "videos=0", *overrides]) == 0
     found = [json.loads(path.read_text()) for path in (run / "enjoy").glob("*/result.json")]
     assert {(2400, True), (2200, False)} <= {(result["frame"], result["greedy"]) for result in found}
-    said = capsys.readouterr().out
-    assert "2,400" in said
-    assert "2,200" in said
-    told = refused(capsys, f"+enjoy={run}", "checkpoint=77")
-    assert all(part in told for part in ("checkpoint=77", "2400, 2200, 2000", "best"))
-    told = refused(capsys, f"+enjoy={folder / 'random_pendulum'}", "greedy=true")
-    assert "greedy=true" in told
-    assert "labrl.agents.random.RandomAgent" in told
+    output = capsys.readouterr().out
+    assert "2,400" in output
+    assert "2,200" in output
+    message = refused(capsys, f"+enjoy={run}", "checkpoint=77")
+    assert all(part in message for part in ("checkpoint=77", "2400, 2200, 2000", "best"))
+    message = refused(capsys, f"+enjoy={folder / 'random_pendulum'}", "greedy=true")
+    assert "greedy=true" in message
+    assert "labrl.agents.random.RandomAgent" in message
 
 
-def test_latest_is_the_newest_run_that_agrees(
+def test_latest_is_the_newest_run_that_matches_the_overrides(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder.parent)
@@ -135,12 +137,12 @@ def test_latest_is_the_newest_run_that_agrees(
         assert main(["+enjoy=latest", "episodes=1", "videos=0", *overrides]) == 0
         assert capsys.readouterr().out.startswith(name)
     assert "env=breakout" in refused(capsys, "+enjoy=latest", "env=breakout")
-    told = refused(capsys, "+enjoy=runs/ppo_cartpole", "env=pong")
-    assert "env=pong" in told
-    assert "env=cartpole" in told
+    message = refused(capsys, "+enjoy=runs/ppo_cartpole", "env=pong")
+    assert "env=pong" in message
+    assert "env=cartpole" in message
 
 
-def test_the_session_with_the_best_score_plays_unless_another_is_named(
+def test_session_with_the_best_score_plays_unless_another_is_chosen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [*QUIET, "agent=random", "env=cartpole", "env.max_frame=600", "meta.max_session=2"]
@@ -153,9 +155,9 @@ def test_the_session_with_the_best_score_plays_unless_another_is_named(
     first, second = (line for line in capsys.readouterr().out.splitlines() if line.startswith("run: "))
     assert f"session {best}" in first
     assert f"session {1 - best}" in second
-    told = refused(capsys, f"+enjoy={result.folder}", "session=2")
-    assert "session=2" in told
-    assert "0, 1" in told
+    message = refused(capsys, f"+enjoy={result.folder}", "session=2")
+    assert "session=2" in message
+    assert "0, 1" in message
 
 
 WRONG: dict[str, tuple[Code, str]] = {
@@ -174,7 +176,7 @@ WRONG: dict[str, tuple[Code, str]] = {
 
 
 @pytest.mark.parametrize("override", WRONG)
-def test_what_is_wrong_is_refused(override: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_override_is_refused(override: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = [f"+enjoy={folder / 'ppo_cartpole'}", override]
     with pytest.raises(InputError) as error:
         enjoy_request(request_of(overrides))  # type: ignore[arg-type]  # it names a run
@@ -182,17 +184,17 @@ def test_what_is_wrong_is_refused(override: str, folder: Path, capsys: pytest.Ca
     assert WRONG[override][1] in refused(capsys, *overrides)
 
 
-def test_it_is_no_part_of_an_experiment(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_enjoy_is_refused_in_a_multirun(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "-m" in refused(capsys, "-m", f"+enjoy={folder / 'ppo_cartpole'}")
 
 
-def test_a_mistyped_word_is_answered_with_the_nearest(
+def test_misspelt_key_is_answered_with_the_nearest_one(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "episodes?" in refused(capsys, f"+enjoy={folder / 'ppo_cartpole'}", "episode=3")
 
 
-def test_what_is_not_there_is_refused(
+def test_missing_run_or_display_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -202,12 +204,12 @@ def test_what_is_not_there_is_refused(
     assert "+enjoy=latest" in refused(capsys, "enjoy=latest")
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
-    told = refused(capsys, f"+enjoy={folder / 'ppo_cartpole'}", "render=human")
-    assert "render=human" in told
-    assert "DISPLAY" in told
+    message = refused(capsys, f"+enjoy={folder / 'ppo_cartpole'}", "render=human")
+    assert "render=human" in message
+    assert "DISPLAY" in message
 
 
-def test_a_run_whose_agent_is_gone_and_one_that_saved_nothing_are_told_of(
+def test_run_without_agent_class_or_checkpoint_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [*QUIET, "agent=random", "env=cartpole", "env.max_frame=100"]
@@ -218,26 +220,26 @@ def test_a_run_whose_agent_is_gone_and_one_that_saved_nothing_are_told_of(
     (run / "config.yaml").write_text(config)
     for path in (run / "session_0" / "checkpoints").glob("*/state.pt"):
         path.write_bytes(b"")
-    said = refused(capsys, f"+enjoy={run}")
-    assert str(run / "session_0" / "checkpoints") in said
-    assert said.count("\n") == 1
+    output = refused(capsys, f"+enjoy={run}")
+    assert str(run / "session_0" / "checkpoints") in output
+    assert output.count("\n") == 1
     for path in (run / "session_0" / "checkpoints").iterdir():
         path.rename(run / path.name)
     assert "meta.log_frequency" in refused(capsys, f"+enjoy={run}")
 
 
-def test_a_window_shows_each_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_render_human_plays_in_a_window_without_videos(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPLAY", ":0")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
-    monkeypatch.setattr("labrl.envs.screen.WatchedGymnasium.__init__", _hurried)
+    monkeypatch.setattr("labrl.envs.screen.WatchedGymnasium.__init__", _init_fast)
     run = folder / "ppo_cartpole"
     assert main([f"+enjoy={run}", "episodes=2", "render=human", "seed=3"]) == 0
     result = next((run / "enjoy").glob("*seed_3/result.json"))
     assert [one["video"] for one in json.loads(result.read_text())["episodes"]] == [None, None]
 
 
-def _hurried(self, config) -> None:
-    """Make the environment, played a hundred times as fast."""
+def _init_fast(self, config) -> None:
+    """Initialize the environment like WatchedGymnasium, but show it at 5000 frames per second."""
     import dataclasses
 
     from labrl.envs.gym import GymnasiumEnv

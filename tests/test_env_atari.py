@@ -1,4 +1,4 @@
-"""Atari: lost lives, games without lives, the cap, raw rewards, and numbers that threads do not change."""
+"""Tests of Atari environments: lost lives, ends of episodes, the frame cap, raw rewards and observations."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from labrl.envs.make import describe, make_env
 from labrl.errors import Code
 from labrl.step import Episode, Step
 
-FIRE = 1  # of Breakout's actions: serves the ball, which the resting paddle then misses
+FIRE = 1  # the action of Breakout that serves the ball, which the resting paddle then misses
 
 
 def episodes_of(steps: list[Step]) -> list[Episode]:
     return [episode for step in steps for episode in step.episodes]
 
 
-def test_a_lost_life_cuts_the_bootstrap_but_not_the_episode() -> None:
+def test_lost_life_cuts_the_bootstrap_but_not_the_episode() -> None:
     env = make_env(atari("breakout"), seed=0, num_threads=1, num_envs=2)
     env.reset()
     steps = play(env, constant(FIRE, FIRE), 220)
     lost = sum(step.terminated & ~step.episode_over for step in steps)
     over = sum(step.episode_over for step in steps)
     assert (over >= 1).all()
-    assert ((4 * over <= lost) & (lost <= 4 * over + 4)).all(), "five lives: four are lost before the game is"
+    assert ((4 * over <= lost) & (lost <= 4 * over + 4)).all(), (
+        "each game must signal four lost lives before its end"
+    )
     for episode in episodes_of(steps):
         assert not episode.truncated
     for number in range(2):
@@ -45,13 +47,13 @@ def test_evaluation_plays_the_same_games_without_the_life_loss_signal() -> None:
     assert all((step.terminated == step.episode_over).all() for step in runs[True])
 
 
-def test_the_life_loss_signal_can_be_switched_off() -> None:
+def test_life_loss_signal_can_be_switched_off() -> None:
     env = make_env(atari("breakout", life_loss_signal=False), seed=0, num_threads=1, num_envs=1)
     env.reset()
     assert all((step.terminated == step.episode_over).all() for step in play(env, constant(FIRE), 120))
 
 
-def test_a_game_that_always_reports_no_lives_ends_when_it_is_over() -> None:
+def test_game_that_always_reports_zero_lives_ends_at_game_over() -> None:
     env = make_env(atari("pong"), seed=0, num_threads=1, num_envs=1)
     env.reset()
     steps = play(env, constant(0), 1000)
@@ -61,9 +63,9 @@ def test_a_game_that_always_reports_no_lives_ends_when_it_is_over() -> None:
     assert sum(step.terminated.sum() for step in steps) == 1
 
 
-def test_a_game_that_always_reports_one_life_ends_when_it_is_over() -> None:
-    # Adventure reports 1 life at the end of the game too: looking for "no life left" would miss it.
-    # A frame skip of 64 makes random play end within a few steps.
+def test_game_that_always_reports_one_life_ends_at_game_over() -> None:
+    # Adventure still reports 1 life at game over, so waiting for 0 lives would miss the end.
+    # With a frame skip of 64, a random episode ends within a few steps.
     runs = []
     for evaluation in (False, True):
         adventure = atari("adventure", frame_skip=64)
@@ -74,8 +76,8 @@ def test_a_game_that_always_reports_one_life_ends_when_it_is_over() -> None:
     assert [(e.length, e.truncated) for e in episodes_of(runs[0])] == [(4, False)]
 
 
-def test_a_last_life_that_is_counted_as_zero_is_still_played() -> None:
-    # Keystone Kapers has 3, 2, 1 and 0 lives: taking 0 for the end would cut its last quarter off.
+def test_last_life_counted_as_zero_is_still_played() -> None:
+    # Keystone Kapers counts its four lives as 3, 2, 1 and 0: ending the episode at 0 would drop the last one.
     env = make_env(atari("keystone_kapers", frame_skip=64), seed=0, num_threads=1, num_envs=1)
     env.reset()
     steps = play(env, sampled(env, 0), 210)
@@ -83,7 +85,7 @@ def test_a_last_life_that_is_counted_as_zero_is_still_played() -> None:
     assert not any(step.episode_over[0] for step in steps)
 
 
-def test_the_cap_truncates_after_its_emulator_frames() -> None:
+def test_episode_is_truncated_after_max_episode_frames() -> None:
     env = make_env(atari("pong", max_episode_frames=200, noop_max=0), seed=0, num_threads=1, num_envs=2)
     env.reset()
     steps = play(env, constant(0, 0), 110)
@@ -101,7 +103,7 @@ def test_rewards_are_never_clipped() -> None:
     assert set(rewards[rewards != 0]) == {10.0}
 
 
-def test_pictures_follow_the_configuration() -> None:
+def test_observations_follow_the_configuration() -> None:
     observation, action = describe(atari("pong"))
     assert (observation.shape, observation.dtype) == ((4, 84, 84), np.uint8)
     assert action.n == 6
@@ -123,6 +125,6 @@ def test_pictures_follow_the_configuration() -> None:
 @pytest.mark.parametrize(
     ("game", "code", "named"), [("pnog", "unknown-option", "env=pong"), ("joust", "unsupported", "joust")]
 )
-def test_a_game_that_cannot_be_played_is_refused_by_name(game: str, code: Code, named: str) -> None:
+def test_unknown_or_unsupported_game_is_refused(game: str, code: Code, named: str) -> None:
     with refused(code, "env.game", f"env.game={game}", named):
         describe(atari(game))

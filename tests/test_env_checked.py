@@ -1,4 +1,4 @@
-"""Observations that do not fit their space are told with their step, and never altered in silence."""
+"""Tests of checking what environments return: invalid values are refused in their step, never altered."""
 
 from __future__ import annotations
 
@@ -23,54 +23,55 @@ ZEROS = np.zeros(4, np.float32)
 GOOD = {"d": 1, "x": (ZEROS, np.array([1, 2]))}
 
 CASES: dict[str, tuple[spaces.Space, Any, Any, str]] = {
-    "stretched": (BOX, ZEROS, np.float32(0.5), "()"),
-    "cut off": (
+    "scalar for a box": (BOX, ZEROS, np.float32(0.5), "()"),
+    "fraction in bytes": (
         BYTES,
         np.zeros(2),
         np.array([0, 0.5]),
         "0.5",
     ),
     "too large": (BYTES, [0, 255], [0, 256], "256"),
-    "rounded": (
+    "fraction for a discrete": (
         spaces.Discrete(5),
         2.0,
         2.7,
         "2.7",
     ),
-    "no choice": (spaces.Discrete(5), np.int64(4), 5, "Discrete(5)"),
-    "no flags": (
+    "beyond a discrete": (spaces.Discrete(5), np.int64(4), 5, "Discrete(5)"),
+    "not binary": (
         spaces.MultiBinary(2),
         np.array([1, 0], np.int8),
         np.array([1, 2], np.int8),
         "[1 2]",
     ),
     "ragged": (BOX, ZEROS, [[1], [1, 2]], "Box"),
-    "overrides": (BOX, ZEROS, ["a"] * 4, "list"),
+    "strings": (BOX, ZEROS, ["a"] * 4, "list"),
     "none": (BOTH, GOOD, None, "dict"),
-    "missing": (BOTH, GOOD, {"d": 1}, "'x'"),
-    "short": (BOTH, GOOD, {**GOOD, "x": (ZEROS,)}, "['x']"),
-    "below": (
+    "missing key": (BOTH, GOOD, {"d": 1}, "'x'"),
+    "short tuple": (BOTH, GOOD, {**GOOD, "x": (ZEROS,)}, "['x']"),
+    "below the start": (
         BOTH,
         GOOD,
         {**GOOD, "d": 0},
         "['d']",
     ),
-    "beyond": (
+    "beyond a part": (
         BOTH,
         GOOD,
         {**GOOD, "x": (ZEROS, np.array([1, 3]))},
         "['x'][1]",
     ),
 }
+"""By name: the space, a valid and an invalid observation, and what the error must contain."""
 
 
-def broken(*named: str) -> Any:
-    """Expect that an answer of the environment `toy` is refused in a run."""
+def environment_error(*named: str) -> Any:
+    """Expect an error about what the environment `toy` returned, with a message that contains `named`."""
     return refused("environment", "env", "toy", *named, kind=EnvironmentFailedError)
 
 
-class Strays(gym.Env[Any, Any]):
-    """The fourth step of each episode gives what the case has last; others what it has before."""
+class InvalidObservation(gym.Env[Any, Any]):
+    """Environment that returns the invalid observation of a case in the fourth step of each episode."""
 
     action_space: Any = spaces.Discrete(2)
 
@@ -88,21 +89,21 @@ class Strays(gym.Env[Any, Any]):
 
 @pytest.mark.parametrize(
     ("case", "vectorization"),
-    [*((case, "sync") for case in CASES), ("stretched", "async"), ("missing", "async")],
+    [*((case, "sync") for case in CASES), ("scalar for a box", "async"), ("missing key", "async")],
 )
-def test_what_does_not_fit_is_refused_where_it_comes(case: str, vectorization: str) -> None:
+def test_invalid_observation_is_refused_in_its_step(case: str, vectorization: str) -> None:
     settings = {"vectorization": vectorization, "fresh_env_per_episode": False}
-    env = make_env(own_env(Strays, {"case": case}, **settings), seed=0, num_threads=1, num_envs=2)
+    env = make_env(own_env(InvalidObservation, {"case": case}, **settings), seed=0, num_threads=1, num_envs=2)
     env.reset()
     for _ in range(3):
         env.step(np.zeros(2, np.int64))
-    with broken("step 4", CASES[case][-1]):
+    with environment_error("step 4", CASES[case][-1]):
         env.step(np.zeros(2, np.int64))
     env.close()
 
 
-class Pays(Strays):
-    """The fourth step of each episode has another reward."""
+class GivenReward(InvalidObservation):
+    """Environment that returns `reward` in the fourth step of each episode."""
 
     def __init__(self, reward: Any) -> None:
         self.observation_space, self._good = BOX, ZEROS
@@ -117,14 +118,14 @@ class Pays(Strays):
     ("reward", "refused"),
     [([1.0, 2.0], True), ("1", True), ({}, True), ([1.0], True), (2, False), (True, False)],
 )
-def test_a_reward_is_one_number(reward: Any, refused: bool) -> None:
+def test_reward_must_be_a_single_number(reward: Any, refused: bool) -> None:
     settings = {"fresh_env_per_episode": False}
-    env = make_env(own_env(Pays, {"reward": reward}, **settings), seed=0, num_threads=1, num_envs=2)
+    env = make_env(own_env(GivenReward, {"reward": reward}, **settings), seed=0, num_threads=1, num_envs=2)
     env.reset()
     for _ in range(3):
         env.step(np.zeros(2, np.int64))
     if refused:
-        with broken("environment 0", "step 4", "reward"):
+        with environment_error("environment 0", "step 4", "reward"):
             env.step(np.zeros(2, np.int64))
     else:
         assert env.step(np.zeros(2, np.int64)).reward.tolist() == [float(reward)] * 2
@@ -141,21 +142,22 @@ ANSWERS: dict[str, tuple[Any, Any, tuple[str, ...] | None]] = {
     "six values": (None, (SEEN, 0.0, False, False, {}, {}), ("Returns.step()", "5")),
     "nothing": (None, "None", ("Returns.step()", "5", "None")),
     "no info at the reset": (SEEN, None, ("Returns.reset()", "2", "ndarray")),
-    "of two numbers": (np.zeros(2), None, ("Returns.reset()", "2", "ndarray")),
-    "three at the reset": ((SEEN, {}, {}), None, ("Returns.reset()", "2")),
-    "info of the reset": ((SEEN, None), None, ("info", "None")),
-    "info of a step": (None, (SEEN, 0.0, False, False, []), ("step 3", "info", "[]")),
-    "no reward": (None, (SEEN, None, False, False, {}), ("step 3", "reward", "None")),
-    "rewards": (None, (SEEN, np.zeros(2), False, False, {}), ("reward", "[0., 0.]")),
-    "no flag": (None, (SEEN, 0.0, None, False, {}), ("terminated", "None")),
-    "overrides": (None, (SEEN, 0.0, False, "no", {}), ("truncated", "'no'")),
-    "flags": (None, (SEEN, 0.0, [False], False, {}), ("terminated", "[False]")),
-    "fine": (None, [SEEN, SCALAR, np.bool_(False), np.array([0]), {}], None),
+    "array at the reset": (np.zeros(2), None, ("Returns.reset()", "2", "ndarray")),
+    "three values at the reset": ((SEEN, {}, {}), None, ("Returns.reset()", "2")),
+    "info of the reset is None": ((SEEN, None), None, ("info", "None")),
+    "info of a step is a list": (None, (SEEN, 0.0, False, False, []), ("step 3", "info", "[]")),
+    "reward is None": (None, (SEEN, None, False, False, {}), ("step 3", "reward", "None")),
+    "two rewards": (None, (SEEN, np.zeros(2), False, False, {}), ("reward", "[0., 0.]")),
+    "flag is None": (None, (SEEN, 0.0, None, False, {}), ("terminated", "None")),
+    "flag is a string": (None, (SEEN, 0.0, False, "no", {}), ("truncated", "'no'")),
+    "flag is a list": (None, (SEEN, 0.0, [False], False, {}), ("terminated", "[False]")),
+    "valid": (None, [SEEN, SCALAR, np.bool_(False), np.array([0]), {}], None),
 }
+"""By name: what reset and what step return (None: as usual), and what the error contains (None: valid)."""
 
 
-class Returns(Strays):
-    """Its reset or third step returns what the case has."""
+class Returns(InvalidObservation):
+    """Environment whose reset, or whose steps from number `at` on, return what a case gives."""
 
     def __init__(self, case: str, at: int = 3) -> None:
         self.observation_space, self._good = BOX, SEEN
@@ -178,18 +180,18 @@ class Returns(Strays):
     [
         *((case, {}) for case in ANSWERS),
         ("four values", {"vectorization": "async"}),
-        ("info of a step", {"vectorization": "async"}),
+        ("info of a step is a list", {"vectorization": "async"}),
         ("nothing", {"max_episode_steps": 50}),
     ],
 )
-def test_an_answer_has_the_values_that_gymnasium_asks_for(case: str, more: dict[str, Any]) -> None:
+def test_reset_and_step_must_return_what_gymnasium_requires(case: str, more: dict[str, Any]) -> None:
     wrong = ANSWERS[case][2]
     settings = {"fresh_env_per_episode": False, **more}
     if wrong is not None:
-        at_once = [name.replace("step 3", "step 1") for name in wrong]
-        with refused("environment", "env.make", "Returns", *at_once):
+        at_first_step = [name.replace("step 3", "step 1") for name in wrong]
+        with refused("environment", "env.make", "Returns", *at_first_step):
             gives_masks(own_env(Returns, {"case": case, "at": 1}, **settings))
-    settings["action_mask"] = False  # nothing is tried before the run
+    settings["action_mask"] = False  # so that nothing is played before the run
     env = make_env(own_env(Returns, {"case": case}, **settings), seed=0, num_threads=1, num_envs=2)
     zeros = np.zeros(2, np.int64)
     try:
@@ -204,7 +206,7 @@ def test_an_answer_has_the_values_that_gymnasium_asks_for(case: str, more: dict[
 
 
 class Wrapped(gym.ObservationWrapper[Any, Any, Any]):
-    """Fails with a remark on unpacking where what it wraps has another number of values."""
+    """Wrapper in which unpacking fails if the wrapped environment returns the wrong number of values."""
 
     def __init__(self, case: str) -> None:
         super().__init__(Returns(case, at=1))
@@ -214,13 +216,13 @@ class Wrapped(gym.ObservationWrapper[Any, Any, Any]):
 
 
 @pytest.mark.parametrize("case", ["four values", "nothing", "no info at the reset"])
-def test_the_environment_inside_wrappers_of_somebody_is_named(case: str) -> None:
+def test_error_names_the_environment_inside_a_user_wrapper(case: str) -> None:
     with refused("environment", "env.make", *(ANSWERS[case][2] or ())):
         gives_masks(own_env(Wrapped, {"case": case}))
 
 
-class TakesNoSeed(Strays):
-    """An environment as in the first versions of Gym."""
+class TakesNoSeed(InvalidObservation):
+    """Environment whose reset has no arguments, as in the first versions of Gym."""
 
     def __init__(self) -> None:
         self.observation_space = BOX
@@ -229,39 +231,39 @@ class TakesNoSeed(Strays):
         return SEEN, {}
 
 
-def test_a_reset_that_takes_no_seed_is_refused_with_what_it_must_take() -> None:
+def test_reset_without_a_seed_argument_is_refused() -> None:
     with refused("environment", "env.make", "TakesNoSeed.reset()", "seed=None, options=None"):
         gives_masks(own_env(TakesNoSeed))
 
 
-FINE: dict[str, tuple[spaces.Space, Any]] = {
+ACCEPTED: dict[str, tuple[spaces.Space, Any]] = {
     "beyond a bound": (BOX, np.full(4, 1.5)),
     "whole numbers": (BOX, [0, 1, 0, 1]),
-    "of a wider type": (BYTES, np.array([0, 255])),
+    "wider type": (BYTES, np.array([0, 255])),
     "flags": (spaces.MultiBinary(2), np.array([True, False])),
-    "one more input": (BOTH, {**GOOD, "more": "of it"}),
-    "a list for a tuple": (BOTH, {**GOOD, "x": [ZEROS, [0, 1]]}),
+    "extra key": (BOTH, {**GOOD, "more": "of it"}),
+    "list for a tuple": (BOTH, {**GOOD, "x": [ZEROS, [0, 1]]}),
 }
 
 
-class Fits(Strays):
-    """Gives what the case has."""
+class AcceptedObservation(InvalidObservation):
+    """Environment that always returns the observation of a case."""
 
     def __init__(self, case: str) -> None:
-        self.observation_space, self._good = FINE[case]
+        self.observation_space, self._good = ACCEPTED[case]
         self._bad = self._good
 
 
-@pytest.mark.parametrize("case", FINE)
-def test_what_is_kept_as_it_is_goes_on(case: str) -> None:
-    env = make_env(own_env(Fits, {"case": case}), seed=0, num_threads=1, num_envs=2)
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_accepted_observation_does_not_stop_the_run(case: str) -> None:
+    env = make_env(own_env(AcceptedObservation, {"case": case}), seed=0, num_threads=1, num_envs=2)
     env.reset()
     for _ in range(5):
         env.step(np.zeros(2, np.int64))
 
 
-class Turns(Strays):
-    """Gives what `step` says once its run is 200 steps old, and is fine before."""
+class WrongLate(InvalidObservation):
+    """Environment whose 200th step, counted over all episodes, returns what LATE gives for `wrong`."""
 
     def __init__(self, wrong: str) -> None:
         self.observation_space, self._wrong, self._all_steps = BOX, wrong, 0
@@ -293,9 +295,9 @@ LATE: dict[str, dict[str, Any]] = {
     "info": {"info": []},
     "mask": {"info": {"action_mask": np.ones(2, np.int8)}},
     "not a number": {"reward": np.nan},
-    "endless": {"reward": -np.inf},
+    "infinite": {"reward": -np.inf},
     "too large": {"reward": 1e39},
-    "fine": {
+    "valid": {
         "reward": np.float32(3e38),
         "over": np.bool_(False),
         "observation": np.full(4, 3e38, np.float32),
@@ -305,48 +307,46 @@ LATE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("wrong", LATE)
 @pytest.mark.filterwarnings("error")
-def test_what_is_wrong_is_found_in_its_step_however_late(
-    wrong: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    component = own_env(Turns, {"wrong": wrong}, fresh_env_per_episode=False)
+def test_late_error_is_found_in_its_step(wrong: str, caplog: pytest.LogCaptureFixture) -> None:
+    component = own_env(WrongLate, {"wrong": wrong}, fresh_env_per_episode=False)
     env = make_env(component, seed=0, num_threads=1, num_envs=3)
     env.reset()
     for _ in range(199):
         env.step(np.zeros(3, np.int64))
-    if wrong == "fine":
+    if wrong == "valid":
         assert env.step(np.zeros(3, np.int64)).reward.tolist() == [float(np.float32(3e38))] * 3
         assert not caplog.records
         return
-    with broken("environment 0", "step 200"):
+    with environment_error("environment 0", "step 200"):
         env.step(np.zeros(3, np.int64))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.filterwarnings("error")
-def test_an_observation_that_is_not_finite_is_told_once_in_its_step(
+def test_non_finite_observation_is_logged_once_in_its_step(
     value: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = np.array([0, 0, value, 0], np.float32)
     monkeypatch.setitem(LATE, "blind", {"observation": seen})
-    component = own_env(Turns, {"wrong": "blind"}, fresh_env_per_episode=False)
+    component = own_env(WrongLate, {"wrong": "blind"}, fresh_env_per_episode=False)
     env = make_env(component, seed=0, num_threads=1, num_envs=3)
     env.reset()
-    said = []
+    logged = []
     for _ in range(205):
         env.step(np.zeros(3, np.int64))
-        said.append(len(caplog.records))
-    assert said == [0] * 199 + [1] * 6
+        logged.append(len(caplog.records))
+    assert logged == [0] * 199 + [1] * 6
     assert "environment 0" in caplog.text
     assert "step 200" in caplog.text
 
 
 class Bare:
-    """A backend that does not say what it can do."""
+    """Backend that does not derive from `Backend`, so it does not declare what it supports."""
 
     def __init__(self, num_envs: int, num_threads: int, evaluation: bool = False) -> None: ...
 
 
-def test_a_backend_derives_from_the_class_that_says_what_it_can_do() -> None:
+def test_backend_must_derive_from_the_backend_class() -> None:
     component = dataclass_of(Component, {"_target_": "test_env_checked.Bare"}, "env")
     for ask in (describe, gives_masks, lambda env: make_env(env, seed=0, num_threads=1, num_envs=1)):
         with refused("target", "env._target_", "test_env_checked.Bare", "Backend"):

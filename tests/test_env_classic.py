@@ -1,4 +1,4 @@
-"""labrl's own classic-control tasks give the numbers of Gymnasium's environments, to the bit."""
+"""Tests that labrl's own classic-control tasks equal Gymnasium's environments bit for bit."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ NUM_ENVS = 5
 
 
 def both(id: str, **settings: Any) -> tuple[VectorEnv, VectorEnv]:
-    """The environments as labrl and as Gymnasium steps them."""
+    """Return the same environments twice: stepped by labrl's own code and by Gymnasium's."""
     ours, theirs = (
         make_env(gymnasium_env(id, vectorization=kind, **settings), seed=3, num_threads=1, num_envs=NUM_ENVS)
         for kind in ("auto", "sync")
     )
-    assert steps_itself(ours.backend)
-    assert not steps_itself(theirs.backend)
+    assert is_native(ours.backend)
+    assert not is_native(theirs.backend)
     return ours, theirs
 
 
-def steps_itself(backend: Any) -> bool:
+def is_native(backend: Any) -> bool:
     assert isinstance(backend, GymnasiumEnv | ClassicControl)
     return isinstance(backend, ClassicControl)
 
@@ -43,7 +43,7 @@ def equal(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("frames", [15_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("id", IDS)
-def test_every_step_is_that_of_gymnasium(id: str, frames: int) -> None:
+def test_every_step_equals_gymnasium(id: str, frames: int) -> None:
     ours, theirs = both(id)
     assert (ours.observation_space, ours.action_space) == (theirs.observation_space, theirs.action_space)
     assert equal(ours.reset(), theirs.reset())
@@ -52,7 +52,7 @@ def test_every_step_is_that_of_gymnasium(id: str, frames: int) -> None:
     for number in range(frames // NUM_ENVS):
         action = draw(number)
         if isinstance(ours.action_space, Box) and number % 2:
-            action = action * 1.5  # out of bounds, which the environment cuts
+            action = action * 1.5  # out of bounds, which the environment clips
         elif number % 200 > 100 and not isinstance(ours.action_space, Box):
             action = np.full_like(action, int(ours.action_space.n) - 1)
         one, other = ours.step(action), theirs.step(action)
@@ -63,7 +63,7 @@ def test_every_step_is_that_of_gymnasium(id: str, frames: int) -> None:
     assert finished >= NUM_ENVS
 
 
-def test_an_episode_is_cut_at_the_limit_that_is_set() -> None:
+def test_episode_is_truncated_at_the_configured_limit() -> None:
     ours, theirs = both("Acrobot-v1", max_episode_steps=7)
     ours.reset()
     theirs.reset()
@@ -73,7 +73,7 @@ def test_an_episode_is_cut_at_the_limit_that_is_set() -> None:
         assert one.truncated.all() == (number % 7 == 6)
 
 
-def test_a_saved_environment_goes_on_in_either_form() -> None:
+def test_saved_state_can_be_restored_in_both_implementations() -> None:
     ours, theirs = both("CartPole-v1")
     again, _ = both("CartPole-v1")
     ours.reset()
@@ -98,14 +98,14 @@ def test_a_saved_environment_goes_on_in_either_form() -> None:
         {"vectorization": "async"},
     ],
 )
-def test_settings_that_may_change_it_leave_the_task_to_gymnasium(settings: dict[str, Any]) -> None:
+def test_gymnasium_is_used_when_settings_may_change_the_task(settings: dict[str, Any]) -> None:
     component: Component = gymnasium_env("Pendulum-v1", **settings)
     env = make_env(component, seed=0, num_threads=1, num_envs=1)
-    assert not steps_itself(env.backend)
+    assert not is_native(env.backend)
     env.close()
 
 
-def test_an_id_that_was_registered_anew_is_left_to_gymnasium(request: pytest.FixtureRequest) -> None:
+def test_gymnasium_is_used_for_ids_that_the_user_registered(request: pytest.FixtureRequest) -> None:
     gymnasium.register("LabrlAcrobot-v0", entry_point=AcrobotEnv, max_episode_steps=9)
     gymnasium.register(
         "LabrlAcrobot-v1",
@@ -116,10 +116,10 @@ def test_an_id_that_was_registered_anew_is_left_to_gymnasium(request: pytest.Fix
     request.addfinalizer(lambda: [gymnasium.registry.pop(f"LabrlAcrobot-v{number}") for number in (0, 1)])
     for number in (0, 1):
         env = make_env(gymnasium_env(f"LabrlAcrobot-v{number}"), seed=0, num_threads=1, num_envs=1)
-        assert not steps_itself(env.backend)
+        assert not is_native(env.backend)
 
 
-def test_a_gymnasium_that_plays_otherwise_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gymnasium_is_used_when_its_task_differs_from_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AcrobotEnv, "dt", 0.1)
     task_of.cache_clear()
     try:

@@ -1,4 +1,4 @@
-"""Games that are played each by itself play what they play together, and prepare their next episodes."""
+"""Tests of Atari emulators that run separately: they give the same steps and prepare the next episodes."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def breakout(num_threads: int) -> list[Step]:
         *(pytest.param(n, marks=pytest.mark.matrix) for n in (FEW_THREADS, 2 * FEW_THREADS + 4)),
     ],
 )
-def test_what_is_played_does_not_depend_on_the_number_of_threads(num_threads: int) -> None:
+def test_steps_do_not_depend_on_the_number_of_threads(num_threads: int) -> None:
     alone = breakout(1)
     assert_same_steps(alone, breakout(num_threads))
-    assert any((step.terminated & ~step.episode_over).any() for step in alone), "a life was lost"
-    assert sum(len(step.episodes) for step in alone) >= 4, "prepared episodes are played too"
+    assert any((step.terminated & ~step.episode_over).any() for step in alone), "no life was lost"
+    assert sum(len(step.episodes) for step in alone) >= 4, "too few episodes to include prepared ones"
 
 
-def test_a_saved_game_comes_back_although_another_was_prepared() -> None:
+def test_saved_game_is_restored_although_another_was_prepared() -> None:
     game = atari("pong", max_episode_frames=200, noop_max=4)
     env = make_env(game, seed=5, num_threads=FEW_THREADS + 1, num_envs=2)
     env.reset()
@@ -56,23 +56,23 @@ def test_a_saved_game_comes_back_although_another_was_prepared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_threads", "all_cores", "apart"),
+    ("num_threads", "all_cores", "separate"),
     [(1, True, False), (1, False, False), (2, True, True), (2, False, False), (3, False, True)],
 )
-def test_games_are_played_apart_where_a_core_is_left_for_their_next_episodes(
-    num_threads: int, all_cores: bool, apart: bool, monkeypatch: pytest.MonkeyPatch
+def test_emulators_are_separate_if_a_core_is_free_to_prepare_episodes(
+    num_threads: int, all_cores: bool, separate: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("labrl.envs.emulators.have_all_cores", lambda _: all_cores)
-    assert separate_is_faster(num_threads) is apart
+    assert separate_is_faster(num_threads) is separate
 
 
 class FakeEmulator:
-    """Writes down what is asked of it."""
+    """Emulator that records its resets, and counts how many emulators are stepping at the same time."""
 
     single_observation_space = Box(0, 255, (1,), np.uint8)
     single_action_space = Discrete(2)
-    under_way = 0
-    most = 0
+    running = 0
+    most_running = 0
 
     def __init__(self, resets: list[int]) -> None:
         self._resets = resets
@@ -82,26 +82,26 @@ class FakeEmulator:
         return np.full((1, 1), seed[0], np.uint8), {"lives": np.array([3])}
 
     def send(self, action: NDArray) -> None:
-        FakeEmulator.under_way += 1
-        FakeEmulator.most = max(FakeEmulator.most, FakeEmulator.under_way)
+        FakeEmulator.running += 1
+        FakeEmulator.most_running = max(FakeEmulator.most_running, FakeEmulator.running)
         self._action = action
 
     def recv(self) -> tuple[Any, ...]:
-        FakeEmulator.under_way -= 1
+        FakeEmulator.running -= 1
         no = np.zeros(1, np.bool_)
         return self._action[None], self._action, no, no, {"lives": np.array([2])}
 
 
-def games(num_envs: int, num_threads: int, resets: list[int]) -> Separately:
-    made: Any = lambda: FakeEmulator(resets)  # noqa: E731
-    emulators = Separately(made, num_envs, num_threads)
+def separate_emulators(num_envs: int, num_threads: int, resets: list[int]) -> Separately:
+    make: Any = lambda: FakeEmulator(resets)  # noqa: E731
+    emulators = Separately(make, num_envs, num_threads)
     emulators.reset(np.ones(num_envs, np.bool_), np.arange(num_envs))
     return emulators
 
 
-def test_an_episode_that_was_prepared_is_not_begun_again_and_another_one_is() -> None:
+def test_prepared_episode_is_used_only_for_its_own_seed() -> None:
     resets: list[int] = []
-    emulators = games(2, 3, resets)
+    emulators = separate_emulators(2, 3, resets)
     emulators.prepare(0, seed=7)
     emulators.prepare(1, seed=8)
     first, lives = emulators.reset(np.array([True, False]), np.array([7, 0]))
@@ -112,9 +112,9 @@ def test_an_episode_that_was_prepared_is_not_begun_again_and_another_one_is() ->
     emulators.close()
 
 
-def test_an_episode_that_is_there_is_not_prepared_a_second_time() -> None:
+def test_episode_is_not_prepared_twice() -> None:
     resets: list[int] = []
-    emulators = games(1, 2, resets)
+    emulators = separate_emulators(1, 2, resets)
     for seed in (7, 7, 8):
         emulators.prepare(0, seed)
     first, _ = emulators.reset(np.array([True]), np.array([8]))
@@ -122,27 +122,27 @@ def test_an_episode_that_is_there_is_not_prepared_a_second_time() -> None:
     assert (first[:, 0].tolist(), resets) == ([8], [0, 7, 8])
 
 
-def test_the_second_episodes_are_made_ready_one_a_step_once_a_run_is_not_short(
+def test_second_episodes_are_prepared_one_per_step_unless_a_run_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     env = make_env(atari("pong"), seed=3, num_threads=FEW_THREADS + 1, num_envs=2)
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(env.backend, "prepare", lambda number, seed: asked.append((number, seed)))
+    prepared: list[tuple[int, int]] = []
+    monkeypatch.setattr(env.backend, "prepare", lambda number, seed: prepared.append((number, seed)))
     env.reset()
-    actions, so_far = sampled(env, seed=1), []
+    actions, counts = sampled(env, seed=1), []
     for step in range(SHORT + 3):
         play(env, actions, 1, first=step)
-        so_far.append(len(asked))
+        counts.append(len(prepared))
     env.close()
-    assert so_far == [*[0] * (SHORT - 1), 1, 2, 2, 2]
-    assert asked == [(0, episode_seed(3, 0, 1)), (1, episode_seed(3, 1, 1))]
+    assert counts == [*[0] * (SHORT - 1), 1, 2, 2, 2]
+    assert prepared == [(0, episode_seed(3, 0, 1)), (1, episode_seed(3, 1, 1))]
 
 
-def test_no_more_games_are_under_way_than_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_emulators_run_at_once_than_there_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labrl.envs.emulators.have_all_cores", lambda _: False)
-    monkeypatch.setattr(FakeEmulator, "most", 0)
-    emulators = games(7, 3, [])
+    monkeypatch.setattr(FakeEmulator, "most_running", 0)
+    emulators = separate_emulators(7, 3, [])
     played = emulators.step(np.arange(7))
     assert played.reward.tolist() == played.observation[:, 0].tolist() == list(range(7))
-    assert (FakeEmulator.most, FakeEmulator.under_way) == (3, 0)
+    assert (FakeEmulator.most_running, FakeEmulator.running) == (3, 0)
     emulators.close()

@@ -1,4 +1,4 @@
-"""VectorEnv keeps whole episodes: ends, returns, lengths, seeds and the observations around a reset."""
+"""Tests of episodes in VectorEnv: ends, returns, lengths, seeds and the observations around a reset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labrl.seeding import episode_seed
 from labrl.step import Episode
 
 
-def test_a_time_limit_truncates_and_never_terminates() -> None:
+def test_time_limit_truncates_and_never_terminates() -> None:
     env = make_env(own_env(Walk, max_episode_steps=5), seed=3, num_threads=1, num_envs=1)
     env.reset()
     steps = play(env, constant(1), 10)
@@ -19,10 +19,10 @@ def test_a_time_limit_truncates_and_never_terminates() -> None:
     assert [step.episode_over[0] for step in steps] == [step.truncated[0] for step in steps]
     (episode,) = steps[4].episodes
     assert (episode.length, episode.truncated, episode.index) == (5, True, 0)
-    assert abs(episode.episode_return - 0.5) < 1e-12, "raw rewards are summed in double precision"
+    assert abs(episode.episode_return - 0.5) < 1e-12, "returns must be summed in double precision"
 
 
-def test_the_step_that_ends_an_episode_yields_its_final_state_and_the_next_one_s_first() -> None:
+def test_last_step_yields_the_final_and_the_next_first_observation() -> None:
     env = make_env(own_env(Walk, {"goal": 2}), seed=3, num_threads=1, num_envs=1)
     env.reset()
     running, last, after = play(env, constant(1), 3)
@@ -32,10 +32,10 @@ def test_the_step_that_ends_an_episode_yields_its_final_state_and_the_next_one_s
     assert last.terminated[0]
     assert not last.truncated[0]
     assert not last.episodes[0].truncated
-    assert after.next_observation[0, 0] == 1, "the next step is an ordinary one: no action is swallowed"
+    assert after.next_observation[0, 0] == 1, "the first action of the new episode was ignored"
 
 
-def test_two_episodes_that_end_in_one_step_leave_the_other_environments_alone() -> None:
+def test_ended_episodes_do_not_affect_the_other_environments() -> None:
     env = make_env(own_env(Walk, {"goal": 3}), seed=0, num_threads=1, num_envs=4)
     env.reset()
     steps = play(env, constant(1, 0, 1, 0), 4)
@@ -49,22 +49,22 @@ def test_two_episodes_that_end_in_one_step_leave_the_other_environments_alone() 
     np.testing.assert_array_equal(steps[3].next_observation[:, 0], [1, 0, 1, 0])
 
 
-def test_an_episode_depends_on_its_seed_and_actions_and_not_on_the_other_environments() -> None:
+def test_episode_depends_only_on_its_seed_and_actions() -> None:
     alone = make_env(own_env(Walk, {"goal": 4}), seed=7, num_threads=1, num_envs=1)
     among = make_env(own_env(Walk, {"goal": 4}), seed=7, num_threads=1, num_envs=3)
     assert alone.reset()[0].tolist() == among.reset()[0].tolist()
     draw = sampled(among, seed=1)
-    by_itself = play(alone, lambda step: draw(step)[:1], 60)
-    together = play(among, draw, 60)
-    for one, other in zip(by_itself, together, strict=True):
+    steps_alone = play(alone, lambda step: draw(step)[:1], 60)
+    steps_among = play(among, draw, 60)
+    for one, other in zip(steps_alone, steps_among, strict=True):
         np.testing.assert_array_equal(one.observation[0], other.observation[0])
-    episodes: list[Episode] = [episode for step in together for episode in step.episodes]
-    assert [e for e in episodes if e.env == 0] == [e for step in by_itself for e in step.episodes]
+    episodes: list[Episode] = [episode for step in steps_among for episode in step.episodes]
+    assert [e for e in episodes if e.env == 0] == [e for step in steps_alone for e in step.episodes]
     assert len({(e.env, e.index) for e in episodes}) == len(episodes) > 10
     assert all(e.seed == episode_seed(7, e.env, e.index) for e in episodes)
 
 
-def test_a_reset_with_a_seed_is_a_new_environment_of_that_seed() -> None:
+def test_reset_with_a_seed_equals_a_new_environment() -> None:
     used = make_env(own_env(Walk, {"goal": 3}), seed=1, num_threads=1, num_envs=2)
     used.reset()
     play(used, constant(1, 0), 7)
@@ -73,7 +73,7 @@ def test_a_reset_with_a_seed_is_a_new_environment_of_that_seed() -> None:
     assert_same_steps(play(used, sampled(used, 5), 20), play(new, sampled(new, 5), 20))
 
 
-def test_arrays_of_a_step_are_not_written_to_later() -> None:
+def test_arrays_of_a_step_are_not_modified_later() -> None:
     env = make_env(own_env(Walk, {"goal": 3}), seed=1, num_threads=1, num_envs=2)
     first = env.reset()
     kept = [first.copy()]

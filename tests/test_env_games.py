@@ -1,4 +1,4 @@
-"""The list of games: complete, playable, and there at once."""
+"""Tests of the list of Atari games: it is complete, and reading it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import gymnasium
 from labrl.envs.games import games
 
 
-def test_every_game_that_the_ale_registers_is_listed() -> None:
+def test_every_game_registered_by_the_ale_is_listed() -> None:
     registered = {spec.kwargs["game"] for id, spec in gymnasium.registry.items() if id.startswith("ALE/")}
     assert set(games()) == registered
     assert games() == sorted(games())

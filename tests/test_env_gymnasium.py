@@ -1,4 +1,4 @@
-"""Gymnasium's environments: sync and async alike, resets that keep history, wrong input told plainly."""
+"""Tests of Gymnasium environments: sync and async workers, resets that keep history, and wrong input."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from labrl.errors import Code
 from labrl.processes import SIGNALS
 
 UNCHECKED = {"fresh_env_per_episode": False, "action_mask": False}
-"""Nothing is played before the run."""
+"""Settings with which nothing is played before the run."""
 
 
 class Restless(Walk):
-    """Repeats in no way: it draws from the operating system."""
+    """Environment that never repeats, because its random numbers come from the operating system."""
 
     def _observation(self) -> Any:
         return np.array([self.position, np.random.default_rng().random()], np.float32)
 
 
 class Dies(Walk):
-    """The process is killed in the middle of a step, as by a system that is short of memory."""
+    """Environment whose process is killed during a step, as by a system that is out of memory."""
 
     def step(self, action: Any) -> Any:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -45,13 +45,18 @@ class Dies(Walk):
 
 
 class Refuses(Walk):
+    """Environment whose step raises an exception."""
+
     def step(self, action: Any) -> Any:
         raise FileNotFoundError("no level there")
 
 
 class Lingers(Walk):
+    """Environment that takes a minute to close in a worker process."""
+
     def close(self) -> None:
-        if multiprocessing.parent_process() is not None:  # a worker; others look at the spaces before
+        # The main process also makes one, to read its spaces, which it closes at once.
+        if multiprocessing.parent_process() is not None:
             time.sleep(60)
 
 
@@ -59,7 +64,7 @@ def factory(env: Component) -> Any:
     return env.config.factory()
 
 
-def test_sync_and_async_play_the_same() -> None:
+def test_sync_and_async_give_the_same_steps() -> None:
     runs = []
     for vectorization in ("sync", "async"):
         component = gymnasium_env("CartPole-v1", vectorization=vectorization)
@@ -69,13 +74,13 @@ def test_sync_and_async_play_the_same() -> None:
             runs.append(play(env, sampled(env, 11), 120))
         finally:
             env.close()
-            env.close()  # a second time changes nothing
+            env.close()  # closing twice is harmless
     assert_same_steps(*runs)
     assert sum(len(step.episodes) for step in runs[0]) > 5
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
-def test_workers_leave_signals_to_the_process_that_owns_them(number: signal.Signals) -> None:
+def test_workers_ignore_signals_that_the_main_process_handles(number: signal.Signals) -> None:
     env = make_env(gymnasium_env("CartPole-v1", vectorization="async"), seed=1, num_threads=2, num_envs=2)
     try:
         env.reset()
@@ -87,7 +92,7 @@ def test_workers_leave_signals_to_the_process_that_owns_them(number: signal.Sign
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_a_worker_that_is_killed_is_named_and_keeps_nobody_waiting(num_threads: int) -> None:
+def test_killed_worker_is_reported_without_waiting(num_threads: int) -> None:
     env = make_env(
         own_env(Dies, vectorization="async", **UNCHECKED), seed=1, num_threads=num_threads, num_envs=3
     )
@@ -98,7 +103,7 @@ def test_a_worker_that_is_killed_is_named_and_keeps_nobody_waiting(num_threads: 
     assert not multiprocessing.active_children()
 
 
-def test_an_error_of_the_environment_itself_is_told_as_it_is() -> None:
+def test_exception_of_an_environment_is_raised_unchanged() -> None:
     env = make_env(own_env(Refuses, vectorization="async", **UNCHECKED), seed=1, num_threads=1, num_envs=2)
     env.reset()
     with pytest.raises(FileNotFoundError, match="no level there"):
@@ -106,7 +111,7 @@ def test_an_error_of_the_environment_itself_is_told_as_it_is() -> None:
     env.close()
 
 
-def test_a_worker_that_does_not_come_back_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_does_not_close_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labrl.envs.workers, "LEAVE_SECONDS", 0.1)
     env = make_env(own_env(Lingers, vectorization="async", **UNCHECKED), seed=1, num_threads=2, num_envs=2)
     env.reset()
@@ -115,11 +120,11 @@ def test_a_worker_that_does_not_come_back_is_ended(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Acrobot-v1"])
-def test_an_environment_that_repeats_is_left_alone(id: str) -> None:
+def test_repeatable_environment_is_not_marked_history_dependent(id: str) -> None:
     assert not gymnasium_env(id).config.sample().depends_on_history
 
 
-def test_an_environment_whose_reset_keeps_history_is_found_and_made_anew() -> None:
+def test_history_dependent_environment_is_recreated_for_each_episode() -> None:
     assert own_env(Remembers).config.sample().depends_on_history
     env = make_env(own_env(Remembers, max_episode_steps=4), seed=0, num_threads=1, num_envs=2)
     env.reset()
@@ -129,13 +134,13 @@ def test_an_environment_whose_reset_keeps_history_is_found_and_made_anew() -> No
     kept = make_env(own_env(Remembers, max_episode_steps=4, **UNCHECKED), seed=0, num_threads=1, num_envs=2)
     kept.reset()
     last = play(kept, constant(1, 0), 8)[-1]
-    assert last.next_observation[0, 0] == 8, "an explicit false is obeyed"
+    assert last.next_observation[0, 0] == 8, "an explicit fresh_env_per_episode=false was ignored"
 
 
-def test_bipedal_walker_is_found_and_made_anew() -> None:
+def test_bipedal_walker_is_recreated_for_each_episode() -> None:
     pytest.importorskip("Box2D")
     assert gymnasium_env("BipedalWalker-v3").config.sample().depends_on_history
-    # Made anew, its second episode is that of an environment which has played nothing before.
+    # Its second episode must equal that of an environment that has not been used before.
     short = gymnasium_env("BipedalWalker-v3", max_episode_steps=20)
     env = make_env(short, seed=5, num_threads=1, num_envs=2)
     env.reset()
@@ -160,7 +165,7 @@ def test_bipedal_walker_is_found_and_made_anew() -> None:
         (gymnasium_env("Acrobot-v1"), None),
     ],
 )
-def test_an_evaluation_ends_where_nothing_limits_an_episode(
+def test_evaluation_caps_episodes_that_have_no_step_limit(
     component: Component,
     length: int | None,
     monkeypatch: pytest.MonkeyPatch,
@@ -176,7 +181,7 @@ def test_an_evaluation_ends_where_nothing_limits_an_episode(
     assert ("env.max_episode_steps=" in caplog.text) == (length == 9)
 
 
-def test_an_environment_that_never_repeats_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_environment_that_never_repeats_causes_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     make_env(own_env(Restless), seed=0, num_threads=1, num_envs=1)
     assert "exactly resumable" in caplog.text
 
@@ -199,7 +204,7 @@ def test_spaces_are_known_without_a_vector_environment() -> None:
 
 
 class Picky(Walk):
-    """Takes an action only as its space has it, which Gymnasium's `contains` asks for."""
+    """Environment that accepts only actions of the dtype of its space, as checked by `contains`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +220,7 @@ class Picky(Walk):
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_an_environment_gets_actions_of_the_type_that_it_declares(vectorization: str) -> None:
+def test_environment_gets_actions_of_its_declared_dtype(vectorization: str) -> None:
     env = make_env(own_env(Picky, vectorization=vectorization), seed=0, num_threads=1, num_envs=2)
     env.reset()
     play(env, constant(1, 0), 1)
@@ -252,7 +257,7 @@ def test_an_environment_gets_actions_of_the_type_that_it_declares(vectorization:
         (own_env(Walk, id="CartPole-v1"), "contradiction", "env.id", ["env.make={_target_: "]),
     ],
 )
-def test_a_wrong_environment_is_refused_by_its_key(
+def test_wrong_environment_is_refused_with_its_key(
     component: Component, code: Code, key: str, named: list[str]
 ) -> None:
     with refused(code, key, *named):
@@ -261,20 +266,20 @@ def test_a_wrong_environment_is_refused_by_its_key(
         make_env(component, seed=0, num_threads=1)
 
 
-def test_an_old_version_is_warned_of_once_and_not_beside_a_refusal(request: pytest.FixtureRequest) -> None:
+def test_outdated_version_warns_once_and_not_when_it_is_refused(request: pytest.FixtureRequest) -> None:
     for version in (1, 2):
         gymnasium.register(f"LabrlOld-v{version}", entry_point="gymnasium.envs.classic_control:CartPoleEnv")
     request.addfinalizer(lambda: [gymnasium.registry.pop(f"LabrlOld-v{version}") for version in (1, 2)])
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         make_env(gymnasium_env("LabrlOld-v1"), seed=0, num_threads=1, num_envs=3).close()
-        assert [warning.category for warning in heard] == [DeprecationWarning]
+        assert [warning.category for warning in caught] == [DeprecationWarning]
         with refused("unknown-option", "env.id", "env.id=LabrlOld-v2"):
             describe(gymnasium_env("LabrlOld-v0"))
-        assert len(heard) == 1
+        assert len(caught) == 1
 
 
-def test_a_missing_extra_is_named(request: pytest.FixtureRequest) -> None:
+def test_missing_extra_is_named_in_the_error(request: pytest.FixtureRequest) -> None:
     def needs_box2d() -> None:
         raise DependencyNotInstalled(
             'Box2D is not installed, you can install it by run `pip install "gymnasium[box2d]"`'
@@ -287,7 +292,7 @@ def test_a_missing_extra_is_named(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, ["rgb_array"]])
-def test_metadata_that_is_no_dictionary_keeps_no_worker_from_starting(metadata: object) -> None:
+def test_worker_starts_when_metadata_is_not_a_dictionary(metadata: object) -> None:
     component = own_env(Drawn, {"metadata": metadata}, vectorization="async", **UNCHECKED)
     env = make_env(component, seed=1, num_threads=1, num_envs=1)
     env.reset()

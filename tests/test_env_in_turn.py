@@ -1,4 +1,4 @@
-"""Environments in this process give what Gymnasium's own vector environment gives."""
+"""Tests that environments stepped in the main process equal Gymnasium's SyncVectorEnv."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labrl.envs.gym import GymnasiumEnv
 
 
 class Sketch(gym.Env[Any, Any]):
-    """Two inputs, and an info that comes at every second step."""
+    """Environment with two inputs in each observation and an info at every second step."""
 
     observation_space = gym.spaces.Dict(
         {"picture": gym.spaces.Box(0, 255, (2, 2), np.uint8), "place": gym.spaces.Discrete(9)}
@@ -42,7 +42,7 @@ class Sketch(gym.Env[Any, Any]):
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether our array, with fields where it has several inputs, equals theirs."""
+    """Return whether our array (with a field for each input, if there are several) equals Gymnasium's."""
     if isinstance(other, dict):
         return list(one.dtype.names) == list(other) and all(same(one[name], other[name]) for name in other)
     return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
@@ -62,7 +62,7 @@ def backend(component: Component, num_envs: int) -> GymnasiumEnv:
     ],
     ids=["cartpole", "pendulum", "frozenlake", "several inputs"],
 )
-def test_every_step_is_the_same(component: Component) -> None:
+def test_every_step_equals_sync_vector_env(component: Component) -> None:
     ours = backend(component, 3)
     theirs: Any = SyncVectorEnv([component.config.factory()] * 3, autoreset_mode=AutoresetMode.DISABLED)
     theirs.action_space.seed(0)
@@ -80,7 +80,7 @@ def test_every_step_is_the_same(component: Component) -> None:
     theirs.close()
 
 
-def test_what_a_step_gave_is_not_written_to_later() -> None:
+def test_arrays_of_a_step_are_not_modified_later() -> None:
     envs = backend(gymnasium_env("CartPole-v1"), 2)
     envs.reset(np.ones(2, np.bool_), np.array([1, 2]))
     first = envs.step(np.array([0, 1]))

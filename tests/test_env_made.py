@@ -1,4 +1,4 @@
-"""Environments are made as often as they are needed: making one may take seconds."""
+"""Tests of how often environments are created: no more than needed, because one may take seconds."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from labrl.trial.baseline import ensure_baseline
 NUM_ENVS = 3
 
 
-def note(log: str, what: str) -> None:
+def note(log: str, event: str) -> None:
     with Path(log).open("a") as file:
-        file.write(f"{what} {os.getpid()}\n")
+        file.write(f"{event} {os.getpid()}\n")
 
 
 class Counted(Drawn):
-    """Notes in a file that it was made, and that it was closed."""
+    """Environment that writes to a log when it is created and when it is closed."""
 
     def __init__(self, log: str, masked: bool = False, render_mode: str | None = None) -> None:
         super().__init__(render_mode=render_mode)
@@ -60,8 +60,9 @@ def log(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def count(log: Path, what: str) -> int:
-    return sum(line.startswith(what) for line in log.read_text().splitlines())
+def count(log: Path, event: str) -> int:
+    """Return how often an event ("made" or "closed") is in the log."""
+    return sum(line.startswith(event) for line in log.read_text().splitlines())
 
 
 def overrides(log: Path, folder: Path, *more: str) -> list[str]:
@@ -76,35 +77,35 @@ def overrides(log: Path, folder: Path, *more: str) -> list[str]:
 
 @pytest.mark.uses_videos
 @pytest.mark.parametrize("masked", [False, True])
-def test_a_trial_makes_one_more_for_its_videos(masked: bool, log: Path, tmp_path: Path) -> None:
+def test_trial_creates_one_more_environment_for_its_videos(masked: bool, log: Path, tmp_path: Path) -> None:
     run = labrl.train(overrides(log, tmp_path / "run", f"+env.make.masked={str(masked).lower()}")).folder
     assert len(list((run / "session_0" / "videos").iterdir())) == 2
     assert count(log, "made") == NUM_ENVS + 1
     assert count(log, "closed") == NUM_ENVS + 1
 
 
-def test_a_resume_makes_no_more(log: Path, tmp_path: Path) -> None:
+def test_resume_creates_no_extra_environments(log: Path, tmp_path: Path) -> None:
     run = labrl.train(overrides(log, tmp_path / "run", "meta.videos=false")).folder
     labrl.train([f"+resume={run}", "env.max_frame=900"])
     assert count(log, "made") == count(log, "closed") == 2 * NUM_ENVS
 
 
-def test_sessions_in_processes_make_their_own_when_the_first_is_closed(log: Path, tmp_path: Path) -> None:
+def test_session_processes_create_theirs_after_the_first_is_closed(log: Path, tmp_path: Path) -> None:
     labrl.train(overrides(log, tmp_path / "run", "meta.videos=false", "meta.max_session=2"))
     lines = log.read_text().splitlines()
     assert lines[:2] == [f"made {os.getpid()}", f"closed {os.getpid()}"]
     assert count(log, "made") == count(log, "closed") == 2 * NUM_ENVS + 1
 
 
-def test_several_episodes_are_shown_in_one(log: Path, tmp_path: Path) -> None:
+def test_all_videos_of_enjoy_are_rendered_by_one_environment(log: Path, tmp_path: Path) -> None:
     run = labrl.train(overrides(log, tmp_path / "run", "meta.videos=false")).folder
     before = count(log, "made")
     assert main([f"+enjoy={run}", "episodes=3", "videos=3"]) == DONE
     assert len(list(run.rglob("*.mp4"))) == 3
-    assert count(log, "made") == before + 3 + 1  # three that play, and one that draws
+    assert count(log, "made") == before + 3 + 1  # three play the episodes, and one renders them
 
 
-def test_a_measurement_of_the_random_policy_makes_one_where_that_takes_long(
+def test_random_baseline_creates_one_environment_if_creation_is_slow(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
@@ -115,7 +116,7 @@ def test_a_measurement_of_the_random_policy_makes_one_where_that_takes_long(
     assert count(log, "made") == before + 1
 
 
-def test_what_is_known_of_an_environment_is_not_asked_again(log: Path) -> None:
+def test_known_properties_do_not_create_an_environment_again(log: Path) -> None:
     env = own_env(Counted, {"log": str(log), "masked": True})
     assert gives_masks(env)
     describe(env)
@@ -126,7 +127,7 @@ def test_what_is_known_of_an_environment_is_not_asked_again(log: Path) -> None:
     assert count(log, "made") == count(log, "closed") == 1 + 2 * NUM_ENVS
 
 
-def test_a_spare_environment_is_closed_where_no_session_takes_it(log: Path) -> None:
+def test_spare_environment_is_closed_if_no_session_takes_it(log: Path) -> None:
     with kept_for_the_run():
         describe(own_env(Counted, {"log": str(log)}))
         assert count(log, "closed") == 0
@@ -137,7 +138,7 @@ def test_a_spare_environment_is_closed_where_no_session_takes_it(log: Path) -> N
     assert count(log, "made") == count(log, "closed") == 2
 
 
-def test_one_that_has_played_is_not_taken_where_it_plays_otherwise_then(log: Path) -> None:
+def test_used_environment_is_not_reused_if_history_dependent(log: Path) -> None:
     component = own_env(CountedRemembers, {"log": str(log)}, fresh_env_per_episode=False)
     env = make_env(component, seed=0, num_threads=1, num_envs=2)
     assert env.reset()[:, 0].tolist() == [0, 0]
@@ -150,7 +151,7 @@ class CountedBits(BitFlip):
         note(log, "made")
 
 
-def test_goals_are_asked_of_the_environment_that_is_looked_at(log: Path) -> None:
+def test_goals_are_read_without_creating_another_environment(log: Path) -> None:
     component = own_env(CountedBits, {"log": str(log)})
     with kept_for_the_run():
         goals = goals_of(component, describe(component)[0])

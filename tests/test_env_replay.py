@@ -1,4 +1,4 @@
-"""A saved vector environment comes back bit for bit: an episode is its seed and its actions."""
+"""Tests of restoring vector environments bit for bit, from the seed and the actions of each episode."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from labrl.storage.tree import pack, unpack
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    """Save and load a state as a checkpoint does: only tensors and plain data can pass."""
+    """Save and load a state as a checkpoint does, which allows only tensors and plain data."""
     file = io.BytesIO()
     torch.save(pack(state), file)
     file.seek(0)
@@ -42,9 +42,9 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
         (own_env(Remembers, max_episode_steps=30), 2, 50, 40),
         (own_env(Walks, {"goal": 20}, vectorization="vector_entry_point"), 3, 50, 40),
     ],
-    ids=["cartpole", "first step", "pendulum", "async", "pong", "breakout", "made anew", "at once"],
+    ids=["cartpole", "first step", "pendulum", "async", "pong", "breakout", "recreated", "vector"],
 )
-def test_a_restored_environment_goes_on_exactly(
+def test_restored_environment_continues_exactly(
     component: Component, num_envs: int, before: int, after: int
 ) -> None:
     env = make_env(component, seed=21, num_threads=1, num_envs=num_envs)
@@ -55,7 +55,7 @@ def test_a_restored_environment_goes_on_exactly(
     restored = make_env(component, seed=99, num_threads=1, num_envs=num_envs)
     found = restored.load_state_dict(state)
     np.testing.assert_array_equal(found, past[-1].observation if past else observation)
-    # Saving it again, before and after it has gone on, shows that nothing of the state was lost.
+    # Both environments save the same state after further steps, so the restored one has lost nothing.
     assert_same_steps(play(env, draw, after, before), play(restored, draw, after, before))
     for name, saved in env.state_dict().items():
         again = restored.state_dict()[name]
@@ -65,7 +65,7 @@ def test_a_restored_environment_goes_on_exactly(
     restored.close()
 
 
-def test_an_environment_in_use_can_be_set_back() -> None:
+def test_environment_in_use_can_be_set_back_to_an_earlier_state() -> None:
     env = make_env(gymnasium_env("CartPole-v1"), seed=1, num_threads=1, num_envs=4)
     env.reset()
     draw = sampled(env, 1)
@@ -76,7 +76,7 @@ def test_an_environment_in_use_can_be_set_back() -> None:
     assert_same_steps(future, play(env, draw, 50, 30))
 
 
-def test_an_environment_just_reset_among_running_ones_is_restored() -> None:
+def test_environment_that_was_just_reset_is_restored() -> None:
     env = make_env(own_env(Walk, {"goal": 3}), seed=1, num_threads=1, num_envs=2)
     env.reset()
     steps = [env.step(np.array([1, 0])) for _ in range(3)]
@@ -86,7 +86,7 @@ def test_an_environment_just_reset_among_running_ones_is_restored() -> None:
     assert_same_steps(play(env, sampled(env, 3), 12), play(restored, sampled(env, 3), 12))
 
 
-def test_a_replay_that_does_not_lead_back_is_told_of() -> None:
+def test_replayed_actions_that_end_in_another_state_are_refused() -> None:
     env = make_env(own_env(Walk), seed=1, num_threads=1, num_envs=2)
     env.reset()
     play(env, sampled(env, 1), 9)
@@ -99,7 +99,7 @@ def test_a_replay_that_does_not_lead_back_is_told_of() -> None:
         env.load_state_dict(state)
 
 
-def test_another_observation_after_the_same_actions_is_told_of() -> None:
+def test_replayed_actions_that_give_another_observation_are_refused() -> None:
     env = make_env(gymnasium_env("CartPole-v1"), seed=1, num_threads=1, num_envs=3)
     env.reset()
     play(env, sampled(env, 1), 9)
@@ -110,7 +110,7 @@ def test_another_observation_after_the_same_actions_is_told_of() -> None:
 
 
 @pytest.mark.parametrize("saved_again", [False, True])
-def test_lost_episodes_are_cut_for_the_learner_and_followed_by_the_next_ones(saved_again: bool) -> None:
+def test_abandoned_episodes_are_truncated_and_followed_by_the_next(saved_again: bool) -> None:
     env = make_env(gymnasium_env("CartPole-v1"), seed=1, num_threads=1, num_envs=2)
     env.reset()
     last = play(env, sampled(env, 1), 40)[-1].observation
@@ -128,15 +128,15 @@ def test_lost_episodes_are_cut_for_the_learner_and_followed_by_the_next_ones(sav
     assert step.episode_over.all()
     assert not step.terminated.any()
     assert not step.reward.any()
-    assert step.episodes == [], "nobody has played them to their end"
-    begun = other.state_dict()
-    assert begun["episode"].tolist() == [number + 1 for number in state["episode"].tolist()]
-    assert [len(own) for own in begun["actions"]] == [0, 0]
+    assert step.episodes == [], "an abandoned episode was reported as finished"
+    new_state = other.state_dict()
+    assert new_state["episode"].tolist() == [number + 1 for number in state["episode"].tolist()]
+    assert [len(own) for own in new_state["actions"]] == [0, 0]
     assert len(play(other, sampled(other, 2), 60)) == 60
     assert not other.state_dict()["lost"]
 
 
-def test_a_state_of_other_environments_is_refused() -> None:
+def test_state_with_another_number_of_environments_is_refused() -> None:
     env = make_env(own_env(Walk), seed=1, num_threads=1, num_envs=2)
     env.reset()
     more = make_env(own_env(Walk), seed=1, num_threads=1, num_envs=3)
@@ -148,7 +148,7 @@ def test_a_state_of_other_environments_is_refused() -> None:
     ends=st.lists(st.sets(st.integers(0, 2)), max_size=40),
     space=st.sampled_from([Discrete(4), Discrete(300), Box(-1, 1, (2,)), Box(-1, 1, (), np.float64)]),
 )
-def test_the_record_holds_what_each_environment_did_since_its_reset(
+def test_record_holds_the_actions_of_each_environment_since_its_reset(
     ends: list[set[int]], space: Discrete | Box
 ) -> None:
     record = ActionRecord(3, space, capacity=2)
@@ -178,7 +178,7 @@ def test_the_record_holds_what_each_environment_did_since_its_reset(
 
 
 class Reuses(gym.Env[Any, Any]):
-    """Writes into every array that it is given or has given, unless it is `careful`."""
+    """Environment that overwrites the arrays that it gets and has returned, unless it is `careful`."""
 
     position, picture = np.zeros(2, np.float32), np.zeros((2, 2, 3), np.uint8)
     mask, reward = np.ones(4, np.bool_), np.zeros(1)
@@ -219,7 +219,7 @@ class Reuses(gym.Env[Any, Any]):
 
 
 @pytest.mark.parametrize(("masked", "vectorization"), [(False, "sync"), (True, "sync"), (True, "async")])
-def test_an_environment_may_write_into_what_it_is_given_and_gives(
+def test_environment_may_overwrite_the_arrays_it_gets_and_returns(
     masked: bool, vectorization: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     steps, states, masks = [], [], []
@@ -240,7 +240,7 @@ def test_an_environment_may_write_into_what_it_is_given_and_gives(
         if kind == "sync":
             make_env(component, seed=9, num_threads=2, num_envs=2).load_state_dict(states[-1])
         env.close()
-    assert not caplog.text, "it repeats its episodes"
+    assert not caplog.text, "a warning, although the environment repeats its episodes"
     assert_same_steps(*steps)
     np.testing.assert_array_equal(*masks)
     np.testing.assert_array_equal(states[1]["actions"], np.swapaxes(given[9:], 0, 1))

@@ -1,4 +1,4 @@
-"""Threads of vector environments leave the core to the thread that wakes them."""
+"""Tests of the scheduling policy of environment threads, which do not preempt the thread that wakes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labrl.envs.threads import have_all_cores, patient_threads
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux") or os.sched_getscheduler(0) != os.SCHED_OTHER,
-    reason="policies of Linux, and the tests were started with another one",
+    reason="needs Linux and its default scheduling policy",
 )
 
 
@@ -26,13 +26,13 @@ def policy_of_a_new_thread() -> int:
     return seen[0]
 
 
-def test_threads_are_patient_inside_and_ordinary_after() -> None:
+def test_patient_threads_use_the_batch_policy_only_inside_the_context() -> None:
     with patient_threads():
         assert policy_of_a_new_thread() == os.SCHED_BATCH
     assert os.sched_getscheduler(0) == policy_of_a_new_thread() == os.SCHED_OTHER
 
 
-def test_what_the_user_chose_is_left_alone() -> None:
+def test_policy_chosen_by_the_user_is_kept() -> None:
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
         with patient_threads():
@@ -42,7 +42,7 @@ def test_what_the_user_chose_is_left_alone() -> None:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def test_a_sandbox_that_forbids_it_changes_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_policy_stays_unchanged_when_the_system_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object) -> None:
         raise PermissionError
 
@@ -51,7 +51,7 @@ def test_a_sandbox_that_forbids_it_changes_nothing_else(monkeypatch: pytest.Monk
         assert policy_of_a_new_thread() == os.SCHED_OTHER
 
 
-def test_threads_of_a_game_are_patient() -> None:
+def test_threads_of_a_game_use_the_batch_policy() -> None:
     before = set(os.listdir("/proc/self/task"))
     env = make_env(atari("pong"), seed=0, num_threads=2, num_envs=2)
     threads = set(os.listdir("/proc/self/task")) - before
@@ -62,7 +62,7 @@ def test_threads_of_a_game_are_patient() -> None:
 @pytest.mark.parametrize(
     ("num_threads", "allowed", "cores", "expected"), [(4, 4, 4, True), (2, 4, 4, False), (4, 4, 64, False)]
 )
-def test_all_cores_are_had_only_by_a_process_that_may_use_each_of_the_machine(
+def test_process_has_all_cores_only_if_it_may_use_all_of_the_machine(
     num_threads: int, allowed: int, cores: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)))

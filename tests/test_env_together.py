@@ -1,4 +1,4 @@
-"""Vector environments of one's own are taken where members can be reset alone by a seed, and else refused."""
+"""Tests of user vector environments: refused unless each member can be reset alone with its own seed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
 
 
 def made_by(make: dict[str, Any], **settings: Any) -> Component:
-    """Return what `make` makes."""
+    """Return the configuration of an environment that is created by `make`."""
     return dataclass_of(Component, gymnasium_node(name="toy", make=make, **{**AT_ONCE, **settings}), "env")
 
 
@@ -49,7 +49,7 @@ def made_by(make: dict[str, Any], **settings: Any) -> Component:
     ids=["class", "function and limit", "make_vec"],
 )
 @pytest.mark.parametrize("num_envs", [1, 5])
-def test_it_plays_as_the_same_environments_do_alone(
+def test_vector_environment_equals_separate_environments(
     at_once: Component, one_by_one: Component, num_envs: int
 ) -> None:
     assert describe(at_once) == describe(one_by_one)
@@ -58,12 +58,12 @@ def test_it_plays_as_the_same_environments_do_alone(
     np.testing.assert_array_equal(first, right.reset())
     before = first.copy()
     assert_same_steps(play(left, sampled(left, 4), 60), play(right, sampled(right, 4), 60))
-    np.testing.assert_array_equal(first, before)  # nobody has written to it
+    np.testing.assert_array_equal(first, before)  # the array has not been overwritten
     left.close()
     right.close()
 
 
-def test_the_example_of_the_documentation_plays_as_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vector_example_of_the_docs_equals_the_single_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     limited = {"max_episode_steps": 20}
     at_once = make_env(made_by({"_target_": "vector_corridor.VectorCorridor"}, **limited), 2, 1, num_envs=3)
@@ -93,7 +93,7 @@ def test_the_example_of_the_documentation_plays_as_the_other_one(monkeypatch: py
         ("leaves one out", "shape"),
     ],
 )
-def test_one_that_could_not_be_repeated_is_refused_before_a_run(fault: str, named: str) -> None:
+def test_unrepeatable_vector_environment_is_refused_before_a_run(fault: str, named: str) -> None:
     env = own_env(Walks, {"fault": fault, "goal": 7}, **AT_ONCE)
     with refused(None, "env.vectorization", "vector_env.Walks", named) as caught:
         describe(env)
@@ -101,7 +101,7 @@ def test_one_that_could_not_be_repeated_is_refused_before_a_run(fault: str, name
 
 
 class Pool:
-    """Like EnvPool's."""
+    """Vector environment with the interface of EnvPool."""
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -114,9 +114,9 @@ class Pool:
 @pytest.mark.parametrize(
     ("env", "code", "key", "named"),
     [
-        # one generator, resets by itself
+        # has one generator for all environments, and resets by itself
         (gymnasium_env("CartPole-v1", **AT_ONCE), "unsupported", VECTORIZATION, f"{VECTORIZATION}=sync"),
-        # has none
+        # has no vector entry point
         (gymnasium_env("Acrobot-v1", **AT_ONCE), "unsupported", VECTORIZATION, f"{VECTORIZATION}=sync"),
         (gymnasium_env("Nothing-v0", **AT_ONCE), "unknown-option", "env.id", "env.id=Nothing-v0"),
         (own_env(Walk, **AT_ONCE), "unsupported", VECTORIZATION, f"{VECTORIZATION}=sync"),
@@ -149,7 +149,7 @@ class Pool:
         ),
     ],
 )
-def test_what_cannot_be_taken_is_refused_with_what_to_set(
+def test_unsupported_vectorization_is_refused_with_a_remedy(
     env: Component, code: Code, key: str, named: str
 ) -> None:
     with refused(code, key, named):
@@ -157,14 +157,14 @@ def test_what_cannot_be_taken_is_refused_with_what_to_set(
 
 
 @pytest.mark.parametrize("style", ["info", "dict", "sparse"])
-def test_its_masks_are_those_of_the_present_states(style: str) -> None:
+def test_action_masks_belong_to_the_current_states(style: str) -> None:
     component = own_env(Doors, {"style": style}, **AT_ONCE)
     assert gives_masks(component)
     assert describe(component)[0].shape == (2,)
     env = make_env(component, seed=1, num_threads=1, num_envs=3)
     env.reset()
     ended = 0
-    for _ in range(40):  # the environment refuses what is not valid
+    for _ in range(40):  # the environment raises an exception at an invalid action
         assert env.action_mask is not None
         still = (env.action_mask[:, 0] == 1) & ~env.action_mask[:, 1]
         step = env.step(first_valid(env.action_mask, env.action_space))
@@ -172,16 +172,16 @@ def test_its_masks_are_those_of_the_present_states(style: str) -> None:
         assert not still.all() or (step.next_observation[:, 0] == 0).all()
     assert ended
     unmasked = own_env(Doors, {"style": style}, action_mask=False, **AT_ONCE)
-    with refused("environment", VECTORIZATION, "a closed door"):  # which its random play runs into
+    with refused("environment", VECTORIZATION, "a closed door"):  # which random actions try to open
         gives_masks(unmasked)
 
 
-def test_masks_that_resets_do_not_tell_are_refused() -> None:
+def test_action_masks_must_be_returned_by_reset_too() -> None:
     with refused("environment", VECTORIZATION, "action_mask"):
         describe(own_env(Doors, {"style": "late"}, **AT_ONCE))
 
 
-def test_an_evaluation_ends_where_nothing_limits_an_episode(
+def test_evaluation_caps_episodes_that_have_no_step_limit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(labrl.envs.gym, "LONGEST_EVALUATION", 9)
@@ -194,7 +194,7 @@ def test_an_evaluation_ends_where_nothing_limits_an_episode(
 
 
 @pytest.mark.uses_videos
-def test_a_run_is_evaluated_shown_and_played_again(
+def test_run_can_be_evaluated_recorded_and_played_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [override for override in QUIET if not override.startswith("meta.videos")]

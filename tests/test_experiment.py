@@ -1,5 +1,6 @@
-"""An experiment: every trial is accounted for, one that fails or is killed leaves the others, and what is
-missing or unfinished can be run later."""
+"""Tests of experiments: every trial is recorded, a failed or killed trial does not stop the others, and
+missing or unfinished trials can be run later.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def the_experiment() -> Path:
 
 
 def trials(folder: Path) -> dict[str, tuple[str, str]]:
-    """Folder and status of each trial by the overrides in which it differs."""
+    """Return the folder and the status of each trial, by the overrides that distinguish it."""
     return {
         " ".join(
             override
@@ -82,7 +83,7 @@ def frame(folder: Path) -> int:
 
 @contextmanager
 def started(*overrides: str) -> Iterator[Command]:
-    """The command in a process group of its own, as a terminal starts it."""
+    """Start the command in its own process group, as a terminal does, and kill it at the end."""
     process = start_labrl("-m", "hydra.sweep.dir=e", *overrides)
     try:
         yield process
@@ -93,13 +94,13 @@ def started(*overrides: str) -> Iterator[Command]:
 
 
 def worker_of(trial: Path) -> int:
-    """The process that runs a trial, as its lock says."""
+    """Return the id of the process that runs a trial, read from the trial's lock."""
     return int((trial / ".lock").read_text().split()[1])
 
 
-def test_a_grid_runs_every_combination_in_a_folder_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_grid_runs_every_combination_in_its_own_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "env=cartpole,acrobot", "env.max_frame=512", "seed=1,2"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     folder = the_experiment()
     info = json.loads((folder / "experiment.json").read_text())
     assert (info["kind"], info["status"]) == ("grid", "finished")
@@ -111,21 +112,21 @@ def test_a_grid_runs_every_combination_in_a_folder_of_its_own(capsys: pytest.Cap
         name = "cartpole" if "env=cartpole" in trial["overrides"] else "acrobot"
         assert trial["folder"] == f"{trial['number']}_random_{name}"
     assert len(info["trials"]) == 4
-    assert str(folder) in said
-    rows = [line.split()[-2:] for line in said.splitlines() if "env=" in line]
-    assert ["2", "env=acrobot"] in rows, "a row for each group, with the number of its seeds"
+    assert str(folder) in output
+    rows = [line.split()[-2:] for line in output.splitlines() if "env=" in line]
+    assert ["2", "env=acrobot"] in rows, "the table has no row for a group with the number of its seeds"
     assert ["2", "env=cartpole"] in rows
 
 
-def test_workers_give_each_trial_what_it_gets_alone() -> None:
-    """Two processes at once, reused for the next trial: the same rows as in a run of its own."""
+def test_trial_in_a_worker_equals_the_same_run_alone() -> None:
+    """Run three trials in two processes, so that one process runs two of them."""
     assert main(["-m", *QUICK, "hydra.launcher.n_jobs=2", "seed=1,2,3"]) == 0
     for seed in (1, 2, 3):
         assert main([*QUICK, f"seed={seed}", f"hydra.run.dir=alone_{seed}"]) == 0
         assert differences(Path(f"alone_{seed}"), the_experiment() / f"{seed - 1}_random_cartpole") == []
 
 
-def test_a_trial_that_fails_is_listed_with_its_error_and_the_others_go_on(
+def test_failed_trial_is_listed_with_its_error_and_the_others_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "breaking.py").write_text(
@@ -137,30 +138,30 @@ def test_a_trial_that_fails_is_listed_with_its_error_and_the_others_go_on(
     )
     overrides = ["+callbacks.breaking._target_=breaking.Break", "seed=0,1,2", "hydra.launcher.n_jobs=1"]
     assert main(["-m", *QUICK, *overrides]) == 1
-    said = capsys.readouterr()
-    assert "trial 1" in said.out
-    assert "RuntimeError: a wheel came off" in said.out
-    assert f"labrl -m +resume={the_experiment()}" in said.out
+    output = capsys.readouterr()
+    assert "trial 1" in output.out
+    assert "RuntimeError: a wheel came off" in output.out
+    assert f"labrl -m +resume={the_experiment()}" in output.out
     assert statuses(the_experiment()) == ["finished", "failed", "finished"]
     assert ExperimentFolder.open(the_experiment()).status == "failed"
 
 
 @needs_proc
-def test_an_edit_that_would_change_the_past_is_refused_before_any_trial_is_touched(
+def test_edit_that_changes_the_past_is_refused_before_any_trial_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=1,2"]) == 0
     record = (the_experiment() / "experiment.json").read_bytes()
     capsys.readouterr()
     assert main(["-m", "+resume=latest", "meta.episode_window=50"]) == 2
-    said = capsys.readouterr().err
-    (row,) = [line.split() for line in said.splitlines() if "meta.episode_window  " in line]
+    output = capsys.readouterr().err
+    (row,) = [line.split() for line in output.splitlines() if "meta.episode_window  " in line]
     assert row[1:] == ["meta.episode_window", "100", "50", "trials", "0,", "1"]
     assert (the_experiment() / "experiment.json").read_bytes() == record
 
 
 @two_at_once
-def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
+def test_killed_worker_fails_only_its_own_trial(tmp_path: Path) -> None:
     overrides = [*QUICK, "meta.log_frequency=1e6", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second, third = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(3))
     with started(*overrides, PACED, "env.max_frame=1e9") as process:
@@ -171,32 +172,32 @@ def test_a_killed_worker_takes_its_trial_and_no_other(tmp_path: Path) -> None:
         wait_for(lambda: frame(second) > reached, process)
         assert statuses(tmp_path / "e") == ["failed", "running", "running"]
         os.kill(process.pid, signal.SIGTERM)
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     assert process.returncode == 143
-    assert "SIGKILL" in said
+    assert "SIGKILL" in output
     assert statuses(tmp_path / "e") == ["failed", "interrupted", "interrupted"]
     assert json.loads((first / "run.json").read_text())["status"] == "failed"
 
 
 @needs_proc
 @two_at_once
-@pytest.mark.parametrize("how", [pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"])
-def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stopped_by", [pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"])
+def test_resumed_experiment_equals_an_uninterrupted_one(stopped_by: str, tmp_path: Path) -> None:
     every, endless = "meta.log_frequency=200", "env.max_frame=1e9"
     overrides = [*QUICK, PACED, every, endless, "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
     with started(*overrides) as process:
         wait_for(lambda: frame(first) and frame(second), process)
-        if how == "ctrl-c":
+        if stopped_by == "ctrl-c":
             os.killpg(process.pid, signal.SIGINT)
         else:
             os.kill(process.pid, signal.SIGKILL)
-        said, _ = process.communicate()  # until the last worker has let go of its output
+        output, _ = process.communicate()  # returns when the last worker has closed its output
     folder = ExperimentFolder.open("e")
-    if how == "ctrl-c":
+    if stopped_by == "ctrl-c":
         assert process.returncode == 130
-        assert "Traceback" not in said
-        assert f"labrl -m +resume={tmp_path / 'e'}" in said
+        assert "Traceback" not in output
+        assert f"labrl -m +resume={tmp_path / 'e'}" in output
         assert (folder.status, statuses(folder.path)) == (
             "interrupted",
             ["interrupted", "interrupted", "waiting"],
@@ -207,11 +208,11 @@ def test_a_stopped_experiment_goes_on_as_if_it_had_not_been(how: str, tmp_path: 
     end = f"env.max_frame={max(frame(first), frame(second)) + 200}"
     assert main(["-m", f"+resume={tmp_path / 'e'}", end, "hydra.launcher.n_jobs=1"]) == 0
     assert (folder.status, statuses(folder.path)) == ("finished", ["finished"] * 3)
-    assert main([*QUICK, PACED, every, end, "seed=1", "hydra.run.dir=whole"]) == 0
-    assert differences(Path("whole"), second) == []
+    assert main([*QUICK, PACED, every, end, "seed=1", "hydra.run.dir=uninterrupted"]) == 0
+    assert differences(Path("uninterrupted"), second) == []
 
 
-def test_resume_runs_what_is_missing_and_leaves_alone_what_has_finished(
+def test_resume_runs_missing_trials_and_leaves_finished_ones_unchanged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1"]) == 0
@@ -220,15 +221,15 @@ def test_resume_runs_what_is_missing_and_leaves_alone_what_has_finished(
     capsys.readouterr()
 
     def resumed() -> list[int]:
-        """The numbers in the first line: trials that have finished, and those that are left."""
+        """Return the numbers in the first line of the output: finished trials and trials left to run."""
         line = capsys.readouterr().out.splitlines()[0]
         return [int(number) for number in re.findall(r"\d+", line.partition(str(folder))[2])]
 
-    (folder.parent / "killed_before_its_start").mkdir()  # as Hydra makes it
+    (folder.parent / "killed_before_its_start").mkdir()  # an empty folder, as Hydra creates it
     assert main(["-m", "+resume=latest"]) == 0
     assert resumed() == [2, 0]
 
-    # as a kill leaves it while a trial, whose run is over, makes its report
+    # The state after a kill while a trial that had finished training was making its report.
     info = json.loads((folder / "experiment.json").read_text())
     info["trials"][1]["status"] = "running"
     (folder / "experiment.json").write_text(json.dumps(info))
@@ -246,14 +247,14 @@ def test_resume_runs_what_is_missing_and_leaves_alone_what_has_finished(
     assert len(statuses(folder)) == 3
 
 
-def test_resume_with_a_larger_budget_goes_on_with_every_trial(tmp_path: Path) -> None:
+def test_resume_with_a_larger_budget_continues_every_trial(tmp_path: Path) -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1", "hydra.sweep.dir=e"]) == 0
     assert main(["-m", "+resume=e", "env.max_frame=512"]) == 0
     assert statuses(Path("e")) == ["finished", "finished"]
     assert [frame(tmp_path / "e" / f"{number}_random_cartpole") for number in (0, 1)] == [512, 512]
 
 
-def test_trials_that_differ_in_their_budget_or_in_a_drawn_seed_alone_are_told_apart_on_resume() -> None:
+def test_resume_distinguishes_trials_by_budget_or_drawn_seed() -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "env.max_frame=256,512", "seed=0", "hydra.sweep.dir=e"]) == 0
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=null,null", "hydra.sweep.dir=f"]) == 0
     for folder in ("e", "f"):
@@ -273,7 +274,7 @@ PPO = ["agent.horizon=32", "agent.batch_size=128", "agent.epochs=1"]
 
 
 def overrides_of(folder: Path) -> list[dict[str, str]]:
-    """Key and value of the overrides that each run below `folder` was composed with at last, by its name."""
+    """Return the latest overrides of each run in `folder` as a dictionary, in the order of the run names."""
     found = [yaml.safe_load(path.read_text()) for path in sorted(folder.glob("*/overrides.yaml"))]
     return [dict(override.split("=", 1) for override in overrides) for overrides in found]
 
@@ -282,26 +283,26 @@ def the_config(run: str) -> dict[str, Any]:
     return yaml.safe_load((Path(run) / "config.yaml").read_text())
 
 
-def advice(said: str) -> list[str]:
-    """The overrides that a refusal offers to keep the past as it was: of keys in its table, or +pin=true."""
-    keys = {line.removeprefix("labrl:").split()[0] for line in said.splitlines() if line.strip(" labr:")}
-    overrides = dict.fromkeys(re.findall(r"\S+=\S+", said))
+def suggested_overrides(output: str) -> list[str]:
+    """Return the overrides that a refusal suggests to keep the past: of keys in its table, or +pin=true."""
+    keys = {line.removeprefix("labrl:").split()[0] for line in output.splitlines() if line.strip(" labr:")}
+    overrides = dict.fromkeys(re.findall(r"\S+=\S+", output))
     return [
         override for override in overrides if override.partition("=")[0] in keys or override == "+pin=true"
     ]
 
 
-def test_an_experiment_is_extended_by_the_very_words_that_the_refusal_offers(
+def test_experiment_is_extended_with_the_overrides_that_labrl_suggests(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["-m", *LEARNING, *PPO, "seed=0,1"]) == 0
     before = (Path("e") / "experiment.json").read_bytes()
-    for budget, pins in (("512", True), ("640", False)):  # an extension is extended, too
+    for budget, pins in (("512", True), ("640", False)):  # the second extension needs no pins
         longer = ["-m", "+resume=e", f"env.max_frame={budget}"]
         if pins:
             assert main(longer) == 2
             assert (Path("e") / "experiment.json").read_bytes() == before
-            longer += advice(capsys.readouterr().err)
+            longer += suggested_overrides(capsys.readouterr().err)
         assert main(longer) == 0
         assert statuses(Path("e")) == ["finished", "finished"]
         assert [frame(path) for path in sorted(Path("e").glob("*_ppo_cartpole"))] == [int(budget)] * 2
@@ -323,13 +324,13 @@ def test_an_experiment_is_extended_by_the_very_words_that_the_refusal_offers(
     assert run["resumes"][1]["edits"] == ["env.max_frame=640"]
 
 
-def test_in_a_mixed_grid_a_pin_is_given_to_the_trials_that_have_its_key(
+def test_pin_applies_only_to_the_trials_that_have_its_key(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """ppo has agent.clip_range.horizon, dqn has none, and neither has the keys of the other."""
+    """Only ppo has agent.clip_range.horizon, and only dqn has agent.learning_starts."""
     assert main(["-m", *LEARNING, "agent=dqn,ppo", "seed=0", "env.max_frame=1088"]) == 0
     assert main(["-m", "+resume=e", "env.max_frame=1152"]) == 2
-    pins = advice(capsys.readouterr().err)
+    pins = suggested_overrides(capsys.readouterr().err)
     own = f"agent.learning_starts={the_config('e/0_dqn_cartpole')['agent']['learning_starts']}"
     assert main(["-m", "+resume=e", "env.max_frame=1152", *pins, own]) == 0
     dqn, ppo = overrides_of(Path("e"))
@@ -344,21 +345,23 @@ def test_in_a_mixed_grid_a_pin_is_given_to_the_trials_that_have_its_key(
     assert "agent.nonesuch" in capsys.readouterr().err
 
 
-def test_trials_that_need_different_pins_are_extended_by_one_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trials_that_need_different_pins_are_extended_with_pin_true(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["-m", *LEARNING, *PPO, "env.max_frame=128,256", "seed=0"]) == 0
     assert main(["-m", "+resume=e", "env.max_frame=384"]) == 2
-    pins = advice(capsys.readouterr().err)
+    pins = suggested_overrides(capsys.readouterr().err)
     assert pins == ["+pin=true"]
     assert main(["-m", "+resume=e", "env.max_frame=384", *pins]) == 0
     assert [overrides["agent.lr.horizon"] for overrides in overrides_of(Path("e"))] == ["128", "256"]
     assert [frame(path) for path in sorted(Path("e").glob("*_ppo_cartpole"))] == [384, 384]
 
 
-def test_edits_that_name_trials_are_for_these_alone_and_no_trial_is_forgotten(
+def test_edits_apply_only_to_the_named_trials_and_keep_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1,2", "hydra.sweep.dir=e"]) == 0
-    # as a command leaves it that was interrupted before two of its trials had begun
+    # The state after an interruption before two of the trials had started.
     info = json.loads((Path("e") / "experiment.json").read_text())
     for trial in info["trials"][1:]:
         shutil.rmtree(Path("e") / trial["folder"])
@@ -375,18 +378,18 @@ def test_edits_that_name_trials_are_for_these_alone_and_no_trial_is_forgotten(
     capsys.readouterr()
     record = (Path("e") / "experiment.json").read_bytes()
     assert main(["-m", "+resume=e", "env.max_frame=300"]) == 2
-    told = capsys.readouterr().err
-    assert "env.max_frame=300" in told
-    assert "512" in told
+    message = capsys.readouterr().err
+    assert "env.max_frame=300" in message
+    assert "512" in message
     assert (Path("e") / "experiment.json").read_bytes() == record
 
 
-def test_a_key_of_swept_agents_need_not_be_one_of_the_default_agent() -> None:
+def test_key_of_swept_agents_may_be_unknown_to_the_default_agent() -> None:
     assert main(["-m", *LEARNING, "agent=dqn,double_dqn", "agent.learning_starts=192", "seed=0"]) == 0
     assert [overrides["agent.learning_starts"] for overrides in overrides_of(Path("e"))] == ["192", "192"]
 
 
-def test_a_drawn_seed_is_kept_by_the_resumed_trial() -> None:
+def test_resumed_trial_keeps_its_drawn_seed() -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "env.num_envs=1,2", "hydra.sweep.dir=e"]) == 0
     seeds = [json.loads(path.read_text())["seed"] for path in sorted(Path("e").glob("*/provenance.json"))]
     assert main(["-m", "+resume=e", "env.max_frame=512"]) == 0
@@ -395,8 +398,10 @@ def test_a_drawn_seed_is_kept_by_the_resumed_trial() -> None:
     assert seeds[0] != seeds[1]
 
 
-def test_an_experiment_is_not_taken_for_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    """A command for one run lists the trials with their returns, the best first, and what to type."""
+def test_command_for_a_run_refuses_an_experiment_and_lists_its_trials(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The error lists the trials with their returns and suggests the command for the best one."""
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1,2", "hydra.sweep.dir=e"]) == 0
     returns = {
         f"e/{seed}_random_cartpole": json.loads(Path(f"e/{seed}_random_cartpole/run.json").read_text())[
@@ -408,15 +413,15 @@ def test_an_experiment_is_not_taken_for_a_run(capsys: pytest.CaptureFixture[str]
     for command in ("labrl +resume=", "labrl +enjoy=", "labrl +rerun=", "labrl-replay "):
         capsys.readouterr()
         assert (replay(["e"]) if "replay" in command else main([f"{command.split()[1]}e"])) == 2
-        told = capsys.readouterr().err
+        message = capsys.readouterr().err
         for path, value in returns.items():
-            assert any(path in line and f"{value:,.1f}" in line for line in told.splitlines())
-        assert f"{command}{best}\n" in told
-        assert ("labrl -m +resume=e" in told) == ("resume" in command)
+            assert any(path in line and f"{value:,.1f}" in line for line in message.splitlines())
+        assert f"{command}{best}\n" in message
+        assert ("labrl -m +resume=e" in message) == ("resume" in command)
     assert send_to_wandb(["e"]) == 2
 
 
-def test_the_latest_of_an_experiment_is_its_best_trial(capsys: pytest.CaptureFixture[str]) -> None:
+def test_latest_of_an_experiment_is_its_best_trial(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["-m", *QUICK, "env=cartpole,acrobot", ONE_PROCESS, "seed=0,1,2", "hydra.sweep.dir=runs/e"]) == 0
     )
@@ -427,24 +432,24 @@ def test_the_latest_of_an_experiment_is_its_best_trial(capsys: pytest.CaptureFix
     best = max(returns, key=lambda name: returns[name])
     capsys.readouterr()
     assert main(["env=cartpole", "+enjoy=latest", "episodes=1", "videos=0"]) == 0
-    said = capsys.readouterr().out
-    assert best in said
-    assert f"{returns[best]:,.1f}" in said
+    output = capsys.readouterr().out
+    assert best in output
+    assert f"{returns[best]:,.1f}" in output
     assert (Path("runs/e") / best / "enjoy").exists()
     assert main(["env=cartpole", "+rerun=latest"]) == 0
     assert best in capsys.readouterr().out
 
-    for run in Path("runs").glob("*/run.json"):  # of the repetition, which is the newest now
+    for run in Path("runs").glob("*/run.json"):  # the rerun, which is now the newest run
         shutil.rmtree(run.parent)
-    assert main(["+enjoy=latest", "episodes=1"]) == 2, "returns of two environments are not compared"
-    told = capsys.readouterr().err
-    assert f"runs/e/{best}" in told
-    assert "_acrobot" in told
+    assert main(["+enjoy=latest", "episodes=1"]) == 2, "returns of two environments must not be compared"
+    message = capsys.readouterr().err
+    assert f"runs/e/{best}" in message
+    assert "_acrobot" in message
     assert main(["+resume=latest"]) == 2
     assert "labrl -m +resume=runs/e" in capsys.readouterr().err
 
 
-def test_what_is_offered_in_place_of_a_mistyped_experiment_is_there(
+def test_suggestion_for_a_misspelt_experiment_exists(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=0", "hydra.sweep.dir=runs/mine"]) == 0
@@ -479,7 +484,7 @@ def test_what_is_offered_in_place_of_a_mistyped_experiment_is_there(
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else None,
 )
-def test_wrong_input_is_refused_before_any_trial(
+def test_wrong_input_is_refused_before_any_trial_runs(
     overrides: list[str], named: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     if any("e" in override.split("=")[-1].split("/")[:1] for override in overrides):
@@ -489,13 +494,13 @@ def test_wrong_input_is_refused_before_any_trial(
     before = sorted(Path().rglob("*"))
     capsys.readouterr()
     assert main(["-m", *overrides]) == WRONG_INPUT
-    told = capsys.readouterr()
-    assert [part for part in named if part not in told.err] == [], told.err
-    assert "Traceback" not in told.err + told.out
+    message = capsys.readouterr()
+    assert [part for part in named if part not in message.err] == [], message.err
+    assert "Traceback" not in message.err + message.out
     assert sorted(Path().rglob("*")) == before
 
 
-def test_a_preset_of_sessions_goes_with_a_grid_and_a_limit_is_no_target() -> None:
+def test_grid_accepts_presets_and_max_trial_is_only_an_upper_limit() -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "meta=fast_atari", "meta.max_session=1", "seed=0,1"]) == DONE
     assert statuses(the_experiment()) == ["finished", "finished"]
     assert main(["-m", *QUICK, ONE_PROCESS, "meta.max_trial=3", "seed=0,1", "hydra.sweep.dir=e"]) == DONE
@@ -504,7 +509,7 @@ def test_a_preset_of_sessions_goes_with_a_grid_and_a_limit_is_no_target() -> Non
     assert statuses(Path("e")) == ["finished"] * 4
 
 
-def test_mistakes_of_a_trial_keep_their_key_and_code() -> None:
+def test_errors_in_a_grid_carry_code_and_key() -> None:
     machine = Machine(cores=2, gpus=[])
     with pytest.raises(InputError) as refused:
         plan_grid(
@@ -534,7 +539,7 @@ class _Terminal(io.StringIO):
         (io.StringIO(), "[0] twelve words wide and more\n[0] short\n"),
     ],
 )
-def test_a_trials_lines_break_between_words_in_a_terminal(
+def test_labelled_lines_wrap_between_words_in_a_terminal(
     stream: io.StringIO, printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "16")

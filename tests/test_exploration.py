@@ -1,4 +1,4 @@
-"""Every environment explores by itself, as often as its schedule says."""
+"""Tests of exploration: every environment explores independently, with the probability of its schedule."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from labrl.schedules import LinearSchedule
 VALUES = np.array([[0.0, 1.0, 0.5]] * 4, np.float32)
 
 
-def greedy_but_for(epsilon: float) -> EpsilonGreedy:
+def epsilon_greedy(epsilon: float) -> EpsilonGreedy:
     return EpsilonGreedy(EpsilonGreedyConfig(epsilon=epsilon))
 
 
-def not_asked() -> NDArray:
-    raise AssertionError("whoever explores needs no values")
+def fail_if_called() -> NDArray:
+    raise AssertionError("random actions must not compute action values")
 
 
-values, unasked = Values(lambda: VALUES, (4, 3)), Values(not_asked, (4, 3))
+values, unused = Values(lambda: VALUES, (4, 3)), Values(fail_if_called, (4, 3))
 
 
-def test_each_environment_tosses_a_coin_of_its_own() -> None:
+def test_environments_explore_independently() -> None:
     rng = np.random.default_rng(0)
-    random = np.array([greedy_but_for(0.3).choose(values, 0, rng) != 1 for _ in range(4000)])
-    # An exploring environment takes the best action, too, one time in three.
+    random = np.array([epsilon_greedy(0.3).choose(values, 0, rng) != 1 for _ in range(4000)])
+    # A random action is the best one in a third of the cases, so 0.3 x 2/3 of the actions differ from it.
     assert random.mean(0) == pytest.approx([0.2] * 4, abs=0.03)
     assert np.abs(np.corrcoef(random.T) - np.eye(4)).max() < 0.06
     assert 0 < random.any(1).mean() - random.all(1).mean() < 1
@@ -46,23 +46,23 @@ def test_each_environment_tosses_a_coin_of_its_own() -> None:
 
 def test_random_actions_are_uniform() -> None:
     rng = np.random.default_rng(0)
-    actions = np.array([greedy_but_for(1.0).choose(unasked, 0, rng) for _ in range(3000)])
+    actions = np.array([epsilon_greedy(1.0).choose(unused, 0, rng) for _ in range(3000)])
     assert np.bincount(actions.ravel(), minlength=3) / actions.size == pytest.approx([1 / 3] * 3, abs=0.02)
 
 
 def test_epsilon_zero_is_greedy() -> None:
-    assert greedy_but_for(0.0).choose(values, 0, np.random.default_rng(0)).tolist() == [1] * 4
+    assert epsilon_greedy(0.0).choose(values, 0, np.random.default_rng(0)).tolist() == [1] * 4
 
 
 def test_epsilon_follows_its_schedule() -> None:
     falling = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100, warmup=0)
     policy, rng = EpsilonGreedy(EpsilonGreedyConfig(epsilon=falling)), np.random.default_rng(0)
     assert [policy.strength(frame) for frame in (0, 25, 100)] == [1.0, 0.75, 0.0]
-    policy.choose(unasked, 0, rng)
+    policy.choose(unused, 0, rng)
     assert policy.choose(values, 100, rng).tolist() == [1] * 4
 
 
-def test_boltzmann_takes_actions_as_often_as_the_softmax_of_their_values() -> None:
+def test_boltzmann_actions_follow_the_softmax_of_the_values() -> None:
     policy, rng = Boltzmann(BoltzmannConfig(temperature=0.5)), np.random.default_rng(0)
     actions = np.array([policy.choose(values, 0, rng) for _ in range(3000)])
     weights = np.exp(VALUES[0] / 0.5)
@@ -70,7 +70,7 @@ def test_boltzmann_takes_actions_as_often_as_the_softmax_of_their_values() -> No
     assert np.bincount(actions.ravel(), minlength=3) / actions.size == expected
 
 
-def test_boltzmann_without_temperature_is_greedy_and_huge_values_do_no_harm() -> None:
+def test_boltzmann_is_greedy_at_temperature_zero_and_for_huge_values() -> None:
     rng = np.random.default_rng(0)
     cold = Boltzmann(BoltzmannConfig(temperature=0.0))
     assert cold.choose(values, 0, rng).tolist() == [1] * 4
@@ -78,13 +78,13 @@ def test_boltzmann_without_temperature_is_greedy_and_huge_values_do_no_harm() ->
     assert huge.choose(Values(lambda: VALUES * 1e6, (4, 3)), 0, rng).tolist() == [1] * 4
 
 
-def test_network_noise_takes_what_the_network_gives() -> None:
+def test_network_noise_takes_the_best_action_of_the_network() -> None:
     policy = NetworkNoise(NetworkNoiseConfig())
     assert policy.choose(values, 0, np.random.default_rng(0)).tolist() == [1] * 4
     assert policy.strength(10) == 0.0
 
 
-def test_a_class_that_is_no_exploration_is_refused() -> None:
+def test_class_that_is_not_an_exploration_is_refused() -> None:
     component = dataclass_of(Component, {"_target_": "own_parts.NoAgent"}, "agent.exploration")
     with refused("target", "agent.exploration", "own_parts.NoAgent"):
         exploration_class(component)

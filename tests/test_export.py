@@ -1,4 +1,4 @@
-"""`labrl-export` writes a policy that chooses as the policy does, and plays without labrl."""
+"""Tests of `labrl-export`: the exported file takes the same actions as the policy, without labrl."""
 
 from __future__ import annotations
 
@@ -39,19 +39,20 @@ RUNS: dict[str, tuple[str, str, list[str]]] = {
     "pqn": ("pqn", "cartpole", []),
     "random": ("random", "cartpole", []),
 }
-"""Every kind of head, network, observation and transform: agent, task and further overrides."""
+"""Runs that cover every kind of head, network, observation and transform: agent, task, overrides."""
 
 REPEATED = {"c51", "discrete", "ppo", "pqn", "sac", "tqc"}
-"""Runs whose parts are all parts of other RUNS too; the page's own code plays the one of PPO."""
+"""Runs whose parts are all covered by others of RUNS; the code of the documentation page covers PPO."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the runs, made when they are asked for."""
+    """Return the folder of the runs, each of which is trained when it is first used."""
     return tmp_path_factory.mktemp("runs")
 
 
 def run_of(name: str, folder: Path) -> Path:
+    """Return the folder of one of RUNS, after training it if necessary."""
     path = folder / name
     if not path.exists():
         frames = 100 if name in ("rainbow", "inputs") else 400
@@ -73,7 +74,7 @@ def session_of(path: Path) -> onnxruntime.InferenceSession:
         if name != "random"
     ],
 )
-def test_the_file_chooses_as_the_policy_does(
+def test_exported_file_takes_the_same_actions_as_the_policy(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of(name, folder)
@@ -85,7 +86,7 @@ def test_the_file_chooses_as_the_policy_does(
     session = session_of(path)
     assert [one.name for one in session.get_inputs()] == [one["name"] for one in facts["inputs"]]
     assert [one.name for one in session.get_outputs()] == [one["name"] for one in facts["outputs"]]
-    # A game by hand, beside the policy itself.
+    # Play by hand, and compare each action with that of the policy.
     policy = labrl.load(run, checkpoint="latest")
     env = policy.env()
     (observation, info), start = env.reset(seed=9), True
@@ -106,11 +107,11 @@ def test_the_file_chooses_as_the_policy_does(
         state = found.get("next_state")
         if start:
             policy.reset()
-        wanted = policy.act(
+        expected = policy.act(
             observation, info.get("action_mask") if policy.spaces.masked else None, greedy=True
         )
-        assert found["action"].dtype == np.asarray(wanted).dtype
-        assert np.allclose(found["action"][0], wanted, atol=1e-4)
+        assert found["action"].dtype == np.asarray(expected).dtype
+        assert np.allclose(found["action"][0], expected, atol=1e-4)
         observation, _, terminated, truncated, info = env.step(found["action"][0])
         start = terminated or truncated
         if start:
@@ -130,21 +131,21 @@ def test_sampled_actions_follow_the_policy(name: str, folder: Path) -> None:
     drawn = module(torch.from_numpy(observation))[0].numpy()
     assert all(policy.action_space.contains(one) for one in drawn[:50])
     if name in ("ppo", "gauss"):
-        wanted = policy.act(observation)
-    else:  # SAC evaluates by its best actions, and trains by drawn ones
-        wanted = policy.agent.act(_seen(policy, observation))
-    assert np.allclose(drawn.mean(0), wanted.mean(0), atol=0.1 * max(1.0, float(wanted.std())))
-    assert np.allclose(drawn.std(0), wanted.std(0), atol=0.1 * max(1.0, float(wanted.std())))
+        expected = policy.act(observation)
+    else:  # SAC evaluates with its best actions and samples only in training
+        expected = policy.agent.act(_observed(policy, observation))
+    assert np.allclose(drawn.mean(0), expected.mean(0), atol=0.1 * max(1.0, float(expected.std())))
+    assert np.allclose(drawn.std(0), expected.std(0), atol=0.1 * max(1.0, float(expected.std())))
     assert drawn.std() > 0
 
 
-def _seen(policy: labrl.LoadedPolicy, observation: np.ndarray) -> Any:
+def _observed(policy: labrl.LoadedPolicy, observation: np.ndarray) -> Any:
     from labrl.agents.agent import Observation
 
     return Observation(policy.transforms.frozen(observation))
 
 
-def test_pictures_are_stacked_the_oldest_first(folder: Path) -> None:
+def test_observations_are_stacked_oldest_first(folder: Path) -> None:
     policy = labrl.load(run_of("rainbow", folder), checkpoint="latest")
     env = policy.env()
     before, _ = env.reset(seed=1)
@@ -156,7 +157,7 @@ def test_pictures_are_stacked_the_oldest_first(folder: Path) -> None:
     assert "oldest first" in facts["pictures"]
 
 
-def test_six_lines_of_the_page_play_it_without_labrl(folder: Path, tmp_path: Path) -> None:
+def test_code_of_the_page_plays_the_file_without_labrl(folder: Path, tmp_path: Path) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     export(str(run_of("ppo", folder)), "onnx", 0, "latest", out=tmp_path / "policy.onnx")
     code += "\nimport sys\nassert not [name for name in sys.modules if name.startswith('labrl')]\n"
@@ -172,7 +173,7 @@ def test_six_lines_of_the_page_play_it_without_labrl(folder: Path, tmp_path: Pat
     assert float(done.stdout) == total
 
 
-def test_commands_of_the_page_are_the_options(folder: Path, tmp_path: Path) -> None:
+def test_commands_of_the_page_run(folder: Path, tmp_path: Path) -> None:
     commands = re.findall(r"^    labrl-export (.*)$", PAGE, re.MULTILINE)
     assert len(commands) == 2
     for overrides in commands:
@@ -182,9 +183,7 @@ def test_commands_of_the_page_are_the_options(folder: Path, tmp_path: Path) -> N
     assert (tmp_path / "policy.json").exists()
 
 
-def test_what_cannot_be_exported_is_refused(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_export_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ppo = run_of("ppo", folder)
     bare = tmp_path / "bare"
     shutil.copytree(ppo, bare)
@@ -198,16 +197,16 @@ def test_what_cannot_be_exported_is_refused(
         "session=4": [str(ppo), "--session", "4"],
         "--out": [str(ppo), "--checkpoint", "latest", "--format", "torch", "--out", "/proc/none/policy.pt2"],
     }
-    for told, overrides in wrong.items():
+    for named, overrides in wrong.items():
         capsys.readouterr()
         assert export_policy(overrides) == 2, overrides
         error = capsys.readouterr().err
-        assert told in error
+        assert named in error
         assert "Traceback" not in error
     assert export_policy([]) == export_policy([str(ppo), "--greedy", "--sampled"]) == 2
 
 
-def test_a_missing_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_named_in_the_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
     known = importlib.util.find_spec

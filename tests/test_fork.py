@@ -1,4 +1,4 @@
-"""A fork has the past of another run to the bit, and another future only where it was edited."""
+"""Tests of forks: a fork has the past of another run bit for bit, and only edits change its future."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished run of PPO that has kept a checkpoint every AT frames."""
     folder = tmp_path_factory.mktemp("trunk") / "run"
     assert main([*PPO, KEEP, f"hydra.run.dir={folder}"]) == 0
     return folder
@@ -66,43 +67,45 @@ def store(run: Path | str) -> CheckpointStore:
 
 
 def refusal(*overrides: str) -> InputError:
+    """Return the error with which labrl refuses to train with the overrides."""
     with pytest.raises(InputError) as refused:
         labrl.train(list(overrides))
     return refused.value
 
 
-def until(run: Path | str, frame: int, table: str = "train") -> list[dict[str, str]]:
+def rows_until(run: Path | str, frame: int, table: str = "train") -> list[dict[str, str]]:
+    """Return the rows of a table of metrics up to `frame`."""
     return [row for row in rows(Path(run) / f"session_0/{table}.csv") if int(row["frame"]) <= frame]
 
 
 @pytest.mark.parametrize("overrides", [PPO, DQN, [*DQN, *FILES]], ids=["ppo", "dqn", "dqn in files"])
-def test_without_edits_it_equals_the_unbroken_run(overrides: list[str]) -> None:
+def test_fork_without_edits_equals_the_original_run(overrides: list[str]) -> None:
     overrides = [*overrides, "meta.tensorboard=true"]
-    assert main([*overrides, KEEP, "hydra.run.dir=unbroken"]) == 0
-    assert main([*fork("unbroken"), "hydra.run.dir=forked"]) == 0
-    assert differences(Path("unbroken"), Path("forked")) == []
-    assert recorded_differences(Path("unbroken"), Path("forked")) == []
-    assert store("unbroken").best_frame() == store("forked").best_frame()
-    assert board(Path("unbroken")) == board(Path("forked"))
+    assert main([*overrides, KEEP, "hydra.run.dir=original"]) == 0
+    assert main([*fork("original"), "hydra.run.dir=forked"]) == 0
+    assert differences(Path("original"), Path("forked")) == []
+    assert recorded_differences(Path("original"), Path("forked")) == []
+    assert store("original").best_frame() == store("forked").best_frame()
+    assert board(Path("original")) == board(Path("forked"))
 
 
-def test_killed_and_resumed_it_is_exact_too(trunk: Path, tmp_path: Path) -> None:
+def test_fork_that_is_killed_and_resumed_equals_the_original_run(trunk: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
-    code, said = broken_off(
+    code, output = broken_off(
         folder, [*fork(trunk), folder_override(folder)], signal.SIGKILL, Moment(1200, 0.02)
     )
-    assert code == -signal.SIGKILL, said
+    assert code == -signal.SIGKILL, output
     assert AT < newest_checkpoint(folder) < 2400
     assert main([f"+resume={folder}"]) == 0
     assert differences(trunk, folder) == []
 
 
-def test_edits_that_a_resume_refuses_change_the_future_and_not_the_past(trunk: Path) -> None:
+def test_edits_that_a_resume_refuses_change_only_the_future_of_a_fork(trunk: Path) -> None:
     assert refusal(f"+resume={trunk}", EDIT, "env.max_frame=4800").code == "changed-past"
     assert main([*fork(trunk), EDIT, "hydra.run.dir=forked"]) == 0
     for table in ("train", "eval"):
-        assert until("forked", AT, table) == until(trunk, AT, table) != []
-        assert until("forked", 2400, table) != until(trunk, 2400, table)
+        assert rows_until("forked", AT, table) == rows_until(trunk, AT, table) != []
+        assert rows_until("forked", 2400, table) != rows_until(trunk, 2400, table)
     entry = json.loads(Path("forked/run.json").read_text())["fork"]
     assert (entry["folder"], entry["frame"], entry["edits"]) == (str(trunk), AT, [EDIT])
     assert [change["key"] for change in entry["changed"]] == ["agent.lr"]
@@ -111,13 +114,13 @@ def test_edits_that_a_resume_refuses_change_the_future_and_not_the_past(trunk: P
     assert refusal("+resume=forked", "meta.max_session=2").key == "meta.max_session"
 
 
-def test_the_best_model_of_the_past_comes_along() -> None:
-    """Also where the run has found better ones since: returns of a policy at random hardly change."""
+def test_fork_takes_over_the_best_model_of_its_past() -> None:
+    """The best model up to the fork is taken over, even if the original run found better ones later."""
     assert main([*PPO, "meta.keep_every=1/3", "hydra.run.dir=run"]) == 0
     kept = [frame for frame in store("run").frames() if frame in (AT, 2 * AT)]
     assert kept == [2 * AT, AT]
     for frame in kept:
-        evaluations = until("run", frame, "eval")
+        evaluations = rows_until("run", frame, "eval")
         best = max(evaluations, key=lambda row: float(row["return_mean"]))
         assert main([*fork("run", frame), "env.max_frame=2400", f"hydra.run.dir=at_{frame}"]) == 0
         past = store(f"at_{frame}").at(int(best["frame"]))
@@ -128,14 +131,14 @@ def test_the_best_model_of_the_past_comes_along() -> None:
         assert past is not None or found > frame
 
 
-def test_kept_checkpoints_stay_and_can_be_played(trunk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_checkpoints_remain_and_can_be_played(trunk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {AT, 2 * AT, 2400} <= set(store(trunk).frames())
     assert main([f"+enjoy={trunk}", f"checkpoint={AT}", "episodes=1", "videos=0"]) == 0
     capsys.readouterr()
     assert main(["+resume=" + str(trunk), "meta.keep_every=null", "env.max_frame=2800"]) in (0, 2)
 
 
-def test_a_replay_buffer_in_files_is_that_of_the_checkpoint_or_the_fork_is_refused() -> None:
+def test_fork_needs_the_replay_buffer_of_its_checkpoint() -> None:
     assert main([*DQN, *FILES, KEEP, "hydra.run.dir=run"]) == 0
     last, before = store("run").frames()[:2]
     assert main([*fork("run", before), "hydra.run.dir=newest"]) == 0
@@ -147,7 +150,7 @@ def test_a_replay_buffer_in_files_is_that_of_the_checkpoint_or_the_fork_is_refus
     assert "meta.keep_every" in str(refused)
 
 
-def test_every_session_has_its_own_past() -> None:
+def test_each_session_is_forked_from_its_own_past() -> None:
     overrides = [*PPO, KEEP, "meta.max_session=2"]
     assert main([*overrides, "hydra.run.dir=two"]) == 0
     assert main([*fork("two"), "hydra.run.dir=forked"]) == 0
@@ -157,21 +160,21 @@ def test_every_session_has_its_own_past() -> None:
     assert refusal(*fork("two"), "meta.max_session=3").key == "meta.max_session"
 
 
-def test_a_run_that_goes_on_can_be_forked(tmp_path: Path) -> None:
-    overrides = [*PPO, KEEP, "env.max_frame=1e6", "hydra.run.dir=going"]
+def test_running_run_can_be_forked(tmp_path: Path) -> None:
+    overrides = [*PPO, KEEP, "env.max_frame=1e6", "hydra.run.dir=running"]
     process = start_labrl(*overrides, PACED, output=False)
     try:
-        while newest_checkpoint(tmp_path / "going") < 2000 and process.poll() is None:
+        while newest_checkpoint(tmp_path / "running") < 2000 and process.poll() is None:
             time.sleep(0.01)
-        assert main([*fork("going"), "env.max_frame=1600", "hydra.run.dir=forked"]) == 0
-        assert process.poll() is None, "it goes on"
+        assert main([*fork("running"), "env.max_frame=1600", "hydra.run.dir=forked"]) == 0
+        assert process.poll() is None, "the original run has ended"
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    assert until("forked", 1500) == until("going", 1500) != []
+    assert rows_until("forked", 1500) == rows_until("running", 1500) != []
 
 
-def test_ranks_of_torchrun_fork_too(tmp_path: Path) -> None:
+def test_run_with_several_ranks_can_be_forked(tmp_path: Path) -> None:
     overrides = [*PPO, "meta.num_cpus=2", "meta.keep_every=400", "env.max_frame=800"]
     for one in ([*overrides, "hydra.run.dir=run"], [*fork(tmp_path / "run", 400), "hydra.run.dir=forked"]):
         ended = run_ranks(*one)
@@ -180,17 +183,17 @@ def test_ranks_of_torchrun_fork_too(tmp_path: Path) -> None:
     assert refusal(*fork("run", 400)).key == "+resume"
 
 
-def test_branches_of_one_past_are_an_experiment_whose_report_compares_them_in_pairs() -> None:
+def test_report_of_an_experiment_compares_its_branches_in_pairs() -> None:
     assert main([*PPO, KEEP, "meta.max_session=2", "hydra.run.dir=trunk"]) == 0
     swept = ["-m", *fork("trunk"), "agent.lr=1e-2,1e-3", "hydra.sweep.dir=branches", ONE_PROCESS]
     assert main(swept) == 0
     runs = load_experiment("branches").runs
     assert [run.config["agent"]["lr"] for run in runs] == [1e-2, 1e-3]
     for run in runs:
-        assert until(run.path, AT) == until("trunk", AT) != []
+        assert rows_until(run.path, AT) == rows_until("trunk", AT) != []
         assert run.info["fork"]["frame"] == AT
     assert [run.info["fork"]["edits"][-1] for run in runs] == ["agent.lr=0.01", "agent.lr=0.001"]
-    first, second = (until(run.path, 2400) for run in runs)
+    first, second = (rows_until(run.path, 2400) for run in runs)
     assert first != second
     built = build("branches")
     pairs = built.statistics["envs"][0]["branches"]
@@ -202,30 +205,30 @@ def test_branches_of_one_past_are_an_experiment_whose_report_compares_them_in_pa
     gaps = [x - y for x, y in zip(*finals, strict=True)]
     assert (pairs["frame"], pair["n"]) == (AT, 2)
     assert pair["value"] == pytest.approx(sum(gaps) / 2)
-    # A further branch is added later, and forks from the same past.
+    # A branch that is added later forks from the same past.
     assert main(["-m", "+resume=branches", "agent.lr=1e-4"]) == 0
     assert len(load_experiment("branches").runs) == 3
     added = load_experiment("branches").runs[2]
-    assert until(added.path, AT) == until("trunk", AT)
+    assert rows_until(added.path, AT) == rows_until("trunk", AT)
 
 
-def test_a_trial_that_was_killed_while_its_past_was_copied_begins_again(trunk: Path) -> None:
+def test_trial_killed_while_its_past_was_copied_starts_again(trunk: Path) -> None:
     swept = ["-m", *fork(trunk), "agent.lr=1e-2,1e-3", "hydra.sweep.dir=branches", ONE_PROCESS]
     assert main(swept) == 0
     (run,) = Path("branches").glob("1_*")
     info = json.loads((Path("branches") / EXPERIMENT_MARKER).read_text())
     info["trials"][1]["status"] = "running"
     (Path("branches") / EXPERIMENT_MARKER).write_text(json.dumps(info))
-    whole = rows(run / "session_0/train.csv")
+    expected = rows(run / "session_0/train.csv")
     for path in [*run.iterdir(), *(run / "session_0").iterdir()]:
         if path.is_file() and path.name not in (MARKER, "train.csv"):
             path.unlink()
     RunFolder.open(run).set_status("running")
     assert main(["-m", "+resume=branches"]) == 0
-    assert rows(run / "session_0/train.csv") == whole
+    assert rows(run / "session_0/train.csv") == expected
 
 
-def test_what_cannot_be_forked_is_refused_with_its_key(trunk: Path, tmp_path: Path) -> None:
+def test_wrong_fork_is_refused_with_its_key(trunk: Path, tmp_path: Path) -> None:
     near = refusal(*fork(trunk, 900))
     assert (near.code, near.key) == ("not-found", "at")
     assert {"800", "1600"} <= set(re.findall(r"\d+", str(near)))
@@ -260,14 +263,14 @@ def test_what_cannot_be_forked_is_refused_with_its_key(trunk: Path, tmp_path: Pa
     assert (none.code, none.key) == ("not-found", "+fork")
 
 
-def test_a_frame_between_two_steps_means_the_step_across_it(trunk: Path) -> None:
+def test_frame_between_two_steps_means_the_step_that_crosses_it(trunk: Path) -> None:
     result = labrl.train([*fork(trunk, AT - 3), "env.max_frame=1000", "hydra.run.dir=forked"])
     assert result.sessions[0].frame == 1000
     facts: dict[str, Any] = json.loads(Path("forked/run.json").read_text())["fork"]
     assert facts["frame"] == AT
 
 
-def test_the_commands_of_the_page_do_what_it_says() -> None:
+def test_commands_of_the_page_create_the_runs_that_it_describes() -> None:
     page = (Path(__file__).parents[1] / "docs" / "how-to" / "fork.md").read_text()
     commands = re.findall(r"^    labrl (.*)$", page, re.MULTILINE)
     assert len(commands) == 4

@@ -1,4 +1,4 @@
-"""An agent that has a greedy action finds it without a draw; one that has none says so by lacking it."""
+"""Tests of greedy actions: they are deterministic, and an agent without them declares it in its traits."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ TASKS = {"cartpole": (4, gym.spaces.Discrete(2)), "pendulum": (3, gym.spaces.Box
         if name != "random"
     ],
 )
-def test_a_greedy_action_is_always_the_same_and_draws_nothing(agent: str, task: str) -> None:
+def test_greedy_action_is_deterministic_and_draws_no_random_numbers(agent: str, task: str) -> None:
     try:
         config = resolve(compose(small(agent, task)))
         check(config)
     except InputError:
-        pytest.skip("does not play this")
+        pytest.skip("the agent does not support the task")
     size, action = TASKS[task]
     spaces = Spaces(gym.spaces.Box(-5, 5, (size,), np.float32), action, 4)
     streams = Streams(3)
@@ -54,7 +54,7 @@ def test_a_greedy_action_is_always_the_same_and_draws_nothing(agent: str, task: 
     built.close()
 
 
-def test_a_gaussian_policy_is_greedy_at_its_mean_and_a_value_at_its_largest() -> None:
+def test_greedy_action_is_the_mean_or_has_the_largest_value() -> None:
     ppo = _built("ppo", gym.spaces.Box(-2, 2, (1,), np.float32))
     look = np.random.default_rng(0).normal(size=(1, 3)).astype(np.float32)
     seen = Observation(look)
@@ -66,7 +66,7 @@ def test_a_gaussian_policy_is_greedy_at_its_mean_and_a_value_at_its_largest() ->
     assert np.array_equal(dqn.greedy_action(seen), best)
 
 
-def test_the_random_agent_has_no_greedy_action() -> None:
+def test_random_agent_has_no_greedy_action() -> None:
     assert not _built("random", gym.spaces.Discrete(2)).TRAITS.greedy
 
 

@@ -1,4 +1,4 @@
-"""Layers between torso and outputs: as many as are asked for, with the activation and the norm that are."""
+"""Tests of network heads, the layers between torso and outputs: their sizes, activation and layer norm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OBSERVATION = torch.linspace(-1, 1, 12).view(4, 3)
 
 
 def weights(module: nn.Module, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Those of the one layer of the module with weights of `shape`."""
+    """Return the weight and the bias of the only layer in `module` whose weight has this shape."""
     (found,) = [
         m for m in module.modules() if getattr(m, "weight", None) is not None and m.weight.shape == shape
     ]
@@ -34,7 +34,7 @@ def weights(module: nn.Module, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def outputs(module: nn.Module, features: Tensor, sizes: list[int], normed: bool, activate: Any) -> Tensor:
-    """Compute fully connected layers with outputs of `sizes` by hand."""
+    """Compute fully connected layers with `sizes` outputs by hand, with the weights of `module`."""
     for size in sizes:
         features = linear(features, *weights(module, (size, features.shape[1])))
         if size != sizes[-1]:
@@ -44,7 +44,7 @@ def outputs(module: nn.Module, features: Tensor, sizes: list[int], normed: bool,
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_policy_and_value_have_layers_of_their_own(shared: bool, normed: bool) -> None:
+def test_policy_and_value_heads_have_their_own_layers(shared: bool, normed: bool) -> None:
     torch.manual_seed(0)
     config = options(
         "agent.network", torso=TORSO, shared=shared, policy_head=[7, 5], value_head=[6],
@@ -64,7 +64,7 @@ def test_policy_and_value_have_layers_of_their_own(shared: bool, normed: bool) -
 
 
 @pytest.mark.parametrize("normed", [False, True])
-def test_streams_of_action_values_have_the_activation_that_is_asked_for(normed: bool) -> None:
+def test_action_value_head_uses_the_configured_activation(normed: bool) -> None:
     torch.manual_seed(0)
     head: dict[str, Any] = {"head": [7, 5], "head_activation": "Softsign", "head_layer_norm": normed}
     config = options("agent.network", "agent=dqn", torso=TORSO, **head)
@@ -86,7 +86,7 @@ def test_streams_of_action_values_have_the_activation_that_is_asked_for(normed: 
         ("rainbow", ["head=[8]", "head_activation=Tanh", "head_layer_norm=true"]),
     ],
 )
-def test_agents_learn_with_them(agent: str, overrides: list[str], tmp_path: Path) -> None:
+def test_agents_learn_with_configured_heads(agent: str, overrides: list[str], tmp_path: Path) -> None:
     own = ["agent.value_lr=1e-3"] if agent == "a2c" else []
     given = [f"agent.network.{override}" for override in overrides]
     result = train([f"agent={agent}", "env=cartpole", "meta=dev", *own, *given, f"hydra.run.dir={tmp_path}"])
@@ -94,8 +94,8 @@ def test_agents_learn_with_them(agent: str, overrides: list[str], tmp_path: Path
     assert re.search(r"weight +8 x \d+", (tmp_path / "session_0/networks.txt").read_text())
 
 
-@pytest.mark.parametrize(("agent", "way_out"), [("ppo", "policy_head"), ("dqn", "head")])
-def test_a_norm_of_layers_that_are_not_there_is_refused(agent: str, way_out: str) -> None:
+@pytest.mark.parametrize(("agent", "remedy"), [("ppo", "policy_head"), ("dqn", "head")])
+def test_layer_norm_of_missing_head_layers_is_refused(agent: str, remedy: str) -> None:
     given = [f"agent={agent}", "agent.network.head_layer_norm=true"]
-    with refused("contradiction", "agent.network.head_layer_norm", f"agent.network.{way_out}=[64]"):
+    with refused("contradiction", "agent.network.head_layer_norm", f"agent.network.{remedy}=[64]"):
         resolve(compose([*given, "env=cartpole", "preset=none"]))

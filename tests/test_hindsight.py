@@ -1,4 +1,4 @@
-"""Hindsight: another goal is one that the same episode reached, and brings what the environment says."""
+"""Tests of hindsight experience replay: new goals come from the same episode, and rewards are recomputed."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def memory_of(env: VectorEnv, strategy: Any, capacity: int = 90, relabelled: flo
 
 
 def played(env: VectorEnv, memory: HindsightReplay, steps: int) -> list[dict[str, Any]]:
-    """Return, by vector step, what each environment reached and the number of its episode."""
-    rng, observation, story = np.random.default_rng(1), env.reset(), []
+    """Store random steps in the replay buffer, and return for each step the goals and the episode numbers."""
+    rng, observation, history = np.random.default_rng(1), env.reset(), []
     episode = np.zeros(env.num_envs, np.int64)
     for _ in range(steps):
         if isinstance(env.action_space, gym.spaces.Box):
@@ -69,35 +69,35 @@ def played(env: VectorEnv, memory: HindsightReplay, steps: int) -> list[dict[str
         step = env.step(action)
         memory.add(observation, action, step)
         after = {key: step.next_observation[f"{key}_goal"].copy() for key in ("achieved", "desired")}
-        told = {"episode": episode.copy(), "over": step.episode_over.copy(), "next": step.observation.copy()}
-        story.append({"reached": after["achieved"], "wanted": after["desired"], **told})
+        facts = {"episode": episode.copy(), "over": step.episode_over.copy(), "next": step.observation.copy()}
+        history.append({"reached": after["achieved"], "desired": after["desired"], **facts})
         episode = episode + step.episode_over
         observation = step.observation
-    return story
+    return history
 
 
 @pytest.mark.parametrize("task", ["BitFlip", "Reach"])
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
-def test_goals_are_of_the_same_episode_and_bring_what_the_environment_says(strategy: str, task: str) -> None:
+def test_goals_come_from_the_same_episode_with_recomputed_rewards(strategy: str, task: str) -> None:
     env = vector(task)
     memory = memory_of(env, strategy)
-    story = played(env, memory, 70)
-    running = [max((t for t, now in enumerate(story) if now["over"][e]), default=-1) + 1 for e in range(3)]
+    history = played(env, memory, 70)
+    running = [max((t for t, now in enumerate(history) if now["over"][e]), default=-1) + 1 for e in range(3)]
     alone, relabelled, later = (BitFlip() if task == "BitFlip" else Reach()), 0, 0
     for _ in range(20):
         sample = memory.sample(64, 0)
         own = np.isin(sample.index // 3, range(70))
         assert own.all()
         for row, (t, e) in enumerate(zip(*np.divmod(sample.index, 3), strict=True)):
-            goal, reached = sample.next_observation["desired_goal"][row], story[t]["reached"][e]
+            goal, reached = sample.next_observation["desired_goal"][row], history[t]["reached"][e]
             np.testing.assert_array_equal(sample.observation["desired_goal"][row], goal)
             np.testing.assert_array_equal(sample.next_observation["achieved_goal"][row], reached)
             assert sample.reward[row] == alone.compute_reward(reached, goal, {})
             ended = bool(alone.compute_terminated(reached, goal, {}))
             assert sample.discount[row] == (0 if ended else DISCOUNT)
             if t >= running[e]:
-                continue  # its episode goes on: the goal is its own
-            episode = [s for s in range(70) if story[s]["episode"][e] == story[t]["episode"][e]]
+                continue  # its episode has not ended, so its goal is the original one
+            episode = [s for s in range(70) if history[s]["episode"][e] == history[t]["episode"][e]]
             oldest = max(episode[0], 70 - memory.live)
             allowed = {
                 "future": range(t, episode[-1] + 1),
@@ -105,7 +105,7 @@ def test_goals_are_of_the_same_episode_and_bring_what_the_environment_says(strat
                 "episode": range(oldest, 70),
             }
             sources = [s for s in allowed[strategy] if s in episode]  # type: ignore[attr-defined]
-            assert any(np.array_equal(story[s]["reached"][e], goal) for s in sources)
+            assert any(np.array_equal(history[s]["reached"][e], goal) for s in sources)
             relabelled += 1
             later += not np.array_equal(goal, reached)
     assert relabelled > 500
@@ -113,25 +113,25 @@ def test_goals_are_of_the_same_episode_and_bring_what_the_environment_says(strat
     env.close()
 
 
-def test_so_many_are_relabelled_as_asked_for() -> None:
+def test_configured_fraction_of_transitions_is_relabelled() -> None:
     env = vector("Reach")
     none, half = memory_of(env, "final", relabelled=0.0), memory_of(env, "final", relabelled=0.5)
-    for memory, share in ((none, 0.0), (half, 0.5)):
-        story = played(env, memory, 30)
+    for memory, fraction in ((none, 0.0), (half, 0.5)):
+        history = played(env, memory, 30)
         sample = memory.sample(4000, 0)
         step, env_of = np.divmod(sample.index, env.num_envs)
-        over = np.array([now["over"] for now in story])
+        over = np.array([now["over"] for now in history])
         ended = np.array([over[t:, e].any() for t, e in zip(step, env_of, strict=True)])
-        before = np.array([now["wanted"] for now in story])[step, env_of]
+        before = np.array([now["desired"] for now in history])[step, env_of]
         changed = (sample.observation["desired_goal"] != before).any(1)
         assert not changed[~ended].any()
-        assert changed[ended].mean() == pytest.approx(share, abs=0.05)
+        assert changed[ended].mean() == pytest.approx(fraction, abs=0.05)
     env.close()
 
 
 @pytest.mark.parametrize("steps", [70, 75, 78, 83, 100])
 @pytest.mark.parametrize("strategy", ["future", "final", "episode"])
-def test_a_memory_that_comes_back_knows_its_episodes(strategy: str, steps: int) -> None:
+def test_restored_replay_buffer_draws_the_same_goals(strategy: str, steps: int) -> None:
     for task in ("Reach", "BitFlip"):
         env = vector(task)
         one, other = memory_of(env, strategy, capacity=90), memory_of(env, strategy, capacity=90)
@@ -145,12 +145,12 @@ def test_a_memory_that_comes_back_knows_its_episodes(strategy: str, steps: int) 
         env.close()
 
 
-def test_an_episode_that_a_resume_breaks_off_gets_no_goals_of_the_next() -> None:
+def test_episode_abandoned_at_a_resume_gets_no_goals_of_the_next() -> None:
     env = vector("Reach", num_envs=1)
     memory = memory_of(env, "future")
-    story, yes = played(env, memory, 4), np.ones(1, np.bool_)
-    assert not any(now["over"][0] for now in story), "the episode goes on"
-    lost, fresh = story[-1]["next"], env.reset()
+    history, yes = played(env, memory, 4), np.ones(1, np.bool_)
+    assert not any(now["over"][0] for now in history), "the episode has already ended"
+    lost, fresh = history[-1]["next"], env.reset()
     nothing = Step(fresh, lost, np.zeros(1, np.float32), ~yes, yes, yes, void=True)
     memory.add(lost, np.zeros((1, 2), np.float32), nothing)
     later = []
@@ -160,13 +160,13 @@ def test_an_episode_that_a_resume_breaks_off_gets_no_goals_of_the_next() -> None
         memory.add(seen, np.zeros((1, 2), np.float32), later[-1])
     sample = memory.sample(200, 0)
     goals = sample.next_observation["desired_goal"][sample.index < 4]
-    reached = [now["reached"][0] for now in story]
+    reached = [now["reached"][0] for now in history]
     assert len(goals) > 20
     assert all(any(np.array_equal(goal, one) for one in reached) for goal in goals)
     env.close()
 
 
-def test_rewards_of_one_goal_at_a_time_are_asked_one_by_one() -> None:
+def test_rewards_are_computed_one_by_one_if_batches_are_unsupported() -> None:
     space = flat_space(Reach().observation_space)
     both, single = GoalEnv(Reach, space, "reach"), GoalEnv(lambda: Reach(one_by_one=True), space, "reach")
     goals = np.random.default_rng(0).uniform(-0.2, 0.2, (2, 50, 2)).astype(np.float32)
@@ -184,18 +184,18 @@ LEARN = [
 
 
 @pytest.mark.slow
-def test_bits_are_flipped_right_with_hindsight_and_not_without(tmp_path: Path) -> None:
+def test_bit_flipping_is_learned_only_with_hindsight(tmp_path: Path) -> None:
     returns = {}
     for memory in ("hindsight", "uniform"):
         folder = labrl.train([*LEARN, f"agent/memory={memory}", f"hydra.run.dir={tmp_path / memory}"]).folder
         returns[memory] = float(rows(folder / "session_0" / "eval.csv")[-1]["return_mean"])
-    assert returns["hindsight"] > -4.5  # four bits are wrong at first, on average: the best is -3
-    assert returns["uniform"] < -7  # never within eight steps: -8
+    assert returns["hindsight"] > -4.5  # the best is -3, because four bits are wrong at first on average
+    assert returns["uniform"] < -7  # an episode that never reaches its goal returns -8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["sac", "td3", "ddpg"])
-def test_a_point_is_moved_to_where_it_is_wanted(agent: str, tmp_path: Path) -> None:
+def test_reaching_a_point_is_learned_with_hindsight(agent: str, tmp_path: Path) -> None:
     overrides = [
         "env=gymnasium",
         "env.id=null",
@@ -213,10 +213,11 @@ def test_a_point_is_moved_to_where_it_is_wanted(agent: str, tmp_path: Path) -> N
     overrides += ["env.max_frame=2500", "meta.rigorous_eval=4", "meta.eval_episodes=8", "meta.num_cpus=1"]
     overrides += ["agent.temperature=0.02"] if agent == "sac" else []
     folder = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]).folder
-    assert float(rows(folder / "session_0" / "eval.csv")[-1]["return_mean"]) > -7  # of -20; chance: -17
+    # The worst return is -20, and a random policy gets -17.
+    assert float(rows(folder / "session_0" / "eval.csv")[-1]["return_mean"]) > -7
 
 
-def test_a_run_with_hindsight_goes_on_exactly(tmp_path: Path) -> None:
+def test_run_with_hindsight_resumes_exactly(tmp_path: Path) -> None:
     overrides = ["agent=dqn", *BITS, *QUIET, *SMALL["labrl.agents.dqn.DQN"], "agent/memory=hindsight"]
     overrides += ["env.max_frame=320", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]
     assert changed_futures(tmp_path, overrides) == []
@@ -233,14 +234,14 @@ REFUSED: list[tuple[list[str], Code, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("overrides", "code", "key", "named"), REFUSED)
-def test_hindsight_is_refused_where_it_has_no_meaning(
+def test_hindsight_is_refused_for_unsuitable_tasks_and_options(
     overrides: list[str], code: Code, key: str, named: list[str]
 ) -> None:
     with refused(code, key, *named):
         check(resolve(compose(["agent=dqn", *overrides, "agent/memory=hindsight"])))
 
 
-def test_gymnasium_robotics_gives_rewards_of_batches() -> None:
+def test_gymnasium_robotics_computes_rewards_of_batches() -> None:
     robotics = pytest.importorskip("gymnasium_robotics", reason="Gymnasium-Robotics is not installed")
     gym.register_envs(robotics)
     env = gym.make("PointMaze_UMaze-v3")
@@ -252,8 +253,8 @@ def test_gymnasium_robotics_gives_rewards_of_batches() -> None:
     )
 
 
-class Spoils(Reach):
-    """Computes in the arrays that it is given, and gives the same array each time."""
+class InPlace(Reach):
+    """Task that computes its rewards in the arrays that it gets, and always returns the same array."""
 
     answer = np.zeros(())
 
@@ -267,12 +268,12 @@ class Spoils(Reach):
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
-def test_rewards_of_goals_may_be_computed_in_place(one_by_one: bool) -> None:
+def test_rewards_may_be_computed_in_place(one_by_one: bool) -> None:
     space = flat_space(Reach().observation_space)
     rng = np.random.default_rng(0)
     achieved = rng.uniform(-1, 1, (40, 2)).astype(np.float32)
     desired = achieved + rng.choice([0, 1], (40, 1)).astype(np.float32)
     kept = achieved.copy()
-    spoils = GoalEnv(lambda: Spoils(one_by_one=one_by_one), space, "reach").reward(achieved, desired)
-    np.testing.assert_array_equal(spoils, GoalEnv(Reach, space, "reach").reward(kept, desired))
+    in_place = GoalEnv(lambda: InPlace(one_by_one=one_by_one), space, "reach").reward(achieved, desired)
+    np.testing.assert_array_equal(in_place, GoalEnv(Reach, space, "reach").reward(kept, desired))
     np.testing.assert_array_equal(achieved, kept)

@@ -1,4 +1,4 @@
-"""Observations of several inputs: each comes in its own type, is kept as it is, and is read by networks."""
+"""Tests of observations with several inputs: each keeps its type and values, and networks read them all."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def batch(space: spaces.Dict, count: int, seed: int = 0) -> NDArray:
 @pytest.mark.parametrize(
     ("style", "picture"), [("dict", "picture"), ("nested", "eye/picture"), ("tuple", "0")]
 )
-def test_each_input_is_what_the_environment_gave(style: str, picture: str, vectorization: str) -> None:
+def test_each_input_equals_what_the_environment_returned(
+    style: str, picture: str, vectorization: str
+) -> None:
     env = make_env(lamp(style=style, vectorization=vectorization), seed=3, num_threads=1, num_envs=2)
     mark = {"dict": "mark", "nested": "mark", "tuple": "1"}[style]
     alone = Lamp(style=style)
@@ -91,7 +93,7 @@ def test_each_input_is_what_the_environment_gave(style: str, picture: str, vecto
             step = env.step(np.array([1, 2]))
             given, _, ended, cut, _ = alone.step(1)
             (pixels, numbers), over, seen = parts(given), ended or cut, step.next_observation
-        np.testing.assert_array_equal(seen[picture][0], pixels)  # the true final one
+        np.testing.assert_array_equal(seen[picture][0], pixels)  # the final observation of the episode
         assert (step.observation[picture][0] != pixels).any()
         _, final = env.played(step.episodes[0])
         np.testing.assert_array_equal(final[picture], pixels)
@@ -99,17 +101,17 @@ def test_each_input_is_what_the_environment_gave(style: str, picture: str, vecto
         env.close()
 
 
-def test_an_environment_with_several_inputs_comes_back_from_its_actions() -> None:
+def test_environment_with_several_inputs_is_restored_exactly() -> None:
     one, other = (make_env(lamp(), seed=1, num_threads=1, num_envs=3) for _ in range(2))
     one.reset()
     for action in range(7):
         seen = one.step(np.full(3, action % 4)).observation
-    came_back = other.load_state_dict(unpack(pack(one.state_dict())))
-    assert came_back.dtype == seen.dtype
-    assert came_back.tobytes() == seen.tobytes()
+    restored = other.load_state_dict(unpack(pack(one.state_dict())))
+    assert restored.dtype == seen.dtype
+    assert restored.tobytes() == seen.tobytes()
 
 
-def test_structured_arrays_are_plain_data_and_objects_are_not() -> None:
+def test_structured_arrays_can_be_saved_unless_they_hold_objects() -> None:
     array = batch(MIXED, 3)
     for value in (array, array[0], array.reshape(3, 1)):
         back = unpack(pack({"seen": value}))["seen"]
@@ -120,7 +122,7 @@ def test_structured_arrays_are_plain_data_and_objects_are_not() -> None:
         pack({"seen": np.zeros(2, [("a", object)])})
 
 
-def test_a_number_that_is_not_finite_is_found_in_any_input() -> None:
+def test_non_finite_number_is_found_in_any_input() -> None:
     batch = np.zeros(3, [("picture", np.uint8, (2, 2)), ("speed", np.float32, (2,)), ("height", np.float64)])
     assert not_finite(batch) is None
     batch["height"][2] = -np.inf
@@ -129,7 +131,7 @@ def test_a_number_that_is_not_finite_is_found_in_any_input() -> None:
     assert not_finite(batch) == (1, np.inf)
 
 
-def test_it_is_watched_whatever_it_was_to_show_in_training() -> None:
+def test_watched_environment_ignores_the_configured_render_mode() -> None:
     overrides = ["env=gymnasium", "env.id=null", "env.name=lamp", "preset=none"]
     lamp = "+env.make={_target_: inputs_env.Lamp, style: tuple, render_mode: human}"
     watched = WatchedGymnasium(resolve(compose([*overrides, lamp])).env.config)
@@ -138,7 +140,7 @@ def test_it_is_watched_whatever_it_was_to_show_in_training() -> None:
     watched.close()
 
 
-def test_a_network_reads_pictures_as_alone_and_numbers_to_the_bit() -> None:
+def test_network_reads_images_like_a_cnn_and_numbers_exactly() -> None:
     torch.manual_seed(0)
     torso = build_torso(component(TORSO, "agent/network=inputs"), MIXED)
     assert isinstance(torso, Inputs)
@@ -161,7 +163,7 @@ def test_a_network_reads_pictures_as_alone_and_numbers_to_the_bit() -> None:
     np.testing.assert_array_equal(numbers[:, 2:], np.eye(3)[seen["turn"] - 1])
 
 
-def test_numbers_keep_their_digits_beside_pictures_in_bfloat16() -> None:
+def test_numbers_keep_single_precision_beside_images_in_bfloat16() -> None:
     torso = build_torso(component(TORSO, "agent/network=inputs"), MIXED)
     joined = []
     torso.joint.register_forward_hook(lambda module, inputs, output: joined.append((inputs[0], output)))
@@ -173,8 +175,8 @@ def test_numbers_keep_their_digits_beside_pictures_in_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_numbers_are_read_beside_pictures_of_any_number_of_bytes(count: int) -> None:
-    """One row of 9 x 9 x 3 bytes and two numbers could not be read: 251 bytes are no whole numbers."""
+def test_numbers_are_read_beside_images_of_any_size(count: int) -> None:
+    """Regression test: a row of 9 x 9 x 3 bytes and two floats failed, as 251 is not a multiple of 4."""
     space = spaces.Dict(picture=spaces.Box(0, 255, (9, 9, 3), np.uint8), mark=spaces.Box(-1, 1, (2,)))
     torso = build_torso(component(TORSO), space)
     seen = batch(space, count)
@@ -186,7 +188,7 @@ def test_numbers_are_read_beside_pictures_of_any_number_of_bytes(count: int) -> 
     np.testing.assert_array_equal(joined[0][:, -2:].detach().numpy(), seen["mark"])
 
 
-def test_inputs_without_pictures_are_one_vector() -> None:
+def test_inputs_without_images_are_joined_into_one_vector() -> None:
     side_by_side = SideBySide(VECTORS)
     assert side_by_side.space.shape == (4 + 3 + 2,)
     seen = batch(VECTORS, 6)
@@ -197,7 +199,7 @@ def test_inputs_without_pictures_are_one_vector() -> None:
 
 
 class Pole(gym.ObservationWrapper):
-    """CartPole in two halves, or flattened by Gymnasium."""
+    """CartPole whose observation comes in two halves, or in one vector if `flat`."""
 
     def __init__(self, flat: bool) -> None:
         inner = gym.make("CartPole-v1").unwrapped
@@ -215,12 +217,10 @@ class Pole(gym.ObservationWrapper):
 @pytest.mark.parametrize(
     ("agent", "target"), [("ppo", "ppo.PPO"), ("dqn", "dqn.DQN"), ("dueling_dqn", "dqn.DQN")]
 )
-def test_vectors_are_learned_from_as_if_the_environment_had_joined_them(
-    agent: str, target: str, tmp_path: Path
-) -> None:
+def test_learning_from_two_vectors_equals_learning_from_one(agent: str, target: str, tmp_path: Path) -> None:
     overrides = [f"agent={agent}", *SMALL[f"labrl.agents.{target}"]]
     if agent != "ppo":
-        overrides.append("agent.exploration.epsilon=0.1")  # so that the network acts, not chance alone
+        overrides.append("agent.exploration.epsilon=0.1")  # so that most actions depend on the network
     found = []
     for flat in (True, False):
         made = ["env=gymnasium", "env.id=null", "env.name=pole", "+env.make._target_=test_inputs.Pole"]
@@ -236,7 +236,7 @@ def weights(session: Path) -> dict[str, Any]:
     return {name: agent[name] for name in ("network", "optimizer")}
 
 
-def test_a_memory_keeps_pictures_as_bytes_and_gives_back_what_it_got(tmp_path: Path) -> None:
+def test_replay_buffer_stores_images_as_bytes_and_restores_all_inputs(tmp_path: Path) -> None:
     space, count = flat_space(Lamp().observation_space), 12
     assert isinstance(space, spaces.Dict)
     for storage in ("ram", "mmap"):
@@ -262,20 +262,20 @@ def test_a_memory_keeps_pictures_as_bytes_and_gives_back_what_it_got(tmp_path: P
         assert sample.next_observation.tobytes() == seen[1:][::-1].tobytes()
 
 
-def test_vectors_are_normalized_each_by_itself_and_pictures_are_left_alone() -> None:
+def test_each_vector_is_normalized_and_images_are_unchanged() -> None:
     config = NormalizeObservationConfig(clip=10.0, epsilon=1e-8, window=None)
     transform = NormalizeObservation(config, Spaces(MIXED, spaces.Discrete(4), 8))
     seen, moments = batch(MIXED, 8), RunningMoments((2,))
     transform.collect(seen)
     moments.update(seen["mark"])
     view = transform.observation(seen)
-    wanted = (seen["mark"] - moments.mean) / np.sqrt(moments.variance + 1e-8)
-    np.testing.assert_allclose(view["mark"], wanted, rtol=1e-4, atol=1e-5)
+    expected = (seen["mark"] - moments.mean) / np.sqrt(moments.variance + 1e-8)
+    np.testing.assert_allclose(view["mark"], expected, rtol=1e-4, atol=1e-5)
     assert view["picture"].tobytes() == seen["picture"].tobytes()
     assert view["turn"].tobytes() == seen["turn"].tobytes()
 
 
-SOME = [
+AGENTS = [
     ("ppo", {}),
     ("dqn", {}),
     pytest.param("sac", {"continuous": True}, marks=pytest.mark.slow),
@@ -287,8 +287,8 @@ SOME = [
 ]
 
 
-@pytest.mark.parametrize(("agent", "settings"), SOME)
-def test_agents_that_see_several_inputs_go_on_exactly(
+@pytest.mark.parametrize(("agent", "settings"), AGENTS)
+def test_agents_with_several_inputs_resume_exactly(
     agent: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     given = [*overrides(agent, **settings), "meta.rigorous_eval=1"]
@@ -299,20 +299,17 @@ def test_agents_that_see_several_inputs_go_on_exactly(
 
 
 @pytest.mark.parametrize("agent", ["ppo", "dqn"])
-def test_masks_come_beside_several_inputs(agent: str, tmp_path: Path) -> None:
+def test_action_masks_work_with_several_inputs(agent: str, tmp_path: Path) -> None:
     env = make_env(lamp(style="masked"), seed=1, num_threads=1, num_envs=2)
     assert env.masked
     assert set(env.observation_space.spaces) == {"picture", "mark"}  # type: ignore[attr-defined]
     env.close()
-    result = labrl.train(
-        [*overrides(agent, style="masked"), f"hydra.run.dir={tmp_path / 'run'}"]
-    )  # what is not valid would be an error
+    # The environment raises an exception at an invalid action.
+    result = labrl.train([*overrides(agent, style="masked"), f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 0
 
 
-def test_what_was_learned_and_recorded_is_shown_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_can_be_enjoyed_and_played_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert main([*overrides("ppo"), "meta.rigorous_eval=1", f"hydra.run.dir={run}"]) == 0
     assert (
@@ -327,12 +324,12 @@ REFUSED = [("mlp", MIXED, "MLP"), ("inputs", VECTORS, "Inputs"), ("nature_cnn", 
 
 
 @pytest.mark.parametrize(("option", "space", "named"), REFUSED)
-def test_torsos_that_cannot_read_the_inputs_are_refused(option: str, space: gym.Space, named: str) -> None:
+def test_torso_unsuited_to_the_inputs_is_refused(option: str, space: gym.Space, named: str) -> None:
     with refused("unsupported", TORSO, named):
         check_reads(component(TORSO, f"agent/network={option}"), space)
 
 
-def test_an_own_torso_must_be_of_an_image_that_there_is() -> None:
+def test_own_torso_must_belong_to_an_existing_image() -> None:
     own = {"camera": component(TORSO, "agent/network=impala_cnn")}
     torso = component(TORSO, "agent/network=inputs", own=own)
     with refused("unknown-key", f"{TORSO}.own.camera", "picture"):
@@ -345,7 +342,7 @@ def test_an_own_torso_must_be_of_an_image_that_there_is() -> None:
 
 
 class Odd(gym.Env):
-    """Words among its observations, or two inputs of one name."""
+    """Environment with a text among its observations, or with two inputs of the same name."""
 
     def __init__(self, twice: bool = False) -> None:
         word, number = spaces.Text(4), spaces.Discrete(2)
@@ -355,14 +352,14 @@ class Odd(gym.Env):
 
 
 @pytest.mark.parametrize(("twice", "named"), [(False, ["say", "Text"]), (True, ["a/b"])])
-def test_inputs_that_are_no_arrays_are_refused_by_name(twice: bool, named: list[str]) -> None:
+def test_texts_and_ambiguous_inputs_are_refused_by_name(twice: bool, named: list[str]) -> None:
     with refused("unsupported", "env", *named):
         describe(own_env(Odd, {"twice": twice}))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["ppo", "dqn"])
-def test_both_inputs_are_learned_from(agent: str, tmp_path: Path) -> None:
+def test_agents_learn_from_both_inputs(agent: str, tmp_path: Path) -> None:
     own = {
         "ppo": ["agent.horizon=32", "agent.batch_size=64", "agent.epochs=4", "env.max_frame=4000"],
         "dqn": ["agent.learning_starts=200", "agent.updates_per_frame=0.25", "env.max_frame=3000"],
@@ -378,5 +375,5 @@ def test_both_inputs_are_learned_from(agent: str, tmp_path: Path) -> None:
     ]
     result = labrl.train([f"agent={agent}", *more, f"hydra.run.dir={tmp_path / 'run'}"])
     row = rows(result.folder / "session_0" / "eval.csv")[-1]
-    # One of four answers is right, one of two where but one input is told apart.
+    # Random answers earn 0.25 per step, and answers that depend on only one of the inputs earn 0.5.
     assert float(row["return_mean"]) > 0.75 * float(row["length_mean"])

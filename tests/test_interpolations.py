@@ -1,4 +1,4 @@
-"""An interpolation on the command line has the value of its key, or is refused before a folder exists."""
+"""Tests of interpolations on the command line: they are resolved, or refused before a folder is created."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TINY += ["meta.progress=false", "wandb=disabled"]
         ("env.name=${..meta.max_session}_${.id}", "1_CartPole-v1"),
     ],
 )
-def test_a_run_whose_environment_is_named_by_an_interpolation_can_be_resumed(
+def test_run_with_an_interpolated_environment_name_can_be_resumed(
     override: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -37,7 +37,7 @@ def test_a_run_whose_environment_is_named_by_an_interpolation_can_be_resumed(
 @pytest.mark.parametrize(
     "override", ["env.name=odd_${.nope}", "env.name=${.name}", "env.max_episode_steps=${.nope}"]
 )
-def test_an_interpolation_that_leads_nowhere_leaves_no_folder(
+def test_unresolvable_interpolation_creates_no_folder(
     override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -58,7 +58,7 @@ def test_an_interpolation_that_leads_nowhere_leaves_no_folder(
         ("agent.lr=${oc.env:LABRL_HAS_NO_SUCH_VARIABLE}", "agent.lr"),
     ],
 )
-def test_an_interpolation_that_leads_nowhere_is_refused_by_its_key(override: str, key: str) -> None:
+def test_unresolvable_interpolation_is_refused_with_its_key(override: str, key: str) -> None:
     with pytest.raises(InputError) as caught:
         resolve(compose([override]))
     assert caught.value.key == key

@@ -1,4 +1,4 @@
-"""Statistics of few runs: the paper's formulas, rliable's numbers, and an interval that can be repeated."""
+"""Tests of statistics over few runs: they agree with the paper and rliable, and intervals are repeatable."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ def value(statistic: str, scores: Any, target: float | None = None) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_estimates_and_intervals_are_rliables(case: str) -> None:
+def test_estimates_and_intervals_agree_with_rliable(case: str) -> None:
     x, y = CASES[case]
-    told = {**intervals.aggregates(x, target=1.0), "pair": intervals.probability_of_improvement(x, y)}
-    for name, estimate in told.items():
+    estimates = {**intervals.aggregates(x, target=1.0), "pair": intervals.probability_of_improvement(x, y)}
+    for name, estimate in estimates.items():
         value, low, high = RLIABLE[case]["probability_of_improvement" if name == "pair" else name]
         if name == "median" and x.shape[1] == 1:
-            value = np.median(x)  # rliable's is the mean of a single task's runs
+            value = np.median(x)  # rliable returns the mean of the runs of a single task
         else:
-            # both ends come from other draws, so they agree to a few percent of the interval
+            # The ends come from other bootstrap draws, so they agree to a few percent of the interval.
             assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=0.06 * (high - low))
         assert estimate.value == pytest.approx(value, abs=1e-12)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_performance_profiles_are_rliables(case: str) -> None:
+def test_performance_profiles_agree_with_rliable(case: str) -> None:
     value, low, high = intervals.performance_profile(CASES[case][0], rliable_numbers.TAU)
-    told, told_low, told_high = RLIABLE[case]["performance_profile"]
-    np.testing.assert_allclose(value, told, atol=1e-12)
-    np.testing.assert_allclose(low, told_low, atol=0.06)
-    np.testing.assert_allclose(high, told_high, atol=0.06)
+    expected, expected_low, expected_high = RLIABLE[case]["performance_profile"]
+    np.testing.assert_allclose(value, expected, atol=1e-12)
+    np.testing.assert_allclose(low, expected_low, atol=0.06)
+    np.testing.assert_allclose(high, expected_high, atol=0.06)
 
 
 def test_interquartile_mean_leaves_out_a_quarter_on_each_side() -> None:
@@ -49,31 +49,31 @@ def test_interquartile_mean_leaves_out_a_quarter_on_each_side() -> None:
     assert value("iqm", [[0, 1, 2, 3], [4, 5, 6, 70]]) == np.mean([2, 3, 4, 5])
 
 
-def test_the_optimality_gap_counts_what_is_above_the_target_as_met() -> None:
+def test_optimality_gap_of_scores_above_the_target_is_zero() -> None:
     assert value("optimality_gap", np.array([0.5, 3.0]), target=1.0) == 0.25
 
 
-def test_tasks_may_have_different_numbers_of_runs_and_weigh_the_same() -> None:
+def test_tasks_with_different_numbers_of_runs_have_equal_weight() -> None:
     assert value("mean", [[1, 1, 1, 1], [3]]) == 2
     assert value("median", [[1, 2, 3], [10], [20, 20]]) == 10
 
 
 def test_probability_of_improvement_counts_pairs_and_ties_half() -> None:
-    # of 3 x 2 pairs x wins 3 and ties 1
+    # Of the 3 x 2 pairs, x wins 4 and ties 1.
     assert intervals.probability_of_improvement([[1, 2, 3]], [[2, 0]]).value == pytest.approx(4.5 / 6)
     assert intervals.probability_of_improvement([[1], [0]], [[0], [1]]).value == 0.5
     with pytest.raises(ValueError, match=r"\bx\b.*\by\b"):
         intervals.probability_of_improvement([[1]], [[1], [2]])
 
 
-def test_a_single_run_has_no_interval() -> None:
+def test_single_run_has_no_interval() -> None:
     one = np.array([3.0])
     assert {(e.low, e.high) for e in intervals.aggregates(one).values()} == {(None, None)}
     assert intervals.probability_of_improvement(one, np.array([1.0, 2])) == (1.0, None, None)
     assert intervals.performance_profile(one, [0, 5])[1:] == (None, None)
 
 
-def test_the_same_scores_always_have_the_same_interval() -> None:
+def test_same_scores_always_have_the_same_interval() -> None:
     scores = np.random.default_rng(3).normal(size=6)
     assert intervals.aggregates(scores) == intervals.aggregates(scores)
     assert intervals.probability_of_improvement(scores, scores + 1) == intervals.probability_of_improvement(
@@ -81,13 +81,13 @@ def test_the_same_scores_always_have_the_same_interval() -> None:
     )
 
 
-def test_a_task_without_runs_or_with_nan_is_refused() -> None:
+def test_task_without_runs_or_with_nan_is_refused() -> None:
     for scores in ([], [[]], [[1.0, float("nan")]], np.empty((0, 3))):
         with pytest.raises(ValueError, match=r"\bscores\b"):
             intervals.aggregates(scores)
 
 
-def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_interval_covers_the_true_value_about_as_often_as_stated() -> None:
     generator = np.random.default_rng(0)
     inside = 0
     for _ in range(100):
@@ -99,7 +99,7 @@ def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
 
 
 @pytest.mark.parametrize("statistic", ["iqm", "mean", "median"])
-def test_a_curve_has_at_each_point_the_statistic_of_the_runs_that_are_there(statistic: str) -> None:
+def test_point_of_a_curve_is_the_statistic_of_the_runs_that_reach_it(statistic: str) -> None:
     values = np.random.default_rng(1).normal(size=(5, 3))
     values[3:, 2] = np.nan
     values[1:, 0] = np.nan
@@ -107,25 +107,25 @@ def test_a_curve_has_at_each_point_the_statistic_of_the_runs_that_are_there(stat
     assert band.count.tolist() == [1, 5, 3]
     by_hand = [values[0, 0], value(statistic, values[:, 1]), value(statistic, values[:3, 2])]
     np.testing.assert_allclose(band.value, by_hand)
-    assert np.isnan([band.low[0], band.high[0]]).all(), "one run has no interval"
+    assert np.isnan([band.low[0], band.high[0]]).all(), "a single run must have no interval"
     assert (band.low[1:] < band.value[1:]).all()
     assert (band.value[1:] < band.high[1:]).all()
 
 
-def test_a_curve_without_any_run_is_nan() -> None:
+def test_curve_without_any_run_is_nan() -> None:
     band = intervals.curve(np.full((2, 3), np.nan))
     assert np.isnan(band.value).all()
     assert band.count.tolist() == [0, 0, 0]
 
 
-def test_curves_of_equal_rows_stay_as_they_are() -> None:
+def test_curves_with_equal_frames_are_unchanged() -> None:
     frames = np.array([10.0, 20, 30])
     grid, values = aligned([frames, frames], [np.array([1.0, 2, 3]), np.array([4.0, 5, 6])])
     assert grid.tolist() == [10, 20, 30]
     assert values.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-def test_curves_with_rows_elsewhere_are_straight_between_and_never_longer() -> None:
+def test_curves_are_interpolated_linearly_and_never_extrapolated() -> None:
     grid, values = aligned(
         [np.array([10.0, 30]), np.array([20.0, 40])], [np.array([1.0, 3]), np.array([10.0, 20])]
     )
@@ -133,7 +133,7 @@ def test_curves_with_rows_elsewhere_are_straight_between_and_never_longer() -> N
     np.testing.assert_array_equal(values, [[1, 2, 3, np.nan], [np.nan, 10, 15, 20]])
 
 
-def test_a_row_without_a_return_is_passed_over() -> None:
+def test_row_without_a_return_is_ignored() -> None:
     nan = float("nan")
     assert on_grid(np.array([1.0, 2, 3]), np.array([1.0, 2, 3]), np.array([1.0, nan, 3])).tolist() == [
         1,
@@ -143,7 +143,7 @@ def test_a_row_without_a_return_is_passed_over() -> None:
     assert np.isnan(on_grid(np.array([1.0]), np.array([1.0]), np.array([nan]))).all()
 
 
-def test_a_grid_keeps_its_ends_when_it_is_thinned() -> None:
+def test_thinned_grid_keeps_its_ends() -> None:
     grid = common_grid([np.arange(0.0, 1000), np.arange(0.5, 2000)], max_points=50)
     assert (len(grid), grid[0], grid[-1]) == (50, 0, 1999.5)
     assert (np.diff(grid) > 0).all()

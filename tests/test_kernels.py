@@ -1,4 +1,4 @@
-"""Kernels compute what their networks do, and the gradients of torch in double precision."""
+"""Tests of kernels: their outputs and gradients equal those of the torch network in double precision."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from labrl.networks.layers import Numbers
 from labrl.networks.q_network import QNetwork
 from labrl.spaces import Spaces
 
-UNITS = st.integers(3, 9)  # the normalization of one or two is 0, or sums that cancel
+UNITS = st.integers(3, 9)  # layer norm of one unit is 0, and of two units its gradients cancel
 TORSO = st.fixed_dictionaries(
     {
         "hidden": st.lists(UNITS, min_size=1, max_size=3),
@@ -50,7 +50,7 @@ def numbers(rng: np.random.Generator, *shape: int) -> Any:
 
 
 class InParts:
-    """The kernel of an actor-critic for the rows of a rollout, which are computed some at a time."""
+    """Kernel of an actor-critic that computes the rows of a rollout in parts of `at_once` rows."""
 
     def __init__(self, network: nn.Module, at_once: int) -> None:
         self._kernel: Any = kernel_of(network)
@@ -67,13 +67,13 @@ class InParts:
         return rollout.forward(observation)
 
 
-def assert_as_torch(
-    network: nn.Module, *inputs: Any, rows: int, by: Callable[..., Any] = kernel_of, **asked: Any
+def assert_equals_torch(
+    network: nn.Module, *inputs: Any, rows: int, make_kernel: Callable[..., Any] = kernel_of, **arguments: Any
 ) -> None:
-    """Outputs and gradients are those of a copy in double precision, for two numbers of rows in turn.
+    """Assert that outputs and gradients equal those of a copy of the network in double precision.
 
-    Gradients are compared by the norm of the difference, since single numbers of them may be sums that
-    cancel: to 1e-5 of the whole gradient, and each weight's to 1e-3 of its own.
+    Compute `rows` rows, half of them, and all again. Compare gradients by the norm of the difference, because
+    single elements may be sums that cancel: up to 1e-5 of the whole gradient and 1e-3 of the parameter's own.
     """
     rng, reference = np.random.default_rng(rows), copy.deepcopy(network).double()
     for parameter in reference.parameters():
@@ -85,12 +85,12 @@ def assert_as_torch(
         if isinstance(part, Numbers):
             part.register_forward_hook(lambda module, inputs, output: output.double())
     FlatParameters(network)
-    kernel = by(network)
+    kernel = make_kernel(network)
     for size in (rows, max(rows // 2, 1), rows):
         given = [each[:size] for each in inputs]
         with torch.no_grad():
-            found = kernel.forward(*given, **asked)
-        expected = reference(*(torch.from_numpy(each).double() for each in given), **asked)
+            found = kernel.forward(*given, **arguments)
+        expected = reference(*(torch.from_numpy(each).double() for each in given), **arguments)
         pairs = [(found, expected)] if isinstance(found, np.ndarray) else zip(found, expected, strict=True)
         pairs = [(mine, theirs) for mine, theirs in pairs if mine is not None]
         slopes = [numbers(rng, *mine.shape) for mine, _ in pairs]
@@ -115,7 +115,7 @@ def assert_as_torch(
 @given(
     TORSO, HEAD, HEAD, ROWS, st.integers(1, 9), st.sampled_from([None, -0.3]), st.booleans(), st.booleans()
 )
-def test_policies_and_values(
+def test_kernels_of_policies_and_values_equal_torch(
     given: Any, policy: Any, value: Any, rows: int, size: int, log_std: Any, shared: bool, has_value: bool
 ) -> None:
     config = options(
@@ -131,25 +131,25 @@ def test_policies_and_values(
     network = ActorCritic(config, Spaces(box(size), TWO, 4), 4, log_std, has_value)
     observation = numbers(np.random.default_rng(rows), rows, size)
     if has_value:
-        assert_as_torch(network, observation, rows=rows)
-        assert_as_torch(network, observation, rows=rows, by=partial(InParts, at_once=size))
+        assert_equals_torch(network, observation, rows=rows)
+        assert_equals_torch(network, observation, rows=rows, make_kernel=partial(InParts, at_once=size))
     else:
-        assert_as_torch(network, observation, rows=rows, value=False)
+        assert_equals_torch(network, observation, rows=rows, value=False)
 
 
 @pytest.mark.parametrize("processor", ["AVX2", "AVX512"])
-def test_many_units_of_tanh_at_once(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large arrays go through another function on some processors."""
+def test_tanh_kernel_equals_torch_for_large_arrays(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some processors compute large arrays with another function."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: processor)
     config = options("agent.network", torso=torso({"hidden": [64, 64], "activation": "Tanh"}))
     torch.manual_seed(1)
     network = ActorCritic(config, Spaces(box(4), TWO, 4), 2, None, True)
-    assert_as_torch(network, 3 * numbers(np.random.default_rng(1), 256, 4), rows=256)
+    assert_equals_torch(network, 3 * numbers(np.random.default_rng(1), 256, 4), rows=256)
 
 
 @settings(max_examples=40, deadline=None)
 @given(TORSO, HEAD, ROWS, st.integers(1, 9), st.integers(1, 4), st.booleans(), st.booleans())
-def test_action_values(
+def test_kernels_of_action_values_equal_torch(
     given: Any, head: Any, rows: int, size: int, actions: int, dueling: bool, discrete: bool
 ) -> None:
     config = options(
@@ -166,25 +166,27 @@ def test_action_values(
     observation = rng.integers(size, size=rows) if discrete else numbers(rng, rows, size)
     torch.manual_seed(rows)
     network = QNetwork(config, Spaces(space, TWO, 4), num_actions=actions, num_outputs=3)
-    assert_as_torch(network, observation, rows=rows)
+    assert_equals_torch(network, observation, rows=rows)
 
 
 @settings(max_examples=30, deadline=None)
 @given(TORSO, ROWS, st.integers(1, 9), st.integers(1, 3))
-def test_policies_and_critics_of_replay(given: Any, rows: int, size: int, count: int) -> None:
+def test_kernels_of_replay_policies_and_critics_equal_torch(
+    given: Any, rows: int, size: int, count: int
+) -> None:
     given = {**given, "layer_norm": False}
     config = options("agent.network", "agent=sac env=pendulum", torso=torso(given))
     rng = np.random.default_rng(rows)
     observation, action = numbers(rng, rows, size), numbers(rng, rows, 2)
     torch.manual_seed(rows)
-    assert_as_torch(PolicyNetwork(config.torso, box(size), 4), observation, rows=rows)
+    assert_equals_torch(PolicyNetwork(config.torso, box(size), 4), observation, rows=rows)
     continuous, discrete = Spaces(box(size), box(2), 4), Spaces(box(size), TWO, 4)
-    assert_as_torch(Critics(config, continuous, count), observation, action, rows=rows)
-    assert_as_torch(Critics(config, discrete, count), observation, action, rows=rows)
+    assert_equals_torch(Critics(config, continuous, count), observation, action, rows=rows)
+    assert_equals_torch(Critics(config, discrete, count), observation, action, rows=rows)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_critics_give_the_gradient_of_their_inputs_and_the_first_one_alone(count: int) -> None:
+def test_critic_kernel_gives_input_gradients_of_all_or_the_first(count: int) -> None:
     config = options("agent.network", "agent=sac env=pendulum", torso=torso({"hidden": [8, 7]}))
     rng = np.random.default_rng(0)
     observation, action = numbers(rng, 5, 3), numbers(rng, 5, 2)
@@ -203,13 +205,13 @@ def test_critics_give_the_gradient_of_their_inputs_and_the_first_one_alone(count
         np.testing.assert_allclose(gradient.sum(0), both, rtol=1e-4, atol=1e-6)
 
 
-def test_what_is_more_than_known_layers_has_no_kernel_and_the_reason_names_it() -> None:
+def test_unsupported_network_has_no_kernel_and_the_error_says_why() -> None:
     def of(overrides: str = "", **changes: Any) -> ActorCritic:
         config = options("agent.network", overrides, **changes)
         return ActorCritic(config, Spaces(box(3), TWO, 4), num_outputs=2, log_std_init=None)
 
     class Own(ActorCritic):
-        """Somebody's own."""
+        """Subclass written by a user."""
 
     own = of()
     own.__class__ = Own

@@ -1,4 +1,4 @@
-"""Off-policy actor-critics find optima that are known: of a bandit, and of a linear-quadratic regulator."""
+"""Tests that off-policy actor-critics find the known optima of a bandit and a linear-quadratic regulator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACTION = gym.spaces.Box(-2, 2, (1,), np.float32)
 
 
 class Bandit:
-    """One state, one action, the end. A box pays -4 (a / 2 - 0.3)^2, a choice its number."""
+    """Bandit in which a continuous action a pays -4 (a / 2 - 0.3)^2, and a discrete one pays its number."""
 
     SPACE = gym.spaces.Box(0, 1, (1,), np.float32)
 
@@ -34,7 +34,7 @@ class Bandit:
 
 
 class Regulator:
-    """x' = x + 0.5 a at a cost of x^2 + 0.5 a^2, cut after 3 steps, which ends no problem."""
+    """System x' = x + 0.5 a with cost x^2 + 0.5 a^2, whose episodes are truncated after 3 steps."""
 
     SPACE = gym.spaces.Box(-9, 9, (1,), np.float32)
     DISCOUNT = 0.8
@@ -69,7 +69,7 @@ class Regulator:
 
     @classmethod
     def best_gain(cls) -> float:
-        """k of the best a = -k x, by iterating the Riccati equation."""
+        """Return the gain k of the optimal controller a = -k x, found by iterating the Riccati equation."""
         p = 1.0
         for _ in range(200):
             k = cls.DISCOUNT * 0.5 * p / (0.5 + cls.DISCOUNT * 0.25 * p)
@@ -80,8 +80,8 @@ class Regulator:
 @pytest.mark.parametrize(
     "agent", ["sac", "crossq", "tqc", "td3", pytest.param("ddpg", marks=pytest.mark.matrix)]
 )
-def test_the_best_gain_of_a_regulator_is_found(agent: str) -> None:
-    """The best Gaussian policy has, with quadratic values, the mean of the best deterministic one."""
+def test_agents_find_the_optimal_gain_of_a_regulator(agent: str) -> None:
+    """With quadratic values, the mean of the optimal Gaussian policy is the optimal deterministic action."""
     overrides = [*LEARNING, FALLING, f"agent.gamma={Regulator.DISCOUNT}"]
     overrides += ["agent.temperature=0.1"] if agent in ("sac", "crossq", "tqc") else ["agent.noise.std=0.3"]
     overrides += ["agent.policy_delay=1"] if agent == "crossq" else ["agent.target.tau=0.05"]
@@ -92,8 +92,8 @@ def test_the_best_gain_of_a_regulator_is_found(agent: str) -> None:
     assert float((action * x).sum() / (x * x).sum()) == pytest.approx(-Regulator.best_gain(), abs=0.2)
 
 
-def test_a_fixed_temperature_gives_the_distribution_that_is_best_with_its_entropy() -> None:
-    """The density of actions u in (-1, 1) is exp(-4 (u - 0.3)^2 / 0.08), deviation 0.1 around 0.3."""
+def test_fixed_temperature_gives_the_optimal_continuous_distribution() -> None:
+    """The optimal density of u = a / 2 is proportional to exp(-4 (u - 0.3)^2 / 0.08): mean 0.3, std 0.1."""
     overrides = [*LEARNING, FALLING, "agent.temperature=0.08", "agent.target.tau=0.05"]
     player, clock, _ = build(config_of("sac", *overrides), ACTION, Bandit.SPACE, num_envs=8)
     play(player, clock, Bandit(8), 450)
@@ -104,10 +104,10 @@ def test_a_fixed_temperature_gives_the_distribution_that_is_best_with_its_entrop
 
 
 @pytest.mark.parametrize("agent", ["sac", pytest.param("crossq", marks=pytest.mark.matrix)])
-def test_a_fixed_temperature_gives_the_best_probabilities_of_choices(agent: str) -> None:
-    """The probabilities of choices that pay 0, 1 and 2 are proportional to exp(r / temperature).
+def test_fixed_temperature_gives_the_optimal_discrete_distribution(agent: str) -> None:
+    """The optimal probabilities of actions that pay 0, 1 and 2 are proportional to exp(r / temperature).
 
-    `make exact` runs CrossQ too, which chooses among actions by the same part as SAC.
+    CrossQ runs only under `make exact`, because it chooses discrete actions with the same code as SAC.
     """
     overrides = [*LEARNING, FALLING, "agent.temperature=0.8", "agent.target_entropy=null"]
     overrides += ["agent.target.tau=0.05"] if agent == "sac" else ["agent.policy_delay=1"]
@@ -119,7 +119,7 @@ def test_a_fixed_temperature_gives_the_best_probabilities_of_choices(agent: str)
 
 
 @pytest.mark.parametrize("kind", ["box", "choice"])
-def test_the_temperature_brings_the_entropy_to_its_target(kind: str) -> None:
+def test_learned_temperature_brings_the_entropy_to_its_target(kind: str) -> None:
     action, target = (ACTION, -1.0) if kind == "box" else (gym.spaces.Discrete(3), 0.5)
     overrides = [*LEARNING, FALLING, f"agent.target_entropy={target}", "agent.target.tau=0.05"]
     player, clock, _ = build(config_of("sac", *overrides), action, Bandit.SPACE, num_envs=8)
@@ -127,7 +127,7 @@ def test_the_temperature_brings_the_entropy_to_its_target(kind: str) -> None:
     assert player.metrics()["entropy"] == pytest.approx(target, abs=0.15)
     assert 0 < player.metrics()["temperature"] != 1
     if kind == "choice":
-        # Of probabilities proportional to exp(r / alpha), the entropy tells alpha.
+        # If probabilities are proportional to exp(r / alpha), the target entropy determines alpha.
         p = np.exp(np.arange(3) / player.metrics()["temperature"])
         p /= p.sum()
         assert -(p * np.log(p)).sum() == pytest.approx(target, abs=0.15)

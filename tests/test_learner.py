@@ -1,4 +1,4 @@
-"""A learner gives the numbers of its network, the gradients of its losses, and steps; however it computes."""
+"""Tests of the learner: its outputs, gradients and steps equal those of plain torch."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def learner_of(network: Any, num_threads: int = 1, **options: Any) -> Learner[An
     return make_learner(network, SPACES, compute(num_threads), ADAM, **options)
 
 
-def test_gradient_and_statistics_are_those_of_torch() -> None:
+def test_gradient_and_statistics_equal_those_of_torch() -> None:
     learner = learner_of(plain(6, 5, 4))
     expected, means = reference(learner.network, ROWS)
-    for _ in range(2):  # the second time nothing of the first may be left
+    for _ in range(2):  # the second call must not add to the gradient of the first
         assert torch.equal(learner.gradient(mean_loss, ROWS), means)
     assert all(map(torch.equal, gradients(learner), expected))
     each = learner.gradient(loss_of_rows, ROWS)
@@ -68,13 +68,13 @@ def test_gradient_and_statistics_are_those_of_torch() -> None:
     torch.testing.assert_close(each.mean(1), means)
 
 
-def test_a_step_gives_the_norm_before_it_is_limited_and_updates_the_network() -> None:
+def test_step_returns_the_norm_before_clipping_and_updates_the_weights() -> None:
     free, limited = learner_of(plain(6, 5, 4)), learner_of(plain(6, 5, 4), max_grad_norm=1e-9)
     before = free.weights.clone()
     for learner in (free, limited):
         learner.gradient(mean_loss, ROWS)
-        whole = torch.cat([gradient.flatten() for gradient in gradients(learner)]).norm()
-        assert learner.step(lr=0.1) == pytest.approx(float(whole), rel=1e-5)
+        norm = torch.cat([gradient.flatten() for gradient in gradients(learner)]).norm()
+        assert learner.step(lr=0.1) == pytest.approx(float(norm), rel=1e-5)
     assert 0 < (limited.weights - before).norm() < (free.weights - before).norm()
     assert free.weight_norm == pytest.approx(float(free.weights.norm()))
     parameters = torch.cat([parameter.detach().flatten() for parameter in free.network.parameters()])
@@ -82,7 +82,7 @@ def test_a_step_gives_the_norm_before_it_is_limited_and_updates_the_network() ->
 
 
 def test_training_starts_without_importing_a_compiler() -> None:
-    # Over a second of imports before the first step, asked for by torch's optimizer classes.
+    # torch's own optimizer classes import the compiler, which would delay the first step by over a second.
     program = (
         "import sys, torch; from torch import nn;"
         "from labrl.learning.compute import Compute; from labrl.learning.learner import Learner;"
@@ -96,14 +96,14 @@ def test_training_starts_without_importing_a_compiler() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_columns_are_cut_together_and_none_stays_none() -> None:
+def test_columns_are_sliced_together_and_none_stays_none() -> None:
     part = Rows(ROWS.inputs)[slice(1, 3)]
     assert len(part) == 2
     assert torch.equal(part.inputs, ROWS.inputs[1:3])
     assert part.targets is None
 
 
-def test_an_optimizer_may_be_made_by_a_function_of_the_weights() -> None:
+def test_optimizer_may_be_created_by_a_function_of_the_weights() -> None:
     seen: list[FlatParameters] = []
 
     def make(flat: FlatParameters) -> Optimizer:
@@ -117,7 +117,7 @@ def test_an_optimizer_may_be_made_by_a_function_of_the_weights() -> None:
     assert torch.equal(by_function.weights, by_component.weights)
 
 
-def test_a_saved_state_goes_on_to_the_bit() -> None:
+def test_restored_learner_continues_bit_for_bit() -> None:
     learner, other = learner_of(plain(6, 5, 4)), learner_of(plain(6, 5, 4))
     for each in (learner, other):
         updated(each, ROWS)
@@ -129,7 +129,7 @@ def test_a_saved_state_goes_on_to_the_bit() -> None:
     assert torch.equal(restored.weights, other.weights)
 
 
-def test_arrays_become_tensors_of_single_precision() -> None:
+def test_arrays_become_single_precision_tensors() -> None:
     learner = learner_of(plain(6, 4))
     wide, narrow = np.ones((2, 3)), np.ones((2, 3), np.float32)
     assert learner.tensor(wide).dtype == torch.float32
@@ -140,7 +140,7 @@ def test_arrays_become_tensors_of_single_precision() -> None:
     assert learner.tensor(tensor) is tensor
 
 
-def test_twins_have_weights_of_their_own_and_frozen_ones_those_of_the_network() -> None:
+def test_twin_has_its_own_weights_and_frozen_network_shares_them() -> None:
     learner = learner_of(plain(6, 5, 4))
     twin, weights = learner.twin()
     frozen = learner.frozen()
@@ -166,7 +166,7 @@ def test_twins_have_weights_of_their_own_and_frozen_ones_those_of_the_network() 
 
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize(("batch_size", "threads"), [(0, 1), (LARGE_PRODUCTS, 2)])
-def test_large_products_alone_have_several_threads_and_leave_none_behind(
+def test_several_threads_are_used_only_during_large_products(
     batch_size: int, threads: int, broken: bool
 ) -> None:
     learner = learner_of(plain(6, 4), num_threads=2, batch_size=batch_size)
@@ -212,26 +212,26 @@ def actor_critic(log_std: float | None, **changes: Any) -> ActorCritic:
 
 NETWORKS: dict[str, Callable[[], QNetwork | ActorCritic]] = {
     "values": q_network,
-    "a head": lambda: q_network(torso=torso(activation="ReLU"), head=[5]),
+    "head": lambda: q_network(torso=torso(activation="ReLU"), head=[5]),
     "dueling": lambda: q_network(dueling=True, head=[5]),
     "noisy": lambda: q_network(noisy=0.5),
     "policy": lambda: actor_critic(None),
     "gaussian": lambda: actor_critic(-0.3),
     "tanh": lambda: q_network(dueling=True, head=[5], head_activation="Tanh"),
-    "a policy's head": lambda: actor_critic(-0.3, policy_head=[5, 4], value_head=[3]),
+    "policy and value heads": lambda: actor_critic(-0.3, policy_head=[5, 4], value_head=[3]),
 }
-"""Networks of all kinds that act."""
+"""Functions, by name, that create the kinds of networks with which agents act."""
 OBSERVATION = random(5, 3, 2, seed=3).numpy()
 
 
-def first(network: Any, rows: Rows) -> tuple[Tensor, Tensor]:
-    """A loss of what agents act by."""
+def loss_of_first_output(network: Any, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Return the mean square of the first output as the loss and as the only statistic."""
     error = network(rows.inputs)[0].square().mean()
     return error, error.detach().reshape(1)
 
 
-def asked(network: nn.Module) -> dict[str, Any]:
-    """Options of an agent that acts."""
+def acting_arguments(network: nn.Module) -> dict[str, Any]:
+    """Return the keyword arguments with which an agent calls the network to act."""
     return {"value": False} if isinstance(network, ActorCritic) else {}
 
 
@@ -242,22 +242,22 @@ def by_torch(network: nn.Module, observation: NDArray = OBSERVATION) -> NDArray:
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("change", CHANGES)
-def test_acting_gives_what_the_network_gives_whatever_becomes_of_its_weights(name: str, change: Any) -> None:
+def test_forward_equals_the_network_after_any_change_of_weights(name: str, change: Any) -> None:
     learner = learner_of(NETWORKS[name]())
-    before = learner.forward(OBSERVATION, None, **asked(learner.network))
+    before = learner.forward(OBSERVATION, None, **acting_arguments(learner.network))
     np.testing.assert_allclose(before[0], by_torch(learner.network), rtol=1e-5, atol=1e-6)
     if change is updated:
-        learner.gradient(first, Rows(torch.from_numpy(OBSERVATION)))
+        learner.gradient(loss_of_first_output, Rows(torch.from_numpy(OBSERVATION)))
         learner.step(lr=0.1)
     else:
         change(learner, Rows(torch.from_numpy(OBSERVATION)))
-    after = learner.forward(OBSERVATION, None, **asked(learner.network))
+    after = learner.forward(OBSERVATION, None, **acting_arguments(learner.network))
     assert not np.array_equal(after[0], before[0])
     np.testing.assert_allclose(after[0], by_torch(learner.network), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["values", "gaussian"])
-def test_what_is_asked_for_besides_is_given_too(name: str) -> None:
+def test_forward_returns_all_outputs_that_are_requested(name: str) -> None:
     learner = learner_of(NETWORKS[name]())
     state = np.ones((5, 0), np.float32)
     output = learner.forward(OBSERVATION, state)
@@ -272,7 +272,7 @@ def test_what_is_asked_for_besides_is_given_too(name: str) -> None:
         np.testing.assert_array_equal(values.value, output.value)
 
 
-def test_noise_is_respected_in_acting() -> None:
+def test_forward_applies_the_given_noise() -> None:
     learner = learner_of(q_network(noisy=0.5))
     noise = torch.ones(learner.network.num_noise)
     found = learner.forward(OBSERVATION, None, None, noise=noise).outputs
@@ -282,13 +282,13 @@ def test_noise_is_respected_in_acting() -> None:
     assert not np.allclose(found, by_torch(learner.network))
 
 
-def test_observations_that_are_no_vectors_are_read_as_the_network_reads_them() -> None:
+def test_forward_reads_discrete_observations() -> None:
     network = q_network(observation=gym.spaces.Discrete(5))
     found = learner_of(network).forward(np.arange(5), None).outputs
     np.testing.assert_allclose(found, by_torch(network, np.arange(5)), rtol=1e-5, atol=1e-6)
 
 
-def test_any_number_of_rows_is_computed_and_stays_as_it_was_given() -> None:
+def test_forward_takes_any_number_of_rows_and_keeps_old_outputs() -> None:
     learner = learner_of(q_network())
     found = [learner.forward(OBSERVATION[:rows]).outputs for rows in (1, 2, 3, 4, 5, 2)]
     many = learner.forward(np.zeros((10_000, 3, 2), np.float32)).outputs
@@ -299,30 +299,30 @@ def test_any_number_of_rows_is_computed_and_stays_as_it_was_given() -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_hooks_are_called_and_respected_for_as_long_as_they_hang(name: str) -> None:
+def test_forward_hooks_take_effect_until_they_are_removed(name: str) -> None:
     learner = learner_of(NETWORKS[name]())
-    before = learner.forward(OBSERVATION, None, **asked(learner.network))[0]
+    before = learner.forward(OBSERVATION, None, **acting_arguments(learner.network))[0]
     layer = next(part for part in learner.network.modules() if type(part) is nn.Linear)
     hook = layer.register_forward_hook(lambda module, inputs, output: torch.zeros_like(output))
-    hooked = learner.forward(OBSERVATION, None, **asked(learner.network))[0]
+    hooked = learner.forward(OBSERVATION, None, **acting_arguments(learner.network))[0]
     np.testing.assert_allclose(hooked, by_torch(learner.network), rtol=1e-5, atol=1e-6)
     assert not np.allclose(hooked, before)
-    learner.gradient(first, Rows(torch.from_numpy(OBSERVATION)))
+    learner.gradient(loss_of_first_output, Rows(torch.from_numpy(OBSERVATION)))
     assert layer.weight.grad is not None
     assert not layer.weight.grad.any()
     hook.remove()
-    after = learner.forward(OBSERVATION, None, **asked(learner.network))[0]
+    after = learner.forward(OBSERVATION, None, **acting_arguments(learner.network))[0]
     np.testing.assert_array_equal(after, before)
-    learner.gradient(first, Rows(torch.from_numpy(OBSERVATION)))
+    learner.gradient(loss_of_first_output, Rows(torch.from_numpy(OBSERVATION)))
     assert layer.weight.grad.any()
 
 
 @pytest.mark.parametrize("acted", [False, True])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_parametrizations_are_respected(name: str, acted: bool) -> None:
+def test_parametrizations_take_effect(name: str, acted: bool) -> None:
     learner, plain_one = learner_of(NETWORKS[name]()), learner_of(NETWORKS[name]())
     if acted:
-        learner.forward(OBSERVATION, None, **asked(learner.network))
+        learner.forward(OBSERVATION, None, **acting_arguments(learner.network))
     layer, other = (
         next(part for part in each.network.modules() if type(part) is nn.Linear)
         for each in (learner, plain_one)
@@ -331,16 +331,16 @@ def test_parametrizations_are_respected(name: str, acted: bool) -> None:
     with torch.no_grad():
         other.weight.mul_(2)
     output, expected = (
-        each.forward(OBSERVATION, None, **asked(each.network))[0] for each in (learner, plain_one)
+        each.forward(OBSERVATION, None, **acting_arguments(each.network))[0] for each in (learner, plain_one)
     )
     np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-6)
     for each in (learner, plain_one):
-        each.gradient(first, Rows(torch.from_numpy(OBSERVATION)))
+        each.gradient(loss_of_first_output, Rows(torch.from_numpy(OBSERVATION)))
     assert other.weight.grad is not None
     original: Any = layer.parametrizations
     torch.testing.assert_close(original.weight.original.grad, 2 * other.weight.grad)
     updated_from = learner.weights.clone()
     learner.step(0.1)
     assert not torch.equal(learner.weights, updated_from)
-    output = learner.forward(OBSERVATION, None, **asked(learner.network))[0]
+    output = learner.forward(OBSERVATION, None, **acting_arguments(learner.network))[0]
     np.testing.assert_allclose(output, by_torch(learner.network), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Agents learn what they are known to learn; the published tasks, which take long, under `make learn`."""
+"""Tests that PPO learns: a small task, and the published tasks under `make learn` because they take long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ QUIET = ["meta.progress=false", "meta.tensorboard=false"]
 
 
 class Match(gym.Env):
-    """Ten steps in which the right answer is shown and pays 1; at random half of the answers are right."""
+    """Environment that shows the right answer, which pays 1, in each of ten steps; random play returns 5."""
 
     observation_space = gym.spaces.Discrete(2)
 
@@ -48,7 +48,7 @@ class Match(gym.Env):
         pytest.param(True, True, marks=pytest.mark.matrix),
     ],
 )
-def test_ppo_learns_a_game_with_a_known_best_return(continuous: bool, shared: bool, tmp_path: Path) -> None:
+def test_ppo_learns_a_task_with_a_known_best_return(continuous: bool, shared: bool, tmp_path: Path) -> None:
     overrides = [
         "env=gymnasium",
         "env.id=null",
@@ -82,7 +82,7 @@ def final(env: str, seed: int, folder: Path) -> SessionResult:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 @pytest.mark.parametrize(
-    ("env", "frames", "least"),
+    ("env", "frames", "minimum"),
     [
         ("cartpole", 1e5, 475),
         ("acrobot", 3e5, -90),
@@ -91,10 +91,10 @@ def final(env: str, seed: int, folder: Path) -> SessionResult:
     ],
 )
 def test_ppo_reaches_the_published_score(
-    env: str, frames: float, least: float, seed: int, tmp_path: Path
+    env: str, frames: float, minimum: float, seed: int, tmp_path: Path
 ) -> None:
-    """Defaults of the presets; mean return of the last 100 training episodes."""
+    """Train with the presets; the score is the mean return of the last 100 training episodes."""
     session = final(env, seed, tmp_path / "run")
     assert session.frame <= frames + 32
     assert session.return_mean is not None
-    assert session.return_mean >= least
+    assert session.return_mean >= minimum

@@ -1,4 +1,4 @@
-"""`labrl-runs`: every run and experiment is found, told in a line, and picked by what it is."""
+"""Tests of `labrl-runs`, which lists runs and experiments, one per line, and filters them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def ago(**time: float) -> str:
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder `runs` in the working folder: two runs and an experiment of three trials."""
+    """Create two runs and an experiment of three trials in the folder `runs` of a new working directory."""
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "runs"
     (home / "2026-01-01_000000_killed_before_its_start").mkdir(parents=True)
@@ -62,9 +62,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\n1,2\n", b"frame,return_mean\nthree,4.0\n"])
-def test_a_run_whose_tables_and_results_are_damaged_is_listed_beside_the_others(
-    content: bytes, runs: Path
-) -> None:
+def test_run_with_damaged_tables_and_results_is_still_listed(content: bytes, runs: Path) -> None:
     session = runs / "new_dqn" / "session_0"
     for table in ("train.csv", "eval.csv"):
         (session / table).write_bytes(content)
@@ -74,7 +72,7 @@ def test_a_run_whose_tables_and_results_are_damaged_is_listed_beside_the_others(
     assert [Path(entry["folder"]).name for entry in entries(runs)] == ["new_dqn", "grid", "old_ppo"]
 
 
-def test_the_table_has_the_newest_first_and_below_an_experiment_its_groups(runs: Path) -> None:
+def test_table_shows_the_newest_first_and_the_groups_of_experiments(runs: Path) -> None:
     head, *lines = (line.split() for line in as_table(entries(runs)).splitlines())
     assert head == ["status", "agent", "env", "frames", "final", "return", "seeds", "age", "folder"]
     assert lines[0] == ["failed", "dqn", "pong", "1k/1k", "-20.0", "1/1", "5", "min", "new_dqn"]
@@ -86,8 +84,8 @@ def test_the_table_has_the_newest_first_and_below_an_experiment_its_groups(runs:
     assert lines[5] == ["finished", "ppo", "cartpole", "1k/1k", "150.0", "2/2", "3", "d", "old_ppo"]
 
 
-def test_a_return_that_is_not_finite_is_passed_over(tmp_path: Path) -> None:
-    """A session that ended with an infinite return was a traceback instead of a line."""
+def test_non_finite_return_is_ignored(tmp_path: Path) -> None:
+    """Regression test: a session that ended with an infinite return caused a traceback."""
     rows = rising(10)
     rows[-1]["return_mean"] = float("inf")
     write_run(tmp_path / "runs" / "one", [rows])
@@ -98,7 +96,10 @@ def test_a_return_that_is_not_finite_is_passed_over(tmp_path: Path) -> None:
 
 
 def write_experiment(home: Path, runs: dict[str, Run], **facts: Any) -> dict[str, Any]:
-    """runs: by folder the final return, and what differs in the configuration. Returns its line."""
+    """Write an experiment and return its entry in the list.
+
+    runs: for each folder, the final return and the changes of the configuration.
+    """
     for folder, (score, changes) in runs.items():
         frames = changes.pop("frames", 1000)
         write_run(home / folder, [rising(score, frames=frames)], config=config_with(**changes))
@@ -110,7 +111,7 @@ def write_experiment(home: Path, runs: dict[str, Run], **facts: Any) -> dict[str
     return entry
 
 
-def test_the_return_of_an_experiment_is_the_mean_of_its_seeds_and_not_the_best(tmp_path: Path) -> None:
+def test_return_of_an_experiment_is_the_mean_over_its_seeds(tmp_path: Path) -> None:
     entry = write_experiment(
         tmp_path / "runs" / "seeds",
         {str(seed): (score, {"seed": seed}) for seed, score in enumerate((34.5, 42.8, 40.1))},
@@ -119,7 +120,7 @@ def test_the_return_of_an_experiment_is_the_mean_of_its_seeds_and_not_the_best(t
     assert (entry["seeds"], len(entry["groups"])) == (3, 1)
 
 
-def test_environments_and_settings_are_never_mixed_in_one_return(tmp_path: Path) -> None:
+def test_return_never_mixes_environments_or_settings(tmp_path: Path) -> None:
     names = ("cartpole", "acrobot")
     entry = write_experiment(
         tmp_path / "runs" / "grid",
@@ -130,13 +131,13 @@ def test_environments_and_settings_are_never_mixed_in_one_return(tmp_path: Path)
         },
     )
     assert (entry["final_return"], entry["seeds"]) == (None, 0)
-    told = {(group["env"], group["final_return"], group["seeds"]) for group in entry["groups"]}
-    assert told == {("cartpole", 20.5, 2), ("acrobot", -79.5, 2)}
+    found = {(group["env"], group["final_return"], group["seeds"]) for group in entry["groups"]}
+    assert found == {("cartpole", 20.5, 2), ("acrobot", -79.5, 2)}
     (only,) = entries(tmp_path / "runs", ["env=acrobot"])
     assert (only["env"], only["final_return"], only["seeds"]) == ("acrobot", -79.5, 2)
 
 
-def test_a_seed_that_is_far_behind_or_failed_is_not_in_the_mean(tmp_path: Path) -> None:
+def test_seed_that_is_far_behind_or_failed_is_not_in_the_mean(tmp_path: Path) -> None:
     home = tmp_path / "runs" / "seeds"
     entry = write_experiment(
         home, {"0": (10.0, {"seed": 0}), "1": (20.0, {"seed": 1}), "2": (90.0, {"seed": 2, "frames": 500})}
@@ -148,8 +149,8 @@ def test_a_seed_that_is_far_behind_or_failed_is_not_in_the_mean(tmp_path: Path) 
     assert (entry["final_return"], entry["seeds"]) == (10.0, 1)
 
 
-def test_the_list_and_the_report_count_the_same_sessions(tmp_path: Path) -> None:
-    """`labrl-runs` left out seeds that had been stopped early, and counted a repeated seed twice."""
+def test_list_and_report_count_the_same_sessions(tmp_path: Path) -> None:
+    """Regression test: `labrl-runs` left out seeds that stopped early, and counted a repeated seed twice."""
     home = tmp_path / "runs" / "seeds"
     runs = {"0": (10.0, {"seed": 0}), "1": (20.0, {"seed": 1, "frames": 500}), "2": (70.0, {"seed": 0})}
     write_experiment(home, {**runs, "3": (90.0, {"seed": 3})})
@@ -164,14 +165,14 @@ def test_the_list_and_the_report_count_the_same_sessions(tmp_path: Path) -> None
     result.write_text(json.dumps({**json.loads(result.read_text()), "seed": 0}))
     (entry,) = entries(tmp_path / "runs")
     (group,) = grouped(find_runs([home]))
-    told = group_statistics(group.runs)
+    found = group_statistics(group.runs)
     assert (entry["final_return"], entry["seeds"]) == (15.0, 2)
-    assert ([one["run"] for one in told["left_out"]], told["counted"]) == (["2", "3"], 2)
+    assert ([one["run"] for one in found["left_out"]], found["counted"]) == (["2", "3"], 2)
 
 
 @pytest.mark.parametrize("objective", ["final_return", "wall"])
-def test_a_search_shows_its_winner_on_fresh_seeds(tmp_path: Path, objective: str) -> None:
-    """Its best trial's lucky 109.4 was shown as the return, and confirming runs counted as trials."""
+def test_search_shows_the_return_of_its_winner_on_fresh_seeds(tmp_path: Path, objective: str) -> None:
+    """Regression test: the lucky 109.4 of the best trial was shown, and confirmations counted as trials."""
     home = tmp_path / "runs" / "search"
     fresh = {f"confirm_trial_1_{seed}": (score, {}) for seed, score in enumerate((100.0, 102.0))}
     for seed, (folder, (score, _)) in enumerate(fresh.items()):
@@ -196,13 +197,13 @@ def test_a_search_shows_its_winner_on_fresh_seeds(tmp_path: Path, objective: str
     assert entry["groups"][1]["name"] == "the default"
     assert entry["best_in_the_search"] == {"trial": 1, "objective": objective, "value": 109.4, "of": 2}
     (other,) = entries(tmp_path / "runs", ["agent.lr=0.1"])
-    assert (other["final_return"], other["trials"]) == (None, 1), "the winner is not among the chosen trials"
+    assert (other["final_return"], other["trials"]) == (None, 1), "the filter must exclude the winner"
     assert other["best_in_the_search"] is not None
     assert (other["best_in_the_search"]["value"], other["best_in_the_search"]["of"]) == (90.0, 1)
     assert ("best of 1: 90.0" in as_table([other])) == (objective == "final_return")
 
 
-def test_an_experiment_that_is_named_shows_its_trials(runs: Path) -> None:
+def test_folder_of_an_experiment_lists_its_trials(runs: Path) -> None:
     assert [entry["folder"] for entry in entries(runs / "grid")] == ["2", "1", "0"]
 
 
@@ -222,30 +223,30 @@ def test_an_experiment_that_is_named_shows_its_trials(runs: Path) -> None:
         (["seed=1", "env=pong"], ["new_dqn"]),
     ],
 )
-def test_filters_pick_by_what_a_run_is(runs: Path, filters: list[str], folders: list[str]) -> None:
+def test_filters_select_runs_by_their_properties(runs: Path, filters: list[str], folders: list[str]) -> None:
     assert [entry["folder"] for entry in entries(runs, filters)] == folders
 
 
-def test_an_experiment_counts_only_its_trials_that_agree(runs: Path) -> None:
+def test_experiment_counts_only_the_trials_that_match_the_filters(runs: Path) -> None:
     (entry,) = entries(runs, ["grid/1"])
     assert (entry["trials"], entry["sessions"], entry["final_return"]) == (1, 1, 10.0)
 
 
-def test_a_run_going_on_and_a_killed_one_say_how_far_they_are(runs: Path) -> None:
+def test_running_and_killed_runs_show_their_progress(runs: Path) -> None:
     for name in ("alive", "dead"):
         write_run(runs / name, [rising(5)], status="running", session_status=None)
         (runs / name / "session_0" / "progress.json").write_text('{"frame": 700}')
     with FolderLock(runs / "alive"):
-        told = {entry["folder"]: entry for entry in entries(runs)}
-    assert (told["alive"]["status"], told["alive"]["frames"], told["alive"]["final_return"]) == (
+        found = {entry["folder"]: entry for entry in entries(runs)}
+    assert (found["alive"]["status"], found["alive"]["frames"], found["alive"]["final_return"]) == (
         "running",
         700,
         5.0,
     )
-    assert (told["dead"]["status"], told["dead"]["frames"]) == ("killed", 700)
+    assert (found["dead"]["status"], found["dead"]["frames"]) == ("killed", 700)
 
 
-def test_a_narrow_table_leaves_out_columns_and_then_the_middle_of_names(runs: Path) -> None:
+def test_narrow_table_drops_columns_and_then_shortens_names(runs: Path) -> None:
     write_run(runs / ("x" * 30 + "_end"), [rising(1)])
     for width in (200, 80, 60, 40, 30):
         lines = as_table(entries(runs), width).splitlines()
@@ -256,12 +257,12 @@ def test_a_narrow_table_leaves_out_columns_and_then_the_middle_of_names(runs: Pa
     assert "…" not in as_table(entries(runs))
 
 
-def test_the_command_prints_a_table_or_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_a_table_or_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert list_runs(["env=pong"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("failed  dqn    pong")
     assert list_runs(["--json", "--root", str(runs / "grid")]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(entry["folder"], entry["kind"], entry["final_return"]) for entry in told] == [
+    found = json.loads(capsys.readouterr().out)
+    assert [(entry["folder"], entry["kind"], entry["final_return"]) for entry in found] == [
         ("2", "run", 20.0),
         ("1", "run", 10.0),
         ("0", "run", 0.0),
@@ -272,23 +273,23 @@ def test_the_command_prints_a_table_or_json(runs: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_the_exit_code_tells_no_match_from_a_wrong_filter(
+def test_exit_code_distinguishes_no_match_from_a_wrong_filter(
     form: list[str], runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert list_runs([*form, "env=nothing"]) == FAILED
-    said = capsys.readouterr()
-    assert "env=nothing" in said.err
-    assert said.out == ("[]\n" if form else "")
+    output = capsys.readouterr()
+    assert "env=nothing" in output.err
+    assert output.out == ("[]\n" if form else "")
     for word in ("nobody", "finished", "status=fnished", "nokey=3"):
         assert list_runs([*form, word]) == WRONG_INPUT
-        said = capsys.readouterr()
-        assert word in said.err
-        assert said.out == ""
+        output = capsys.readouterr()
+        assert word in output.err
+        assert output.out == ""
     assert list_runs([*form, "="]) == list_runs([*form, "=ppo"]) == WRONG_INPUT
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("arguments", "named"),
     [
         (["--root", "nowhere"], ["nowhere", "--root"]),
         (["agent.lx=3"], ["agent.lx", "agent.lr?"]),
@@ -296,15 +297,15 @@ def test_the_exit_code_tells_no_match_from_a_wrong_filter(
         (["stats=failed"], ["stats=failed", "status?"]),
     ],
 )
-def test_wrong_words_are_refused(
-    runs: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: list[str]
+def test_wrong_arguments_are_refused(
+    runs: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], named: list[str]
 ) -> None:
-    assert list_runs(words) == WRONG_INPUT
-    said = capsys.readouterr().err
-    assert not [word for word in says if word not in said], said
+    assert list_runs(arguments) == WRONG_INPUT
+    output = capsys.readouterr().err
+    assert not [word for word in named if word not in output], output
 
 
-def test_the_list_needs_nothing_heavy(runs: Path) -> None:
+def test_listing_imports_nothing_heavy(runs: Path) -> None:
     code = (
         "import sys; from labrl.cli import list_runs; code = list_runs([]); "
         "heavy = {'torch', 'matplotlib', 'hydra', 'gymnasium', 'rich'} & set(sys.modules); "
@@ -315,5 +316,5 @@ def test_the_list_needs_nothing_heavy(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("line", re.findall(r"^    labrl-runs(.*?)(?:#.*)?$", PAGE, re.MULTILINE))
-def test_the_commands_of_the_page_are_understood(runs: Path, line: str) -> None:
+def test_commands_of_the_page_are_accepted(runs: Path, line: str) -> None:
     assert list_runs([word.replace("<experiment>", "grid") for word in shlex.split(line)]) == 0

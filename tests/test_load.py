@@ -1,4 +1,4 @@
-"""`labrl.load` gives what a run has learned to act with, and `labrl.runs` what runs recorded as tables."""
+"""Tests of `labrl.load`, which returns the policy of a run, and of `labrl.runs`, which reads its tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Own(nn.Module):
 
 RUNS = {
     "ppo": [*small("ppo", "cartpole"), "meta.keep_last=3", "meta.max_session=2"],
-    "dqn": small("dqn", "taxi"),  # masks, choices as observations
+    "dqn": small("dqn", "taxi"),  # action masks and discrete observations
     "sac": [*small("sac", "pendulum"), "transforms/observation=normalize"],
     "recurrent": small("recurrent_ppo", "cartpole"),
     "inputs": small("ppo", "lamp"),
@@ -44,7 +44,7 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the runs."""
+    """Return the folder that holds one finished run for each of RUNS."""
     path = tmp_path_factory.mktemp("runs") / "runs"
     for name, overrides in RUNS.items():
         short = [] if name == "ppo" else ["env.max_frame=600"]
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_an_evaluation_is_what_enjoy_plays(folder: Path) -> None:
+def test_evaluation_equals_the_episodes_that_enjoy_plays(folder: Path) -> None:
     run = folder / "ppo"
     assert main([f"+enjoy={run}", "episodes=3", "videos=0", "session=1", "seed=4"]) == 0
     (path,) = (run / "enjoy").glob("*seed_4/result.json")
@@ -65,7 +65,7 @@ def test_an_evaluation_is_what_enjoy_plays(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_policy_acts_in_the_environment_of_its_run(name: str, folder: Path) -> None:
+def test_policy_acts_in_the_environment_of_its_run(name: str, folder: Path) -> None:
     policy = labrl.load(folder / name, checkpoint="latest")
     env = policy.env()
     observation, info = env.reset(seed=3)
@@ -88,7 +88,7 @@ def test_a_policy_acts_in_the_environment_of_its_run(name: str, folder: Path) ->
     assert str(policy.frame) in repr(policy).replace(",", "")
 
 
-def test_a_greedy_evaluation_by_hand_is_the_same(folder: Path) -> None:
+def test_greedy_evaluation_equals_episodes_played_by_hand(folder: Path) -> None:
     policy = labrl.load(folder / "sac")
     evaluation = policy.evaluate(episodes=2, greedy=True)
     env = policy.env()
@@ -102,7 +102,7 @@ def test_a_greedy_evaluation_by_hand_is_the_same(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ppo", "sac", "inputs", "dqn"])
-def test_a_batch_gives_the_actions_of_its_observations(name: str, folder: Path) -> None:
+def test_batch_of_observations_gives_the_same_actions_as_each_alone(name: str, folder: Path) -> None:
     policy = labrl.load(folder / name)
     policy.observation_space.seed(0)
     seen = [policy.observation_space.sample() for _ in range(5)]
@@ -139,9 +139,7 @@ def test_recurrent_state_is_carried_until_it_is_reset(folder: Path) -> None:
     assert error.value.key == "observation"
 
 
-def test_a_moved_run_with_a_network_of_ones_own_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_moved_run_with_a_user_network_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_load_network.py").write_text(OWN_NETWORK)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -159,7 +157,7 @@ def test_a_moved_run_with_a_network_of_ones_own_is_loaded(
     assert type(policy.network.policy_torso).__name__ == "Own"  # type: ignore[union-attr]
 
 
-def test_a_run_from_before_a_key_of_meta_existed_is_loaded(folder: Path, tmp_path: Path) -> None:
+def test_run_older_than_a_configuration_key_can_be_loaded(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "dqn", tmp_path / "old")
     (tmp_path / "old" / "config.yaml").unlink()
     path = tmp_path / "old" / "provenance.json"
@@ -169,7 +167,7 @@ def test_a_run_from_before_a_key_of_meta_existed_is_loaded(folder: Path, tmp_pat
     assert labrl.load(tmp_path / "old").config["meta"]["patience"] is None
 
 
-def test_it_is_light(folder: Path) -> None:
+def test_loading_imports_nothing_heavy(folder: Path) -> None:
     code = (
         "import sys, labrl; policy = labrl.load(sys.argv[1], session=None); "
         "policy.act(policy.env().reset(seed=0)[0]); "
@@ -183,7 +181,7 @@ def test_it_is_light(folder: Path) -> None:
     assert done.stdout.split() == []
 
 
-def test_checkpoints_and_sessions_are_chosen(folder: Path) -> None:
+def test_checkpoint_and_session_can_be_chosen(folder: Path) -> None:
     run = folder / "ppo"
     assert labrl.load(run, checkpoint="latest").frame == 2400
     assert labrl.load(run, checkpoint=2200).frame == 2200
@@ -199,13 +197,15 @@ def test_checkpoints_and_sessions_are_chosen(folder: Path) -> None:
         ({"session": 7}, "not-found", "session"),
     ],
 )
-def test_what_is_not_there_is_refused(options: dict[str, Any], code: str, key: str, folder: Path) -> None:
+def test_missing_checkpoint_or_session_is_refused(
+    options: dict[str, Any], code: str, key: str, folder: Path
+) -> None:
     with pytest.raises(InputError) as error:
         labrl.load(folder / "ppo", **options)
     assert (error.value.code, error.value.key) == (code, key)
 
 
-def test_folders_without_anything_to_load_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_folder_without_anything_to_load_is_refused(folder: Path, tmp_path: Path) -> None:
     for place in (tmp_path / "nowhere", tmp_path, folder):
         with pytest.raises(InputError):
             labrl.load(place)
@@ -222,7 +222,7 @@ def test_folders_without_anything_to_load_are_refused(folder: Path, tmp_path: Pa
     assert error.value.code == "changed-past"
 
 
-def test_observations_and_masks_of_another_space_are_refused(folder: Path) -> None:
+def test_wrong_arguments_of_policy_methods_are_refused(folder: Path) -> None:
     policy = labrl.load(folder / "inputs")
     for wrong in (np.zeros(3), {"picture": np.zeros(3)}, ()):
         with pytest.raises(InputError) as error:
@@ -258,7 +258,7 @@ def test_observations_and_masks_of_another_space_are_refused(folder: Path) -> No
     assert error.value.key == "observation"
 
 
-def test_pictures_are_rendered(folder: Path) -> None:
+def test_environment_of_a_policy_renders_images(folder: Path) -> None:
     env = labrl.load(folder / "ppo").env(render_mode="rgb_array")
     env.reset(seed=1)
     picture = env.render()
@@ -298,7 +298,7 @@ def test_runs_are_found_by_folder_pattern_and_filter(folder: Path) -> None:
             labrl.runs(place, *filters)
 
 
-def test_the_examples_of_the_page_run(
+def test_examples_of_the_page_run(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = (Path(__file__).parents[1] / "docs" / "how-to" / "load-a-policy.md").read_text()

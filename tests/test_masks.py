@@ -1,4 +1,4 @@
-"""Only valid actions are taken, learned about and bootstrapped from, where an environment says which are."""
+"""Tests of action masks: agents take, learn from and bootstrap from valid actions only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def doors(**settings: Any) -> Component:
 
 
 def overrides(agent: str, folder: Path, **settings: Any) -> list[str]:
-    """A run of `agent` on Doors."""
+    """Return the overrides of a small run of `agent` on Doors."""
     made = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]
     made += [f"+env.make.{name}={value}" for name, value in settings.items()]
     target = str(config_of(agent).agent.target)
@@ -68,7 +68,7 @@ def run(*given: str) -> Any:
 
 @pytest.mark.parametrize("style", ["info", "dict"])
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_each_step_tells_what_is_valid_next(style: str, vectorization: str) -> None:
+def test_each_step_returns_the_mask_of_the_next_action(style: str, vectorization: str) -> None:
     env = make_env(doors(style=style, vectorization=vectorization), seed=1, num_threads=1, num_envs=3)
     try:
         assert env.masked
@@ -79,7 +79,7 @@ def test_each_step_tells_what_is_valid_next(style: str, vectorization: str) -> N
             before = env.action_mask
             assert before is not None
             assert before.any(1).all()
-            step = env.step(before.argmax(1) + 2)  # an invalid one would be an error
+            step = env.step(before.argmax(1) + 2)  # the environment rejects invalid actions
             assert step.mask is not None
             assert step.next_mask is not None
             np.testing.assert_array_equal(step.mask, env.action_mask)
@@ -93,7 +93,7 @@ def test_each_step_tells_what_is_valid_next(style: str, vectorization: str) -> N
         env.close()
 
 
-def test_masks_come_back_with_a_replayed_episode() -> None:
+def test_masks_are_restored_with_the_episodes() -> None:
     one, other = (make_env(doors(), seed=1, num_threads=1, num_envs=3) for _ in range(2))
     one.reset()
     for _ in range(11):
@@ -110,7 +110,7 @@ def test_masks_come_back_with_a_replayed_episode() -> None:
     assert step.mask.any(1).all()
 
 
-def test_a_state_without_a_valid_action_is_an_error_that_names_environment_and_frame() -> None:
+def test_state_without_a_valid_action_raises_with_environment_and_frame() -> None:
     env = make_env(doors(broken=2, fresh_env_per_episode=False), seed=1, num_threads=1, num_envs=3)
     env.reset()
     assert env.action_mask is not None
@@ -119,7 +119,7 @@ def test_a_state_without_a_valid_action_is_an_error_that_names_environment_and_f
         env.step(env.action_mask.argmax(1) + 2)
 
 
-def test_masks_can_be_left_aside_and_must_fit_the_actions() -> None:
+def test_masks_can_be_ignored_and_must_fit_the_action_space() -> None:
     env = make_env(doors(action_mask=False, style="dict"), seed=1, num_threads=1, num_envs=2)
     assert not env.masked
     assert env.reset().shape == (2, 2)
@@ -129,8 +129,8 @@ def test_masks_can_be_left_aside_and_must_fit_the_actions() -> None:
         make_env(own_env(Wrong), seed=1, num_threads=1, num_envs=2)
 
 
-class Told(Doors):
-    """Its masks are what it is made with: at resets, and at steps."""
+class GivenMasks(Doors):
+    """Environment whose mask is `first` at resets and `later` at steps, even if these are not valid masks."""
 
     def __init__(self, first: Any, later: Any, style: str = "info", box: bool = False) -> None:
         super().__init__(style)
@@ -150,13 +150,13 @@ class Told(Doors):
         return seen, {} if given is None else {**info, "action_mask": given}
 
 
-def told(**how: Any) -> Component:
-    make = {"_target_": "test_masks.Told", **how}
-    return dataclass_of(Component, gymnasium_node(name="told", make=make), "env")
+def given_masks(**arguments: Any) -> Component:
+    make = {"_target_": "test_masks.GivenMasks", **arguments}
+    return dataclass_of(Component, gymnasium_node(name="given", make=make), "env")
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "key", "named"),
+    ("arguments", "code", "key", "named"),
     [
         ({"first": [0, -1e8, 0, 0]}, "environment", "env.action_mask", "[0, -100000000.0, 0, 0]"),
         ({"first": [float("nan")] * 4}, "environment", "env.action_mask", "[nan"),
@@ -167,11 +167,11 @@ def told(**how: Any) -> Component:
         ({"first": [1, 1, 1, 1], "box": True}, "unsupported", "env.action_mask", "Box"),
     ],
 )
-def test_masks_that_cannot_be_used_are_refused_before_a_run(
-    how: dict[str, Any], code: Code, key: str, named: str
+def test_unusable_mask_is_refused_before_a_run(
+    arguments: dict[str, Any], code: Code, key: str, named: str
 ) -> None:
-    env = told(later=[0, 1, 1, 0], **how)
-    with refused(code, key, "test_masks.Told", named):
+    env = given_masks(later=[0, 1, 1, 0], **arguments)
+    with refused(code, key, "test_masks.GivenMasks", named):
         gives_masks(env)
     env.config.action_mask = False
     assert not gives_masks(env)
@@ -179,20 +179,20 @@ def test_masks_that_cannot_be_used_are_refused_before_a_run(
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
 @pytest.mark.parametrize("later", [[0, -1e8, 0, 0], [1, 1, 1, 1, 1]])
-def test_a_mask_that_is_none_later_is_told_with_its_environment_and_step(
+def test_invalid_mask_during_a_run_raises_with_environment_and_step(
     later: list[float], vectorization: str
 ) -> None:
-    env = told(first=[1, 1, 1, 1], later=later)
+    env = given_masks(first=[1, 1, 1, 1], later=later)
     env.config.vectorization, env.config.fresh_env_per_episode = vectorization, False
     vector = make_env(env, seed=0, num_threads=1, num_envs=2)
     vector.reset()
-    with refused("environment", "env", "told", "step 1", "action_mask", kind=EnvironmentFailedError):
+    with refused("environment", "env", "given", "step 1", "action_mask", kind=EnvironmentFailedError):
         vector.step(np.array([2, 2]))
     vector.close()
 
 
-class Late(Told):
-    """Begins to say what is valid with its third step."""
+class Late(GivenMasks):
+    """Environment that returns masks only from its third step on."""
 
     def __init__(self) -> None:
         super().__init__(first=None, later=[1, 1, 1, 1])
@@ -203,16 +203,16 @@ class Late(Told):
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "async"])
-def test_a_mask_that_comes_only_later_is_told_and_not_passed_over(vectorization: str) -> None:
+def test_mask_that_first_appears_during_a_run_raises_an_error(vectorization: str) -> None:
     settings = {"vectorization": vectorization, "fresh_env_per_episode": False}
     env = own_env(Late, **settings)
-    for wanted in (True, False):
-        env.config.action_mask = wanted
+    for enabled in (True, False):
+        env.config.action_mask = enabled
         vector = make_env(env, seed=0, num_threads=1, num_envs=2)
         vector.reset()
         vector.step(np.array([2, 2]))
         vector.step(np.array([2, 2]))
-        if wanted:
+        if enabled:
             with refused("environment", "env", "step 3", "action_mask", kind=EnvironmentFailedError):
                 vector.step(np.array([2, 2]))
         else:
@@ -220,8 +220,8 @@ def test_a_mask_that_comes_only_later_is_told_and_not_passed_over(vectorization:
         vector.close()
 
 
-def test_a_mask_beside_actions_without_choices_stays_in_the_observation() -> None:
-    env = told(first=[1, 0, 1, 1], later=[1, 1, 0, 1], style="dict", box=True)
+def test_mask_of_a_box_action_space_stays_in_the_observation() -> None:
+    env = given_masks(first=[1, 0, 1, 1], later=[1, 1, 0, 1], style="dict", box=True)
     assert set(describe(env)[0]) == {"observation", "action_mask"}
     vector = make_env(env, seed=0, num_threads=1, num_envs=2)
     assert not vector.masked
@@ -229,20 +229,20 @@ def test_a_mask_beside_actions_without_choices_stays_in_the_observation() -> Non
 
 
 class Blind(Doors):
-    """Shows its mask and nothing else."""
+    """Environment whose observation is its mask and nothing else."""
 
     def __init__(self) -> None:
         super().__init__("dict")
         self.observation_space = gym.spaces.Dict({"action_mask": gym.spaces.MultiBinary(4)})
 
 
-def test_a_mask_alone_is_nothing_to_see() -> None:
+def test_observation_that_is_only_a_mask_is_refused() -> None:
     with refused("unsupported", "env", "action_mask", "observation"):
         describe(own_env(Blind))
 
 
 class Wrong(Doors):
-    """Its mask is too long."""
+    """Environment whose mask is longer than its number of actions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,26 +250,26 @@ class Wrong(Doors):
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_takes_only_valid_actions(agent: str, tmp_path: Path) -> None:
-    """Checked in training and evaluation; the environment fails at an invalid action."""
+def test_agent_takes_only_valid_actions(agent: str, tmp_path: Path) -> None:
+    """The environment raises an exception at an invalid action, in training and in evaluation."""
     given = overrides(agent, tmp_path / "run", style="dict" if agent in ("a2c", "dqn") else "info")
     result = run(*given, "meta.rigorous_eval=2", "meta.eval_frequency=200")
     assert result.exit_code == 0
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "random"])
-def test_each_of_several_choices_is_valid(agent: str, tmp_path: Path) -> None:
+def test_agent_takes_only_valid_actions_in_a_multi_discrete_space(agent: str, tmp_path: Path) -> None:
     assert run(*overrides(agent, tmp_path / "run", several=True)).exit_code == 0
 
 
 @pytest.mark.parametrize("agent", ["ppo", "sil_ppo", "sarsa", "dqn"])
-def test_a_resumed_run_has_the_same_masks_and_future(agent: str, tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert run(*overrides(agent, whole)).exit_code == 0
-    assert run(*overrides(agent, broken), "env.max_frame=230").exit_code == 0
-    assert run(f"+resume={broken}", "env.max_frame=400").exit_code == 0
-    assert rows(whole / "session_0/train.csv")[-1] == rows(broken / "session_0/train.csv")[-1]
-    assert unequal(state(whole / "session_0"), state(broken / "session_0")) == []
+def test_resumed_run_with_masks_equals_an_uninterrupted_one(agent: str, tmp_path: Path) -> None:
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    assert run(*overrides(agent, uninterrupted)).exit_code == 0
+    assert run(*overrides(agent, resumed), "env.max_frame=230").exit_code == 0
+    assert run(f"+resume={resumed}", "env.max_frame=400").exit_code == 0
+    assert rows(uninterrupted / "session_0/train.csv")[-1] == rows(resumed / "session_0/train.csv")[-1]
+    assert unequal(state(uninterrupted / "session_0"), state(resumed / "session_0")) == []
 
 
 def step_of(mask: NDArray, next_mask: NDArray, terminated: bool) -> Step:
@@ -281,7 +281,7 @@ def step_of(mask: NDArray, next_mask: NDArray, terminated: bool) -> Step:
 
 @pytest.mark.parametrize("kernels", [False, True])
 @pytest.mark.parametrize("double", [False, True])
-def test_targets_of_q_learning_never_look_at_an_invalid_action(
+def test_targets_of_q_learning_never_use_an_invalid_action(
     double: bool, kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learning = ["agent.batch_size=1", "agent.learning_starts=0", "agent.memory.capacity=16", "agent.lr=0"]
@@ -294,7 +294,7 @@ def test_targets_of_q_learning_never_look_at_an_invalid_action(
     observation = np.ones((1, 3), np.float32)
     with torch.no_grad():
         q = agent.modules()["q_network"](torch.from_numpy(observation)).outputs[0, :, 0]
-    following = np.arange(3)[None] == int(q.argmin())  # the worst one is the only valid one
+    following = np.arange(3)[None] == int(q.argmin())  # only the worst action is valid
     targets: list[Any] = []
     find, differentiate = ExpectedValue.target, ExpectedValue.differentiated
 
@@ -318,7 +318,7 @@ def test_targets_of_q_learning_never_look_at_an_invalid_action(
     assert found == pytest.approx(sorted([1.0, 1 + 0.9 * float(q.min())]), abs=1e-3)
 
 
-def test_a_masked_policy_is_updated_on_the_masked_probabilities() -> None:
+def test_masked_policy_is_updated_on_the_masked_probabilities() -> None:
     small = ["agent.horizon=4", "agent.batch_size=8", "agent.epochs=1", "agent.lr=0"]
     agent, clock, _ = build("ppo", *small, num_envs=2, masked=True)
     rng = np.random.default_rng(0)
@@ -336,12 +336,12 @@ def test_a_masked_policy_is_updated_on_the_masked_probabilities() -> None:
         updates, mask = agent.learn(), following
         clock.tick(2)
     assert updates == 1
-    # With the weights unchanged the ratios are 1 exactly where both sides saw the same masks.
+    # The weights are unchanged, so the ratios are 1 if acting and learning have used the same masks.
     assert agent.metrics()["kl"] == pytest.approx(0, abs=1e-6)
     assert agent.metrics()["entropy"] < np.log(3)
 
 
-def test_random_choices_among_the_valid_ones_are_uniform() -> None:
+def test_random_actions_are_uniform_among_the_valid_ones() -> None:
     mask = np.tile([False, True, True, False, True], (30_000, 1))
     chosen = uniform_valid(mask, np.random.default_rng(0).random(30_000))
     np.testing.assert_allclose(
@@ -354,7 +354,7 @@ def test_random_choices_among_the_valid_ones_are_uniform() -> None:
     assert set(drawn[:, 1].tolist()) == {11, 12}
 
 
-def test_exploration_keeps_to_the_valid_actions() -> None:
+def test_exploration_takes_only_valid_actions() -> None:
     mask = np.array([[False, True, False], [True, False, True]])
     values = np.where(mask, 0.5, -np.inf)
     explore = EpsilonGreedy(EpsilonGreedyConfig(epsilon=0.7))
@@ -365,7 +365,7 @@ def test_exploration_keeps_to_the_valid_actions() -> None:
 
 
 @pytest.mark.parametrize("agent", ["sac", "crossq"])
-def test_an_agent_that_takes_no_masks_is_refused_before_anything_is_built(agent: str, tmp_path: Path) -> None:
+def test_agent_without_mask_support_is_refused_before_a_run(agent: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     made = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]
     given = [f"agent={agent}", *made, *QUIET, "agent.learning_starts=100", f"hydra.run.dir={folder}"]
@@ -375,9 +375,11 @@ def test_an_agent_that_takes_no_masks_is_refused_before_anything_is_built(agent:
     assert not gives_masks(doors(action_mask=False))
 
 
-def test_the_list_of_agents_without_masks_is_true() -> None:
-    choosers = {agent for agent, kinds in ACTS_IN.items() if "Discrete" in kinds}
+def test_list_of_agents_without_mask_support_is_complete() -> None:
+    discrete_agents = {agent for agent, kinds in ACTS_IN.items() if "Discrete" in kinds}
     atoms = ["agent.value.v_min=-1", "agent.value.v_max=1"]
     overrides = {"c51": atoms, "rainbow": atoms}
-    without = {a for a in choosers if not config_of(a, *overrides.get(a, [])).agent.load().TRAITS.masks}
+    without = {
+        a for a in discrete_agents if not config_of(a, *overrides.get(a, [])).agent.load().TRAITS.masks
+    }
     assert without == set(MASKLESS)

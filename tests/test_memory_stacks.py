@@ -1,4 +1,4 @@
-"""Packing observations loses nothing, whatever they are, and stores the frames of stacks once."""
+"""Tests of packing observations: it loses nothing, and stores each image of stacked observations once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from labrl.memory.rollout import pack_stacks, unpack_stacks
 
 
 def stacks(steps: int, envs: int, begins: np.ndarray, seed: int) -> np.ndarray:
-    """Rows of stacked frames as an environment gives them; `begins` marks new episodes, [steps, envs]."""
+    """Return stacks of 4 images as an environment gives them, [steps, envs, 5, 6, 4].
+
+    begins: steps that begin an episode, [steps, envs].
+    """
     rng = np.random.default_rng(seed)
     rows = np.zeros((steps, envs, 5, 6, 4), np.uint8)
     for t in range(steps):
@@ -24,7 +27,7 @@ def stacks(steps: int, envs: int, begins: np.ndarray, seed: int) -> np.ndarray:
 
 @settings(max_examples=50, deadline=None)
 @given(steps=st.integers(0, 12), envs=st.integers(1, 3), seed=st.integers(0, 1000))
-def test_stacks_come_back_as_they_were(steps: int, envs: int, seed: int) -> None:
+def test_stacks_are_unpacked_unchanged(steps: int, envs: int, seed: int) -> None:
     begins = np.random.default_rng(seed).random((steps, envs)) < 0.3
     rows = stacks(steps, envs, begins, seed)
     assert np.array_equal(unpack_stacks(pack_stacks(rows)), rows)
@@ -34,20 +37,20 @@ def test_stacks_come_back_as_they_were(steps: int, envs: int, seed: int) -> None
     "shape", [(7, 2, 5, 6, 4), (7, 2, 5, 6, 3), (7, 2, 3), (1, 1, 5, 6, 4), (0, 2, 5, 6, 4)]
 )
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_what_is_no_stack_comes_back_as_it_was(shape: tuple[int, ...], dtype: type) -> None:
+def test_arrays_that_are_not_stacks_are_unpacked_unchanged(shape: tuple[int, ...], dtype: type) -> None:
     rows = np.random.default_rng(0).integers(0, 256, shape).astype(dtype)
     back = unpack_stacks(pack_stacks(rows))
     assert np.array_equal(back, rows)
     assert back.dtype == rows.dtype
 
 
-def test_frames_are_stored_once() -> None:
+def test_images_of_stacks_are_stored_once() -> None:
     rows = stacks(100, 2, np.zeros((100, 2), bool), 0)
     packed = pack_stacks(rows)
     assert sum(array.nbytes for array in packed.values()) < 0.3 * rows.nbytes
 
 
-def test_a_packed_rollout_does_not_change_with_the_rollout() -> None:
+def test_packed_rollout_does_not_change_with_the_rollout() -> None:
     rows = stacks(10, 2, np.zeros((10, 2), bool), 0)
     packed, before = pack_stacks(rows), rows.copy()
     rows[:] = 0

@@ -1,4 +1,4 @@
-"""Every MuJoCo task of `env=` is there, has presets, and is played and resumed exactly."""
+"""Tests of the MuJoCo tasks: all of Gymnasium's are available, have presets, and resume exactly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASKS = {
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.report=false", "wandb=disabled", "seed=5"]
 
 
-def test_these_are_all_tasks_of_gymnasium() -> None:
+def test_all_mujoco_tasks_of_gymnasium_are_available() -> None:
     known = {
         spec.id
         for spec in gym.registry.values()
@@ -35,11 +35,11 @@ def test_these_are_all_tasks_of_gymnasium() -> None:
 
 AGENTS = ("ppo", "sac", "tqc", "td3", "crossq")
 PRESETS = {file.stem for file in (config_folder() / "preset").glob("*.yaml")}
-WITH_PRESETS_OF_ITS_OWN = {task for task in TASKS if any(f"{agent}_{task}" in PRESETS for agent in AGENTS)}
+WITH_OWN_PRESETS = {task for task in TASKS if any(f"{agent}_{task}" in PRESETS for agent in AGENTS)}
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
-def test_a_task_has_presets(task: str) -> None:
+def test_every_task_has_presets(task: str) -> None:
     for agent in AGENTS:
         assert f"{agent}_mujoco" in set(preset_names(agent, task)) & PRESETS
 
@@ -47,7 +47,7 @@ def test_a_task_has_presets(task: str) -> None:
 @pytest.mark.parametrize(
     "task",
     [
-        pytest.param(task, marks=() if task in {"ant", *WITH_PRESETS_OF_ITS_OWN} else pytest.mark.matrix)
+        pytest.param(task, marks=() if task in {"ant", *WITH_OWN_PRESETS} else pytest.mark.matrix)
         for task in sorted(TASKS)
     ],
 )
@@ -57,19 +57,19 @@ def test_presets_of_a_task_compose(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
-def test_the_recipe_of_a_task_composes(task: str) -> None:
+def test_experiment_of_a_task_composes(task: str) -> None:
     recipe: Any = compose([f"experiment=slm_lab/{task}", "agent=ppo"])
     assert (recipe.env.id, recipe.env.num_envs, recipe.meta.max_session) == (TASKS[task], 16, 4)
     assert resolve(recipe).env.config.max_frame in (4_000_000, 10_000_000)
 
 
-def test_values_of_a_task_are_stronger_than_those_of_all() -> None:
+def test_preset_of_a_task_takes_precedence_over_that_of_all_tasks() -> None:
     assert compose(["env=swimmer"]).agent.gamma == 0.9999
     assert compose(["env=hopper"]).agent.gamma == 0.99
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
-def test_spaces_are_those_of_gymnasium(task: str) -> None:
+def test_spaces_equal_those_of_gymnasium(task: str) -> None:
     pytest.importorskip("mujoco")
     observation, action = describe(resolve(compose([f"env={task}"])).env)
     env = gym.make(TASKS[task])
@@ -78,17 +78,17 @@ def test_spaces_are_those_of_gymnasium(task: str) -> None:
 
 
 @pytest.mark.parametrize("agent", ["ppo", "sac"])
-def test_a_resumed_run_is_equal_to_the_bit(agent: str, tmp_path: Path) -> None:
+def test_resumed_run_equals_an_uninterrupted_one(agent: str, tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
     small = {
         "ppo": ["agent.horizon=32", "agent.batch_size=32", "env.num_envs=2"],
         "sac": ["agent.learning_starts=60", "agent.batch_size=8", "agent.memory.capacity=512"],
     }[agent]
     overrides = [f"agent={agent}", "env=hopper", "agent.lr=1e-3", "meta.log_frequency=50", *small, *QUIET]
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    for folder, budget in ((whole, 300), (broken, 170)):
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    for folder, budget in ((uninterrupted, 300), (resumed, 170)):
         done = labrl.train([*overrides, f"env.max_frame={budget}", f"hydra.run.dir={folder}"])
         assert done.exit_code == 0
-    assert labrl.train([f"+resume={broken}", "env.max_frame=300"]).exit_code == 0
-    assert rows(whole / "session_0/train.csv")[-1] == rows(broken / "session_0/train.csv")[-1]
-    assert unequal(state(whole / "session_0"), state(broken / "session_0")) == []
+    assert labrl.train([f"+resume={resumed}", "env.max_frame=300"]).exit_code == 0
+    assert rows(uninterrupted / "session_0/train.csv")[-1] == rows(resumed / "session_0/train.csv")[-1]
+    assert unequal(state(uninterrupted / "session_0"), state(resumed / "session_0")) == []

@@ -1,4 +1,4 @@
-"""`networks.txt` shows what was trained."""
+"""Tests of `networks.txt`, the summary of the networks of a session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from labrl.cli import main
 from labrl.networks.summary import count, summary
 
 
-def test_every_parameter_is_named_with_its_shape_and_counted() -> None:
+def test_summary_lists_every_parameter_with_its_shape_and_size() -> None:
     text = summary({"net": nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))})
     lines = [line.split() for line in text.splitlines()]
     assert ["0.weight", "4", "x", "3", "12"] in lines
@@ -22,7 +22,7 @@ def test_every_parameter_is_named_with_its_shape_and_counted() -> None:
     assert "net: Sequential" in text
 
 
-def test_a_run_tells_its_networks_in_its_folder_and_on_the_console(
+def test_run_writes_the_summary_to_its_folder_and_prints_the_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

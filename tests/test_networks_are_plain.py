@@ -1,4 +1,4 @@
-"""Networks are plain torch modules: hooks, parametrizations, torch.fx and torch.compile work on each."""
+"""Tests that networks are plain torch modules: hooks, parametrizations, torch.fx and torch.compile work."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TORSOS: dict[str, tuple[str, dict[str, Any], gym.Space[Any]]] = {
 }
 
 ALL: dict[str, Callable[[], tuple[Any, dict[str, Any], gym.Space[Any]]]] = {}
-"""Functions by name that make a network, its optional arguments, and its observation space."""
+"""Functions, by name, that return a network, its optional arguments and its observation space."""
 
 
 def add_torso(name: str) -> None:
@@ -71,14 +71,14 @@ def small(**changes: Any) -> Any:
 
 def actor_critic(space: gym.Space[Any] = VECTOR, **changes: Any) -> Any:
     config = options("agent.network", **{"torso": small(), **changes})
-    asked = {"state": None, "lengths": None, "policy": True, "value": True}
-    return ActorCritic(config, Spaces(space, BOX, 1), 4, 0.0), asked, space
+    optional = {"state": None, "lengths": None, "policy": True, "value": True}
+    return ActorCritic(config, Spaces(space, BOX, 1), 4, 0.0), optional, space
 
 
 def q_network(space: gym.Space[Any] = VECTOR, **changes: Any) -> Any:
     config = options("agent.network", "agent=dqn", **{"torso": small(), **changes})
-    asked = {"state": None, "lengths": None, "noise": None}
-    return QNetwork(config, Spaces(space, TWO, 1), 2, 3), asked, space
+    optional = {"state": None, "lengths": None, "noise": None}
+    return QNetwork(config, Spaces(space, TWO, 1), 2, 3), optional, space
 
 
 def critics(action: gym.Space[Any], space: gym.Space[Any] = VECTOR, **changes: Any) -> Any:
@@ -86,17 +86,17 @@ def critics(action: gym.Space[Any], space: gym.Space[Any] = VECTOR, **changes: A
     return Critics(config, Spaces(space, action, 1), 2), {"first": False}, space
 
 
-MEMORY = component(TORSO, "agent=recurrent_ppo agent/network=gru", hidden_size=5)
+RECURRENT = component(TORSO, "agent=recurrent_ppo agent/network=gru", hidden_size=5)
 CNN = component(TORSO, "agent/network=nature_cnn", features=8)
 ALL |= {
     "actor_critic": actor_critic,
     "actor_critic_shared": lambda: actor_critic(shared=True, policy_head=[5], head_layer_norm=True),
-    "actor_critic_recurrent": lambda: actor_critic(torso=MEMORY),
+    "actor_critic_recurrent": lambda: actor_critic(torso=RECURRENT),
     "actor_critic_images": lambda: actor_critic(IMAGE, torso=CNN, value_head=[5]),
     "q_network": q_network,
     "q_network_dueling": lambda: q_network(dueling=True, head=[6], head_layer_norm=True),
     "q_network_noisy": lambda: q_network(noisy=0.5, head=[6]),
-    "q_network_recurrent": lambda: q_network(torso=MEMORY),
+    "q_network_recurrent": lambda: q_network(torso=RECURRENT),
     "policy_network": lambda: (PolicyNetwork(small(), VECTOR, 4), {}, VECTOR),
     "critics": lambda: critics(BOX),
     "critics_discrete": lambda: critics(TWO, MATRIX),
@@ -105,10 +105,10 @@ ALL |= {
 }
 
 
-def made(name: str) -> tuple[Any, tuple[Tensor, ...], dict[str, Any]]:
-    """A network in evaluation, its inputs, and its optional arguments."""
+def network_and_inputs(name: str) -> tuple[Any, tuple[Tensor, ...], dict[str, Any]]:
+    """Return a network in evaluation mode, its inputs, and its optional arguments."""
     torch.manual_seed(0)
-    network, asked, space = ALL[name]()
+    network, optional, space = ALL[name]()
     space.seed(0)
     rows = [space.sample() for _ in range(4)]
     if isinstance(space, gym.spaces.Dict):
@@ -119,7 +119,7 @@ def made(name: str) -> tuple[Any, tuple[Tensor, ...], dict[str, Any]]:
     seen = network.layout(batch)
     inputs = torch.from_numpy(seen.astype(np.float32) if seen.dtype == np.float64 else seen)
     inputs = (inputs, torch.rand(4, 2) * 2 - 1) if isinstance(network, Critics) else (inputs,)
-    return network.eval(), inputs, asked
+    return network.eval(), inputs, optional
 
 
 def tensors(outputs: Any) -> list[Tensor]:
@@ -133,8 +133,8 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_forward_hooks_fire_on_the_whole_and_on_every_layer(name: str) -> None:
-    network, inputs, asked = made(name)
+def test_forward_hooks_fire_for_the_network_and_every_layer(name: str) -> None:
+    network, inputs, optional = network_and_inputs(name)
     fired: set[str] = set()
     leaves = {
         part: layer
@@ -143,8 +143,8 @@ def test_forward_hooks_fire_on_the_whole_and_on_every_layer(name: str) -> None:
     }
     for part, layer in leaves.items():
         layer.register_forward_hook(lambda *_, part=part: fired.add(part))
-    network(*inputs, **asked)
-    # An Identity in a place that is not needed, and the container of no layers, are nobody's layers.
+    network(*inputs, **optional)
+    # Containers and the Identity in place of an unused layer are not called by every network.
     idle = {part for part, layer in leaves.items() if type(layer) in (nn.ModuleList, nn.Identity)}
     assert fired >= set(leaves) - idle - {
         part for part, layer in leaves.items() if type(layer) is nn.Sequential
@@ -152,9 +152,9 @@ def test_forward_hooks_fire_on_the_whole_and_on_every_layer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_parametrized_weight_is_the_one_that_counts(name: str) -> None:
-    network, inputs, asked = made(name)
-    before = [each.clone() for each in tensors(network(*inputs, **asked))]
+def test_parametrized_weight_takes_effect(name: str) -> None:
+    network, inputs, optional = network_and_inputs(name)
+    before = [each.clone() for each in tensors(network(*inputs, **optional))]
     owner, weight = next(
         (layer, own)
         for layer in network.modules()
@@ -167,22 +167,22 @@ def test_a_parametrized_weight_is_the_one_that_counts(name: str) -> None:
             return weight * -2
 
     parametrize.register_parametrization(owner, weight, Doubled())
-    after = tensors(network(*inputs, **asked))
+    after = tensors(network(*inputs, **optional))
     assert not all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_fx_traces_it(name: str) -> None:
-    network, inputs, asked = made(name)
-    traced = torch.fx.symbolic_trace(network, concrete_args=asked)
-    assert_equal(traced(*inputs, *asked.values()), network(*inputs, **asked))
+def test_network_can_be_traced_by_torch_fx(name: str) -> None:
+    network, inputs, optional = network_and_inputs(name)
+    traced = torch.fx.symbolic_trace(network, concrete_args=optional)
+    assert_equal(traced(*inputs, *optional.values()), network(*inputs, **optional))
 
 
 COMPILED = (
     *("nature_cnn", "auto_inputs", "renormalized", "lstm", "actor_critic_shared", "actor_critic_recurrent"),
     *("q_network_dueling", "q_network_noisy", "policy_network", "critics", "critics_discrete"),
 )
-"""Networks that have among them every layer and every kind of output; the others are variations of them."""
+"""Networks that together contain every layer and every kind of output; the others are variations of these."""
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,13 @@ COMPILED = (
         for training in (True, False)
     ],
 )
-def test_it_compiles_whole(name: str, training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True, raising=False)  # older ones ask for it
+def test_network_compiles_into_a_single_graph(
+    name: str, training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Older versions of torch compile recurrent layers only with this flag.
+    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True, raising=False)
     torch._dynamo.reset()
-    network, inputs, asked = made(name)
+    network, inputs, optional = network_and_inputs(name)
     network.train(training)
-    expected = copy.deepcopy(network)(*inputs, **asked)
-    assert_equal(torch.compile(network, backend="eager", fullgraph=True)(*inputs, **asked), expected)
+    expected = copy.deepcopy(network)(*inputs, **optional)
+    assert_equal(torch.compile(network, backend="eager", fullgraph=True)(*inputs, **optional), expected)
