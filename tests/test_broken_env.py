@@ -40,8 +40,8 @@ def test_what_shows_before_a_run_is_wrong_input(
     [
         ("exit", ["SystemExit: 4"]),
         ("asserts", ["AssertionError", "broken_env.py", "assert self._steps < 20"]),
-        ("no_number", ["broken", "environment 0", "nan", "step 10"]),
-        ("no_end", ["inf"]),
+        ("not_a_number", ["broken", "environment 0", "nan", "step 10"]),
+        ("infinite", ["inf"]),
         ("too_large", ["-1e+39", "step 10"]),
     ],
 )
