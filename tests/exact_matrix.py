@@ -48,7 +48,7 @@ class Case:
     """A run to interrupt, and the folder of the same run without an interruption."""
 
     overrides: list[str]
-    unbroken: Path
+    uninterrupted: Path
     folder: Path
     rng: np.random.Generator
     kills: int
@@ -146,10 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{agent:<13} {task:<9} does not apply", flush=True)
                 continue
             with tempfile.TemporaryDirectory() as scratch:
-                unbroken = Path(scratch) / "unbroken"
-                labrl(*overrides, folder_override(unbroken))
+                uninterrupted = Path(scratch) / "uninterrupted"
+                labrl(*overrides, folder_override(uninterrupted))
                 for way in given.ways:
-                    case = Case(overrides, unbroken, Path(scratch) / way, rng, given.kills)
+                    case = Case(overrides, uninterrupted, Path(scratch) / way, rng, given.kills)
                     equal += report(f"{agent:<13} {task:<9} {way:<9}", WAYS[way], case)
                     total += 1
     print(f"{equal} of {total} equal to the bit")
@@ -161,8 +161,8 @@ def report(name: str, way: Callable[[Case], str], case: Case) -> bool:
     began = time.monotonic()
     try:
         where = way(case)
-        found = differences(case.unbroken, case.folder)
-        found += recorded_differences(case.unbroken, case.folder)
+        found = differences(case.uninterrupted, case.folder)
+        found += recorded_differences(case.uninterrupted, case.folder)
     except (RuntimeError, AssertionError) as error:
         where, found = "", [str(error)]
     verdict = f"DIFFERENT: {', '.join(found[:5])}" if found else "equal"

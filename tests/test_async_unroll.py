@@ -285,7 +285,9 @@ def test_run_with_an_actor_process_is_marked_inexact(
 ) -> None:
     run = tmp_path / "run"
     assert main([*CARTPOLE, f"hydra.run.dir={run}"]) == 0
-    assert capsys.readouterr().out.count("meta.async_unroll") == 1, "the output does not say once that the run is inexact"
+    assert capsys.readouterr().out.count("meta.async_unroll") == 1, (
+        "the output does not say once that the run is inexact"
+    )
     assert json.loads((run / "run.json").read_text())["inexact"] == ["meta.async_unroll"]
     assert rows(run / "session_0" / "train.csv")[-1]["opt_step"] == str((240 - 60) // 4)
 
