@@ -64,7 +64,7 @@ def evaluation(frequency: int, num_envs: int = 0, listeners: Any = (), **quota: 
 
 
 class ToyRoom:
-    """Files of a workspace of which every vector step fills the fraction `fills`."""
+    """Files of a workspace; every vector step fills the fraction `fills` of them."""
 
     def __init__(self, session: ToySession, frames_safe: int, fills: float) -> None:
         self.session, self.frames_safe, self.fills, self.marked = session, frames_safe, fills, 0

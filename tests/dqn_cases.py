@@ -75,7 +75,7 @@ def gradient_of(network: nn.Module) -> Tensor:
 
 
 def minibatches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list to which each minibatch is appended that an agent learns from."""
+    """Return a list that collects every minibatch from which an agent learns."""
     gradient, seen = Learner.gradient, []
 
     def spy(self: Learner, loss: Any, minibatch: Any, **options: Any) -> Tensor:
@@ -87,7 +87,7 @@ def minibatches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def errors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[NDArray, NDArray]]:
-    """Return a list to which the indices and errors of each update of the priorities are appended."""
+    """Return a list that collects the indices and errors of every update of the priorities."""
     update, seen = Experience.update_priorities, []
 
     def spy(self: Experience, index: NDArray, error: NDArray) -> None:
@@ -99,7 +99,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[NDArray, NDArray]]:
 
 
 def memories(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
-    """Return a list to which each replay buffer is appended when it is created."""
+    """Return a list that collects every replay buffer when it is created."""
     make, made = Replay.__init__, []
 
     def spy(self: Replay, *given: Any, **more: Any) -> None:
@@ -111,7 +111,10 @@ def memories(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
 
 
 def play(agent: DQN, clock: Clock, world: Any, steps: int) -> int:
-    """Let the agent act and learn in a `world` that has `observation` and `step`; return the updates."""
+    """Let the agent act and learn in a `world` with `observation` and `step`.
+
+    Returns the number of updates.
+    """
     updates = 0
     for _ in range(steps):
         step = world.step(agent.act(Observation(world.observation)))
@@ -203,7 +206,7 @@ class Fork:
 
 
 class Noise:
-    """Random observations, the action as reward, and episodes that terminate or are truncated at random."""
+    """A world with random observations, the action as reward, and random terminations and truncations."""
 
     def __init__(self, space: gym.Space, num_envs: int, seed: int = 0) -> None:
         self._space, self._num_envs, self._rng = space, num_envs, np.random.default_rng(seed)

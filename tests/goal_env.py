@@ -18,16 +18,16 @@ class GoalTask(gym.Env, ABC):
     """
 
     def __init__(self, steps: int, box: spaces.Box, one_by_one: bool) -> None:
-        """steps: time limit. box: space of goals. one_by_one: `compute_reward` accepts no batches."""
+        """steps: time limit. box: space of goals. one_by_one: batches of goals are an error."""
         self._limit, self._one_by_one = steps, one_by_one
         self.observation_space = spaces.Dict({"observation": box, "achieved_goal": box, "desired_goal": box})
 
     def compute_reward(self, achieved_goal: NDArray, desired_goal: NDArray, info: Any) -> Any:
-        assert not (self._one_by_one and achieved_goal.ndim > 1), "one by one, please"
+        assert not (self._one_by_one and achieved_goal.ndim > 1), "compute_reward got a batch of goals"
         return np.where(self.compute_terminated(achieved_goal, desired_goal, info), 0.0, -1.0)
 
     def compute_terminated(self, achieved_goal: NDArray, desired_goal: NDArray, info: Any) -> Any:
-        assert not (self._one_by_one and achieved_goal.ndim > 1), "one by one, please"
+        assert not (self._one_by_one and achieved_goal.ndim > 1), "compute_terminated got a batch of goals"
         return self.distance(achieved_goal, desired_goal) < 0.15
 
     def distance(self, achieved: NDArray, desired: NDArray) -> Any:

@@ -79,7 +79,7 @@ def network_of(agent: Agent) -> ActorCritic:
 
 
 def rollouts(monkeypatch: pytest.MonkeyPatch) -> list[Minibatch]:
-    """Return a list to which each rollout that an agent learns from is appended, as one minibatch."""
+    """Return a list that collects every rollout from which an agent learns, each as one minibatch."""
     prepare, seen = PolicyAgent.batch, []
 
     def spy(self: PolicyAgent, *given: Any, **more: Any) -> Minibatch:

@@ -8,7 +8,7 @@ from typing import Any
 from labrl.session.callbacks import Callback
 
 PACED = "+callbacks.paced._target_=paced.Paced"
-"""Override that adds the callback to a run that `start_labrl` starts in a subprocess."""
+"""Override that adds the callback to a run in a process that `start_labrl` starts, or in its subprocesses."""
 
 
 class Paced(Callback):

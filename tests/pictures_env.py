@@ -26,7 +26,7 @@ DRAWN: dict[str, Any] = {
 
 
 class Drawn(Walk):
-    """An environment that renders one of the images in `DRAWN`, or fails to render.
+    """An environment that renders one of `DRAWN` or images of changing sizes, or fails to render.
 
     An episode ends after at most four steps.
     """

@@ -13,10 +13,10 @@ from labrl.step import Episode, Step
 
 
 class Corridor:
-    """A corridor: the first observation shows a cue, and repeating it in the last step pays 1.
+    """A corridor that begins with a cue and pays 1 if the last action equals the cue.
 
-    No other step pays. Each environment has corridors of its own random lengths. Observations between the
-    two ends are equal, so an agent without a recurrent state is right half of the time at best.
+    No other step pays. The length of each corridor is random. All observations between the two ends are
+    equal, so an agent without a recurrent state is right half of the time at best.
     """
 
     SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)

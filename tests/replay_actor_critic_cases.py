@@ -56,7 +56,7 @@ def build(
 
 
 def made_up(action: gym.Space, size: int = 16, seed: int = 0) -> Transitions:
-    """Return a random minibatch with importance weights, positive and negative rewards, and some ends."""
+    """Return a random minibatch with importance weights, rewards of both signs and some terminations."""
     draw = torch.Generator().manual_seed(seed)
     if isinstance(action, gym.spaces.Discrete):
         actions = torch.randint(int(action.n), (size,), generator=draw)
@@ -83,7 +83,10 @@ def disturb(agent: Agent) -> None:
 
 
 def play(agent: Any, clock: Clock, world: Any, steps: int) -> int:
-    """Let the agent act and learn in a `world` that has `observation` and `step`; return the updates."""
+    """Let the agent act and learn in a `world` with `observation` and `step`.
+
+    Returns the number of updates.
+    """
     updates = 0
     for _ in range(steps):
         step = world.step(agent.act(Observation(world.observation)))

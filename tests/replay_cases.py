@@ -26,7 +26,7 @@ ACTIONS = gym.spaces.Discrete(7)
 
 
 class World:
-    """Random observations, rewards and ends of episodes; nothing repeats, so that every mistake shows."""
+    """A world with random observations, rewards and ends; nothing repeats, so that every mistake shows."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ def config_with(**changes: Any) -> dict[str, Any]:
 def rows_of(
     frames: Sequence[float], returns: Sequence[float], **columns: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """Return rows with the columns of the clock; a second is 100 frames long, an update 10 frames."""
+    """Return rows with the columns of the clock, at 100 frames per second and 10 frames per update."""
     return [
         {
             "frame": frame,

@@ -162,7 +162,7 @@ def test_subclass_of_a_space_is_treated_as_its_base_class() -> None:
     ],
     ids=["half bounded", "largest floats as bounds", "integers"],
 )
-def test_recommended_agents_accept_the_box_themselves(space: gym.Space, unfit: set[str]) -> None:
+def test_recommended_agents_are_exactly_those_that_accept_the_box(space: gym.Space, unfit: set[str]) -> None:
     boxes = {agent for agent, kinds in ACTS_IN.items() if "Box" in kinds}
     assert set(fitting_agents(space)) == boxes - unfit
     for agent in boxes:

@@ -75,7 +75,7 @@ def linear(module: nn.Module) -> list[nn.Module]:
 
 
 def gradients_at_steps(optimizer: torch.optim.Optimizer) -> list[list[Tensor]]:
-    """Return a list to which the gradients at each step of `optimizer` are appended."""
+    """Return a list that collects the gradients at every step of `optimizer`."""
     seen: list[list[Tensor]] = []
 
     def keep(*_: Any) -> None:
@@ -250,7 +250,7 @@ def copy_actor_critic(network: Any, policy: Any) -> None:
 
 
 def rollout_of(draw: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> Minibatch:
-    """Return a random rollout, and let `model` of Stable-Baselines3 learn from the same one."""
+    """Return a random rollout, and make it the one that Stable-Baselines3's `model` learns from."""
     old_value, advantage, target, old_log_prob = (torch.randn(16) for _ in range(4))
     old_log_prob = old_log_prob - 1
 

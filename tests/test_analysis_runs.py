@@ -212,7 +212,7 @@ def test_runs_are_found_once_by_folder_parent_or_glob(tmp_path: Path) -> None:
     assert names("") == ["x", "y/1", "y/0"]
     assert names("y/*", "x", "y/1") == ["y/0", "y/1", "x"]
     (tmp_path / "notes").mkdir()
-    assert names("*") == ["x", "y/1", "y/0"], "folders that are no runs were not ignored"
+    assert names("*") == ["x", "y/1", "y/0"], "a folder that is not a run was not ignored"
     for pattern in ("z*", "note*"):
         with pytest.raises(InputError) as refused:
             names(pattern)

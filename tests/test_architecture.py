@@ -206,7 +206,7 @@ def test_input_errors_have_a_code() -> None:
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "InputError"
     ]
     without = [(file, line) for file, line, keywords in raised if "code" not in keywords]
-    assert not without, "these lines do not pass code=..., one of those in labrl.errors"
+    assert not without, "these lines do not pass code=... with one of the codes in labrl.errors"
 
 
 def test_importing_an_agent_loads_few_modules() -> None:

@@ -124,7 +124,7 @@ def test_run_does_not_depend_on_delay_of_evaluation(delay: int, loop: RunFolder,
 
 
 def test_resumed_run_neither_loses_nor_repeats_rows(loop: RunFolder, tmp_path: Path) -> None:
-    """Check stops without an open evaluation, with an earlier one, with one of this frame, and with both."""
+    """Stop the run while no evaluation, an earlier one, one of the current frame, or both are pending."""
     beside = RunFolder.create(tmp_path / "run")
     for frame, delay in ((224, 3), (240, 10**6), (440, 10**6), (900, 0)):
         assert play(PPO, beside, stop_at=frame, delay=delay).interrupted
@@ -148,7 +148,7 @@ def test_evaluation_process_gives_the_same_run(loop: RunFolder, tmp_path: Path) 
 
 
 class KillsEvaluator(Callback):
-    """A callback that kills the evaluator, as a system that runs out of memory does."""
+    """A callback that kills the evaluator, as the operating system does when memory runs out."""
 
     def step(self, session: Any) -> None:
         if session.clock.frame >= 300:

@@ -286,7 +286,7 @@ def test_run_with_an_actor_process_is_marked_inexact(
     run = tmp_path / "run"
     assert main([*CARTPOLE, f"hydra.run.dir={run}"]) == 0
     assert capsys.readouterr().out.count("meta.async_unroll") == 1, (
-        "the output does not say once that the run is inexact"
+        "the output does not say exactly once that the run is inexact"
     )
     assert json.loads((run / "run.json").read_text())["inexact"] == ["meta.async_unroll"]
     assert rows(run / "session_0" / "train.csv")[-1]["opt_step"] == str((240 - 60) // 4)
@@ -342,14 +342,14 @@ def test_contradicting_options_are_rejected(overrides: list[str], code: str, key
 
 
 @pytest.mark.parametrize("override", ["meta.async_unroll=true", "meta.async_unroll={}"])
-def test_error_for_other_values_names_the_option_group(override: str) -> None:
+def test_error_for_wrong_async_unroll_value_names_the_option_group(override: str) -> None:
     with pytest.raises(InputError) as refused:
         resolve(compose(["agent=dqn", override]))
     assert all(str(mistake.key).startswith("meta.async_unroll") for mistake in refused.value.mistakes)
     assert "meta/async_unroll=" in str(refused.value)
 
 
-def test_options_are_rejected_when_it_is_off() -> None:
+def test_options_of_async_unroll_are_rejected_when_it_is_off() -> None:
     with pytest.raises(InputError) as refused:
         compose(["agent=dqn", "meta.async_unroll.queue_size=4"])
     assert refused.value.key == "meta.async_unroll.queue_size"

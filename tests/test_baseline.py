@@ -106,7 +106,7 @@ def test_measurement_is_reproducible(tmp_path: Path, cache: Path, monkeypatch: p
     assert json.loads(first.read_text())["returns"] == json.loads(second.read_text())["returns"]
 
 
-def test_file_depends_on_keys_that_change_the_return_only() -> None:
+def test_baseline_file_depends_only_on_keys_that_change_the_return() -> None:
     same = baselines.baseline_path(ENV)
     assert baselines.baseline_path({**ENV, "max_frame": 5, "num_envs": 1, "vectorization": "async"}) == same
     assert baselines.baseline_path({**ENV, "max_episode_steps": 10}) != same
@@ -153,7 +153,9 @@ def test_no_baseline_when_measuring_is_impossible(tmp_path: Path, monkeypatch: p
     assert ensure_baseline(cartpole_run(tmp_path / "b"), seconds=60) is None
 
 
-def test_command_measures_and_prints_the_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_baseline_command_measures_and_prints_the_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = cartpole_run(tmp_path / "a")
     assert main([str(run), "--seconds", "60"]) == 0
     assert Path(capsys.readouterr().out.strip()).exists()

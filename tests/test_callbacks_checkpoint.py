@@ -152,7 +152,7 @@ def test_checkpoints_are_earlier_when_files_fill_quickly(
     tmp_path: Path,
 ) -> None:
     session = ToySession(tmp_path, max_frame=80)
-    session.in_files(fills=0.1)  # ten steps of four frames, for two checkpoints
+    session.in_files(fills=0.1)  # the files hold ten steps of four frames, which two checkpoints share
     session.run(*callbacks(session))
     saved = [0, *session.saved_at]
     assert max(b - a for a, b in pairwise(saved)) == 20

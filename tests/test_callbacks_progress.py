@@ -218,7 +218,7 @@ def test_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal.lines[0].startswith("frame 100 of 10,000")
 
 
-def test_details_are_omitted_when_the_terminal_is_too_low() -> None:
+def test_details_are_omitted_when_the_terminal_is_too_short() -> None:
     terminal = Terminal(True, height=8)
     display = terminal.display(4)
     display.show([learning(index) for index in range(4)])
@@ -319,7 +319,7 @@ def test_progress_json_is_written_at_most_once_a_second(
     monkeypatch.setattr("labrl.session.callbacks.progress.time.monotonic", lambda: 100.0)
     monkeypatch.setattr("labrl.session.callbacks.progress.write_json", lambda *a, **k: written.append(a))
     ToySession(tmp_path, max_frame=4000).run(Progress(show=False))
-    assert len(written) == 2, "not written exactly at the start and at the end although no time passed"
+    assert len(written) == 2, "it was not written exactly twice, at the start and at the end"
 
 
 def test_trial_panel_shows_all_sessions_from_their_files(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_wrong_input_exits_with_2_and_writes_nothing(
 def test_sessions_that_do_not_fit_into_memory_are_rejected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Check that the sessions fit: a thousand processes made the system kill those of other users."""
+    """Check memory before starting: a thousand processes once made the system kill those of other users."""
     monkeypatch.setattr("labrl.trial.trial.memory_available", lambda: 1 << 30)
     assert main(["meta.max_session=7", *QUICK]) == WRONG_INPUT
     output = capsys.readouterr().err

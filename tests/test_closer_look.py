@@ -84,7 +84,9 @@ def test_closer_look_adds_columns_and_histograms_without_side_effects(
         actions = events.Histograms("actions")
         assert [found.step for found in actions] == [int(row["frame"]) for row in many]
         assert [sum(found.histogram_value.bucket) for found in actions] == [80] * len(actions)
-        assert len(actions[0].histogram_value.bucket) == 2, "the histogram has not one bucket for each action"
+        assert len(actions[0].histogram_value.bucket) == 2, (
+            "the histogram does not have one bucket per action"
+        )
 
 
 def test_output_histograms_exist_in_reduced_precision(tmp_path: Path) -> None:

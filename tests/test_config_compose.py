@@ -49,7 +49,11 @@ def test_defaults_are_ppo_on_cartpole() -> None:
 
 
 def pairs() -> Iterator[Any]:
-    """Yield every agent with two environments, one agent with every environment, and pairs with a preset."""
+    """Yield all pairs of an agent and an environment.
+
+    Only `make exact` runs those that are marked `matrix`: pairs without a preset, except those with CartPole,
+    Pong or agent=random.
+    """
     for agent in AGENTS:
         for env in [*ENVS, "pong"]:
             preset = any(f"{agent}_{family}" in PRESETS for family in rule()["environments"].get(env, [env]))
@@ -354,7 +358,7 @@ def test_dev_budget_with_rollouts_of_whole_episodes() -> None:
 
 
 @pytest.mark.parametrize("override", ["env.num_envs=few", "agent.horizon=long"])
-def test_dev_blames_the_key_with_the_wrong_number(override: str) -> None:
+def test_error_with_dev_names_the_key_with_the_wrong_number(override: str) -> None:
     with pytest.raises(InputError) as caught:
         composed("meta=dev", override)
     assert caught.value.key == override.partition("=")[0]
