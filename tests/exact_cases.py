@@ -98,7 +98,9 @@ def _small(agent: str, task: str) -> list[str]:
     chosen = compose(overrides).agent
     target = str(chosen["_target_"])
     if agent not in SMALL and target not in SMALL:
-        raise LookupError(f"tests/exact_cases.py: give SMALL a line for {target}, so that it is tested too")
+        raise LookupError(
+            f"tests/exact_cases.py: add overrides for {target} to SMALL, so that it is tested too"
+        )
     overrides += SMALL[agent if agent in SMALL else target]
     if chosen.get("self_imitation") is not None:
         overrides += ["agent.self_imitation.batch_size=16", "agent.self_imitation.memory.capacity=96"]

@@ -25,7 +25,7 @@ from labrl.trial.torchrun import Group, Launch
 ROWS = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
 
 
-def share(ranks: Ranks, rows: Tensor) -> Tensor:
+def slice_of(ranks: Ranks, rows: Tensor) -> Tensor:
     return rows.chunk(ranks.size)[ranks.rank]
 
 
@@ -54,17 +54,20 @@ def loss_of_rows(module: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def check_gradients_equal_those_of_whole_minibatch(ranks: Ranks, kind: type[Learner[Any]]) -> None:
     joint, alone = learner_of(kind, ranks), learner_of(kind, Ranks())
-    part = joint.gradient(mean_loss, share(ranks, ROWS)), joint.flat.gradient
+    part = joint.gradient(mean_loss, slice_of(ranks, ROWS)), joint.flat.gradient
     whole = alone.gradient(mean_loss, ROWS), alone.flat.gradient
     for found, expected in zip(part, whole, strict=True):
         torch.testing.assert_close(found, expected)
     for everyone in zip(*ranks.gathered(part), strict=True):
         assert all(torch.equal(everyone[0], other) for other in everyone), "the ranks' gradients differ"
 
-    errors, all_errors = joint.gradient(loss_of_rows, share(ranks, ROWS)), alone.gradient(loss_of_rows, ROWS)
+    errors, all_errors = (
+        joint.gradient(loss_of_rows, slice_of(ranks, ROWS)),
+        alone.gradient(loss_of_rows, ROWS),
+    )
     torch.testing.assert_close(joint.flat.gradient, alone.flat.gradient)
     torch.testing.assert_close(
-        errors[0], share(ranks, all_errors[0]), msg="a rank does not have the errors of its own rows"
+        errors[0], slice_of(ranks, all_errors[0]), msg="a rank does not have the errors of its own rows"
     )
     joint.step(0.1)
     assert len({weights.numpy().tobytes() for weights in ranks.gathered(joint.weights.clone())}) == 1
@@ -80,7 +83,7 @@ def check_moments_equal_those_of_all_samples(ranks: Ranks) -> None:
     part.ranks = ranks
     for step in range(3):
         rows = ROWS + step
-        part.update(share(ranks, rows).numpy())
+        part.update(slice_of(ranks, rows).numpy())
         whole.update(rows.numpy())
     np.testing.assert_allclose(part.mean, whole.mean)
     np.testing.assert_allclose(part.variance, whole.variance)

@@ -92,7 +92,7 @@ class Seen(NamedTuple):
     next_observation: NDArray
     terminated: bool
     cut: bool
-    first_frame: int
+    first_plane: int
     """The number of planes that had been stored before the oldest plane of the observation."""
 
 
@@ -103,7 +103,7 @@ class NaiveReplay:
         self.live, self.n_step = capacity // num_envs, n_step
         self.stack = STACK.shape[0] if space is STACK else 1
         # As ReplayConfig.capacity says: a sixteenth more planes than transitions, and those of a few steps.
-        self.frames = self.live + -(-self.live // 16) + (2 * n_step + 3) * self.stack
+        self.planes = self.live + -(-self.live // 16) + (2 * n_step + 3) * self.stack
         self.limited = space is STACK
         self.seen: list[list[Seen]] = [[] for _ in range(num_envs)]
         self.pushed = [self.stack] * num_envs
@@ -141,7 +141,7 @@ class NaiveReplay:
 
     def _whole(self, t: int, env: int) -> bool:
         seen, window = self.seen[env], self.window(t, env)
-        stored = not self.limited or seen[t].first_frame >= self.pushed[env] - self.frames
+        stored = not self.limited or seen[t].first_plane >= self.pushed[env] - self.planes
         return stored and (window[-1].cut or len(window) == self.n_step)
 
 

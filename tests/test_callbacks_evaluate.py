@@ -230,14 +230,14 @@ def actions_of(played: list[Played]) -> np.ndarray:
 
 
 def test_epsilon_is_the_probability_of_a_random_action(tmp_path: Path) -> None:
-    shares = {}
+    means = {}
     for epsilon in (0.0, 0.2, 1.0):
         session = ToySession(tmp_path / str(epsilon), max_frame=20)
         session.agent.greedy_action = lambda observation: np.zeros(len(observation.array), np.int64)
-        shares[epsilon] = actions_of(played_by(session, 50, greedy=True, epsilon=epsilon)).mean()
-    assert shares[0.0] == 0
-    assert shares[0.2] == pytest.approx(0.1, abs=0.05)
-    assert shares[1.0] == pytest.approx(0.5, abs=0.05)
+        means[epsilon] = actions_of(played_by(session, 50, greedy=True, epsilon=epsilon)).mean()
+    assert means[0.0] == 0
+    assert means[0.2] == pytest.approx(0.1, abs=0.05)
+    assert means[1.0] == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize(
