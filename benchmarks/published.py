@@ -155,7 +155,7 @@ def summary(results: Iterable[Result]) -> str:
 
 
 def _setting(run: Run) -> tuple[Any, ...]:
-    """Return environment, number of environments, frames and frequency of rows, which a cell also has."""
+    """Return the settings of a run that must equal those of its cell for a comparison."""
     env, meta = run.config.get("env", {}), run.config.get("meta", {})
     return env.get("name"), env.get("num_envs"), env.get("max_frame"), meta.get("log_frequency")
 

@@ -73,7 +73,7 @@ def from_row(cell: Cell, row: Mapping[str, str]) -> Result:
 
 
 def newer(known: Result | None, found: Result) -> Result:
-    """Return the result to keep: `found`, unless only the `known` result has a run, or a finished one."""
+    """Return `found`, or the `known` result if `found` has no run, or if only `known` has a finished run."""
     if known is None or found.verdict in COMPARED:
         return found
     return known if known.verdict in COMPARED or found.verdict == "not run" else found

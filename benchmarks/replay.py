@@ -29,7 +29,7 @@ ACTION = gym.spaces.Discrete(6)
 EPISODE = 1000
 """Number of agent steps of an episode."""
 FRAMES_KEPT = 30_000
-"""Frames that may be written after a checkpoint: three checkpoints at the default frequency."""
+"""Spare room in the files, in frames: three checkpoints at the default frequency."""
 WHOLE, SB3_DIVISOR = 1_000_000, 10
 """Number of transitions, and the divisor of this number for Stable-Baselines3.
 

@@ -1,6 +1,6 @@
 """Measure the overhead of a search: 1,000 trials of 10 ms on four machines with one storage.
 
-The machines are processes on this one, each of which runs one trial at a time. A trial is a stub, so all
+The four are processes on this machine, each of which runs one trial at a time. A trial is a stub, so all
 other time is spent in the scheduler, the study and the storage (PostgreSQL if it is installed, else SQLite).
 """
 
