@@ -1,8 +1,9 @@
-"""Speed, measured beside Stable-Baselines3 in one run and against what the machine allows.
+"""Benchmarks: labrl's speed beside Stable-Baselines3 and as a fraction of what the machine allows.
 
     make bench                                    # everything
     python -m benchmarks ppo-pong ppo-cartpole --repeats 5
 
-Every measurement runs in a process of its own, so that no thread setting, warm allocator or cached kernel
-of one reaches another. The sides take turns (A B, B A, A B), and a slow minute of the machine falls on both.
+Every measurement runs in a process of its own, so that thread settings, allocators and cached kernels of one
+do not affect another. The two sides take turns (A B, B A, A B), so that a slow minute of the machine affects
+both.
 """

@@ -26,31 +26,33 @@ CASES: dict[str, Callable[[int, bool], Report]] = {
 
 
 def main() -> None:
-    """Measure the chosen cases; print Markdown, and keep results, table and chart in a folder."""
+    """Measure the chosen cases, print them as Markdown, and update results, table and chart in a folder."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="case", help=f"{', '.join(CASES)}; all without any")
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds of each case (5)")
+    parser.add_argument("cases", nargs="*", metavar="case", help=f"{', '.join(CASES)} (default: all)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, metavar="N", help="rounds of each case (default: 5)"
+    )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FOLDER",
         default=Path("runs/bench"),
-        help="where results.json, table.md and the chart are kept and brought up to date (%(default)s)",
+        help="folder of results.json, table.md and the chart (default: %(default)s)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="only to see that it works: the numbers mean nothing"
+        "--quick", action="store_true", help="check that the cases run; the numbers mean nothing"
     )
     arguments = parser.parse_args()
     unknown = sorted(set(arguments.cases) - set(CASES))
     if unknown:
-        parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+        parser.error(f"unknown case {', '.join(unknown)} (choose from {', '.join(CASES)})")
     if arguments.repeats < 1:
         parser.error("--repeats must be at least 1")
     setting, results = describe_setting(), Results(arguments.out)
     for case in arguments.cases or CASES:
         report = CASES[case](arguments.repeats, arguments.quick)
         print(report.markdown() + "\n", flush=True)
-        # After each case, so that an interruption costs only the case it falls into.
+        # Results are written after each case, so that an interruption loses only the running case.
         results.add(report, setting, arguments.repeats)
     print(setting_line(setting))
     print(f"results: {arguments.out}")

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own."""
+"""Run measurements in processes of their own, several of them in turns."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 Measured = dict[str, Any]
-"""The result of a measurement: plain numbers by name."""
+"""The result of a measurement: numbers by name."""
 
 
 def environment() -> dict[str, str]:
-    """Variables of a measurement's process: this folder is importable, nothing is sent anywhere."""
+    """Return the environment variables of a measurement's process: importable benchmarks, no W&B."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return {**os.environ, "PYTHONPATH": path, "WANDB_MODE": "disabled"}
 
 
 def alone(module: str, **spec: Any) -> Measured:
-    """Run `python -m <module> <spec as JSON>` and return the numbers that it answered with.
+    """Run `python -m <module> <spec as JSON>` and return the numbers that it prints.
 
-    Raises RuntimeError with what the process said where it failed.
+    Raises RuntimeError with the output of the process if it fails.
     """
     command = [sys.executable, "-m", module, json.dumps(spec)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True)
@@ -35,16 +35,17 @@ def alone(module: str, **spec: Any) -> Measured:
 
 
 def answer(measure: Callable[..., Measured]) -> None:
-    """Measure what was asked for and print it as the last line, when such a module is run."""
+    """Call `measure` with the arguments given as JSON on the command line, and print the result as JSON."""
     print("\n" + json.dumps(measure(**json.loads(sys.argv[1]))))
 
 
 def take_turns(
     measures: dict[str, Callable[[int], Measured]], repeats: int, title: str
 ) -> dict[str, list[Measured]]:
-    """Make every measurement once a round, for `repeats` rounds: A B C, C B A, A B C, and so on.
+    """Make every measurement once per round in alternating order: A B C, C B A, A B C, and so on.
 
-    measures: by name, each called with the number of the round. Progress goes to the standard error.
+    measures: functions by name, called with the number of the round. repeats: number of rounds. Progress is
+    printed to the standard error.
     """
     results: dict[str, list[Measured]] = {name: [] for name in measures}
     for round_ in range(repeats):

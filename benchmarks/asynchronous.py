@@ -1,4 +1,4 @@
-"""Measure the gain of evaluating and acting beside training where an environment step takes 5 ms."""
+"""Measure the gain of asynchronous evaluation and acting in an environment whose step takes 5 ms."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from benchmarks.labrl_side import train
 from benchmarks.report import Ratio, Report, Row
 
 SECONDS, LENGTH = 0.005, 200
-"""Seconds of a step; steps of an episode."""
+"""Seconds of a step, and steps of an episode."""
 PERIOD, PERIODS = 400, 5
-"""Frames from one evaluation to the next, which plays an episode; how many periods, of which one warms up."""
+"""Frames between two evaluations of one episode each, and the number of such periods.
+
+The first period is a warm-up.
+"""
 
 ENV = [
     "env=gymnasium",
@@ -35,36 +38,47 @@ AGENTS = {
         "agent.memory.capacity=10000",
     ],
 }
-EVALUATION, BESIDE, ACTOR = ["meta.rigorous_eval=1"], ["meta.async_eval=true"], ["meta/async_unroll=on"]
+EVALUATION, ASYNC_EVALUATION = ["meta.rigorous_eval=1"], ["meta.async_eval=true"]
+ACTOR = ["meta/async_unroll=on"]
 VARIANTS: dict[str, tuple[str, list[str]]] = {
     "PPO, no evaluation": ("PPO", []),
     "PPO, evaluated in the loop": ("PPO", EVALUATION),
-    "PPO, evaluated beside": ("PPO", [*EVALUATION, *BESIDE]),
+    "PPO, evaluated in a separate process": ("PPO", [*EVALUATION, *ASYNC_EVALUATION]),
     "DQN, no evaluation": ("DQN", []),
-    "DQN, no evaluation, an actor": ("DQN", ACTOR),
+    "DQN, with an actor, no evaluation": ("DQN", ACTOR),
     "DQN, evaluated in the loop": ("DQN", EVALUATION),
-    "DQN, evaluated beside, an actor": ("DQN", [*EVALUATION, *BESIDE, *ACTOR]),
+    "DQN, with an actor, evaluated in a separate process": ("DQN", [*EVALUATION, *ASYNC_EVALUATION, *ACTOR]),
 }
 GAINS = {
-    "evaluation beside / in the loop (PPO)": ("PPO, evaluated beside", "PPO, evaluated in the loop"),
-    "evaluation beside / none (PPO)": ("PPO, evaluated beside", "PPO, no evaluation"),
-    "an actor / none (DQN)": ("DQN, no evaluation, an actor", "DQN, no evaluation"),
-    "both beside / both in the loop (DQN)": ("DQN, evaluated beside, an actor", "DQN, evaluated in the loop"),
+    "evaluation in a separate process / in the loop (PPO)": (
+        "PPO, evaluated in a separate process",
+        "PPO, evaluated in the loop",
+    ),
+    "evaluation in a separate process / none (PPO)": (
+        "PPO, evaluated in a separate process",
+        "PPO, no evaluation",
+    ),
+    "with an actor / without (DQN)": ("DQN, with an actor, no evaluation", "DQN, no evaluation"),
+    "both in separate processes / both in the loop (DQN)": (
+        "DQN, with an actor, evaluated in a separate process",
+        "DQN, evaluated in the loop",
+    ),
 }
 
 
 def run(repeats: int, quick: bool) -> Report:
-    """Frames per second with and without, taking turns."""
+    """Measure the frames per second of all variants in turns."""
     periods = 2 if quick else PERIODS
     measures: dict[str, Callable[[int], Measured]] = {
         name: partial(_measured, agent=agent, overrides=overrides, periods=periods)
         for name, (agent, overrides) in VARIANTS.items()
     }
-    results = take_turns(measures, repeats, "Beside training")
+    results = take_turns(measures, repeats, "Asynchronous")
     fps = {name: [m["fps"] for m in measured] for name, measured in results.items()}
     return Report(
         "async",
-        f"Beside training: steps of {1000 * SECONDS:g} ms, an episode of {LENGTH} every {PERIOD} frames",
+        f"Asynchronous evaluation and acting: steps of {1000 * SECONDS:g} ms, "
+        f"evaluation of an episode of {LENGTH} steps every {PERIOD} frames",
         [Row(name, values, "frames/s") for name, values in fps.items()],
         [Ratio.paired(gain, fps[with_], fps[without]) for gain, (with_, without) in GAINS.items()],
     )
@@ -75,7 +89,7 @@ def _measured(round_: int, agent: str, overrides: list[str], periods: int) -> Me
 
 
 def measure(agent: str, overrides: list[str], periods: int, seed: int) -> Measured:
-    """Frames per second after the first period."""
+    """Measure the frames per second after the first period."""
     frequencies = [f"meta.log_frequency={PERIOD}", f"meta.eval_frequency={PERIOD}"]
     budget = [f"env.max_frame={periods * PERIOD}", f"seed={seed}", "meta.device=cpu"]
     budget += ["meta.report=false", "meta.videos=false"]

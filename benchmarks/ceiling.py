@@ -1,10 +1,11 @@
-"""Two ceilings of the frames per second of a problem on this machine.
+"""Two upper limits on the frames per second of a problem on this machine.
 
-Eager: environments, acting and learning, each alone and in the fastest form that PyTorch's eager mode has.
-`composition` adds them up to the time that one frame would take if nothing else cost anything: no storage, no
-minibatches, no advantages, no optimizer, no logging, and no two of the parts at once.
+Eager ceiling: environments, acting and learning are measured alone, each in the fastest form of PyTorch's
+eager mode. `composition` adds them up to the time that a frame would take if nothing else took time (storage,
+minibatches, advantages, optimizer, logging) and no two parts ran at once.
 
-Arithmetic: the floating-point operations of acting and learning at the speed of a large product of matrices.
+Arithmetic ceiling: the floating-point operations of acting and learning at the speed at which large matrices
+are multiplied.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from labrl.spaces import Spaces
 from labrl.trial.devices import keep_freed_memory
 
 MATRIX = 1024
-"""Rows and columns of the matrices whose product is timed."""
+"""Number of rows and columns of the matrices whose product is timed."""
 
 WARM_UP = 0.2
-"""Share of the measured time that is spent before it."""
+"""Warm-up time as a fraction of the measured time."""
 
 Variant = dict[str, int | str]
-"""Number of environment threads, or torch threads, gradient workers and precision."""
+"""Number of environment threads, or number of torch threads and gradient workers, and precision."""
 
 Outputs = Tensor | tuple[Tensor | None, ...]
 """Outputs of a network."""
@@ -56,34 +57,35 @@ class _Observations(Columns):
 
 
 def variants(part: str, precisions: list[str], cores: int) -> list[Variant]:
-    """The ways in which a part may be fastest on this many cores."""
+    """Return the variants of a part of which one is fastest on a machine with this many cores."""
     counts = sorted({1, cores})
     if part == "env":
         return [{"threads": n} for n in counts]
-    shares = [(1, 1), (cores, 1), (1, cores)] if cores > 1 else [(1, 1)]
+    pairs = [(1, 1), (cores, 1), (1, cores)] if cores > 1 else [(1, 1)]
     if part == "matrices":
-        shares = [(n, 1) for n in counts]
+        pairs = [(n, 1) for n in counts]
     return [
         {"threads": threads, "workers": workers, "precision": precision}
-        for threads, workers in shares
+        for threads, workers in pairs
         for precision in precisions
     ]
 
 
 def composition(problem: Problem, env: float, act: float, gradient: float, bootstrap: float = 0.0) -> float:
-    """Frames per second from the seconds of each part.
+    """Compute frames per second from the seconds of each part.
 
-    env: a frame; act: a frame's share of a forward pass over all environments; gradient: a sample's share of
-    a forward and backward pass over a minibatch; bootstrap: of a forward pass alone.
+    env: seconds of an environment step per frame. act: of a forward pass over all environments per frame.
+    gradient: of a forward and backward pass over a minibatch per sample. bootstrap: of a forward pass over a
+    minibatch per sample.
     """
     sample = gradient + problem.bootstraps_per_sample * bootstrap
     return 1 / (env + act + problem.samples_per_frame * sample)
 
 
 def arithmetic(problem: Problem, forward: float, gradient: float, speed: float) -> float:
-    """Frames per second at `speed` operations per second.
+    """Compute frames per second at `speed` operations per second.
 
-    forward: operations of a forward pass of one observation; gradient: of a forward and backward pass.
+    forward: operations of a forward pass of one observation. gradient: of a forward and backward pass.
     """
     sample = gradient + problem.bootstraps_per_sample * forward
     return speed / (forward + problem.samples_per_frame * sample)
@@ -98,10 +100,11 @@ def measure(
     precision: str = "fp32",
     compiled: bool = False,
 ) -> Measured:
-    """Seconds of one part for each frame (env, act), sample (gradient, bootstrap) or operation (matrices).
+    """Measure the seconds of a part of the problem.
 
-    Of `operations`, their numbers instead: in a forward pass, and in a forward and backward pass. compiled:
-    by torch.compile, which takes its time before what is measured.
+    They are per frame (env, act), sample (gradient, bootstrap) or operation (matrices). The part `operations`
+    returns the number of operations instead, in a forward pass and in a forward and backward pass. compiled:
+    use torch.compile; compiling is not included in the time.
     """
     chosen = problem_of(problem)
     config = resolve(compose([*chosen.overrides(), "seed=0"]))
@@ -122,8 +125,11 @@ def measure(
 
 
 def _env(problem: Problem, env: VectorEnv, seconds: float) -> float:
-    """Seconds of stepping alone for each frame, whoever chose the actions, once all have ended an episode:
-    by then a second emulator has been made for each game, which is never done again."""
+    """Measure the seconds of environment steps per frame, without choosing actions.
+
+    The measurement begins when every environment has ended an episode, because each game creates a second
+    emulator then, which happens only once.
+    """
     rng = np.random.default_rng(0)
     observation = env.reset()
     spent, frames, begin = 0.0, 0, time.perf_counter()
@@ -142,7 +148,7 @@ def _env(problem: Problem, env: VectorEnv, seconds: float) -> float:
 
 
 def _actions(problem: Problem, env: VectorEnv, observation: NDArray, rng: np.random.Generator) -> NDArray:
-    """Random, but on CartPole those of a player who does not fall: resets would make the ceiling too low."""
+    """Draw random actions, but balance the pole on CartPole, where resets would make the ceiling too low."""
     if problem.env != "cartpole":
         return uniform_actions(env.action_space, env.num_envs, rng)
     return (observation[:, 2] + 0.5 * observation[:, 3] > 0).astype(np.int64)
@@ -159,7 +165,10 @@ def _network(
     precision: str,
     compiled: bool,
 ) -> float:
-    """Seconds of a forward pass, or of forward and backward (gradient), for each of `count` observations."""
+    """Measure the seconds of a forward pass over `count` observations, per observation.
+
+    The part `gradient` includes the backward pass.
+    """
     compute = dataclasses.replace(Compute.choose("cpu", precision, workers), compiled=compiled)
     agent, spaces = _agent(config, env, compute)
     network = agent.modules()[problem.network]
@@ -169,12 +178,12 @@ def _network(
     observations = _observations(network, env, count)
     minibatch = _Observations(torch.from_numpy(observations))
     policy_alone = isinstance(network, ActorCritic) and not network.shared
-    asked: dict[str, Any] = {"value": False} if policy_alone else {}
+    options: dict[str, Any] = {"value": False} if policy_alone else {}
 
     if part == "gradient":
         spent = _repeat(lambda: learner.gradient(_loss, minibatch), seconds)
     else:
-        spent = _repeat(lambda: learner.forward(observations, **asked), seconds)
+        spent = _repeat(lambda: learner.forward(observations, **options), seconds)
     learner.close()
     agent.close()
     return spent / count
@@ -186,7 +195,7 @@ def _agent(config: TrialConfig, env: VectorEnv, compute: Compute) -> tuple[Any, 
 
 
 def _loss(network: Callable[..., Outputs], part: _Observations) -> tuple[Tensor, Tensor]:
-    """Return a loss of every output, of which little is to be computed beside the network."""
+    """Return a loss that depends on every output and costs little beside the network."""
     outputs = network(part.observation)
     tensors = [outputs] if isinstance(outputs, Tensor) else [each for each in outputs if each is not None]
     mean = torch.stack([output.square().mean() for output in tensors]).sum()
@@ -194,7 +203,7 @@ def _loss(network: Callable[..., Outputs], part: _Observations) -> tuple[Tensor,
 
 
 def _operations(problem: Problem, config: TrialConfig, env: VectorEnv) -> Measured:
-    """Count the floating-point operations of the products of matrices and the convolutions."""
+    """Count the floating-point operations of matrix products and convolutions."""
     agent, _ = _agent(config, env, Compute.choose("cpu", "fp32", 1))
     network = agent.modules()[problem.network]
     batch = _Observations(torch.from_numpy(_observations(network, env, problem.batch_size)))
@@ -210,14 +219,14 @@ def _operations(problem: Problem, config: TrialConfig, env: VectorEnv) -> Measur
 
 
 def _matrices(seconds: float, precision: str) -> float:
-    """Seconds of a floating-point operation in a product of large matrices."""
+    """Measure the seconds of a floating-point operation in a product of large matrices."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     left, right, product = (torch.rand(MATRIX, MATRIX, dtype=dtype) for _ in range(3))
     return _repeat(lambda: torch.mm(left, right, out=product), seconds) / (2 * MATRIX**3)
 
 
 def _observations(network: nn.Module, env: VectorEnv, count: int) -> NDArray:
-    """`count` observations of a random player, laid out as the network reads them. [count, *obs]"""
+    """Collect `count` observations with random actions, in the network's memory layout. [count, *obs]"""
     rng = np.random.default_rng(0)
     collected = [env.reset()]
     while len(collected) * env.num_envs < count:
@@ -228,7 +237,7 @@ def _observations(network: nn.Module, env: VectorEnv, count: int) -> NDArray:
 
 
 def _repeat(work: Callable[[], object], seconds: float) -> float:
-    """Mean seconds of a call, over at least `seconds` of calls after a warm-up."""
+    """Measure the mean seconds of a call over at least `seconds`, after a warm-up."""
     begin = time.perf_counter()
     while time.perf_counter() - begin < WARM_UP * seconds:
         work()

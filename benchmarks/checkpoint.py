@@ -1,4 +1,4 @@
-"""Measure the cost of a checkpoint and of a resume: PPO, and DQN with a replay buffer in files and in RAM."""
+"""Measure the cost of checkpoints and resumes of PPO and of DQN with a replay buffer in files or in RAM."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from labrl.trial.devices import available_cpus, keep_freed_memory
 from labrl.trial.worker import restored_session
 
 SAVES = 7
-"""Checkpoints that are timed, after a first one."""
+"""Number of checkpoints that are timed, after a first one that is not."""
 SAVES_OF_RAM = 1
-"""The same where each of them writes the whole replay buffer."""
+"""Number of timed checkpoints when each of them writes the whole replay buffer."""
 
 OVERRIDES = {
-    # Frequent, so that the rollout is caught at every stage; how well it learns does not matter.
+    # Checkpoints are frequent, so that they fall into every stage of a rollout.
     "ppo": ["agent=ppo", "agent.epochs=1", "agent.batch_size=512", "meta.log_frequency=448"],
-    # Nothing is learned: sampling writes nothing.
+    # The agent does not learn before the last checkpoint. Learning would only sample, which writes no files.
     "dqn": ["agent=dqn", "agent.memory.storage=mmap"],
     "dqn in RAM": ["agent=dqn", "agent.memory.storage=ram"],
 }
@@ -50,7 +50,7 @@ TITLES = {
 
 
 def run(repeats: int, quick: bool) -> Report:
-    """Both agents, taking turns. quick: so small that the numbers mean nothing."""
+    """Measure all agents in turns. quick: use a small replay buffer; the numbers mean nothing then."""
     capacity = WHOLE // 500 if quick else WHOLE
     spec: dict[str, Any] = {"capacity": capacity, "frequency": 64 if quick else 10_000}
     measures: dict[str, Callable[[int], Measured]] = {
@@ -61,10 +61,10 @@ def run(repeats: int, quick: bool) -> Report:
     for name, measured in results.items():
         title = TITLES[name].format(capacity=capacity)
         rows += [
-            Row(f"**{title}**: a checkpoint, median", [1e3 * m["save"] for m in measured], "ms"),
-            Row("the longest of them", [1e3 * m["longest"] for m in measured], "ms"),
-            Row("resume: load, and replay the episodes under way", [m["resume"] for m in measured], "s"),
-            Row("largest memory of a process that resumes", [m["peak"] / 1e9 for m in measured], "GB"),
+            Row(f"**{title}**: median time of a checkpoint", [1e3 * m["save"] for m in measured], "ms"),
+            Row("longest time of a checkpoint", [1e3 * m["longest"] for m in measured], "ms"),
+            Row("resume: load, and repeat the running episodes", [m["resume"] for m in measured], "s"),
+            Row("peak memory of a resuming process", [m["peak"] / 1e9 for m in measured], "GB"),
             Row("size of a checkpoint", [m["bytes"] / 1e6 for m in measured], "MB"),
         ]
     return Report("checkpoint", "Checkpoints and resume", rows)
@@ -75,7 +75,7 @@ def _measured(round_: int, **spec: Any) -> Measured:
 
 
 class Timed:
-    """Replaces a checkpoint's `_save`: times it, ends the session after a first one and `count` others."""
+    """A replacement for a checkpoint's `_save` that times it and ends the session after 1 + `count` saves."""
 
     def __init__(self, checkpoint: Checkpoint, interruption: Interruption, count: int) -> None:
         self.seconds: list[float] = []
@@ -90,9 +90,9 @@ class Timed:
 
 
 def measure(agent: str, capacity: int, frequency: int, seed: int, folder: str | None = None) -> Measured:
-    """Seconds of the saves and of a resume, bytes of a checkpoint and of memory.
+    """Measure the seconds of saves and of a resume, and the bytes of a checkpoint and of memory.
 
-    folder: of a run to resume, None to begin one and to resume it in a process of its own.
+    folder: the run folder to resume; None starts a run and resumes it in another process.
     """
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -139,9 +139,9 @@ def _resumed(config: TrialConfig, folder: SessionFolder) -> Measured:
 
 
 class Peak:
-    """Watches the memory of this process inside a `with` block.
+    """Record the peak memory of this process inside a `with` block.
 
-    Pages of files that are only read do not count: the system takes them back when it needs room.
+    Pages of files that are only read do not count, because the system reclaims them when it needs memory.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Peak:
 
 
 def _fill(session: Session, capacity: int) -> None:
-    """Let the memory be full of made-up episodes, the last of which ends where the session begins."""
+    """Fill the replay buffer with artificial episodes, the last of which ends where the session begins."""
     agent: Any = session.agent
     observation = fill(agent.experience.memory.add, capacity, seed=0)[1]
     first = session.transforms.collected(session.env.reset())

@@ -1,5 +1,4 @@
-"""Measure the gain of torch.compile (`meta.compile`) for acting and gradients, of a small network and
-Atari's."""
+"""Measure the gain of torch.compile (`meta.compile`) for acting and gradients on CartPole and Pong."""
 
 from __future__ import annotations
 
@@ -13,21 +12,24 @@ SECONDS = 4.0
 """Seconds of each measurement, after compilation."""
 
 NETWORKS = {"cartpole": ["fp32"], "pong": ["fp32", "bf16"]}
-"""Problems whose networks are measured, and in which precision."""
+"""Problems whose networks are measured, with the precisions."""
 
 PARTS = {"act": "acting for all environments", "gradient": "forward and backward over a minibatch"}
 
 
 def run(repeats: int, quick: bool) -> Report:
-    """Each with and without, taking turns, one thread. quick: so short that the numbers mean nothing."""
+    """Measure each network with and without torch.compile in turns, on one thread.
+
+    quick: measure for a moment only; the numbers mean nothing then.
+    """
     seconds = 0.05 if quick else SECONDS
     measures: dict[str, Callable[[int], Measured]] = {}
     titles: dict[str, tuple[str, str]] = {}
     for problem, precisions in NETWORKS.items():
         for precision in precisions:
-            for part, told in PARTS.items():
-                title = f"{problem}, {precision}: {told}"
-                titles[title] = (f"{title}, as it is", f"{title}, compiled")
+            for part, description in PARTS.items():
+                title = f"{problem}, {precision}: {description}"
+                titles[title] = (f"{title}, not compiled", f"{title}, compiled")
                 for compiled, name in enumerate(titles[title]):
                     measures[name] = partial(
                         _measured, f"ppo-{problem}", part, precision, bool(compiled), seconds
@@ -38,7 +40,7 @@ def run(repeats: int, quick: bool) -> Report:
     gains = [
         Ratio.paired(title, rates[compiled], rates[plain]) for title, (plain, compiled) in titles.items()
     ]
-    return Report("compile", "torch.compile, times as fast as without", rows, gains)
+    return Report("compile", "torch.compile, speed relative to uncompiled networks", rows, gains)
 
 
 def _measured(

@@ -1,4 +1,7 @@
-"""Runs of fewer frames than the published ones, with their curves: no claim beyond what was run."""
+"""Runs on the results page that are not compared with published scores, with their curves.
+
+The texts and titles below appear in docs/results.md, which `python -m benchmarks.results --minutes 0` writes.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,19 @@ from labrl.analysis.runs import Run
 
 @dataclass(frozen=True)
 class Chapter:
-    """A part of the page about runs of one kind of environment."""
+    """A chapter of the results page about a group of runs."""
 
     name: str
-    """Name of the file of its numbers."""
+    """Name of the file that records its numbers."""
     title: str
     text: str
-    """What was run, and what the columns mean."""
+    """Explanation of the runs and the columns."""
     overrides: Mapping[str, list[str]]
-    """Overrides that train each run, by `<environment>_<agent>`."""
+    """Overrides of each run, by its name `<environment>_<agent>`."""
     with_curves: bool = True
     """Whether the page shows the curve of each run."""
     evaluated: bool = False
-    """Whether returns are those of evaluation episodes: runs that only learn from data play no others."""
+    """Whether returns are those of evaluation episodes, as in runs that learn from data only."""
 
 
 ATARI = Chapter(
@@ -117,7 +120,7 @@ training episodes.""",
 )
 
 COLLECTED = "pendulum_collected_sac"
-"""The run whose replay buffer the agents of OFFLINE learn from."""
+"""The run from whose replay buffer the agents of OFFLINE learn."""
 
 OFFLINE = Chapter(
     name="offline",
@@ -149,16 +152,16 @@ is the mean over the 20 episodes of the last evaluation.""",
 CHAPTERS = (ATARI, MUJOCO, PAIRS, OFFLINE, KERNELS)
 
 _TEXTS = ("environment", "agent", "further overrides")
-"""Columns that are aligned to the left."""
+"""Columns of text, which are aligned to the left."""
 
 OVERRIDES = {name: overrides for chapter in CHAPTERS for name, overrides in chapter.overrides.items()}
-"""Overrides that train each run, by name."""
+"""Overrides of each run of all chapters, by its name."""
 
 
 def section(chapter: Chapter, runs: Mapping[str, Run], pictures: Path) -> str:
-    """Return the part of the page about the runs of a chapter, by name, and those on record in `pictures`.
+    """Return the text of a chapter about the given runs and those recorded in the folder `pictures`.
 
-    Draws their curves into `pictures` and puts them on record. '' where there is none.
+    Records the numbers of the given runs and draws their curves in `pictures`. Returns '' without any run.
     """
     file = pictures / f"{chapter.name}.csv"
     rows: dict[str, Mapping[str, Any]] = {**record.read(file)}
@@ -222,12 +225,12 @@ def _row(name: str, run: Run, evaluated: bool) -> dict[str, Any]:
 
 
 def _numbers(returns: str) -> str:
-    """Write the returns of the sessions, '16.65 12.1', as '16.6, 12.1'."""
+    """Format the returns of the sessions, '16.65 12.1', as '16.6, 12.1'."""
     return ", ".join(f"{float(each):,.1f}" for each in returns.split())
 
 
 def _mean(returns: str) -> str:
-    """Write the mean over the sessions with its 95 % bootstrap interval; '' for fewer than three sessions."""
+    """Format the mean over sessions with its 95 % bootstrap interval; '' for fewer than three sessions."""
     scores = np.array([float(each) for each in returns.split()])
     if len(scores) < 3:
         return ""
@@ -240,7 +243,7 @@ def _as_code(overrides: str) -> str:
 
 
 def _draw(name: str, run: Run, pictures: Path) -> None:
-    """Draw the returns of `run` over frames."""
+    """Draw the returns of `run` over frames as SVG in `pictures`."""
     pictures.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         build_comparison([run], Path(folder))

@@ -1,4 +1,4 @@
-"""labrl as its user runs it: the whole trial, with logging, evaluation, checkpoints and TensorBoard."""
+"""Time labrl as users run it: a whole trial with logging, evaluation, checkpoints and TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from benchmarks.problems import problem_of
 
 
 def train(overrides: list[str]) -> tuple[Path, list[dict[str, float]]]:
-    """Run one trial of one session. Returns its session's folder and the rows of its training table.
+    """Run a trial of one session. Return the folder of the session and the rows of its training table.
 
-    Raises RuntimeError where the trial failed.
+    Raises RuntimeError if the trial fails.
     """
     folder = Path(tempfile.mkdtemp(prefix="labrl-bench-")) / "run"
     result = labrl.train([*overrides, "meta.max_session=1", "wandb=disabled", f"hydra.run.dir={folder}"])
@@ -27,9 +27,9 @@ def train(overrides: list[str]) -> tuple[Path, list[dict[str, float]]]:
 
 
 def measure(problem: str, num_envs: int, rows: int, frames_per_row: int, seed: int) -> Measured:
-    """Frames per second of training over `rows` rows of the table, after the warm-up."""
+    """Measure the frames per second over `rows` rows of the training table, after the warm-up."""
     chosen = problem_of(problem, num_envs)
-    before = -(-chosen.warm_up // frames_per_row)  # rows until it learns
+    before = -(-chosen.warm_up // frames_per_row)  # rows of the warm-up
     _, table = train(
         [
             *chosen.overrides(),

@@ -1,4 +1,4 @@
-"""Measure the cost of logging, evaluating and checkpointing: `meta=fast_atari` beside a run without them."""
+"""Measure the cost of logging, evaluation and checkpoints: `meta=fast_atari` beside a run without them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FRAMES = 40_960
 
 
 def run(repeats: int, quick: bool) -> Report:
-    """Seconds with and without, taking turns, and the share that the run itself says callbacks took."""
+    """Measure the seconds with and without them in turns, and the fraction of time spent in callbacks."""
     frames = 4096 if quick else FRAMES
     results = take_turns(
         {
@@ -25,22 +25,22 @@ def run(repeats: int, quick: bool) -> Report:
         "Overhead",
     )
     seconds = {name: [m["wall"] for m in measured] for name, measured in results.items()}
-    shares = [100 * m["callbacks"] / m["wall"] for m in results["with"]]
+    fractions = [100 * m["callbacks"] / m["wall"] for m in results["with"]]
     extra = [100 * (a / b - 1) for a, b in zip(seconds["with"], seconds["without"], strict=True)]
     return Report(
         "overhead",
-        f"Cost of logging, evaluating and checkpointing (Pong, {frames:,} frames)",
+        f"Cost of logging, evaluation and checkpoints (Pong, {frames:,} frames)",
         [
             Row("meta=fast_atari", seconds["with"], "s"),
-            Row("neither rows nor checkpoints before the end", seconds["without"], "s"),
-            Row("share of the time spent in callbacks", shares, "%"),
-            Row("more time than without", extra, "%"),
+            Row("no rows or checkpoints before the end", seconds["without"], "s"),
+            Row("fraction of time spent in callbacks", fractions, "%"),
+            Row("additional time", extra, "%"),
         ],
     )
 
 
 def measure(quiet: bool, frames: int, seed: int) -> Measured:
-    """Seconds of the whole training loop. quiet: nothing is due before the end."""
+    """Measure the seconds of the training loop. quiet: write no row and no checkpoint before the end."""
     note = Path(tempfile.mkdtemp(prefix="labrl-bench-")) / "probe.json"
     overrides = ["meta=fast_atari", "env=pong", f"env.max_frame={frames}", f"seed={seed}", "meta.device=cpu"]
     overrides += ["+callbacks.probe._target_=benchmarks.probe.Probe", f"+callbacks.probe.path={note}"]

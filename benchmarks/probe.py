@@ -1,4 +1,4 @@
-"""A callback that notes when things happened and where the time went."""
+"""A callback that records when training began and how much time each phase took."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labrl.session.callbacks.callback import Callback, SessionView
 
 
 class Probe(Callback):
-    """Writes JSON to `path`: when the first step and update were (seconds since the epoch), time by phase."""
+    """Write the times of the first step and update (seconds since the epoch) and of each phase as JSON."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)

@@ -1,4 +1,4 @@
-"""The learning problems that both libraries are timed on, with one set of hyperparameters for both."""
+"""The learning problems on which both libraries are timed, with the same hyperparameters for both."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Problem(ABC):
-    """One agent on one environment."""
+    """An agent in an environment."""
 
     agent: str
     """Name of the labrl agent."""
     env: str
     """Name of the labrl environment."""
     gym_id: str = "CartPole-v1"
-    """Id in Gymnasium, unless it is a game."""
+    """Id in Gymnasium; not used for Atari games."""
     title: str
     network: str
-    """Name, among the modules of labrl's agent, of the network that acts and learns."""
+    """Name of the network that acts and learns, among the modules of labrl's agent."""
     atari: bool = False
     num_envs: int = 8
     lr: float
@@ -26,28 +26,28 @@ class Problem(ABC):
     batch_size: int
     max_grad_norm: float | None
     warm_up: int
-    """Frames before those that are timed; by then it learns."""
+    """Number of frames before the timed ones, after which the agent learns."""
     frames_per_row: int
-    """Frames between two rows of labrl's table, a multiple of what lies between two phases of learning."""
+    """Number of frames between two rows of labrl's table, a multiple of the frames per update phase."""
     rows: int
-    """Rows of labrl's training table that are timed."""
+    """Number of rows of labrl's training table that are timed."""
     sb3_frames: int
-    """Frames of Stable-Baselines3 that are timed."""
+    """Number of frames of Stable-Baselines3 that are timed."""
     also_num_envs: tuple[int, ...] = ()
-    """Numbers of environments with which labrl is timed beside."""
+    """Other numbers of environments with which labrl is timed."""
 
     @property
     @abstractmethod
     def samples_per_frame(self) -> float:
-        """Samples of minibatches in the updates of a frame."""
+        """Number of minibatch samples that are learned from per frame."""
 
     @property
     def bootstraps_per_sample(self) -> float:
-        """Forward passes without a gradient for each of these samples."""
+        """Number of forward passes without gradients per such sample."""
         return 0.0
 
     def overrides(self) -> list[str]:
-        """The same as overrides of labrl's command line; `preset=none` keeps labrl's own tuning out."""
+        """Return the overrides of the problem; `preset=none` excludes labrl's own tuning."""
         return [
             f"agent={self.agent}",
             f"env={self.env}",
@@ -63,7 +63,7 @@ class Problem(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PPOProblem(Problem):
-    """PPO: several epochs over each rollout."""
+    """PPO, which makes several epochs over each rollout."""
 
     agent: str = "ppo"
     network: str = "actor_critic"
@@ -78,11 +78,11 @@ class PPOProblem(Problem):
 
     @property
     def samples_per_frame(self) -> float:
-        """Each frame is learned from once in each epoch."""
+        """Number of epochs, in each of which each frame is learned from once."""
         return self.epochs
 
     def overrides(self) -> list[str]:
-        """The options of PPO, too."""
+        """Return the overrides including the options of PPO."""
         return [
             *super().overrides(),
             f"agent.horizon={self.horizon}",
@@ -96,7 +96,7 @@ class PPOProblem(Problem):
 
 @dataclass(frozen=True, kw_only=True)
 class A2CProblem(Problem):
-    """A2C: one update on each short rollout, the whole of which is the batch."""
+    """A2C, which makes one update on each short rollout."""
 
     agent: str = "a2c"
     network: str = "actor_critic"
@@ -107,11 +107,11 @@ class A2CProblem(Problem):
 
     @property
     def samples_per_frame(self) -> float:
-        """Each frame is learned from once."""
+        """Return 1, because each frame is learned from once."""
         return 1
 
     def overrides(self) -> list[str]:
-        """The options of A2C; its batch follows from the horizon."""
+        """Return the overrides including the options of A2C, whose batch is the whole rollout."""
         return [
             *(override for override in super().overrides() if not override.startswith("agent.batch_size=")),
             f"agent.horizon={self.horizon}",
@@ -122,7 +122,7 @@ class A2CProblem(Problem):
 
 @dataclass(frozen=True, kw_only=True)
 class DQNProblem(Problem):
-    """DQN: a minibatch from replay every so many frames."""
+    """DQN, which learns from a minibatch of the replay buffer every `frames_per_update` frames."""
 
     agent: str = "dqn"
     network: str = "q_network"
@@ -131,24 +131,24 @@ class DQNProblem(Problem):
     frames_per_update: int
     capacity: int
     epsilon: float
-    """Constant, so that every timed frame costs the same."""
+    """Probability of random actions; constant, so that every timed frame costs the same."""
     target_every: int
-    """Frames between copies to the target network."""
+    """Number of frames between two updates of the target network."""
     hidden: tuple[int, ...] = ()
-    """Units of the layers, for vectors."""
+    """Units of the hidden layers, for vector observations."""
 
     @property
     def samples_per_frame(self) -> float:
-        """A minibatch every `frames_per_update` frames."""
+        """Batch size divided by the number of frames per update."""
         return self.batch_size / self.frames_per_update
 
     @property
     def bootstraps_per_sample(self) -> float:
-        """The target network on the next observation."""
+        """Return 1, for the target network on the next observation."""
         return 1
 
     def overrides(self) -> list[str]:
-        """The options of DQN, too."""
+        """Return the overrides including the options of DQN."""
         return [
             *super().overrides(),
             f"agent.updates_per_frame=1/{self.frames_per_update}",
@@ -162,7 +162,7 @@ class DQNProblem(Problem):
 
 @dataclass(frozen=True, kw_only=True)
 class ActorCriticProblem(Problem):
-    """SAC or TD3: an update of a minibatch at every frame, policy and critics of the same size."""
+    """SAC or TD3 with an update at every frame, and with policy and critics of the same size."""
 
     env: str = "pendulum"
     gym_id: str = "Pendulum-v1"
@@ -172,12 +172,12 @@ class ActorCriticProblem(Problem):
     batch_size: int = 256
     max_grad_norm: float | None = None
     hidden: tuple[int, ...] = (256, 256)
-    """Units of the layers of every network."""
+    """Units of the hidden layers of every network."""
     capacity: int = 100_000
     gradients: float
-    """Networks that are differentiated by their weights in an update."""
+    """Number of gradients of networks with respect to their weights per update."""
     forwards: float
-    """Other passes through a network: of targets, through the critics, and back to the policy's actions."""
+    """Number of other passes per update: targets, critics, and the gradient of the policy's actions."""
     warm_up: int = 1000
     frames_per_row: int = 4000
     rows: int = 1
@@ -185,16 +185,16 @@ class ActorCriticProblem(Problem):
 
     @property
     def samples_per_frame(self) -> float:
-        """Samples that one network processes."""
+        """Number of samples that a single network would process for all gradients of an update."""
         return self.batch_size * self.gradients
 
     @property
     def bootstraps_per_sample(self) -> float:
-        """Samples that one network processes."""
+        """Number of other passes per gradient."""
         return self.forwards / self.gradients
 
     def overrides(self) -> list[str]:
-        """The options that SAC and TD3 share, too."""
+        """Return the overrides including the options that SAC and TD3 share."""
         return [
             *super().overrides(),
             "agent.updates_per_frame=1",
@@ -228,7 +228,7 @@ PROBLEMS: dict[str, Problem] = {
         rows=10,
         sb3_frames=51_200,
     ),
-    # This and the next have the values of the RL Baselines3 Zoo, but no state-dependent exploration.
+    # This problem and the next use values of the RL Baselines3 Zoo, but no state-dependent exploration.
     "ppo-lunar_lander": PPOProblem(
         env="lunar_lander",
         gym_id="LunarLander-v3",
@@ -306,7 +306,7 @@ PROBLEMS: dict[str, Problem] = {
     "sac-pendulum": ActorCriticProblem(
         agent="sac", title="SAC on Pendulum (1 environment, 1 update a frame)", gradients=3, forwards=7
     ),
-    # Policy and targets are updated at every second update.
+    # Policy and targets are updated in every second update.
     "td3-pendulum": ActorCriticProblem(
         agent="td3", title="TD3 on Pendulum (1 environment, 1 update a frame)", gradients=2.5, forwards=4
     ),
@@ -346,5 +346,5 @@ PROBLEMS: dict[str, Problem] = {
 
 
 def problem_of(case: str, num_envs: int | None = None) -> Problem:
-    """The problem of that name, with another number of environments where one is given."""
+    """Return the problem with this name, optionally with another number of environments."""
     return PROBLEMS[case] if num_envs is None else replace(PROBLEMS[case], num_envs=num_envs)

@@ -1,4 +1,4 @@
-"""Scores that SLM Lab publishes beside ours, cell by cell: environment, agent, frames."""
+"""Compare labrl's scores with those that SLM Lab publishes for each cell (environment, agent, frames)."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ ENVS = {
     "LunarLander-v3": "lunar_lander",
     "LunarLanderContinuous-v3": "lunar_lander_continuous",
 }
-"""The environment and the recipe, `experiment=slm_lab/<name>`, of each published id."""
+"""The labrl environment of each published id; `experiment=slm_lab/<name>` has its settings."""
 
 AGENTS = {"ddqn_per": ("agent=double_dqn", "agent/memory=prioritized")}
-"""The overrides for agents that labrl calls otherwise."""
+"""Overrides for agents that have another name in labrl."""
 
 SESSIONS = 4
-"""Over which a published score is the mean."""
+"""Number of sessions of which a published score is the mean."""
 
 AS_GOOD_AS_EQUAL = 0.01
-"""Part of the published strength by which two scores of so few sessions may differ and be called equal."""
+"""Difference of scores that counts as equal, as a fraction of the published score above the random policy."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One published score: the mean over 4 sessions of the mean over their last 100 checkpoint rows."""
+    """A published score: the mean over 4 sessions of the mean of their last 100 checkpoint rows."""
 
     env_id: str
     agent: str
-    """Name in SLM Lab."""
+    """Name of the agent in SLM Lab."""
     score: float
     frames: int
     num_envs: int
     log_frequency: int
-    """Frames between checkpoint rows."""
+    """Number of frames between two checkpoint rows."""
 
     @property
     def env(self) -> str:
-        """Name in labrl."""
+        """Name of the environment in labrl."""
         return ENVS[self.env_id]
 
     @property
@@ -59,19 +59,19 @@ class Cell:
 
     @property
     def overrides(self) -> list[str]:
-        """Overrides that train it."""
+        """Overrides that train the cell."""
         return [f"experiment=slm_lab/{self.env}", *AGENTS.get(self.agent, (f"agent={self.agent}",))]
 
 
 @dataclass(frozen=True)
 class Result:
-    """Our result for a cell."""
+    """labrl's result for a cell."""
 
     cell: Cell
     verdict: str
-    """`better`, `equal`, `worse`; `unfinished`, `other setting` or `not run`, which compare nothing."""
+    """`better`, `equal` or `worse`; `unfinished`, `other setting` or `not run` without a comparison."""
     score: Estimate | None = None
-    """Ours, measured as the published one; the interval is that of the mean."""
+    """labrl's score, computed as the published one, with the interval of the mean."""
     final: Estimate | None = None
     """Interquartile mean of the final returns."""
     sessions: int = 0
@@ -79,7 +79,7 @@ class Result:
 
 
 def number(value: float | None) -> str:
-    """Four digits, or all before the point; no more behind it than the size of the number deserves."""
+    """Format a number with fewer decimals the larger it is: none from 1000 on, and three below 1."""
     if value is None:
         return "–"
     size = abs(value)
@@ -105,7 +105,7 @@ def cells() -> list[Cell]:
 
 
 def judged(cell: Cell, run: Run | None) -> Result:
-    """Our run of a cell beside the published score; run: None where there is none yet."""
+    """Compare labrl's run of a cell with the published score; run: None if the cell has not been run."""
     if run is None:
         return Result(cell, "not run")
     statistics = group_statistics([run])
@@ -125,22 +125,22 @@ def judged(cell: Cell, run: Run | None) -> Result:
 
 
 def as_markdown(results: Sequence[Result]) -> str:
-    """The table of all cells; those in which we fall short are bold."""
+    """Return the table of all cells as Markdown; cells in which labrl is worse are bold."""
     lines = [
         "| environment | frames | agent | published | labrl | final return (IQM) | verdict |",
         "|---|---:|---|---:|---:|---:|---|",
     ]
     for result in results:
         cell = result.cell
-        share = f" ({result.sessions} of {SESSIONS})" if result.verdict == "unfinished" else ""
+        progress = f" ({result.sessions} of {SESSIONS})" if result.verdict == "unfinished" else ""
         cells = [
             cell.env_id,
             f"{cell.frames:,}",
             cell.agent.replace("_", "\\_"),
             number(cell.score),
-            _told(result.score),
-            _told(result.final),
-            result.verdict + share,
+            _formatted(result.score),
+            _formatted(result.final),
+            result.verdict + progress,
         ]
         if result.verdict == "worse":
             cells = [f"**{text}**" for text in cells]
@@ -149,19 +149,22 @@ def as_markdown(results: Sequence[Result]) -> str:
 
 
 def summary(results: Iterable[Result]) -> str:
-    """Return how many cells are better, equal and so on, in one line."""
+    """Return the numbers of cells with each verdict as a line of text."""
     verdicts = [result.verdict for result in results]
     return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
 
 
 def _setting(run: Run) -> tuple[Any, ...]:
-    """Return what a score depends on besides the agent, as a cell states it."""
+    """Return the settings of a run that must equal those of its cell for a comparison."""
     env, meta = run.config.get("env", {}), run.config.get("meta", {})
     return env.get("name"), env.get("num_envs"), env.get("max_frame"), meta.get("log_frequency")
 
 
 def _verdict(cell: Cell, score: Estimate, run: Run) -> str:
-    """`equal` where the published score lies in our interval or is off by less than a hundredth of itself."""
+    """Return `better`, `equal` or `worse`.
+
+    Scores are equal if the published one lies in labrl's interval or they differ by at most AS_GOOD_AS_EQUAL.
+    """
     baseline = random_baseline(run.config.get("env", {}))
     strength = abs(cell.score - (baseline.mean if baseline else 0.0))
     inside = score.low is not None and score.high is not None and score.low <= cell.score <= score.high
@@ -170,7 +173,7 @@ def _verdict(cell: Cell, score: Estimate, run: Run) -> str:
     return "better" if score.value > cell.score else "worse"
 
 
-def _told(estimate: Estimate | None) -> str:
+def _formatted(estimate: Estimate | None) -> str:
     if estimate is None:
         return "–"
     if estimate.low is None:

@@ -1,4 +1,4 @@
-"""Measured numbers as CSV beside the page, because the run itself may lie elsewhere or be deleted."""
+"""Keep measured numbers as CSV files beside the page, because the runs may be elsewhere or deleted."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from labrl.analysis.runs import Run
 from labrl.storage.atomic import write_atomic
 
 COMPARED = frozenset({"better", "equal", "worse"})
-"""The verdicts about a cell that was run to its end."""
+"""Verdicts about cells whose run has finished."""
 
 _ESTIMATES = ("score", "final")
 
 
 def read(file: Path) -> dict[str, dict[str, str]]:
-    """The rows by their `name`; none where there is no such file yet. Columns are texts, '' for none."""
+    """Return the rows of a file by their `name`, all columns as text; {} if the file does not exist."""
     if not file.exists():
         return {}
     return {row["name"]: row for row in csv.DictReader(file.read_text().splitlines())}
 
 
 def write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write `rows`, each with a `name`, in their order."""
+    """Write `rows`, each of which has a `name`, in the given order."""
     file.parent.mkdir(exist_ok=True)
     rows = list(rows)
     text = io.StringIO(newline="")
@@ -41,7 +41,10 @@ def write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def source(run: Run, name: str, folder: Path) -> dict[str, str]:
-    """Columns that say where numbers come from; keeps its configuration, `folder`/configs/`name`.yaml."""
+    """Return columns that name the origin of numbers.
+
+    Also saves the configuration of the run as `folder`/configs/`name`.yaml.
+    """
     configs = folder / "configs"
     configs.mkdir(parents=True, exist_ok=True)
     write_atomic(configs / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(run.config)))
@@ -49,13 +52,13 @@ def source(run: Run, name: str, folder: Path) -> dict[str, str]:
 
 
 def commit(run: Run) -> str:
-    """Return the commit of labrl, with a plus where files were changed; '' where unknown."""
+    """Return the commit of labrl with a plus for changed files, or '' if it is unknown."""
     code = run.provenance.get("git", {}).get("labrl") or {}
     return f"{code.get('commit') or ''}{'+' if code.get('dirty') else ''}"
 
 
 def as_row(result: Result) -> dict[str, Any]:
-    """Return the row from which `from_row` makes the same result."""
+    """Return a result as a row, from which `from_row` restores it."""
     row: dict[str, Any] = {"name": result.cell.name, "verdict": result.verdict, "sessions": result.sessions}
     for name in _ESTIMATES:
         value, low, high = getattr(result, name) or (None, None, None)
@@ -64,13 +67,13 @@ def as_row(result: Result) -> dict[str, Any]:
 
 
 def from_row(cell: Cell, row: Mapping[str, str]) -> Result:
-    """The result of `cell` that was written as `row`."""
+    """Return the result of `cell` that `as_row` wrote as `row`."""
     score, final = (_estimate(row, name) for name in _ESTIMATES)
     return Result(cell, row["verdict"], score, final, int(row["sessions"]))
 
 
 def newer(known: Result | None, found: Result) -> Result:
-    """`found`; what is `known` where there is no run, or one not at its end as the known one was."""
+    """Return `found`, or the `known` result if `found` has no run, or if only `known` has a finished run."""
     if known is None or found.verdict in COMPARED:
         return found
     return known if known.verdict in COMPARED or found.verdict == "not run" else found

@@ -1,4 +1,4 @@
-"""Replay memory of stacked Atari frames beside Stable-Baselines3's buffer: bytes, and time when full."""
+"""Measure the bytes and times of full replay buffers of stacked Atari images, beside Stable-Baselines3."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ NUM_ENVS, BATCH, STACK, SIZE = 8, 32, 4, 84
 OBSERVATION = gym.spaces.Box(0, 255, (STACK, SIZE, SIZE), np.uint8)
 ACTION = gym.spaces.Discrete(6)
 EPISODE = 1000
-"""Agent steps of an episode."""
+"""Number of agent steps of an episode."""
 FRAMES_KEPT = 30_000
-"""Spare room of files: three checkpoints at the default frequency."""
-WHOLE, SB3_SHARE = 1_000_000, 10
-"""Transitions. Stable-Baselines3's buffer would need 56 GB for them, so it is measured with a tenth, and its
-bytes are counted ten times."""
+"""Spare room in the files, in frames: three checkpoints at the default frequency."""
+WHOLE, SB3_DIVISOR = 1_000_000, 10
+"""Number of transitions, and the divisor of this number for Stable-Baselines3.
+
+Stable-Baselines3's buffer would need 56 GB, so it is measured with a tenth of the transitions, and its bytes
+are multiplied by ten.
+"""
 
 Add = Callable[[NDArray, NDArray, Step], Any]
 
@@ -48,25 +51,28 @@ SB3: dict[str, dict[str, Any]] = {
 
 
 def run(repeats: int, quick: bool) -> Report:
-    """Measure all replay buffers in turns. quick: so small that the numbers mean nothing."""
+    """Measure all replay buffers in turns. quick: use small ones; the numbers mean nothing then."""
     capacity = WHOLE // 500 if quick else WHOLE
     measures: dict[str, Callable[[int], Measured]] = {
         **{name: partial(_measured, side="labrl", capacity=capacity, **LABRL[name]) for name in LABRL},
-        **{name: partial(_measured, side="sb3", capacity=capacity // SB3_SHARE, **SB3[name]) for name in SB3},
+        **{
+            name: partial(_measured, side="sb3", capacity=capacity // SB3_DIVISOR, **SB3[name])
+            for name in SB3
+        },
     }
     results = take_turns(measures, repeats, "Replay")
     rows = []
     for name, measured in results.items():
-        whole = 1 if name in LABRL else SB3_SHARE
+        whole = 1 if name in LABRL else SB3_DIVISOR
         size = f"{capacity // whole:,} transitions"
         rows += [
             Row(f"**{name}**: {capacity:,} transitions", [whole * m["bytes"] / 1e9 for m in measured], "GB"),
-            Row(f"add {NUM_ENVS} transitions, {size}", [1e3 * m["add"] for m in measured], "ms"),
-            Row(f"sample {BATCH}, {size}", [1e3 * m["sample"] for m in measured], "ms"),
+            Row(f"add {NUM_ENVS} transitions, buffer of {size}", [1e3 * m["add"] for m in measured], "ms"),
+            Row(f"sample {BATCH}, buffer of {size}", [1e3 * m["sample"] for m in measured], "ms"),
         ]
         if "update" in measured[0]:
             rows.append(Row(f"update {BATCH} priorities", [1e3 * m["update"] for m in measured], "ms"))
-    title = f"Replay memory of Atari frames ({STACK} x {SIZE} x {SIZE}, {NUM_ENVS} environments)"
+    title = f"Replay buffer of Atari images ({STACK} x {SIZE} x {SIZE}, {NUM_ENVS} environments)"
     return Report("replay", title, rows)
 
 
@@ -75,7 +81,7 @@ def _measured(round_: int, **spec: Any) -> Measured:
 
 
 def measure(side: str, **spec: Any) -> Measured:
-    """Bytes, and median seconds of one call, with a full memory."""
+    """Measure the bytes of a full replay buffer and the median seconds of its calls."""
     torch.set_num_threads(1)
     return _measure_labrl(**spec) if side == "labrl" else _measure_sb3(**spec)
 
@@ -103,7 +109,7 @@ def _measure_labrl(capacity: int, seed: int, storage: Any, prioritized: bool = F
         for _ in range(1000):
             began = time.perf_counter()
             batch = memory.sample(BATCH, 0)
-            # As Stable-Baselines3 gives them.
+            # Stable-Baselines3 returns tensors too.
             tensors = [torch.from_numpy(array) for array in batch if array is not None]
             sampled = time.perf_counter()
             memory.update_priorities(batch.index, error)
@@ -144,9 +150,9 @@ def _measure_sb3(capacity: int, seed: int, optimize_memory_usage: bool) -> Measu
 
 
 def fill(add: Add, capacity: int, seed: int) -> tuple[float, NDArray]:
-    """Add until the memory is full and more.
+    """Add artificial transitions until the replay buffer is full, and some more.
 
-    Returns the median seconds of an add since it was full, and what is to be acted on next.
+    Returns the median seconds of an addition to the full buffer, and the next observation.
     """
     rng = np.random.default_rng(seed)
     pool = rng.integers(0, 256, (64, NUM_ENVS, SIZE, SIZE), np.uint8)

@@ -1,4 +1,4 @@
-"""Results of the cases: Markdown, JSON and a chart, with the machine named."""
+"""Reports of the benchmarks as Markdown, JSON and a chart, with the machine on which they were measured."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from labrl.storage.provenance import describe_machine
 PACKAGES = ("labrl", "torch", "stable-baselines3", "gymnasium", "ale-py", "numpy")
 
 RESAMPLES = 5000
-"""Resamples of a bootstrap interval."""
+"""Number of resamples of a bootstrap interval."""
 
 RESULTS, TABLE, CHART = "results.json", "table.md", "chart"
-"""Files of the folder that keeps results; the chart is there as PNG and SVG."""
+"""Names of the files in the folder of results; the chart is a PNG and an SVG file."""
 
 
 @dataclass
 class Row:
-    """One quantity, measured once a round."""
+    """A quantity, measured once per round."""
 
     title: str
     values: list[float]
@@ -39,14 +39,14 @@ class Row:
         return statistics.median(self.values)
 
     def markdown(self) -> str:
-        """Median, and lowest to highest."""
+        """Return a line of a table with the median, the lowest and the highest value."""
         low, high = min(self.values), max(self.values)
         return f"| {self.title} | {_short(self.median)} | {_short(low)} to {_short(high)} | {self.unit} |"
 
 
 @dataclass
 class Ratio:
-    """One quantity over another, with its 95 % bootstrap interval."""
+    """A ratio of two quantities, with its 95 % bootstrap interval."""
 
     title: str
     value: float
@@ -55,17 +55,17 @@ class Ratio:
 
     @classmethod
     def paired(cls, title: str, over: Sequence[float], under: Sequence[float]) -> Ratio:
-        """Return the median of the ratios within a round, which a slow round leaves as they are."""
+        """Return the median of the ratios within each round, which slow rounds do not affect."""
         ratios = np.array(over) / np.array(under)  # [rounds]
         return cls(title, float(np.median(ratios)), *_interval(np.median(_resampled(ratios, 0), axis=1)))
 
     @classmethod
     def of_medians(cls, title: str, over: Sequence[float], under: Sequence[float]) -> Ratio:
-        """Return the ratio of the medians of two samples that have no pairs, such as runs with seeds."""
+        """Return the ratio of the medians of two unpaired samples, such as runs with different seeds."""
         drawn = [
             np.median(_resampled(np.array(side), seed), axis=1) for seed, side in enumerate((over, under))
         ]
-        with np.errstate(invalid="ignore"):  # of two that were never reached
+        with np.errstate(invalid="ignore"):  # both medians are infinite if neither side reached the goal
             return cls(title, float(np.median(over) / np.median(under)), *_interval(drawn[0] / drawn[1]))
 
     def __str__(self) -> str:
@@ -74,19 +74,19 @@ class Ratio:
 
 @dataclass
 class Report:
-    """The result of one case."""
+    """The result of a case."""
 
     case: str
     title: str
     rows: list[Row]
     ratios: list[Ratio] = field(default_factory=list)
     compared: tuple[Row, Row, Ratio] | None = None
-    """labrl, Stable-Baselines3 at its best, and how many times as fast labrl is."""
+    """labrl, Stable-Baselines3 with its fastest setting, and labrl's relative speed."""
     shares: list[Ratio] = field(default_factory=list)
-    """Fractions of the eager and of the arithmetic ceiling that labrl reaches."""
+    """labrl's speed as a fraction of the eager and of the arithmetic ceiling."""
 
     def markdown(self) -> str:
-        """A table, and the ratios under it."""
+        """Return a table of the rows, followed by the ratios."""
         lines = [f"### {self.title}", "", "| | median | range | |", "|---|---:|---:|---|"]
         lines += [row.markdown() for row in self.rows]
         ratios = [*([self.compared[2]] if self.compared else []), *self.shares, *self.ratios]
@@ -95,12 +95,12 @@ class Report:
         return "\n".join(lines)
 
     def plain(self) -> dict[str, Any]:
-        """Everything that was measured, for JSON; None for what was never reached."""
+        """Return all measured numbers for JSON; None replaces infinite ones."""
         return _finite(asdict(self))
 
 
 class Results:
-    """A folder that keeps the newest report of each case, with the machine on which it was measured."""
+    """A folder with the newest report of each case and the machine on which it was measured."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -108,7 +108,7 @@ class Results:
         self._cases: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
 
     def add(self, report: Report, setting: dict[str, Any], rounds: int) -> None:
-        """Keep a report, and draw what is kept of this machine's processor."""
+        """Store a report, and update table and chart with all reports of the same kind of machine."""
         self._cases[report.case] = {**report.plain(), "rounds": rounds, "setting": setting}
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / RESULTS).write_text(json.dumps(self._cases, indent=1, allow_nan=False) + "\n")
@@ -123,7 +123,7 @@ class Results:
 
 
 def describe_setting() -> dict[str, Any]:
-    """Machine, Python and the versions that matter."""
+    """Return the machine, its instructions, and the versions of Python and of the packages."""
     machine = {key: value for key, value in describe_machine().items() if key != "name"}
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
@@ -135,7 +135,7 @@ def describe_setting() -> dict[str, Any]:
 
 
 def setting_line(setting: dict[str, Any]) -> str:
-    """One sentence that a table can stand under."""
+    """Return a line that describes the setting of a table."""
     packages = ", ".join(f"{name} {version}" for name, version in setting["versions"].items())
     return f"{_processor(setting)}; {packages}; medians of interleaved rounds, with 95 % bootstrap intervals."
 
@@ -171,7 +171,7 @@ def _with_interval(ratio: dict[str, Any]) -> str:
 
 
 def _draw(cases: list[dict[str, Any]], setting: dict[str, Any], folder: Path) -> None:
-    """Draw how many times as fast as Stable-Baselines3 labrl is, as bars with their intervals."""
+    """Draw labrl's speed relative to Stable-Baselines3 as bars with intervals."""
     from matplotlib.figure import Figure
 
     drawn = [case for case in cases if None not in case["compared"][2].values()][::-1]
@@ -193,7 +193,7 @@ def _draw(cases: list[dict[str, Any]], setting: dict[str, Any], folder: Path) ->
 
 
 def _instructions() -> str:
-    """The widest arithmetic that torch found on the processor."""
+    """Return the widest vector instructions of the processor that PyTorch uses."""
     import torch
 
     widest = torch.backends.cpu.get_cpu_capability()
@@ -211,7 +211,7 @@ def _interval(statistics_: np.ndarray) -> tuple[float, float]:
 
 
 def _finite(plain: Any) -> Any:
-    """Replace numbers that JSON does not have by None."""
+    """Replace infinite numbers and NaN, which JSON does not have, by None."""
     if isinstance(plain, dict):
         return {key: _finite(value) for key, value in plain.items()}
     if isinstance(plain, list | tuple):

@@ -1,8 +1,8 @@
-"""SLM Lab's published scores by labrl, shorter runs, and studies: run what is missing, write docs/results.md.
+"""Train missing cells of SLM Lab's published scores, shorter runs and studies, and write docs/results.md.
 
-The page is written after each run, from the runs below --root and, for those that are not there, from what
-docs/results/ holds of earlier ones. Ctrl-C and the end of --minutes save what is being trained, and the same
-command goes on with it.
+The page is written after each run from the runs below --root; runs that are not there are taken from the
+records in docs/results/. Ctrl-C and the end of --minutes save the running cell, and the same command resumes
+it.
 """
 
 from __future__ import annotations
@@ -45,18 +45,20 @@ with other budgets or not tuned.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train what is missing, write the page. Returns the exit code: 1 where a cell could not be trained."""
+    """Train missing cells and write the page. Return the exit code, which is 1 if a cell failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
     published = {cell.name: cell.overrides for cell in cells()}
     known = published | curves.OVERRIDES | studies.overrides()
-    names = f"of {', '.join(published)} (all of these without any), {', '.join([*known][len(published) :])}"
+    names = (
+        f"of {', '.join(published)} (the default is all of these), {', '.join([*known][len(published) :])}"
+    )
     parser.add_argument("cells", nargs="*", metavar="cell", help=names)
-    parser.add_argument("--root", type=Path, default=Path("runs/results"), help="where the runs lie")
-    parser.add_argument("--minutes", type=float, help="to train for, at most; 0 only writes the page")
+    parser.add_argument("--root", type=Path, default=Path("runs/results"), help="folder of the runs")
+    parser.add_argument("--minutes", type=float, help="longest time to train; 0 only writes the page")
     args = parser.parse_args(argv)
     unknown = sorted(set(args.cells) - set(known))
     if unknown:
-        parser.error(f"no cell {', '.join(unknown)}; there are {', '.join(known)}")
+        parser.error(f"unknown cell {', '.join(unknown)} (choose from {', '.join(known)})")
     deadline = None if args.minutes is None else time.monotonic() + 60 * args.minutes
     failed = []
     for name in args.cells or published:
@@ -80,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command(overrides: Sequence[str], folder: Path) -> list[str]:
-    """The overrides after `labrl` that begin the run or the search of `overrides`, or go on with it."""
+    """Return the arguments of `labrl` that start or resume the run or search of `overrides` in `folder`."""
     multirun = ["-m"] if "-m" in overrides else []
     if _status(folder) is not None:
         return [*multirun, f"+resume={folder}"]
@@ -90,7 +92,7 @@ def command(overrides: Sequence[str], folder: Path) -> list[str]:
 
 
 def results(root: Path) -> list[Result]:
-    """Return the result of every cell, below `root` or on record, and record it."""
+    """Return the result of every cell, from its run below `root` or its record, and update the records."""
     folder = PAGE.with_suffix("")
     rows = record.read(folder / "cells.csv")
     found, written = [], []
@@ -108,7 +110,7 @@ def results(root: Path) -> list[Result]:
 
 
 def write_page(root: Path) -> str:
-    """Write docs/results.md; returns how many cells are better, equal and so on."""
+    """Write docs/results.md. Return the numbers of cells with each verdict as a line of text."""
     found = results(root)
     page = f"{PREFACE}{summary(found)}.\n\n{as_markdown(found)}"
     page += _studies(root)
@@ -119,7 +121,7 @@ def write_page(root: Path) -> str:
 
 
 def _studies(root: Path) -> str:
-    """The part of the page about studies, after what has finished below `root` is put on record."""
+    """Record the finished studies below `root`, and return the part of the page about all recorded ones."""
     folder = PAGE.with_suffix("") / "studies"
     for name, cell in studies.searchable().items():
         if _finished(root / name):
@@ -128,7 +130,7 @@ def _studies(root: Path) -> str:
 
 
 def _with_rows(root: Path, names: Iterable[str]) -> dict[str, Run]:
-    """The runs of these names that have come to a row of results."""
+    """Return those of the named runs that have at least one training row."""
     runs = {name: _run_in(root / name) for name in names}
     return {
         name: run
@@ -138,7 +140,7 @@ def _with_rows(root: Path, names: Iterable[str]) -> dict[str, Run]:
 
 
 def _train(overrides: Sequence[str], seconds: float | None) -> int:
-    """Returns labrl's exit code, 143 where the time ran out."""
+    """Run labrl for at most `seconds`. Return its exit code, or 143 if the time ran out."""
     process = subprocess.Popen([sys.executable, "-m", "labrl", *overrides])
     try:
         return process.wait(seconds)
@@ -146,7 +148,7 @@ def _train(overrides: Sequence[str], seconds: float | None) -> int:
         process.send_signal(signal.SIGTERM)
         process.wait()
         return TERMINATED
-    except KeyboardInterrupt:  # which the terminal has sent there, too
+    except KeyboardInterrupt:  # the terminal has sent the signal to labrl too
         process.wait()
         return INTERRUPTED
 
@@ -159,7 +161,7 @@ def _run_in(folder: Path) -> Run | None:
 
 
 def _status(folder: Path) -> str | None:
-    """Return the status of the run or experiment in `folder`; None without one."""
+    """Return the status of the run or experiment in `folder`, or None if there is none."""
     if is_experiment(folder):
         return load_experiment(folder).status
     run = _run_in(folder)

@@ -1,4 +1,4 @@
-"""Stable-Baselines3 with the same hyperparameters, timed from one phase of learning to another."""
+"""Time Stable-Baselines3 with the same hyperparameters between two update phases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.problems import A2CProblem, ActorCriticProblem, DQNProblem, PPOP
 
 
 class Stamps(BaseCallback):
-    """Frame and time at the start of each rollout, when all learning on the one before is done."""
+    """Record frame and time at the start of each rollout, when learning from the previous one is done."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Stamps(BaseCallback):
 
 
 def make_env(problem: Problem, seed: int) -> VecEnv:
-    """DummyVecEnv; for Atari the v5 protocol (sticky actions 0.25) behind the Baselines wrappers."""
+    """Make a DummyVecEnv; for Atari with the v5 protocol (sticky actions 0.25) and the Baselines wrappers."""
     if not problem.atari:
         return make_vec_env(problem.gym_id, problem.num_envs, seed=seed, vec_env_cls=DummyVecEnv)
     gymnasium.register_envs(ale_py)
@@ -44,7 +44,7 @@ def make_env(problem: Problem, seed: int) -> VecEnv:
         "ALE/Pong-v5",
         problem.num_envs,
         seed=seed,
-        # The wrapper skips and takes the maximum itself, so the emulator must not; actions are sticky.
+        # The wrapper skips frames and takes the maximum, so the emulator must not; its actions are sticky.
         env_kwargs={"frameskip": 1},
         vec_env_cls=DummyVecEnv,
     )
@@ -52,7 +52,7 @@ def make_env(problem: Problem, seed: int) -> VecEnv:
 
 
 def make_agent(problem: Problem, env: VecEnv, seed: int) -> BaseAlgorithm:
-    """The same agent with the same values."""
+    """Make Stable-Baselines3's agent of a problem."""
     shared: dict[str, Any] = {
         "policy": "CnnPolicy" if problem.atari else "MlpPolicy",
         "env": env,
@@ -88,7 +88,7 @@ def make_agent(problem: Problem, env: VecEnv, seed: int) -> BaseAlgorithm:
             **shared,
             n_steps=problem.horizon,
             ent_coef=problem.entropy_coef,
-            vf_coef=problem.value_coef / 2,  # of the whole squared error, labrl's of half of it
+            vf_coef=problem.value_coef / 2,  # labrl's coefficient multiplies half the squared error
         )
     assert isinstance(problem, DQNProblem)
     return DQN(
@@ -105,7 +105,7 @@ def make_agent(problem: Problem, env: VecEnv, seed: int) -> BaseAlgorithm:
 
 
 def measure(problem: str, threads: int, frames: int, seed: int) -> Measured:
-    """Frames per second over `frames` frames and their updates, after a warm-up."""
+    """Measure the frames per second over `frames` frames and their updates, after the warm-up."""
     torch.set_num_threads(threads)
     chosen, stamps = problem_of(problem), Stamps()
     agent = make_agent(chosen, make_env(chosen, seed), seed)

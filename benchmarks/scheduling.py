@@ -1,7 +1,7 @@
-"""Measure the cost of a search beside its trials: 1,000 trials of 10 ms on four machines with one storage.
+"""Measure the overhead of a search: 1,000 trials of 10 ms on four machines with one storage.
 
-The machines are processes of this one, each with one slot. A trial is a stub, so that all other time is
-that of the scheduler, the study and the storage: PostgreSQL where its programs are installed, else SQLite.
+The four are processes on this machine, each of which runs one trial at a time. A trial is a stub, so all
+other time is spent in the scheduler, the study and the storage (PostgreSQL if it is installed, else SQLite).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TRIALS, MACHINES, SECONDS = 1000, 4, 0.010
 
 
 def run(repeats: int, quick: bool) -> Report:
-    """Milliseconds that a slot is without a trial between two of them, by how far the search is."""
+    """Measure the milliseconds between two trials of a machine, at the start and at the end of the search."""
     trials = 40 if quick else TRIALS
     rounds = []
     for index in range(repeats):
@@ -34,18 +34,18 @@ def run(repeats: int, quick: bool) -> Report:
         rounds.append(alone("benchmarks.scheduling", trials=trials, seed=index))
     hundred = trials // 10
     rows = [
-        Row(f"first {hundred} trials, overhead a trial", [one["first"] for one in rounds], "ms"),
-        Row(f"last {hundred} trials, overhead a trial", [one["last"] for one in rounds], "ms"),
+        Row(f"first {hundred} trials, overhead per trial", [one["first"] for one in rounds], "ms"),
+        Row(f"last {hundred} trials, overhead per trial", [one["last"] for one in rounds], "ms"),
         Row(f"all {trials:,} trials on {MACHINES} machines", [one["wall"] for one in rounds], "s"),
     ]
     last, first = rows[1].values, rows[0].values
-    growth = Ratio.paired("Overhead of the last trials / of the first", last, first)
+    growth = Ratio.paired("overhead of the last trials / of the first", last, first)
     title = f"A search of {trials:,} trials of {SECONDS * 1000:.0f} ms on {rounds[0]['storage']}"
     return Report("scheduling", title, rows, [growth])
 
 
 def measure(trials: int, seed: int) -> Measured:
-    """Run one search. Raises RuntimeError unless every trial ran exactly once."""
+    """Run a search. Raises RuntimeError unless every trial ran exactly once."""
     home = Path(tempfile.mkdtemp(prefix="labrl-bench-"))
     try:
         with _storage(home) as (kind, url):
@@ -63,7 +63,7 @@ def measure(trials: int, seed: int) -> Measured:
             for line in log.read_text().splitlines()
         )
         if any(codes) or [number for number, *_ in ran] != list(range(trials)):
-            raise RuntimeError(f"machines ended with {codes}, {len(ran)} of {trials} trials were begun")
+            raise RuntimeError(f"machines ended with {codes}, {len(ran)} of {trials} trials were started")
     finally:
         shutil.rmtree(home, ignore_errors=True)
     gaps = [1000 * gap for _, gap in ran if gap >= 0]
@@ -74,14 +74,14 @@ def measure(trials: int, seed: int) -> Measured:
 
 @dataclasses.dataclass
 class Stub:
-    """Takes the place of a trial: one row of evaluation after 10 ms."""
+    """A replacement for a trial that writes one evaluation row after 10 ms."""
 
     log: Path
-    """Takes the number of each trial, and the seconds since the one before."""
+    """File of the number of each trial and the seconds since the previous one ended."""
     ended: float | None = None
 
     def __call__(self, task):  # type: ignore[no-untyped-def]
-        """Run the trial."""
+        """Run the trial of `task`."""
         from labrl.experiment.scheduler import Outcome
         from labrl.storage.run_folder import SessionFolder
         from labrl.storage.tables import CsvTable
@@ -99,7 +99,7 @@ class Stub:
 
 
 def machine(url: str, trials: int, seed: int, home: Path) -> int:
-    """Take part in the search from the folder `home`. Returns its exit code."""
+    """Take part in the search with the folder `home`. Return the exit code."""
     from labrl.experiment.local import WorkersLauncher
     from labrl.experiment.machine import Need
     from labrl.experiment.search.options import NoPruner
@@ -139,7 +139,7 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
 
 @contextlib.contextmanager
 def _storage(home: Path) -> Iterator[tuple[str, str]]:
-    """Start a PostgreSQL on loopback, where one is installed. Yields what it is, and its address."""
+    """Start PostgreSQL on loopback if it is installed. Yield the kind of the storage and its address."""
     found = shutil.which("initdb")
     places = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not places:

@@ -1,4 +1,4 @@
-"""Time to a solved task: labrl's defaults beside Stable-Baselines3 with the Zoo's values."""
+"""Measure the time to solve a task with labrl's defaults and with Stable-Baselines3 and the Zoo's values."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from benchmarks.report import Ratio, Report, Row
 from labrl.session.callbacks.callback import Callback, SessionView
 
 WINDOW = 100
-"""Last episodes whose mean return decides."""
+"""Number of last episodes whose mean return must reach the goal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """An environment, and when it counts as solved."""
+    """An environment and the mean return at which it counts as solved."""
 
     env: str
     """Name of the labrl environment; its agent is PPO with the preset of the pair."""
     gym_id: str
     goal: float
-    """Mean return."""
+    """Mean return at which the task is solved."""
     budget: int
-    """Frames of the Zoo's run."""
+    """Number of frames of the Zoo's run."""
     num_envs: int
     zoo: dict[str, Any] = field(default_factory=dict)
-    """Arguments of PPO, from hyperparams/ppo.yml."""
+    """Arguments of PPO, from the Zoo's hyperparams/ppo.yml."""
     falling: dict[str, float] = field(default_factory=dict)
-    """Arguments that fall linearly from this value to 0."""
+    """Arguments of PPO that decrease linearly from this value to 0."""
 
 
 TASKS = {
@@ -75,7 +75,7 @@ TASKS = {
 
 
 def run(name: str, repeats: int, quick: bool) -> Report:
-    """Train each side until its last 100 episodes reach the goal, with a new seed each round."""
+    """Train both sides until their last 100 episodes reach the goal, with a new seed in each round."""
     task = TASKS[name]
     spec: dict[str, Any] = {"name": name, "budget": 20_000 if quick else task.budget}
     results = take_turns(
@@ -83,7 +83,7 @@ def run(name: str, repeats: int, quick: bool) -> Report:
     )
     title = f"{task.gym_id} to a mean return of {task.goal:g}"
     seconds = {
-        "labrl": Row("**labrl**, default: training", [m["seconds"] for m in results["labrl"]], "s"),
+        "labrl": Row("**labrl**, defaults: training", [m["seconds"] for m in results["labrl"]], "s"),
         "sb3": Row(
             "Stable-Baselines3, Zoo's values, 1 thread: training", [m["seconds"] for m in results["sb3"]], "s"
         ),
@@ -105,23 +105,23 @@ def _measured(round_: int, **spec: Any) -> Measured:
 
 
 def measure(side: str, name: str, seed: int, budget: int) -> Measured:
-    """Frames and seconds of training until solved, infinity where that is not reached within the budget."""
+    """Measure frames and seconds until the task is solved; infinity if it is not within the budget."""
     return (_labrl if side == "labrl" else _sb3)(TASKS[name], seed, budget)
 
 
 def solved(returns: Sequence[float], goal: float) -> bool:
-    """Return whether as many episodes as decide have the goal as their mean."""
+    """Return whether there are WINDOW returns and their mean is at least the goal."""
     return len(returns) == WINDOW and sum(returns) / WINDOW >= goal
 
 
 class UntilSolved(Callback):
-    """Ends the session when it has solved its task, and writes frames and seconds as JSON to `path`."""
+    """End the session when the task is solved, and write frames and seconds as JSON to `path`."""
 
     def __init__(self, path: str, goal: float) -> None:
         self._path, self._goal, self._episodes = Path(path), goal, 0
 
     def step(self, session: SessionView) -> None:
-        """Look at the returns whenever an episode has ended."""
+        """Check the returns whenever an episode has ended."""
         if session.clock.episode == self._episodes:
             return
         self._episodes = session.clock.episode
@@ -152,7 +152,7 @@ def _sb3(task: Task, seed: int, budget: int) -> Measured:
     torch.set_num_threads(1)
     measured: Measured = {"frames": math.inf, "seconds": math.inf}
 
-    class UntilSolvedThere(BaseCallback):
+    class UntilSolvedInSB3(BaseCallback):
         def _on_training_start(self) -> None:
             self.began = time.perf_counter()
 
@@ -173,7 +173,7 @@ def _sb3(task: Task, seed: int, budget: int) -> Measured:
         device="cpu",
         **values,
     )
-    agent.learn(budget, callback=UntilSolvedThere())
+    agent.learn(budget, callback=UntilSolvedInSB3())
     return measured
 
 

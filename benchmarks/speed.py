@@ -1,4 +1,4 @@
-"""labrl, Stable-Baselines3 and the ceilings on one problem, taking turns."""
+"""Measure labrl, Stable-Baselines3 and the ceilings of a problem in turns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARTS = {
 
 
 def run(case: str, repeats: int, quick: bool) -> Report:
-    """Measure one problem. quick: so short that the numbers mean nothing."""
+    """Measure a problem. quick: measure for a moment only; the numbers mean nothing then."""
     problem = PROBLEMS[case]
     parts = {
         part: title for part, title in PARTS.items() if part != "bootstrap" or problem.bootstraps_per_sample
@@ -68,8 +68,8 @@ def run(case: str, repeats: int, quick: bool) -> Report:
     table = [
         *labrl,
         *sb3,
-        Row("eager ceiling: the parts below one after the other", eager, "frames/s"),
-        Row("arithmetic ceiling: the operations at the speed of large matrices", counted, "frames/s"),
+        Row("eager ceiling: the parts below in sequence", eager, "frames/s"),
+        Row("arithmetic ceiling: all operations at the speed of large matrices", counted, "frames/s"),
     ]
     for part, title in parts.items():
         scale, unit = (1e-9, "GFLOP/s") if part == "matrices" else (1, "1/s")
@@ -79,7 +79,7 @@ def run(case: str, repeats: int, quick: bool) -> Report:
         case,
         problem.title,
         table,
-        compared=(labrl[0], best, Ratio.paired("labrl / Stable-Baselines3 at its best", same, best.values)),
+        compared=(labrl[0], best, Ratio.paired("labrl / fastest Stable-Baselines3", same, best.values)),
         shares=[
             Ratio.paired("labrl / eager ceiling", same, eager),
             Ratio.paired("labrl / arithmetic ceiling", same, counted),
@@ -108,7 +108,7 @@ def _part(case: str, part: str, seconds: float, variant: ceiling.Variant, round_
 
 
 def _fastest(case: str, part: str, seconds: float, quick: bool) -> ceiling.Variant:
-    """Return the variant of a part that takes least time; the rounds then measure that one."""
+    """Return the variant of a part that takes the least time, which all rounds then measure."""
     has_bf16 = Compute.choose("cpu", "auto", 1).precision == torch.bfloat16
     precisions = ["fp32", "bf16"] if has_bf16 else ["fp32"]
     variants = ceiling.variants(part, precisions, available_cpus())

@@ -1,4 +1,4 @@
-"""Measure the time to the help and to the first step of training."""
+"""Measure the time to the help text and to the first step and update of training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAITS = {
 
 
 def run(repeats: int, quick: bool) -> Report:
-    """Seconds from the command to the answer."""
+    """Measure the seconds from starting the command."""
     results = take_turns(
         {
             "help": lambda i: _help(),

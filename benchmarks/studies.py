@@ -1,4 +1,4 @@
-"""The searches behind presets: what they ran, what they found, and whether the preset says so."""
+"""Searches for the values of presets: their spaces, their records and their part of the results page."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from labrl.config.compose import compose, to_plain
 from labrl.storage.atomic import write_atomic
 
 ROUNDED = 0.03
-"""Part of a searched number by which a preset may differ from it: nobody needs its sixteen digits."""
+"""Relative difference allowed between a number of a preset and the one found, because presets are rounded."""
 
 MATTERED = 3
-"""Keys that the page names, those with the largest importance."""
+"""Number of most important keys that the page names."""
 
 KEPT_ROWS = 10
-"""Recorded rows of a trial's evaluations."""
+"""Number of evaluation rows of a trial that are recorded."""
 
 _A2C = {
     "agent/optimizer": "choice(rmsprop, adam)",
@@ -47,10 +47,10 @@ _NORMALIZED = (
 )
 
 _FEW = {"meta.max_trial": "16", "search.confirm.top": "1"}
-"""Settings for agents with a replay buffer, whose frames take several times as long."""
+"""Settings for agents with a replay buffer, which train more slowly."""
 
 _SHORT = {"env.max_frame": "3e4"} | _FEW
-"""Settings for agents that succeed within a tenth of the cell's frames."""
+"""Settings for agents that solve the task within a tenth of the cell's frames."""
 
 _SOFT = {
     "agent.lr": "tag(log, interval(3e-4, 3e-3))",
@@ -78,10 +78,10 @@ SPACES: dict[str, dict[str, str]] = {
     "lunar_lander_continuous_a2c": _A2C | _LONG | _GAUSSIAN,
     "pendulum_a2c": _A2C | {"agent.gamma": "choice(0.9, 0.95, 0.98)"} | _GAUSSIAN,
 }
-"""Searched and fixed keys, by the cell of the preset."""
+"""Searched and fixed keys of each study, by the cell of the preset."""
 
 HOW = {"meta.max_session": "1", "meta.max_trial": "30", "search.confirm.top": "2", "seed": "100"}
-"""Settings where a space gives no others."""
+"""Default settings, which a space may replace."""
 
 PREFACE = """# Studies
 
@@ -103,23 +103,26 @@ class Study:
 
     cell: Cell
     info: dict[str, Any]
-    """The part of `experiment.json` that is meaningful elsewhere."""
+    """The part of `experiment.json` that does not depend on the machine."""
 
     @property
     def search(self) -> SearchResult:
-        """Its trials and their values."""
+        """The trials of the study and their values."""
         search = read_search(self.info)
         assert search is not None, f"{self.cell.name}: no search"
         return search
 
     def mean(self, trial: int | None) -> float | None:
-        """Final return on the fresh seeds of a trial, or of the preset before: None. None where it failed."""
+        """Return the final return of a trial on the fresh seeds, or None if it failed.
+
+        trial: None is the preset before the study.
+        """
         (one,) = (one for one in self.info["search"]["confirm"]["candidates"] if one["trial"] == trial)
         return None if one["mean"] is None else float(one["mean"])
 
     @property
     def frames(self) -> int:
-        """Frames of a trial that was not stopped."""
+        """Number of frames of a trial that is not pruned."""
         given = [
             float(override.partition("=")[2])
             for override in self._overrides
@@ -133,14 +136,14 @@ class Study:
         return shlex.split(self.info["search"]["best"]["command"])[1:]
 
     def is_preset(self) -> bool:
-        """Return whether the preset has what was found, but for `ROUNDED`."""
+        """Return whether the preset has the values found, up to the relative difference `ROUNDED`."""
         searched = [override for override in self._overrides if not override.startswith("env.max_frame=")]
         now, found = (to_plain(compose(overrides)) for overrides in (self.cell.overrides, searched))
         return _alike(now | {"meta": None}, found | {"meta": None})
 
 
 def searchable() -> dict[str, Cell]:
-    """The cells that have a study, by its name."""
+    """Return the cells that have a study, by the name of the study."""
     return {f"study_{cell.name}": cell for cell in cells() if cell.name in SPACES}
 
 
@@ -156,7 +159,7 @@ def overrides() -> dict[str, list[str]]:
 
 
 def keep(experiment: Experiment, cell: Cell, folder: Path) -> None:
-    """Write what a finished search found to `folder`, without what only its machine knows."""
+    """Record a finished search in `folder`, without data that depends on the machine."""
     info, search = experiment.info, dict(experiment.info["search"])
     confirm = dict(search["confirm"])
     confirm["candidates"] = [_without(one, "folders") for one in confirm["candidates"]]
@@ -176,13 +179,13 @@ def keep(experiment: Experiment, cell: Cell, folder: Path) -> None:
 
 
 def read(folder: Path) -> list[Study]:
-    """The studies that are kept in `folder`, in the order of the cells."""
+    """Return the studies recorded in `folder`, in the order of the cells."""
     files = {cell: folder / f"{cell.name}.json" for cell in cells()}
     return [Study(cell, json.loads(file.read_text())) for cell, file in files.items() if file.exists()]
 
 
 def section(studies: Iterable[Study]) -> str:
-    """The part of the page about studies; '' where there is none."""
+    """Return the part of the page about studies, or '' if there is none."""
     lines = [
         "| cell | frames | trials | pruned | final return, fresh seeds | before | mattered most | preset |",
         "|---|---:|---:|---:|---:|---:|---|---|",
@@ -210,7 +213,7 @@ def _line(study: Study) -> str:
 
 
 def _thinned(rows: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Some `KEPT_ROWS` of them, the last one always."""
+    """Return about `KEPT_ROWS` evenly spaced rows, always including the last one."""
     step = max(1, len(rows) // KEPT_ROWS)
     return [[frame, round(value, 2)] for frame, value in rows[::-1][::step][::-1]]
 
@@ -220,7 +223,7 @@ def _without(content: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Return whether two configurations are equal but for the last digits of numbers."""
+    """Return whether two configurations are equal up to the relative difference `ROUNDED` of numbers."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
     if isinstance(one, float) and isinstance(other, float):

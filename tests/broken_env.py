@@ -1,4 +1,4 @@
-"""An environment that breaks in the way that it is told to."""
+"""An environment that fails in one of several ways, for the tests of failing environments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import numpy as np
 
 
 class Broken(gym.Env):
-    """Ten steps an episode; `how` it breaks in step 20, when it is made or when it is closed."""
+    """An environment with episodes of ten steps that fails as `how` says.
+
+    Depending on `how` it fails when it is created, in step 17 or 20 of its life, or when it is closed.
+    """
 
     observation_space: gym.Space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space: gym.Space = gym.spaces.Discrete(2)
@@ -45,7 +48,7 @@ class Broken(gym.Env):
         if self._steps == 20 and self._how == "gives_up":
             raise ArithmeticError("the simulator gave up")
         if self._steps == 20:
-            reward = {"no_number": np.nan, "no_end": np.inf, "too_large": -1e39}.get(self._how, reward)
+            reward = {"not_a_number": np.nan, "infinite": np.inf, "too_large": -1e39}.get(self._how, reward)
         observation = np.zeros(2, np.float32)
         if self._steps == 17 and self._how == "blind":
             observation[1] = np.nan

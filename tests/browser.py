@@ -1,4 +1,4 @@
-"""A headless Chromium for the tests of the report: the one that is installed, driven by Playwright."""
+"""A headless browser for the tests of the report: the installed Chromium, driven by Playwright."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """The browser; the test is skipped where there is none."""
+    """Start the installed Chromium; skip the test where there is none."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
         try:
-            # without a sandbox of its own, which a container's root is not given
+            # Chromium's sandbox does not start for root in a container.
             browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         except Error as error:
             pytest.skip(f"{found} does not start here: {error}")
@@ -32,7 +32,7 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Opened:
-    """A page with all that went wrong in it."""
+    """A loaded page, with its console messages and script errors, and the addresses that it requested."""
 
     page: Page
     errors: list[str] = field(default_factory=list)
@@ -41,16 +41,16 @@ class Opened:
 
 @contextmanager
 def opened(browser: Browser, path: Path, scheme: str = "light", width: int = 1200) -> Iterator[Opened]:
-    """The file in a fresh window of so many pixels; scheme: `light` or `dark`."""
+    """Load a file, without network, in a new window `width` pixels wide; scheme: `light` or `dark`."""
     context = browser.new_context(
         color_scheme=scheme,  # type: ignore[arg-type]
         viewport={"width": width, "height": 900},
         offline=True,
     )
-    context.set_default_timeout(60_000)  # of a machine with other work
+    context.set_default_timeout(60_000)  # milliseconds, enough for a busy machine
     page = context.new_page()
     result = Opened(page)
-    page.on("console", lambda said: result.errors.append(said.text) if said.type != "log" else None)
+    page.on("console", lambda message: result.errors.append(message.text) if message.type != "log" else None)
     page.on("pageerror", lambda error: result.errors.append(str(error)))
     page.on("request", lambda request: result.requests.append(request.url))
     page.goto(path.resolve().as_uri())

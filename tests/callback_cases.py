@@ -1,4 +1,4 @@
-"""A small session for the callbacks' tests: the real clock, window, folder and loop order; a toy agent."""
+"""A small session for the tests of callbacks: real clock, episode window and folder, but a toy agent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CARTPOLE = Component(
 
 
 class ToyAgent(Agent):
-    """Pushes by the toss of a generator; its weight is the sum of all it was ever told."""
+    """An agent that evaluates with random actions; its weight is a sum of random numbers, one per step."""
 
     def __init__(self) -> None:
         self.weight = 0.0
@@ -64,7 +64,7 @@ def evaluation(frequency: int, num_envs: int = 0, listeners: Any = (), **quota: 
 
 
 class ToyRoom:
-    """Files of which every vector step fills the same part."""
+    """Files of a workspace; every vector step fills the fraction `fills` of them."""
 
     def __init__(self, session: ToySession, frames_safe: int, fills: float) -> None:
         self.session, self.frames_safe, self.fills, self.marked = session, frames_safe, fills, 0
@@ -77,7 +77,10 @@ class ToyRoom:
 
 
 class ToySession:
-    """Ticks the clock, ends an episode every `episode_every` frames with a return that grows."""
+    """A session that only ticks the clock and ends an episode every `episode_every` frames.
+
+    The return of the n-th episode is n.
+    """
 
     num_envs = 4
     episode_every = 20
@@ -98,7 +101,7 @@ class ToySession:
         self.callbacks: list[Any] = []
         self.workspace = Workspace(frames_kept=10**4)
         self.saved_at: list[int] = []
-        """The frames at which a checkpoint has asked for the state."""
+        """The frames at which a callback asked for the state of the session."""
         self.before_callbacks: Callable[[], None] = lambda: None
 
     def run(self, *callbacks: Callback) -> ToySession:
@@ -174,7 +177,7 @@ class ToySession:
 
 
 class Recorder(Callback):
-    """Remembers the rows that it was told of."""
+    """A callback that keeps all rows that other callbacks announce."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[Table, Row]] = []

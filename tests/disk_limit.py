@@ -1,4 +1,4 @@
-"""A disk that refuses, for the tests of storage."""
+"""A limit on the size of files, which stands for a full disk in the tests of storage."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
-    """Within, the system refuses to let any file of this process grow beyond `size` bytes (OSError)."""
+    """Raise OSError within the block where a file of this process would grow beyond `size` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

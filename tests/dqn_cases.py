@@ -1,4 +1,4 @@
-"""Agents of the DQN family as their YAML makes them, and a small world whose best values are known."""
+"""Agents of the DQN family built from their YAML, and small environments with known optimal values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SMALL = (
     "agent.network.torso.cnn.features=16",
     "agent.memory.capacity=5000",
 )
-"""Overrides that make any of them small."""
+"""Overrides that make the networks and the replay buffer of every agent of the family small."""
 
 
 @cache
@@ -52,7 +52,7 @@ def config_of(agent: str, *overrides: str) -> TrialConfig:
 def build(
     config: TrialConfig, observation: gym.Space, num_envs: int = 4, actions: int = 2, num_threads: int = 1
 ) -> tuple[DQN, Clock, Streams]:
-    """The agent of a configuration for these spaces, with its clock and its streams."""
+    """Build the agent of a configuration for these spaces, with its clock and its random streams."""
     clock, streams = Clock(10**6), Streams(3)
     agent = config.agent.build(
         spaces=Spaces(observation, gym.spaces.Discrete(actions), num_envs),
@@ -69,13 +69,13 @@ def weights_of(network: nn.Module) -> Tensor:
 
 
 def gradient_of(network: nn.Module) -> Tensor:
-    """The gradients of all its parameters, in the same order. [size]"""
+    """Return the gradients of all parameters of a network in the order of `weights_of`. [size]"""
     gradients = [parameter.grad for parameter in network.parameters()]
     return torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
 
 
 def minibatches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A list that grows by each minibatch that an agent learns from."""
+    """Return a list that collects every minibatch from which an agent learns."""
     gradient, seen = Learner.gradient, []
 
     def spy(self: Learner, loss: Any, minibatch: Any, **options: Any) -> Tensor:
@@ -87,7 +87,7 @@ def minibatches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def errors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[NDArray, NDArray]]:
-    """A list that grows by names and errors of each minibatch, as the memory takes them for priorities."""
+    """Return a list that collects the indices and errors of every update of the priorities."""
     update, seen = Experience.update_priorities, []
 
     def spy(self: Experience, index: NDArray, error: NDArray) -> None:
@@ -99,7 +99,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> list[tuple[NDArray, NDArray]]:
 
 
 def memories(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
-    """A list that grows by each replay buffer that is made."""
+    """Return a list that collects every replay buffer when it is created."""
     make, made = Replay.__init__, []
 
     def spy(self: Replay, *given: Any, **more: Any) -> None:
@@ -111,7 +111,10 @@ def memories(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
 
 
 def play(agent: DQN, clock: Clock, world: Any, steps: int) -> int:
-    """Let the agent act and learn in a `world` with `observation` and `step`. Returns the updates made."""
+    """Let the agent act and learn in a `world` with `observation` and `step`.
+
+    Returns the number of updates.
+    """
     updates = 0
     for _ in range(steps):
         step = world.step(agent.act(Observation(world.observation)))
@@ -122,9 +125,10 @@ def play(agent: DQN, clock: Clock, world: Any, steps: int) -> int:
 
 
 class Chain:
-    """States in a row: right leads on and, from the last, to reward 1 and the end; left leads back for 0.05.
+    """A chain of states: action 1 moves right, action 0 moves left and pays 0.05.
 
-    An episode is cut after `LIMIT` steps, which ends no problem: its last state keeps its value.
+    Moving right from the last state pays 1 and terminates the episode. An episode is truncated after
+    `LIMIT` steps, so its last state keeps its value.
     """
 
     STATES, LIMIT, DISCOUNT = 4, 7, 0.8
@@ -152,7 +156,7 @@ class Chain:
 
     @classmethod
     def best_values(cls) -> NDArray:
-        """Q* by value iteration. [states, actions]"""
+        """Return Q*, found by value iteration. [states, actions]"""
         q = np.zeros((cls.STATES, 2))
         for _ in range(200):
             value = q.max(1)
@@ -163,9 +167,10 @@ class Chain:
 
 
 class Fork:
-    """One decision, then a corridor to the end, whatever is done there: n-step returns cannot be wrong.
+    """One decision, followed by a corridor in which actions have no effect.
 
-    Action 1 leads into a corridor that pays 1 at its end, action 0 into one that pays 0.4 at once.
+    Action 0 pays 0.4 at once and leads into a corridor that pays nothing; action 1 leads into one that pays 1
+    at its end. Uncorrected n-step returns are unbiased here, because only the first action matters.
     """
 
     STATES, DISCOUNT = 7, 0.8
@@ -192,7 +197,7 @@ class Fork:
 
     @classmethod
     def best_values(cls) -> NDArray:
-        """Q*. [states, actions]"""
+        """Return Q*. [states, actions]"""
         powers = cls.DISCOUNT ** np.arange(4)
         best = np.array([0, 0, 0, 0, powers[2], powers[1], powers[0]])
         q = np.stack([best, best], axis=1)
@@ -201,7 +206,7 @@ class Fork:
 
 
 class Noise:
-    """Random observations, rewards that depend on the action, episodes that end and are cut at random."""
+    """A world with random observations, the action as reward, and random terminations and truncations."""
 
     def __init__(self, space: gym.Space, num_envs: int, seed: int = 0) -> None:
         self._space, self._num_envs, self._rng = space, num_envs, np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Shared by the environment tests: a toy environment, ways to name environments, and playing them."""
+"""A toy environment, configurations of environments and ways to play them, for the environment tests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from labrl.step import Step
 
 
 class Walk(gymnasium.Env[NDArray[np.float32], np.int64]):
-    """Action 1 goes one cell to the right, 0 stays; every step pays 0.1; the goal ends the task.
+    """A walk on a line: action 1 moves one cell to the right, action 0 stays, and every step pays 0.1.
 
-    Observes the position and a number drawn at each step, which shows how the episode was seeded.
+    An episode terminates at the goal. The observation is the position and a random number of the step, which
+    shows how the episode was seeded.
     """
 
     def __init__(self, goal: int = 1000) -> None:
@@ -42,7 +43,10 @@ class Walk(gymnasium.Env[NDArray[np.float32], np.int64]):
 
 
 class Remembers(Walk):
-    """Its seeded reset keeps the position reached in the last episode: only a new one repeats."""
+    """A walk whose reset keeps the position of the last episode, even with a seed.
+
+    An episode can therefore be repeated only in a newly created environment.
+    """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         position = self.position
@@ -52,7 +56,7 @@ class Remembers(Walk):
 
 
 def gymnasium_node(**settings: Any) -> dict[str, Any]:
-    """The configuration of `env=gymnasium` as the YAML has it, without an id, with changes."""
+    """Return the configuration of `env=gymnasium` as a dictionary, without an id, with `settings` changed."""
     node = Component(
         "labrl.envs.gym.GymnasiumEnv", options("env", "env=gymnasium env.id=CartPole-v1")
     ).plain()
@@ -60,29 +64,32 @@ def gymnasium_node(**settings: Any) -> dict[str, Any]:
 
 
 def gymnasium_env(id: str, **settings: Any) -> Component:
-    """A registered environment."""
+    """Return the component of a registered environment."""
     return dataclass_of(Component, gymnasium_node(name=id, id=id, **settings), "env")
 
 
 def own_env(cls: type, settings: dict[str, Any] | None = None, **more: Any) -> Component:
-    """An environment class of this module."""
+    """Return the component of an environment class that is not registered."""
     make = {"_target_": f"{cls.__module__}.{cls.__name__}", **(settings or {})}
     return dataclass_of(Component, gymnasium_node(name="toy", make=make, **more), "env")
 
 
 def atari(game: str, **settings: Any) -> Component:
-    """A game of the ALE."""
+    """Return the component of an ALE game."""
     node = Component("labrl.envs.atari.AtariEnv", options("env", "env=pong")).plain()
     return dataclass_of(Component, {**node, "name": game, "game": game, **settings}, "env")
 
 
 def constant(*actions: int) -> Callable[[int], NDArray]:
-    """The same action for each environment at every step."""
+    """Return a policy that repeats `actions`, one action for each environment, at every step."""
     return lambda step: np.array(actions)
 
 
 def sampled(env: VectorEnv, seed: int) -> Callable[[int], NDArray]:
-    """Actions of a discrete or box space, drawn for each step from `seed` and the step's number."""
+    """Return a policy with random actions of a discrete or box space.
+
+    The actions of a step depend on `seed` and the number of the step only.
+    """
     space = env.action_space
 
     def draw(step: int) -> NDArray:
@@ -96,12 +103,12 @@ def sampled(env: VectorEnv, seed: int) -> Callable[[int], NDArray]:
 
 
 def play(env: VectorEnv, actions: Callable[[int], NDArray], steps: int, first: int = 0) -> list[Step]:
-    """`steps` vector steps, numbered from `first`."""
+    """Make `steps` vector steps, numbered from `first`, and return them."""
     return [env.step(actions(step)) for step in range(first, first + steps)]
 
 
 def assert_same_steps(left: list[Step], right: list[Step]) -> None:
-    """Assert that everything that two runs yielded is equal, bit for bit."""
+    """Check that two sequences of steps are equal bit for bit."""
     assert len(left) == len(right)
     for one, other in zip(left, right, strict=True):
         for name in ("observation", "next_observation", "reward", "terminated", "truncated", "episode_over"):

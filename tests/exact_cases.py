@@ -1,4 +1,4 @@
-"""Runs that are broken off through the real command line, gone on with, and compared to the bit."""
+"""Interrupt runs of the real command line with signals, and compare run folders bit for bit."""
 
 from __future__ import annotations
 
@@ -31,20 +31,23 @@ VECTOR = ["env.max_frame=2400", "meta.log_frequency=200", "meta.eval_frequency=2
 IMAGES = ["env.num_envs=2", "env.max_frame=240", "meta.log_frequency=20", "meta.eval_frequency=28"]
 
 LAMP = ["env=gymnasium", "env.id=null", "env.name=lamp", "+env.make._target_=inputs_env.Lamp"]
-"""Seen by a picture and by numbers; the folder of the tests must be importable."""
+"""An environment with an image and numbers as observation; needs the folder of the tests in PYTHONPATH."""
 
 BITS = ["env=gymnasium", "env.id=null", "env.name=bits", "+env.make._target_=goal_env.BitFlip"]
-"""A goal environment, likewise."""
+"""A goal environment; needs the folder of the tests in PYTHONPATH."""
 
 TASKS: dict[str, list[str]] = {
     "cartpole": ["env=cartpole", *VECTOR],
     "pendulum": ["env=pendulum", *VECTOR],
     "pong": ["env=pong", *IMAGES, "env.max_episode_frames=160"],
-    "taxi": ["env=gymnasium", "env.id=Taxi-v4", *VECTOR],  # says which actions are valid
+    "taxi": ["env=gymnasium", "env.id=Taxi-v4", *VECTOR],  # provides action masks
     "lamp": [*LAMP, *IMAGES],  # several inputs
     "bits": [*BITS, *VECTOR],  # goals
 }
-"""Environments with budgets of a second or two, twelve rows, and evaluations that do not fall together."""
+"""Environments with a budget of a second or two and twelve training checkpoints.
+
+Training and evaluation checkpoints lie at different frames.
+"""
 
 REPLAY = [
     "agent.learning_starts=60",
@@ -74,15 +77,18 @@ SMALL: dict[str, list[str]] = {
     },
     "labrl.agents.random.RandomAgent": [],
 }
-"""Overrides by agent, or else by its class, that let it learn, and its memory wrap, within those budgets."""
+"""Overrides by agent, or else by its class, for the budgets of TASKS.
+
+With these an agent learns within the budget, and its replay buffer overwrites its oldest transitions.
+"""
 
 
 ALIKE = {"c51", "ddpg", "double_dqn", "dueling_dqn", "qr_dqn", "rainbow_lite", "sil_a2c"}
-"""Agents put together from parts that the others have as well: `make exact` and `make learn` run them too."""
+"""Agents made of parts that other agents use too, so only `make exact` and `make learn` test them."""
 
 
 def small(agent: str, task: str) -> list[str]:
-    """A run of a few seconds whose coefficients do not depend on its budget."""
+    """Return the overrides of a run of a few seconds whose schedules do not depend on its budget."""
     return list(_small(agent, task))
 
 
@@ -92,7 +98,9 @@ def _small(agent: str, task: str) -> list[str]:
     chosen = compose(overrides).agent
     target = str(chosen["_target_"])
     if agent not in SMALL and target not in SMALL:
-        raise LookupError(f"tests/exact_cases.py: give SMALL a line for {target}, so that it is tested too")
+        raise LookupError(
+            f"tests/exact_cases.py: add overrides for {target} to SMALL, so that it is tested too"
+        )
     overrides += SMALL[agent if agent in SMALL else target]
     if chosen.get("self_imitation") is not None:
         overrides += ["agent.self_imitation.batch_size=16", "agent.self_imitation.memory.capacity=96"]
@@ -100,7 +108,7 @@ def _small(agent: str, task: str) -> list[str]:
 
 
 def pins(overrides: list[str]) -> list[str]:
-    """Overrides that set everything which follows `env.max_frame` to what it is in the run of `overrides`."""
+    """Return overrides that fix every key that follows `env.max_frame` at its value under `overrides`."""
     cfg = compose(overrides)
     return [
         typed_override(key, OmegaConf.select(cfg, key))
@@ -119,21 +127,21 @@ def _leaves(node: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Moment:
-    """Time of a signal: seconds after the first checkpoint at or beyond a frame."""
+    """The time of a signal: `seconds` after the first checkpoint at or beyond `frame`."""
 
     frame: int
     seconds: float
 
 
 def folder_override(folder: Path) -> str:
-    """Return the override that names the run folder, whatever characters it has."""
+    """Return the override that sets the run folder, with special characters quoted."""
     return f"hydra.run.dir={quoted(str(folder))}"
 
 
 def broken_off(folder: Path, overrides: list[str], number: signal.Signals, moment: Moment) -> tuple[int, str]:
-    """Start `labrl` as a terminal does and send all of it the signal at `moment`, if it still runs then.
+    """Start `labrl` and send its process group the signal at `moment`, unless it has ended before.
 
-    folder: where the run of `overrides` lies. Returns exit code and output.
+    folder: the run folder that `overrides` lead to. Returns the exit code and the output.
     """
     process = start_labrl(*overrides)
     try:
@@ -142,12 +150,12 @@ def broken_off(folder: Path, overrides: list[str], number: signal.Signals, momen
         time.sleep(moment.seconds)
         if process.poll() is None:
             os.killpg(process.pid, number)
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return process.returncode, said
+    return process.returncode, output
 
 
 def newest_checkpoint(folder: Path, session: int = 0) -> int:
@@ -155,7 +163,10 @@ def newest_checkpoint(folder: Path, session: int = 0) -> int:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Return where two run folders differ in rows (wall time and speed aside) or final states."""
+    """Return the places where two run folders differ in their rows or in their last checkpoints.
+
+    Wall time and frames per second may differ.
+    """
     found = []
     sessions = sorted({path.name for folder in (one, other) for path in folder.glob("session_*")})
     for session in sessions:
@@ -166,12 +177,12 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def recorded_differences(one: Path, other: Path) -> list[str]:
-    """Return where two run folders have recorded different episodes."""
+    """Return the places where the recorded episodes of two run folders differ."""
     return unequal(*({path.name: episodes(path) for path in run.glob("session_*")} for run in (one, other)))
 
 
 def episodes(session: Path) -> dict[str, Any]:
-    """Return the recorded episodes of a session, without its budget."""
+    """Return the recorded episodes of a session by name, without the budget that they contain."""
     folder = SessionFolder(session).episodes
     found = {name: read_episode(folder / f"{name}.npz").plain() for name in recorded_names(folder)}
     for plain in found.values():
@@ -185,7 +196,7 @@ def rows(table: Path) -> list[dict[str, str]]:
 
 
 def state(session: Path) -> dict[str, Any]:
-    """Return the state in the newest checkpoint that decides a run, including weights."""
+    """Return the part of the newest checkpoint that determines how the run continues, weights included."""
     checkpoint = CheckpointStore(session / "checkpoints", keep_last=1).latest()
     assert checkpoint is not None, f"{session} has no checkpoint"
     parts = ("clock", "streams", "episodes", "env", "transforms", "agent")
@@ -195,7 +206,7 @@ def state(session: Path) -> dict[str, Any]:
 
 
 def unequal(one: Any, other: Any, place: str = "") -> list[str]:
-    """The places of two nested states where they differ in a bit."""
+    """Return the places where two nested states are not equal bit for bit."""
     if isinstance(one, dict) and isinstance(other, dict):
         pairs = {key: (one.get(key), other.get(key)) for key in {**one, **other}}
         return [p for key, pair in pairs.items() for p in unequal(*pair, f"{place}/{key}")]

@@ -1,10 +1,11 @@
-"""Is a resumed run the same to the bit? Every agent, wherever it can play, broken off in every way.
+"""Check that a resumed run equals an uninterrupted one bit for bit, for every agent and interruption.
 
     make exact
     make exact ARGS="--agents ppo dqn --tasks pong"
     make exact ARGS="--agents dqn --tasks pong --ways kill --kills 50 agent.memory.storage=mmap"
 
-Prints one line for each case and a total; the exit code is 1 where something differed.
+Each agent runs in all environments of `exact_cases.TASKS` that it supports. The program prints one line for
+each case and a total; its exit code is 1 if a run differed.
 """
 
 from __future__ import annotations
@@ -44,51 +45,51 @@ AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml")
 
 @dataclass(frozen=True)
 class Case:
-    """One run that is broken off, beside the one that is not."""
+    """A run to interrupt, and the folder of the same run without an interruption."""
 
     overrides: list[str]
-    unbroken: Path
+    uninterrupted: Path
     folder: Path
     rng: np.random.Generator
     kills: int
 
     @property
     def budget(self) -> int:
-        """Frames."""
+        """The budget of the run in frames."""
         return resolve(compose(self.overrides)).env.config.max_frame
 
     @property
     def log_frequency(self) -> int:
-        """Frames between checkpoints."""
+        """The number of frames between two training checkpoints."""
         return resolve(compose(self.overrides)).meta.log_frequency
 
     def moment(self, after: int = 0) -> Moment:
-        """Somewhere after frame `after` and before the last checkpoints."""
+        """Draw the time of a signal after frame `after` and before the last checkpoints."""
         last = max(after + self.log_frequency, int(0.6 * self.budget)) if self.kills == 1 else after + 1
         return Moment(int(self.rng.integers(after + 1, last + 1)), float(self.rng.uniform(0, 0.1)))
 
 
 def labrl(*overrides: str) -> None:
-    """The command in this process, silently. Raises RuntimeError unless it ends well."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    """Run `labrl` in this process without printing its output. Raises RuntimeError if it fails."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         code = labrl_main(list(overrides))
     if code:
-        raise RuntimeError(f"labrl {' '.join(overrides)} ended with {code}:\n{said.getvalue()}")
+        raise RuntimeError(f"labrl {' '.join(overrides)} ended with {code}:\n{output.getvalue()}")
 
 
 def by_signal(case: Case, number: signal.Signals, expected: int) -> str:
-    """Broken off `kills` times and resumed. Returns where."""
+    """Interrupt the run `kills` times by a signal and resume it each time. Return at which frames."""
     frames: list[int] = []
     overrides = [*case.overrides, folder_override(case.folder)]
     while len(frames) < case.kills:
-        code, said = broken_off(case.folder, overrides, number, case.moment(frames[-1] if frames else 0))
+        code, output = broken_off(case.folder, overrides, number, case.moment(frames[-1] if frames else 0))
         if code == 0:
             if not frames:
-                raise RuntimeError("it had ended before the signal came")
-            return f"at frames {frames}, then ended before the signal came"
+                raise RuntimeError("the run ended before the signal was sent")
+            return f"at frames {frames}, then ended before the next signal was sent"
         if code != expected:
-            raise RuntimeError(f"ended with {code}, not {expected}:\n{said}")
+            raise RuntimeError(f"ended with {code}, not {expected}:\n{output}")
         frames.append(newest_checkpoint(case.folder))
         overrides = [f"+resume={case.folder}"]
     labrl(f"+resume={case.folder}")
@@ -96,17 +97,17 @@ def by_signal(case: Case, number: signal.Signals, expected: int) -> str:
 
 
 def killed(case: Case) -> str:
-    """kill -9, which nothing can prepare for."""
+    """Interrupt the run by SIGKILL, which no process can handle."""
     return by_signal(case, signal.SIGKILL, -signal.SIGKILL)
 
 
-def told(case: Case) -> str:
-    """A polite kill, after which the state is saved."""
+def terminated(case: Case) -> str:
+    """Interrupt the run by SIGTERM, upon which it saves its state."""
     return by_signal(case, signal.SIGTERM, 143)
 
 
 def extended(case: Case) -> str:
-    """Finished with a smaller budget, which ends anywhere, then given the whole one."""
+    """Finish the run with a smaller random budget, then resume it with the whole budget."""
     shorter = int(case.rng.integers(int(0.3 * case.budget), int(0.8 * case.budget)))
     labrl(*case.overrides, f"env.max_frame={shorter}", folder_override(case.folder))
     reached = newest_checkpoint(case.folder)
@@ -114,11 +115,11 @@ def extended(case: Case) -> str:
     return f"at frame {reached}"
 
 
-WAYS: dict[str, Callable[[Case], str]] = {"kill": killed, "terminate": told, "extend": extended}
+WAYS: dict[str, Callable[[Case], str]] = {"kill": killed, "terminate": terminated, "extend": extended}
 
 
 def applies(overrides: Sequence[str]) -> bool:
-    """Return whether the agent can play the environment."""
+    """Return whether the agent supports the environment."""
     try:
         check(resolve(compose(list(overrides))))
     except InputError:
@@ -131,10 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--agents", nargs="+", choices=AGENTS, default=AGENTS)
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--kills", type=int, default=1, help="how often a run is broken off by a signal")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments at which that happens")
+    parser.add_argument("--kills", type=int, default=1, help="how often a signal interrupts a run")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the times at which runs are interrupted")
     given, edits = parser.parse_known_args(arguments)
-    here = str(Path(__file__).parent)  # where some environments are, for the processes that are broken off
+    here = str(Path(__file__).parent)  # subprocesses import some environments from this folder
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     rng = np.random.default_rng(given.seed)
     equal = total = 0
@@ -145,10 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{agent:<13} {task:<9} does not apply", flush=True)
                 continue
             with tempfile.TemporaryDirectory() as scratch:
-                unbroken = Path(scratch) / "unbroken"
-                labrl(*overrides, folder_override(unbroken))
+                uninterrupted = Path(scratch) / "uninterrupted"
+                labrl(*overrides, folder_override(uninterrupted))
                 for way in given.ways:
-                    case = Case(overrides, unbroken, Path(scratch) / way, rng, given.kills)
+                    case = Case(overrides, uninterrupted, Path(scratch) / way, rng, given.kills)
                     equal += report(f"{agent:<13} {task:<9} {way:<9}", WAYS[way], case)
                     total += 1
     print(f"{equal} of {total} equal to the bit")
@@ -156,12 +157,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(name: str, way: Callable[[Case], str], case: Case) -> bool:
-    """Run one case and print its line. Returns whether nothing differed."""
+    """Run one case and print its line. Return whether the two runs are equal."""
     began = time.monotonic()
     try:
         where = way(case)
-        found = differences(case.unbroken, case.folder)
-        found += recorded_differences(case.unbroken, case.folder)
+        found = differences(case.uninterrupted, case.folder)
+        found += recorded_differences(case.uninterrupted, case.folder)
     except (RuntimeError, AssertionError) as error:
         where, found = "", [str(error)]
     verdict = f"DIFFERENT: {', '.join(found[:5])}" if found else "equal"

@@ -1,4 +1,4 @@
-"""Small goal environments: bits to be flipped, and a point to be moved."""
+"""Small goal environments: one flips bits, the other moves a point."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from numpy.typing import NDArray
 
 
 class GoalTask(gym.Env, ABC):
-    """-1 for each step until the goal is reached, which ends the episode; a time limit cuts it."""
+    """A task that pays -1 for each step until the goal is reached.
+
+    The goal terminates the episode; a time limit truncates it.
+    """
 
     def __init__(self, steps: int, box: spaces.Box, one_by_one: bool) -> None:
-        """box: of goals; one_by_one: rewards are computed of one pair of goals at a time."""
+        """steps: time limit. box: space of goals. one_by_one: batches of goals are an error."""
         self._limit, self._one_by_one = steps, one_by_one
         self.observation_space = spaces.Dict({"observation": box, "achieved_goal": box, "desired_goal": box})
 
     def compute_reward(self, achieved_goal: NDArray, desired_goal: NDArray, info: Any) -> Any:
-        assert not (self._one_by_one and achieved_goal.ndim > 1), "one by one, please"
+        assert not (self._one_by_one and achieved_goal.ndim > 1), "compute_reward got a batch of goals"
         return np.where(self.compute_terminated(achieved_goal, desired_goal, info), 0.0, -1.0)
 
     def compute_terminated(self, achieved_goal: NDArray, desired_goal: NDArray, info: Any) -> Any:
-        assert not (self._one_by_one and achieved_goal.ndim > 1), "one by one, please"
+        assert not (self._one_by_one and achieved_goal.ndim > 1), "compute_terminated got a batch of goals"
         return self.distance(achieved_goal, desired_goal) < 0.15
 
     def distance(self, achieved: NDArray, desired: NDArray) -> Any:
@@ -47,11 +50,11 @@ class GoalTask(gym.Env, ABC):
 
     @abstractmethod
     def drawn(self) -> NDArray[np.float32]:
-        """A place."""
+        """Draw a random place: a goal, or where an episode begins."""
 
     @abstractmethod
     def move(self, action: Any) -> None:
-        """Change the place that was reached."""
+        """Change the current place by an action."""
 
     def _seen(self) -> dict[str, NDArray]:
         place = self._place.copy()
@@ -59,7 +62,7 @@ class GoalTask(gym.Env, ABC):
 
 
 class BitFlip(GoalTask):
-    """An action flips one of n bits; all are to be as in the goal (section 3.1 of the paper)."""
+    """Flip one of n bits per action until all equal the goal (Andrychowicz et al., 2017, section 3.1)."""
 
     def __init__(self, n: int = 6, one_by_one: bool = False) -> None:
         super().__init__(n, spaces.Box(0, 1, (n,), np.float32), one_by_one)
@@ -74,7 +77,7 @@ class BitFlip(GoalTask):
 
 
 class Reach(GoalTask):
-    """An action moves a point in a square, at most so far that it crosses it in ten steps."""
+    """Move a point in a square to the goal; crossing the square takes at least ten steps."""
 
     def __init__(self, steps: int = 20, one_by_one: bool = False) -> None:
         super().__init__(steps, spaces.Box(-1, 1, (2,), np.float32), one_by_one)
@@ -88,7 +91,7 @@ class Reach(GoalTask):
 
 
 class Mute(gym.Wrapper):
-    """It does not say what another goal would have given."""
+    """A goal environment without `compute_reward`."""
 
     def __init__(self) -> None:
         super().__init__(BitFlip())

@@ -1,4 +1,4 @@
-"""A small environment that is seen by a picture and by numbers."""
+"""A small environment with an image and numbers as observation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from gymnasium import spaces
 
 
 class Lamp(gym.Env):
-    """The picture is bright or dark, the mark points one way or the other: both are to be told.
+    """Report whether the image is bright or dark and whether the mark is 1 or -1: one of four answers.
 
-    Ends after some steps that follow from the seed, half of the time by a time limit.
+    The seed determines the length of an episode; even lengths terminate, odd ones are truncated.
     """
 
     def __init__(self, continuous: bool = False, style: str = "dict", render_mode: str | None = None) -> None:
-        """continuous: the answer is two numbers' signs; style: dict, nested, tuple, or masked."""
+        """continuous: the answer is the signs of two numbers. style: dict, nested, tuple or masked."""
         self.action_space: Any = spaces.Box(-1, 1, (2,)) if continuous else spaces.Discrete(4)
         self._continuous, self._style = continuous, style
         picture = spaces.Box(0, 255, (36, 36, 3), np.uint8)
@@ -42,7 +42,7 @@ class Lamp(gym.Env):
         answer = 2 * int(action[0] > 0) + int(action[1] > 0) if self._continuous else int(action)
         reward = 1.0 if answer == self.wanted else 0.0
         if self._style == "masked":
-            assert answer // 2 == self.wanted // 2, "the others are not valid"
+            assert answer // 2 == self.wanted // 2, "the agent took an invalid action"
         self._steps += 1
         over = self._steps >= self._length
         ended = over and self._length % 2 == 0

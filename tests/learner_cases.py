@@ -1,4 +1,4 @@
-"""Losses, minibatches and changes of weights that the tests of learners share."""
+"""Losses, minibatches and ways to change weights, shared by the tests of learners."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def compute(num_threads: int = 1, precision: torch.dtype = torch.float32) -> Com
 
 @pytest.fixture
 def without_amx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Split a minibatch in bfloat16 among workers; a processor with AMX would leave it to one."""
+    """Pretend that the processor has no AMX, so that several workers share a minibatch in bfloat16."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
 
 
 def autocast() -> torch.autocast:
-    """The context in which networks compute in bfloat16."""
+    """Return the context in which networks compute in bfloat16."""
     return torch.autocast("cpu", torch.bfloat16)
 
 
@@ -42,21 +42,21 @@ class Rows(Columns):
 
 
 def mean_loss(network: Callable[..., Any], rows: Rows) -> tuple[Tensor, Tensor]:
-    """The mean squared error, and as statistics the error and the mean output."""
+    """Return the mean squared error, and as statistics the error and the mean output."""
     outputs = network(rows.inputs)
     error = (outputs if rows.targets is None else outputs - rows.targets).square().mean()
     return error, torch.stack([error, outputs.mean()]).detach()
 
 
 def loss_of_rows(network: Callable[..., Any], rows: Rows) -> tuple[Tensor, Tensor]:
-    """The mean squared error, and as statistics the squared error and the mean output of each row."""
+    """Return the mean squared error, and as statistics the squared error and the mean output of each row."""
     outputs = network(rows.inputs)
     errors = (outputs if rows.targets is None else outputs - rows.targets).square().mean(1)
     return errors.mean(), torch.stack([errors, outputs.mean(1)]).detach()
 
 
 def reference(network: nn.Module, rows: Rows, context: Any = None) -> tuple[list[Tensor], Tensor]:
-    """Gradients and statistics of `mean_loss` by torch alone, from a copy of the network."""
+    """Compute the gradients and statistics of `mean_loss` with plain PyTorch on a copy of the network."""
     alone = copy.deepcopy(network)
     for parameter in alone.parameters():
         parameter.grad = None
@@ -105,11 +105,11 @@ def written_by_another_session(learner: Learner[Any], rows: Rows) -> None:
 
 
 CHANGES = [updated, restored, written_in_place, written_through_its_state, written_by_another_session]
-"""All ways in which weights change."""
+"""All ways in which the weights of a learner can change."""
 
 
 class Doubled(nn.Module):
-    """A parametrization."""
+    """A parametrization that doubles the weight."""
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * 2

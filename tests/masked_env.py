@@ -1,4 +1,4 @@
-"""A small environment in which some actions are invalid, and taking one of these is an error."""
+"""A small environment with action masks, in which taking an invalid action is an error."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from numpy.typing import NDArray
 
 
 class Doors(gym.Env):
-    """Each step only the mask tells which doors are open.
+    """Doors of which only the action mask shows which are open in this step.
 
-    Ends after some steps that follow from the seed, half of the time by a time limit. The last mask of an
-    episode that ended has no open door at all, as some environments have it.
+    The seed determines the length of an episode; even lengths terminate, odd ones are truncated. No door is
+    open in the last mask of a terminated episode, as in some real environments.
     """
 
     def __init__(self, style: str = "info", several: bool = False, broken: int | None = None) -> None:
-        """style: info, or dict; several: two doors are taken at once; broken: step without an open door."""
+        """Choose where the mask is and how many doors an action opens.
+
+        style: where the mask is, `info` or `dict` (the observation). several: an action opens two doors.
+        broken: a step in which no door is open.
+        """
         self._style, self._broken = style, broken
         self.action_space = gym.spaces.MultiDiscrete([4, 3]) if several else gym.spaces.Discrete(4, start=2)
         self._sizes = [4, 3] if several else [4]

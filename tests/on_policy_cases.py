@@ -1,4 +1,4 @@
-"""Agents that learn from their own rollouts, as their YAML makes them, and what their tests share."""
+"""On-policy agents built from their YAML, and helpers that their tests share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def build(
     masked: bool = False,
     compute: Compute | None = None,
 ) -> tuple[Any, Clock, Streams]:
-    """The agent for these spaces, with its clock and its streams."""
+    """Build the agent for these spaces, with its clock and its random streams."""
     clock, streams = Clock(10**6), Streams(3)
     player = config_of(agent, *overrides).agent.build(
         spaces=Spaces(observation, action, num_envs, masked),
@@ -58,7 +58,10 @@ def build(
 
 
 def play(agent: Agent, clock: Clock, world: Any, steps: int) -> int:
-    """Let the agent act and learn in a `world` with `observation`, `step` and perhaps `mask`."""
+    """Let the agent act and learn in a `world` with `observation`, `step` and optionally `mask`.
+
+    Returns the number of updates.
+    """
     updates = 0
     for _ in range(steps):
         step = world.step(agent.act(Observation(world.observation, getattr(world, "mask", None))))
@@ -69,19 +72,19 @@ def play(agent: Agent, clock: Clock, world: Any, steps: int) -> int:
 
 
 def network_of(agent: Agent) -> ActorCritic:
-    """The one network of policy and values."""
+    """Return the network that holds both the policy and the values."""
     network = agent.modules()["actor_critic"]
     assert isinstance(network, ActorCritic)
     return network
 
 
 def rollouts(monkeypatch: pytest.MonkeyPatch) -> list[Minibatch]:
-    """A list that grows by each rollout that an agent learns from, all of its rows as one minibatch."""
+    """Return a list that collects every rollout from which an agent learns, each as one minibatch."""
     prepare, seen = PolicyAgent.batch, []
 
     def spy(self: PolicyAgent, *given: Any, **more: Any) -> Minibatch:
         batch = prepare(self, *given, **more)
-        seen.append(copy.deepcopy(batch))  # the arrays are those of the next rollout too
+        seen.append(copy.deepcopy(batch))  # the next rollout overwrites the arrays
         return batch
 
     monkeypatch.setattr(PolicyAgent, "batch", spy)
@@ -91,7 +94,10 @@ def rollouts(monkeypatch: pytest.MonkeyPatch) -> list[Minibatch]:
 def assert_same_future(
     make: Callable[[], tuple[Any, Clock, Streams]], world: Any, steps: int, further: int = 40
 ) -> None:
-    """Check that an agent that is saved after `steps` and restored learns the same in `further` steps."""
+    """Check that an agent that is saved after `steps` steps and restored learns the same afterwards.
+
+    The weights and metrics are compared after `further` steps.
+    """
     agent, clock, streams = make()
     play(agent, clock, world, steps)
     saved = copy.deepcopy((agent.state_dict(), streams.state_dict(), clock.state_dict(), world))

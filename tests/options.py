@@ -1,4 +1,4 @@
-"""The options of a part as labrl's YAML gives them, for tests that build single parts."""
+"""Options of single parts as labrl's YAML sets them, for tests that build these parts alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labrl.config.compose import compose, resolve
 
 
 def options(key: str, overrides: str = "", **changes: Any) -> Any:
-    """The options at `key` of `labrl preset=none <overrides>`, as their dataclass, with `changes`.
+    """Return the dataclass at `key` of the configuration of `labrl preset=none <overrides>`, with `changes`.
 
     `options("agent", "agent=ppo", horizon=8)` is a PPOConfig,
     `options("agent.network.torso", "agent/network=mlp", hidden=[8])` an MLPConfig.
@@ -21,7 +21,7 @@ def options(key: str, overrides: str = "", **changes: Any) -> Any:
 
 
 def component(key: str, overrides: str = "", **changes: Any) -> Component:
-    """The component at `key`, with the options that `options` gives."""
+    """Return the component at `key`, with the options that `options` returns."""
     return Component(_part(key, overrides).target, options(key, overrides, **changes), key)
 
 

@@ -1,4 +1,4 @@
-"""Parts of somebody's own that break, each in its way."""
+"""Parts of a user's own package that fail, each in a different way."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from labrl.memory.replay import Replay
 
 
 class Raises:
-    """Whatever it is to be."""
+    """A part of any kind that raises an error when it is created."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         raise RuntimeError("no licence")
 
 
 class RaisesReplay(Replay):
-    """A replay buffer that cannot be made."""
+    """A replay buffer that raises an error when it is created."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         raise RuntimeError("no licence")
 
 
 class Exits(gym.Env[Any, Any]):
-    """A simulator that ends the program."""
+    """An environment that exits the program when it is created."""
 
     def __init__(self) -> None:
         sys.exit("no display")
 
 
 class NoSpaces(gym.Env[Any, Any]):
-    """Half an environment."""
+    """An environment without observation and action spaces."""
 
 
 class RaisingExploration(NetworkNoise):
-    """An exploration that cannot be made."""
+    """An exploration that raises an error when it is created."""
 
     TRAITS = ExplorationTraits()
 
@@ -48,33 +48,33 @@ class RaisingExploration(NetworkNoise):
 
 
 class RaisingAgent(RandomAgent):
-    """An agent that cannot be made."""
+    """An agent that raises an error when it is created."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         raise RuntimeError("no licence")
 
 
 class Empty(Agent):
-    """Half an agent."""
+    """An agent that implements none of the abstract methods."""
 
     def __init__(self, spaces: Any, clock: Any, streams: Any, compute: Any) -> None:
         pass
 
 
 class NoAgent:
-    """No agent."""
+    """A class that accepts the arguments of an agent but is not an `Agent`."""
 
     def __init__(self, spaces: Any, clock: Any, streams: Any, compute: Any) -> None:
         pass
 
 
 def no_agent(spaces: Any, clock: Any, streams: Any, compute: Any) -> NoAgent:
-    """A function that makes no agent."""
+    """Return an object that is not an `Agent`."""
     return NoAgent(spaces, clock, streams, compute)
 
 
 class Refuses(RandomAgent):
-    """An agent that refuses in its own words."""
+    """An agent whose own check rejects every configuration."""
 
     @classmethod
     def check(cls, config: Any, spaces: Any) -> None:

@@ -1,4 +1,4 @@
-"""A run that takes no core from what a test waits for."""
+"""A callback that slows a run down, so that it leaves the processor to what a test waits for."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from labrl.session.callbacks import Callback
 
 PACED = "+callbacks.paced._target_=paced.Paced"
-"""Override of a run in a process that `start_labrl` starts, or in one of that one's."""
+"""Override that adds the callback to a run in a process that `start_labrl` starts, or in its subprocesses."""
 
 
 class Paced(Callback):
-    """Sleeps at each step: such a run plays a few hundred frames per second, and is nearly idle."""
+    """Sleep at each step, so that a run makes a few hundred frames per second and is nearly idle."""
 
     def step(self, session: Any) -> None:
         """Sleep for two milliseconds."""

@@ -1,4 +1,4 @@
-"""An environment whose pictures are odd in one way each, and one that cannot be asked for any."""
+"""Environments that render unusual images, and environments that do not support rendering."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ DRAWN: dict[str, Any] = {
 
 
 class Drawn(Walk):
-    """Shows one of `DRAWN`, or what its name says. It ends after four steps at the latest."""
+    """An environment that renders one of `DRAWN` or images of changing sizes, or fails to render.
+
+    An episode ends after at most four steps.
+    """
 
     metadata: ClassVar[Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
 
@@ -56,7 +59,7 @@ class Drawn(Walk):
 
 
 class ListOnly(Drawn):
-    """Draws for one render_mode, which is not the usual one."""
+    """An environment that supports only the unusual render_mode rgb_array_list."""
 
     metadata: ClassVar[Any] = {"render_modes": ("rgb_array_list",)}
 
@@ -66,14 +69,14 @@ class ListOnly(Drawn):
 
 
 class Unseen(Drawn):
-    """Takes no render_mode."""
+    """An environment that does not accept a render_mode."""
 
     def __init__(self) -> None:
         super().__init__()
 
 
 class AlwaysDrawn(Drawn):
-    """Takes no render_mode, and has one."""
+    """An environment that does not accept a render_mode but always renders."""
 
     def __init__(self) -> None:
         super().__init__(render_mode="rgb_array")

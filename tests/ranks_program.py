@@ -1,4 +1,4 @@
-"""A program that tests/test_torchrun.py starts as two ranks; it fails where they break a promise."""
+"""A program that tests/test_torchrun.py starts as two ranks; it fails if they do not work as one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from labrl.trial.torchrun import Group, Launch
 ROWS = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
 
 
-def share(ranks: Ranks, rows: Tensor) -> Tensor:
+def slice_of(ranks: Ranks, rows: Tensor) -> Tensor:
     return rows.chunk(ranks.size)[ranks.rank]
 
 
@@ -52,46 +52,51 @@ def loss_of_rows(module: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
     return each.mean(), each.detach()[None]
 
 
-def gradients_are_those_of_the_whole_minibatch(ranks: Ranks, kind: type[Learner[Any]]) -> None:
-    one, alone = learner_of(kind, ranks), learner_of(kind, Ranks())
-    own = one.gradient(mean_loss, share(ranks, ROWS)), one.flat.gradient
+def check_gradients_equal_those_of_whole_minibatch(ranks: Ranks, kind: type[Learner[Any]]) -> None:
+    joint, alone = learner_of(kind, ranks), learner_of(kind, Ranks())
+    part = joint.gradient(mean_loss, slice_of(ranks, ROWS)), joint.flat.gradient
     whole = alone.gradient(mean_loss, ROWS), alone.flat.gradient
-    for found, expected in zip(own, whole, strict=True):
+    for found, expected in zip(part, whole, strict=True):
         torch.testing.assert_close(found, expected)
-    for everyone in zip(*ranks.gathered(own), strict=True):
-        assert all(torch.equal(everyone[0], other) for other in everyone), "the same to the bit"
+    for everyone in zip(*ranks.gathered(part), strict=True):
+        assert all(torch.equal(everyone[0], other) for other in everyone), "the ranks' gradients differ"
 
-    errors, all_errors = one.gradient(loss_of_rows, share(ranks, ROWS)), alone.gradient(loss_of_rows, ROWS)
-    torch.testing.assert_close(one.flat.gradient, alone.flat.gradient)
-    torch.testing.assert_close(errors[0], share(ranks, all_errors[0]), msg="each rank has those of its rows")
-    one.step(0.1)
-    assert len({weights.numpy().tobytes() for weights in ranks.gathered(one.weights.clone())}) == 1
-    one.close()
+    errors, all_errors = (
+        joint.gradient(loss_of_rows, slice_of(ranks, ROWS)),
+        alone.gradient(loss_of_rows, ROWS),
+    )
+    torch.testing.assert_close(joint.flat.gradient, alone.flat.gradient)
+    torch.testing.assert_close(
+        errors[0], slice_of(ranks, all_errors[0]), msg="a rank does not have the errors of its own rows"
+    )
+    joint.step(0.1)
+    assert len({weights.numpy().tobytes() for weights in ranks.gathered(joint.weights.clone())}) == 1
+    joint.close()
     alone.close()
 
 
-def moments_are_those_of_all_samples(ranks: Ranks) -> None:
+def check_moments_equal_those_of_all_samples(ranks: Ranks) -> None:
     columns = ROWS.T  # [5, 24]
     found = ranks.std_mean(columns.chunk(ranks.size, dim=1)[ranks.rank])
     torch.testing.assert_close(found, torch.std_mean(columns, dim=1, keepdim=True))
-    own, whole = RunningMoments((5,)), RunningMoments((5,))
-    own.ranks = ranks
+    part, whole = RunningMoments((5,)), RunningMoments((5,))
+    part.ranks = ranks
     for step in range(3):
         rows = ROWS + step
-        own.update(share(ranks, rows).numpy())
+        part.update(slice_of(ranks, rows).numpy())
         whole.update(rows.numpy())
-    np.testing.assert_allclose(own.mean, whole.mean)
-    np.testing.assert_allclose(own.variance, whole.variance)
+    np.testing.assert_allclose(part.mean, whole.mean)
+    np.testing.assert_allclose(part.variance, whole.variance)
 
 
-def all_know_what_one_knows(ranks: Ranks) -> None:
+def check_ranks_exchange_values(ranks: Ranks) -> None:
     assert ranks.largest(ranks.rank, -ranks.rank) == [1, 0]
     assert ranks.gathered({"rank": ranks.rank}) == [{"rank": 0}, {"rank": 1}]
     assert ranks.sent_to_leader(ranks.rank) == ([0, 1] if ranks.rank == 0 else [])
     assert ranks.told_by_leader(["a", "b"] if ranks.rank == 0 else None) == "ab"[ranks.rank]
 
 
-def a_weight_that_differs_is_named(ranks: Ranks) -> None:
+def check_differing_weight_is_named(ranks: Ranks) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     agent: Any = SimpleNamespace(modules=lambda: {"policy": network})
@@ -111,9 +116,9 @@ if __name__ == "__main__":
     assert launch is not None
     group = Group(launch)
     for kind in (Learner, SlicedLearner):
-        gradients_are_those_of_the_whole_minibatch(group.ranks, kind)
-    moments_are_those_of_all_samples(group.ranks)
-    all_know_what_one_knows(group.ranks)
-    a_weight_that_differs_is_named(group.ranks)
+        check_gradients_equal_those_of_whole_minibatch(group.ranks, kind)
+    check_moments_equal_those_of_all_samples(group.ranks)
+    check_ranks_exchange_values(group.ranks)
+    check_differing_weight_is_named(group.ranks)
     group.leave()
     print("as promised")

@@ -1,4 +1,4 @@
-"""A world in which the best action depends on what is seen no longer, and what tests of memories share."""
+"""An environment that requires a recurrent state, and helpers for the tests of recurrent agents."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from labrl.step import Episode, Step
 
 
 class Corridor:
-    """The cue of the first step says what to do at the last, which pays 1 if it is done; nothing else pays.
+    """A corridor that begins with a cue and pays 1 if the last action equals the cue.
 
-    Corridors are of random lengths, in each environment another. Between the two ends, all looks the same:
-    who remembers nothing is right half of the time at best.
+    No other step pays. The length of each corridor is random. All observations between the two ends are
+    equal, so an agent without a recurrent state is right half of the time at best.
     """
 
     SPACE = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -27,7 +27,7 @@ class Corridor:
         self._cue, self._length, self._at = (np.zeros(num_envs, np.int64) for _ in range(3))
         self._begin(np.ones(num_envs, np.bool_))
         self.paid: list[float] = []
-        """The reward of each episode that has ended."""
+        """The return of each episode that has ended."""
 
     def _begin(self, envs: NDArray[np.bool_]) -> None:
         self._cue[envs] = self._rng.integers(0, 2, envs.sum())
@@ -36,7 +36,7 @@ class Corridor:
 
     @property
     def observation(self) -> NDArray:
-        """The cue as -1 or 1 and then 0, whether the end is reached, and a constant. [num_envs, 3]"""
+        """The cue (-1 or 1, then 0), whether this is the last step, and the constant 1. [num_envs, 3]"""
         cue = np.where(self._at == 0, 2 * self._cue - 1, 0)
         return np.stack([cue, self._at == self._length - 1, np.ones_like(cue)], axis=1).astype(np.float32)
 
@@ -54,7 +54,7 @@ class Corridor:
 
 
 def remembered(agent: Any, steps: int = 60, num_envs: int = 16) -> float:
-    """Share of the episodes in fresh corridors that its best actions end well."""
+    """Play new corridors with the agent's greedy actions. Return the fraction of episodes that pay."""
     world, start = Corridor(num_envs, seed=7), np.ones(num_envs, np.bool_)
     for _ in range(steps):
         start = world.step(agent.greedy_action(Observation(world.observation, start=start))).episode_over
@@ -62,7 +62,7 @@ def remembered(agent: Any, steps: int = 60, num_envs: int = 16) -> float:
 
 
 class Recorded:
-    """A world that remembers what was seen and done in it, and what came of it."""
+    """A wrapper of a world that keeps all observations, actions and steps."""
 
     def __init__(self, world: Any) -> None:
         self._world = world

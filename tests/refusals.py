@@ -1,4 +1,4 @@
-"""Checks of errors by class, code and key, never by wording."""
+"""Checks of errors by class, code and key instead of the wording of their messages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from labrl.errors import BusyFolderError, Code, DamagedFileError, InputError, La
 def refused(
     code: Code | None, key: str | Path | None, *named: str, kind: type[LabrlError] = InputError
 ) -> Iterator[pytest.ExceptionInfo[LabrlError]]:
-    """Expect an error of which one mistake has this code and key.
+    """Expect an error one of whose mistakes has this code and key.
 
-    code: None where the list of codes leaves a choice. named: overrides, paths or numbers that its message
-    contains, as it does the key.
+    code: None accepts any code. named: overrides, paths or numbers that the message must contain beside the
+    key.
     """
     with pytest.raises(kind) as caught:
         yield caught

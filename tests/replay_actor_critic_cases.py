@@ -1,4 +1,4 @@
-"""Off-policy actor-critics as their YAML makes them, and minibatches of made-up transitions."""
+"""Off-policy actor-critic agents built from their YAML, and minibatches of random transitions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BOX = gym.spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np
 CHOICE = gym.spaces.Discrete(3)
 CONTINUOUS = ("sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql")
 KINDS = [*((agent, BOX) for agent in CONTINUOUS), ("sac", CHOICE), ("crossq", CHOICE), ("iql", CHOICE)]
-"""Every agent with every kind of action."""
+"""Every agent with every action space that it supports."""
 
 
 @cache
 def config_of(agent: str, *overrides: str) -> TrialConfig:
-    """Return the configuration that `labrl agent=<agent> <overrides>` runs with, but small."""
+    """Return the configuration of `labrl agent=<agent> <overrides>` with small networks and minibatches."""
     hidden = "hidden" if agent == "crossq" else "mlp.hidden"
     small = ["preset=none", f"agent.network.torso.{hidden}=[16,16]", "agent.memory.capacity=5000"]
     return resolve(
@@ -44,7 +44,7 @@ def build(
     num_threads: int = 1,
     precision: str = "fp32",
 ) -> tuple[Any, Clock, Streams]:
-    """The agent of a configuration for these spaces, with its clock and its streams."""
+    """Build the agent of a configuration for these spaces, with its clock and its random streams."""
     clock, streams = Clock(10**6), Streams(3)
     agent = config.agent.build(
         spaces=Spaces(observation, action, num_envs),
@@ -56,7 +56,7 @@ def build(
 
 
 def made_up(action: gym.Space, size: int = 16, seed: int = 0) -> Transitions:
-    """A minibatch with weights, rewards of any sign, and some ends."""
+    """Return a random minibatch with importance weights, rewards of both signs and some terminations."""
     draw = torch.Generator().manual_seed(seed)
     if isinstance(action, gym.spaces.Discrete):
         actions = torch.randint(int(action.n), (size,), generator=draw)
@@ -74,7 +74,7 @@ def made_up(action: gym.Space, size: int = 16, seed: int = 0) -> Transitions:
 
 
 def disturb(agent: Agent) -> None:
-    """Move all weights, each network's in its own way: targets are no copies any more."""
+    """Add different noise to the weights of each network, so that targets no longer equal their sources."""
     draw = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for module in agent.modules().values():
@@ -83,7 +83,10 @@ def disturb(agent: Agent) -> None:
 
 
 def play(agent: Any, clock: Clock, world: Any, steps: int) -> int:
-    """Let the agent act and learn in a `world` with `observation` and `step`. Returns the updates made."""
+    """Let the agent act and learn in a `world` with `observation` and `step`.
+
+    Returns the number of updates.
+    """
     updates = 0
     for _ in range(steps):
         step = world.step(agent.act(Observation(world.observation)))

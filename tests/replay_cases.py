@@ -1,4 +1,4 @@
-"""Shared by the replay tests: a world of random steps, and a buffer that keeps whole episodes."""
+"""A world of random steps and a naive reference implementation, for the tests of replay buffers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from labrl.workspace import Workspace
 DISCOUNT = 0.9
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 STACK = gym.spaces.Box(0, 255, (2, 5, 4), np.uint8)
-"""Two frames of 5 x 4 pixels."""
+"""A stack of two planes of 5 x 4 pixels."""
 NUMBER = gym.spaces.Discrete(1000)
 ACTIONS = gym.spaces.Discrete(7)
 
 
 class World:
-    """Random observations, rewards and ends; nothing repeats, so that each mistake shows."""
+    """A world with random observations, rewards and ends; nothing repeats, so that every mistake shows."""
 
     def __init__(
         self,
@@ -37,22 +37,25 @@ class World:
         lives: float = 0.1,
         jumps: float = 0.0,
     ) -> None:
-        """ends, lives, jumps: probability of an episode's end, of a lost life, and of a stack that is
-        not the one before it shifted by a frame."""
+        """Set the probabilities of random events.
+
+        ends: the end of an episode. lives: a lost life. jumps: a stack of planes that does not continue the
+        stack before it.
+        """
         self.space, self.num_envs = space, num_envs
         self.ends, self.lives, self.jumps = ends, lives, jumps
         self.rng = np.random.default_rng(seed)
         self.observation = self.look()
 
     def look(self) -> NDArray:
-        """Observations that have nothing to do with those before. [num_envs, *obs]"""
+        """Draw observations independent of all earlier ones. [num_envs, *obs]"""
         shape = (self.num_envs, *(self.space.shape or ()))
         if self.space.dtype == np.uint8 or self.space is NUMBER:
             return self.rng.integers(0, 256, shape).astype(self.space.dtype)
         return self.rng.normal(size=shape).astype(self.space.dtype)
 
     def step(self) -> tuple[NDArray, NDArray, Step]:
-        """Observation, action, and what came of it."""
+        """Make a vector step with random actions. Return the observation, the action and the step."""
         rng, before = self.rng, self.observation
         after = self.look()
         if self.space is STACK:
@@ -75,13 +78,13 @@ class World:
         return before, rng.integers(0, 7, self.num_envs), step
 
     def steps(self, count: int) -> Iterator[tuple[NDArray, NDArray, Step]]:
-        """`count` of them."""
+        """Make `count` vector steps."""
         for _ in range(count):
             yield self.step()
 
 
 class Seen(NamedTuple):
-    """One step of one environment."""
+    """A step of one environment."""
 
     observation: NDArray
     action: int
@@ -89,24 +92,24 @@ class Seen(NamedTuple):
     next_observation: NDArray
     terminated: bool
     cut: bool
-    first_frame: int
-    """Frames that had been stored before the oldest one of the observation."""
+    first_plane: int
+    """The number of planes that had been stored before the oldest plane of the observation."""
 
 
 class NaiveReplay:
-    """Keeps everything, and finds out by walking along an environment's steps what may be sampled."""
+    """A reference implementation that keeps all steps and searches them for what may be sampled."""
 
     def __init__(self, space: gym.Space, num_envs: int, capacity: int, n_step: int) -> None:
         self.live, self.n_step = capacity // num_envs, n_step
         self.stack = STACK.shape[0] if space is STACK else 1
-        # As ReplayConfig.capacity says: a sixteenth more frames than transitions, and what a few steps need.
-        self.frames = self.live + -(-self.live // 16) + (2 * n_step + 3) * self.stack
+        # As ReplayConfig.capacity says: a sixteenth more planes than transitions, and those of a few steps.
+        self.planes = self.live + -(-self.live // 16) + (2 * n_step + 3) * self.stack
         self.limited = space is STACK
         self.seen: list[list[Seen]] = [[] for _ in range(num_envs)]
         self.pushed = [self.stack] * num_envs
 
     def add(self, observation: NDArray, action: NDArray, step: Step) -> None:
-        """One vector step."""
+        """Store a vector step."""
         for env, seen in enumerate(self.seen):
             before, after = observation[env], step.next_observation[env]
             shifted = self.stack == 1 or np.array_equal(before[1:], after[:-1])
@@ -125,25 +128,25 @@ class NaiveReplay:
             self.pushed[env] += (1 if shifted else self.stack) + (self.stack if over else 0)
 
     def sampleable(self) -> list[tuple[int, int]]:
-        """(step, env) of all that may be sampled, the newest first."""
+        """Return (step, env) of all transitions that may be sampled, newest first."""
         steps = len(self.seen[0])
         pairs = [(t, env) for env in range(len(self.seen)) for t in range(max(steps - self.live, 0), steps)]
         return sorted((pair for pair in pairs if self._whole(*pair)), key=lambda pair: (-pair[0], pair[1]))
 
     def window(self, t: int, env: int) -> list[Seen]:
-        """The steps from t on that belong together."""
+        """Return the steps of the n-step transition that begins at step t."""
         rows = self.seen[env][t : t + self.n_step]
         ends = [k for k, row in enumerate(rows) if row.cut]
         return rows[: ends[0] + 1] if ends else rows
 
     def _whole(self, t: int, env: int) -> bool:
         seen, window = self.seen[env], self.window(t, env)
-        stored = not self.limited or seen[t].first_frame >= self.pushed[env] - self.frames
+        stored = not self.limited or seen[t].first_plane >= self.pushed[env] - self.planes
         return stored and (window[-1].cut or len(window) == self.n_step)
 
 
 def assert_all_as_seen(sample: Transitions, naive: NaiveReplay, pairs: list[tuple[int, int]]) -> None:
-    """The transitions of `sample` are those of (step, env) `pairs`, in this order."""
+    """Check that the transitions of `sample` are those of the (step, env) `pairs`, in this order."""
     windows = [naive.window(t, env) for t, env in pairs]
     np.testing.assert_array_equal(sample.observation, [window[0].observation for window in windows])
     np.testing.assert_array_equal(
@@ -157,14 +160,18 @@ def assert_all_as_seen(sample: Transitions, naive: NaiveReplay, pairs: list[tupl
 
 
 def uniform(space: gym.Space, num_envs: int, n_step: int = 1, seed: int = 0, **more: Any) -> Any:
-    """A uniform memory; by keyword `cls`, `folder`, `frames_kept` or `workspace`, and its configuration."""
+    """Build a uniform replay buffer.
+
+    more: the class `cls`, the `folder` of a memory-mapped buffer, `frames_kept`, `sharers` or a `workspace`;
+    all other keywords are options of the buffer.
+    """
     return _build(more.pop("cls", Replay), "uniform", space, num_envs, n_step, seed, more)
 
 
 def prioritized(
     space: gym.Space, num_envs: int, n_step: int = 1, seed: int = 0, **more: Any
 ) -> PrioritizedReplay:
-    """A prioritized memory, likewise."""
+    """Build a prioritized replay buffer; `more` is as in `uniform`, without `cls`."""
     return _build(PrioritizedReplay, "prioritized", space, num_envs, n_step, seed, more)
 
 
@@ -186,27 +193,27 @@ def _build(cls: Any, option: str, space: gym.Space, num_envs: int, n_step: int, 
 
 
 def everything(memory: Replay) -> Transitions:
-    """Return all that may be sampled, the newest first; needs newest_share=1."""
+    """Return all transitions that may be sampled, newest first; needs newest_share=1."""
     return memory.sample(len(memory), 0)
 
 
 def saved(memory: Replay) -> tuple[Any, Any]:
-    """State of a memory and of its generator, as a checkpoint keeps them."""
+    """Return the state of a replay buffer and of its generator, as a checkpoint keeps them."""
     return copy.deepcopy((memory.state_dict(), memory.generator.bit_generator.state))
 
 
 def load(memory: Replay, state: tuple[Any, Any]) -> None:
-    """Go on with `saved`."""
+    """Load a state that `saved` returned."""
     memory.load_state_dict(state[0])
     memory.generator.bit_generator.state = state[1]
 
 
 def assert_same(left: Transitions, right: Transitions) -> None:
-    """Bit for bit."""
+    """Check that two batches of transitions are equal bit for bit."""
     for name, one in vars(left).items():
         other = vars(right)[name]
         if one is None or other is None:
-            assert one is other, "both have masks or neither"
+            assert one is other, "only one of the two has action masks"
             continue
         assert one.dtype == other.dtype
         assert np.array_equal(one, other), name

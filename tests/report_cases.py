@@ -1,4 +1,4 @@
-"""Run and experiment folders with tables as long as a real training's, written in no time."""
+"""Run and experiment folders with tables as long as those of real training, written without training."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ COLUMNS = (
     "lr",
     "weight_norm",
 )
-"""Columns of PPO beside the clock and the returns."""
+"""Columns of PPO's training table beside those of the clock and the returns."""
 
 
 def training(rows: int, to: float, noise: int, frames: int = 10_000_000) -> dict[str, np.ndarray]:
-    """Columns of a session whose return rises to about `to`, with the noise of seed `noise`."""
+    """Return the columns of a session whose return rises to about `to`, with noise from seed `noise`."""
     random = np.random.default_rng(noise)
     part = np.arange(1, rows + 1) / rows
     frame = np.round(part * frames)
@@ -61,7 +61,7 @@ def training(rows: int, to: float, noise: int, frames: int = 10_000_000) -> dict
 
 
 def write_table(path: Path, table: Mapping[str, np.ndarray]) -> None:
-    """A CSV with these columns; nan is an empty cell."""
+    """Write a CSV file with these columns; NaN becomes an empty cell."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(table)
@@ -79,7 +79,10 @@ def write_long_run(
     typed: Sequence[str] = (),
     **changes: Any,
 ) -> Path:
-    """A finished run of so many sessions and rows; changes: of the configuration, as `config_with`."""
+    """Write the folder of a finished run and return its path.
+
+    rows: number of rows per session. changes: changes of the configuration, as `config_with` takes them.
+    """
     config = config_with(**{"meta__max_session": sessions, "agent___target_": f"labrl.{agent}"} | changes)
     run = RunFolder.create(path)
     run.set_status("finished")
@@ -108,7 +111,10 @@ def write_long_run(
 
 
 def write_experiment(path: Path, runs: Sequence[tuple[str, Mapping[str, Any]]], **facts: Any) -> Path:
-    """An experiment folder over run folders inside it: (folder, facts of the trial) each."""
+    """Write an experiment folder around existing run folders. Return its path.
+
+    runs: for each trial the name of its run folder and facts about it.
+    """
     trials = [
         {"number": number, "overrides": [], "folder": folder, "status": "finished", "error": None, **more}
         for number, (folder, more) in enumerate(runs)
@@ -119,7 +125,7 @@ def write_experiment(path: Path, runs: Sequence[tuple[str, Mapping[str, Any]]], 
 
 
 class ReportPage(HTMLParser):
-    """The text, the elements, the tables and the charts of a report."""
+    """A parsed report: its text, elements, tables and charts."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -152,12 +158,12 @@ class ReportPage(HTMLParser):
         return re.findall(r'<section id="(.*?)">', self.source)
 
     def chart(self, title: str) -> dict[str, Any]:
-        """The only chart of that title."""
+        """Return the only chart with this title."""
         (found,) = (chart for chart in self.charts if chart["title"] == title)
         return found
 
     def table(self, section: str, place: int = 0) -> list[list[str]]:
-        """The cells of a table of a section, as text; the first row is its head."""
+        """Return the cells of a table of a section as text; the first row is the header."""
         body = re.search(rf'<section id="{section}">(.*?)</section>', self.source, re.DOTALL)
         assert body is not None
         table = re.findall(r"<table>(.*?)</table>", body[1], re.DOTALL)[place]
@@ -172,5 +178,5 @@ class ReportPage(HTMLParser):
 
 
 def report_of(path: Path) -> ReportPage:
-    """The report of a folder, made in place."""
+    """Write the report of a folder and return it parsed."""
     return ReportPage(build(path).path)

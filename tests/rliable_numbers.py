@@ -1,8 +1,8 @@
-"""Numbers of rliable for a few arrays, to compare with: `python tests/rliable_numbers.py` writes the JSON.
+"""Write rliable's estimates for a few arrays as reference values: `python tests/rliable_numbers.py`.
 
-rliable brings pandas, SciPy, statsmodels and seaborn: 310 MB and seven seconds of imports, for a release that
-today's pandas 3 and arch 8 break. So its numbers are recorded. To write them again, in any environment:
-`pip install rliable==1.2.0 "arch<8" "pandas<3"`; it takes a few minutes.
+The values are recorded in a JSON file because rliable depends on pandas, SciPy, statsmodels and seaborn (310
+MB and seven seconds of imports), and its release does not work with pandas 3 and arch 8. To record them
+again, `pip install rliable==1.2.0 "arch<8" "pandas<3"` in an environment of its own; it takes a few minutes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TAU = np.linspace(-1, 2, 13)
 
 
 def arrays() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Scores [runs, tasks] of two algorithms on the same tasks."""
+    """Return the scores [runs, tasks] of two algorithms on the same tasks, by name of the case."""
     shapes = {"one task": ((4, 1), (7, 1)), "many tasks": ((5, 8), (10, 8)), "three runs": ((3, 2), (3, 2))}
     found = {}
     for number, (name, (x, y)) in enumerate(shapes.items()):
@@ -30,7 +30,7 @@ def arrays() -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def ask(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
-    """Estimates and intervals by rliable, with its own defaults."""
+    """Return rliable's estimates and intervals, computed with its defaults."""
     from rliable import library, metrics
 
     def aggregate(scores: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Run folders as trials write them, made without training, for the tests of what reads them."""
+"""Run folders as trials write them, made without training, for tests of code that reads run folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG: dict[str, Any] = {
 
 
 def config_with(**changes: Any) -> dict[str, Any]:
-    """CONFIG with values by dotted key, dots written as two underscores: `agent__lr=0.1`."""
+    """Return CONFIG with changed values; `agent__lr=0.1` sets the key agent.lr."""
     config = copy.deepcopy(CONFIG)
     for key, value in changes.items():
         *above, last = key.split("__")
@@ -42,7 +42,7 @@ def config_with(**changes: Any) -> dict[str, Any]:
 def rows_of(
     frames: Sequence[float], returns: Sequence[float], **columns: Sequence[Any]
 ) -> list[dict[str, Any]]:
-    """Rows with the clock's columns; a second of training for each 100 frames, an update for each 10."""
+    """Return rows with the columns of the clock, at 100 frames per second and 10 frames per update."""
     return [
         {
             "frame": frame,
@@ -65,7 +65,10 @@ def write_session(
     status: str | None = "finished",
     **facts: Any,
 ) -> None:
-    """One session: `rows` as training and as evaluation rows; a status of None leaves no result behind."""
+    """Write a session that has `rows` as its training and its evaluation rows.
+
+    status: of the session's result; None writes no result. facts: other entries of the result.
+    """
     folder = run.session(index)
     train, evaluation = CsvTable(folder.train_csv), CsvTable(folder.eval_csv)
     for row in rows:
@@ -98,7 +101,7 @@ def write_run(
     created: str | None = None,
     session_status: str | None = "finished",
 ) -> Path:
-    """A run folder with the rows of each of `sessions`. Returns its path."""
+    """Write a run folder with the rows of each session. Return its path."""
     plain = copy.deepcopy(dict(config or CONFIG))
     plain["meta"]["max_session"] = max(plain["meta"]["max_session"], len(sessions))
     run = RunFolder.create(path)
@@ -116,13 +119,13 @@ def write_run(
 
 @functools.cache
 def _provenance() -> dict[str, Any]:
-    """Return the provenance of this code and machine; asked once, because git is slow."""
+    """Return the provenance of this code and machine; cached because git is slow."""
     with tempfile.TemporaryDirectory() as folder:
         return write_provenance(RunFolder.create(Path(folder) / "run"), CONFIG, Command(["seed=1"]))
 
 
 def rising(to: float, frames: int = 1000, rows: int = 10, noise: int | None = None) -> list[dict[str, Any]]:
-    """Rows of a session whose return rises in a line from 0 to `to`; noise: a seed."""
+    """Return rows of a session whose return rises linearly from 0 to `to`; noise: seed of added noise."""
     frame = np.linspace(frames / rows, frames, rows).astype(int)
     returns = to * frame / frames
     if noise is not None:

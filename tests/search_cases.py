@@ -1,4 +1,4 @@
-"""Small searches: a study without any training, and the command line of one that trains for seconds."""
+"""Small searches: a study without training, and the command line of a search that trains for seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labrl.storage.tables import CsvTable
 
 
 def pruner(kind: str, **changed: Any) -> Pruner:
-    """The pruner of `search/pruner=<kind>`, with other values."""
+    """Return the pruner of `search/pruner=<kind>` with changed options."""
     made: Pruner = options("search.pruner", f"search/pruner={kind}", **changed)
     return made
 
@@ -39,7 +39,7 @@ PLAN = Plan(
 OVERRIDES = [
     *("env=cartpole", "env.max_frame=1024", "agent.horizon=32", "agent.batch_size=64", "seed=3"),
     *("meta.eval_frequency=256", "meta.log_frequency=256", "meta.tensorboard=false"),
-    # of the trials, whose processes the patches of tests do not reach
+    # Trials run in processes of their own, which the patches of conftest.py do not reach.
     *("meta.report=false", "meta.videos=false"),
     *("agent.lr=tag(log, interval(1e-4, 1e-2))", "agent.epochs=range(1, 5)", "search.confirm=null"),
 ]
@@ -49,33 +49,36 @@ OVERRIDES = [
 def study(
     home: Path, url: str | None = None, plan: Plan = PLAN, sampler: dict[str, Any] = TPE, **changed: Any
 ) -> Study:
-    """Of `home`, which is made; changed: fields of the plan. A journal is begun faster than a database."""
+    """Open a study in the folder `home`, which is created; changed: changed fields of the plan.
+
+    The default storage is a journal because it is created faster than a database.
+    """
     home.mkdir(parents=True, exist_ok=True)
     url = url or f"journal:///{home / 'study.journal'}"
     return Study(StudyStorage(url, home), dataclasses.replace(plan, **changed), sampler, home)
 
 
 def next_of(one: Study) -> Assignment:
-    """The next trial, which there has to be."""
+    """Return the next trial of a study that must have one left."""
     assignment = one.next("trial_{number}")
     assert assignment is not None
     return assignment
 
 
 def write_eval(folder: Path, frame: int, value: float, session: int = 0) -> None:
-    """A row of evaluation, as a session writes it."""
+    """Append an evaluation row to the table of a session of a run."""
     path = folder / f"session_{session}"
     path.mkdir(parents=True, exist_ok=True)
     CsvTable(SessionFolder(path).eval_csv).append({"frame": frame, "return_mean": value, "wall": frame / 10})
 
 
 def worth(params: dict[str, Any]) -> float:
-    """Return the value of a trial of PLAN."""
+    """Return the final return of a trial of PLAN with these parameters."""
     return params["x"] + "abc".index(params["y"]) - abs(params["z"] - 4)
 
 
 def play(one: Study, assignment: Assignment, frames: tuple[int, ...] = (10, 20, 40)) -> str:
-    """Report at each of the frames until the trial is stopped or at its end; how it ended."""
+    """Report a trial's evaluation at each of `frames` until it is pruned or finished. Return its status."""
     for frame in frames:
         write_eval(assignment.folder, frame, worth(assignment.params) * frame / 40)
         if one.report(assignment.number, assignment.folder):
@@ -85,7 +88,7 @@ def play(one: Study, assignment: Assignment, frames: tuple[int, ...] = (10, 20, 
 
 
 def history(one: Study) -> list[Any]:
-    """Return what a sampler and a pruner know of the study."""
+    """Return everything about the study's trials that samplers and pruners use."""
     return [
         (trial.number, trial.params, trial.state.name, trial.values, trial.intermediate_values)
         for trial in one.trials()

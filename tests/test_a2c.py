@@ -1,4 +1,4 @@
-"""A2C's update is the paper's, by steps, lambda and whole episodes, and it finds the better way."""
+"""Tests of A2C: its update equals that of the paper, and it learns the best action of a small task."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADAM = "agent/optimizer=adam"
 
 
 class Recorded:
-    """A world that remembers its steps."""
+    """A wrapper of a world that keeps all observations and steps."""
 
     def __init__(self, world: Any) -> None:
         self._world, self.steps, self.seen = world, [], []
@@ -49,7 +49,10 @@ class Recorded:
 
 
 def returns(steps: list[Step], network: Any, gamma: float) -> torch.Tensor:
-    """R of section 4, backwards from the value of the state that was reached, or 0. [t, num_envs]"""
+    """Return the returns R of section 4 of the paper (Mnih et al., 2016). [t, num_envs]
+
+    They are computed backwards from the value of the last state, which is 0 if it is terminal.
+    """
     found = []
     with torch.no_grad():
         following = network(torch.from_numpy(steps[-1].observation)).value
@@ -65,7 +68,7 @@ def returns(steps: list[Step], network: Any, gamma: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("action", [DISCRETE, BOX], ids=["discrete", "continuous"])
-def test_an_update_is_rmsprop_on_the_gradient_of_the_paper(
+def test_update_is_rmsprop_step_on_gradient_of_paper(
     shared: bool, action: gym.Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = [f"agent.network.shared={shared}", "agent.entropy_coef=0.02", "agent.max_grad_norm=0.3"]
@@ -98,7 +101,7 @@ def test_an_update_is_rmsprop_on_the_gradient_of_the_paper(
         torch.testing.assert_close(ours.detach(), after, rtol=1e-4, atol=1e-6)
 
 
-def test_lambda_one_and_whole_episodes_give_the_full_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_episodes_with_lambda_1_give_full_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock, _ = build("a2c", "agent.horizon=null", "agent.episodes=6", "agent.gamma=0.9")
     world, batches = Recorded(noise()), rollouts(monkeypatch)
     while not play(agent, clock, world, 1):
@@ -109,11 +112,11 @@ def test_lambda_one_and_whole_episodes_give_the_full_returns(monkeypatch: pytest
     before, _, _ = build("a2c", "agent.horizon=null", "agent.episodes=6", "agent.gamma=0.9")
     expected = returns(world.steps, network_of(before), 0.9).T  # [num_envs, t]
     ended = np.stack([s.terminated | s.episode_over for s in world.steps], axis=1)
-    whole = np.flip(np.flip(ended, 1).cumsum(1) > 0, 1)  # an end is still to come
+    whole = np.flip(np.flip(ended, 1).cumsum(1) > 0, 1)  # steps of episodes that have ended
     torch.testing.assert_close(target, expected[torch.from_numpy(whole.copy())], rtol=1e-4, atol=1e-5)
 
 
-def test_smaller_lambda_is_the_generalized_advantage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lambda_0_gives_one_step_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock, _ = build("a2c", "agent.gae_lambda=0", "agent.gamma=0.9")
     world, batches, network = Recorded(noise()), rollouts(monkeypatch), copy.deepcopy(network_of(agent))
     assert play(agent, clock, world, 5) == 1
@@ -122,7 +125,7 @@ def test_smaller_lambda_is_the_generalized_advantage(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(batches[0].value_target, torch.cat(one_step).flatten())
 
 
-def test_a_value_network_with_an_optimizer_of_its_own_has_its_own_rate_and_norm() -> None:
+def test_separate_value_network_has_its_own_lr_and_gradient_norm() -> None:
     overrides = ["agent.network.shared=false", "agent.max_grad_norm=1e-3", ADAM]
     agent, clock, _ = build("a2c", *overrides, "agent.lr=0", "agent.value_lr=0.01")
     before = copy.deepcopy(network_of(agent))
@@ -135,13 +138,13 @@ def test_a_value_network_with_an_optimizer_of_its_own_has_its_own_rate_and_norm(
         assert unchanged == name.startswith("policy")
 
 
-def test_policy_objective_by_hand() -> None:
+def test_policy_objective_equals_hand_computed_value() -> None:
     log_prob, advantage = torch.tensor([-1.0, -2.0]), torch.tensor([3.0, -1.0])
     torch.testing.assert_close(policy_objective(log_prob, advantage), torch.tensor((-3.0 + 2.0) / 2))
 
 
 @pytest.mark.parametrize("when", [["agent.horizon=8"], ["agent.horizon=null", "agent.episodes=8"]])
-def test_it_finds_the_better_way_and_what_it_is_worth(when: list[str]) -> None:
+def test_a2c_learns_best_action_and_its_value(when: list[str]) -> None:
     overrides = [*when, ADAM, "agent.lr=0.01", f"agent.gamma={Fork.DISCOUNT}", "agent.network.shared=false"]
     agent, clock, _ = build(
         "a2c", *overrides, observation=Fork.SPACE, action=gym.spaces.Discrete(2), num_envs=8
@@ -159,11 +162,11 @@ def test_it_finds_the_better_way_and_what_it_is_worth(when: list[str]) -> None:
 @pytest.mark.parametrize(
     "overrides", [(), ("agent.horizon=null", "agent.episodes=3"), ("agent.value_lr=1e-3",)], ids=str
 )
-def test_a_restored_agent_has_the_same_future(steps: int, overrides: tuple[str, ...]) -> None:
+def test_restored_agent_learns_the_same(steps: int, overrides: tuple[str, ...]) -> None:
     assert_same_future(lambda: build("a2c", *overrides), noise(), steps)
 
 
-def test_the_two_ways_to_say_when_to_learn_exclude_each_other() -> None:
+def test_horizon_and_episodes_exclude_each_other() -> None:
     env = SimpleNamespace(num_envs=4, max_frame=1000)
     for overrides in (("agent.episodes=3",), ("agent.horizon=null",)):
         with refused("contradiction", "agent.horizon", "agent.episodes=null", "agent.horizon=null"):
@@ -172,7 +175,7 @@ def test_the_two_ways_to_say_when_to_learn_exclude_each_other() -> None:
         A2C.check_config(config_of("a2c").agent.config, SimpleNamespace(num_envs=4, max_frame=19))
 
 
-def test_a_shared_network_has_no_second_learning_rate() -> None:
+def test_shared_network_rejects_value_lr() -> None:
     config = config_of("a2c", "agent.value_lr=1e-3", "agent.network.shared=true").agent.config
     with refused("contradiction", "agent.value_lr", "agent.network.shared=false"):
         A2C.check(config, Spaces(VECTOR, DISCRETE, 1))

@@ -1,4 +1,4 @@
-"""Exploration noise has the deviation, the memory and the state that it is said to have."""
+"""Tests of action noise: its standard deviation, its correlation in time and its restored state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from labrl.agents.parts.noise import (
 from labrl.schedules import LinearSchedule
 
 
-def test_gaussian_noise_has_its_deviation_and_follows_a_schedule() -> None:
+def test_gaussian_noise_has_scheduled_standard_deviation() -> None:
     falling = LinearSchedule(kind="linear", start=0.5, end=0.0, horizon=100, warmup=0)
     noise, rng = GaussianNoise(GaussianNoiseConfig(std=falling), 1000, 2), np.random.default_rng(0)
     assert noise.sample(0, rng).std() == pytest.approx(0.5, rel=0.05)
@@ -23,7 +23,7 @@ def test_gaussian_noise_has_its_deviation_and_follows_a_schedule() -> None:
     assert noise.strength(50) == 0.25
 
 
-def test_ornstein_uhlenbeck_noise_lasts() -> None:
+def test_ornstein_uhlenbeck_noise_has_stationary_variance_and_correlation() -> None:
     config = OrnsteinUhlenbeckNoiseConfig(std=0.2, theta=0.1)
     noise, rng = OrnsteinUhlenbeckNoise(config, 4000, 1), np.random.default_rng(0)
     past = [noise.sample(0, rng) for _ in range(80)]
@@ -32,11 +32,11 @@ def test_ornstein_uhlenbeck_noise_lasts() -> None:
     assert np.mean(past[-1] * past[-6]) == pytest.approx(0.9**5 * variance, rel=0.1)
 
 
-def test_it_begins_at_0_in_each_episode_and_goes_on_from_its_state() -> None:
+def test_ornstein_uhlenbeck_noise_restarts_with_episode_and_is_restored() -> None:
     config = OrnsteinUhlenbeckNoiseConfig(std=0.2, theta=0.0)
     noise, rng = OrnsteinUhlenbeckNoise(config, 3, 2), np.random.default_rng(0)
     noise.sample(0, rng)
-    kept = noise.state_dict()
+    state_before = noise.state_dict()
     noise.begin(np.array([True, False, False]))
     other = OrnsteinUhlenbeckNoise(config, 3, 2)
     other.load_state_dict(noise.state_dict())
@@ -44,4 +44,4 @@ def test_it_begins_at_0_in_each_episode_and_goes_on_from_its_state() -> None:
     np.testing.assert_array_equal(after, other.sample(0, np.random.default_rng(1)))
     step = np.random.default_rng(1).standard_normal((3, 2), np.float32) * np.float32(0.2)
     np.testing.assert_allclose(after[0], step[0], rtol=1e-6)
-    np.testing.assert_allclose(after[1:], (kept["x"] + step)[1:], rtol=1e-5)
+    np.testing.assert_allclose(after[1:], (state_before["x"] + step)[1:], rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Training rows say how often each discrete action was taken, for every agent and kind of choice."""
+"""Tests of the columns of training rows that count how often each discrete action was taken."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from labrl.envs.vector import ActionRecord
 
 
 def shares(space: gym.Space[Any], *steps: Any) -> dict[str, float]:
-    """The columns after vector steps with these actions."""
+    """Return the columns after vector steps with these actions."""
     record = ActionRecord(len(steps[0]), space)
     for actions in steps:
         record.append(np.array(actions))
     return action_shares(record.latest, space)
 
 
-def test_each_action_has_its_share_by_the_number_that_the_environment_gives_it() -> None:
+def test_columns_are_named_by_action_numbers_of_environment() -> None:
     found = shares(gym.spaces.Discrete(3, start=5), [5, 7], [7, 7])
     assert found == {
         "action_share/5": 0.25,
@@ -35,7 +35,7 @@ def test_each_action_has_its_share_by_the_number_that_the_environment_gives_it()
     }
 
 
-def test_several_choices_are_counted_each_by_itself() -> None:
+def test_components_of_an_action_are_counted_separately() -> None:
     found = shares(gym.spaces.MultiDiscrete([2, 3]), [[0, 2], [1, 2]], [[1, 2], [1, 0]])
     assert [found[f"action_share/0/{value}"] for value in range(2)] == [0.25, 0.75]
     assert [found[f"action_share/1/{value}"] for value in range(3)] == [0.25, 0.0, 0.75]
@@ -44,7 +44,7 @@ def test_several_choices_are_counted_each_by_itself() -> None:
     assert (switches["action_share/0/1"], switches["action_share/1/1"]) == (0.5, 1.0)
 
 
-def test_only_the_latest_frames_count() -> None:
+def test_only_latest_frames_are_counted() -> None:
     space = gym.spaces.Discrete(2)
     record = ActionRecord(4, space)
     for _ in range(100):
@@ -55,12 +55,12 @@ def test_only_the_latest_frames_count() -> None:
     assert action_shares(record.latest, space)["action_share/1"] == 1
 
 
-def test_spaces_of_many_actions_have_the_top_share_alone_and_real_numbers_nothing() -> None:
+def test_large_spaces_have_only_top_share_and_boxes_no_column() -> None:
     assert shares(gym.spaces.Discrete(33), [1], [2], [2]) == {"action_top_share": pytest.approx(2 / 3)}
     assert shares(gym.spaces.Box(-1, 1, (2,), np.float32), [[0.0, 1.0]]) == {}
 
 
-def test_before_the_first_step_the_columns_are_there_without_a_number() -> None:
+def test_columns_are_nan_before_first_step() -> None:
     space = gym.spaces.Discrete(2)
     before = action_shares(ActionRecord(2, space).latest, space)
     assert list(before) == ["action_share/0", "action_share/1", "action_top_share"]
@@ -69,7 +69,7 @@ def test_before_the_first_step_the_columns_are_there_without_a_number() -> None:
 
 @pytest.mark.parametrize("ended", [0, 90, 499])
 @pytest.mark.parametrize("saved_at", [0, 100, 500])
-def test_restored_shares_have_the_same_future(saved_at: int, ended: int) -> None:
+def test_restored_record_continues_identically(saved_at: int, ended: int) -> None:
     space, rng = gym.spaces.Discrete(4), np.random.default_rng(0)
     one, other = ActionRecord(3, space), ActionRecord(3, space, capacity=2)
     for step in range(700):
@@ -91,7 +91,7 @@ def test_restored_shares_have_the_same_future(saved_at: int, ended: int) -> None
 
 
 @pytest.mark.parametrize("agent", ["dqn", "sac", "pqn", "ppo", "random"])
-def test_every_agent_with_discrete_actions_has_the_columns(agent: str, tmp_path: Path) -> None:
+def test_training_rows_have_the_columns_for_every_agent(agent: str, tmp_path: Path) -> None:
     overrides = [*small(agent, "cartpole"), "env.max_frame=200", f"hydra.run.dir={tmp_path / 'run'}"]
     run = labrl.train(overrides)
     with (run.folder / "session_0" / "train.csv").open() as file:

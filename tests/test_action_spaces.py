@@ -1,4 +1,4 @@
-"""The list of which agent fits which action space is true, complete, and told in every refusal."""
+"""Tests of the list of action spaces that agents support: it is correct, complete and part of errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGEST = float(np.finfo(np.float32).max)
 OBSERVATION = gym.spaces.Box(-1, 1, (3,), np.float32)
 
 
-def test_every_agent_is_in_the_list() -> None:
+def test_list_contains_every_agent() -> None:
     assert sorted(ACTS_IN) == AGENTS
 
 
@@ -44,7 +44,7 @@ def config_of(agent: str) -> Any:
 
 @pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_accepts_the_spaces_that_the_list_says_and_no_others(agent: str, kind: str) -> None:
+def test_agent_accepts_exactly_the_listed_spaces(agent: str, kind: str) -> None:
     config = config_of(agent)
     spaces = Spaces(OBSERVATION, SPACES[kind], 1)
     if kind in ACTS_IN[agent]:
@@ -56,7 +56,7 @@ def test_an_agent_accepts_the_spaces_that_the_list_says_and_no_others(agent: str
 
 
 class Bytes(gym.Env[Any, Any]):
-    """Choices as an emulator may have them, in a single byte; episodes of five steps."""
+    """An environment with actions of a one-byte type, as emulators have them, and episodes of five steps."""
 
     observation_space: gym.Space[Any] = OBSERVATION
 
@@ -78,7 +78,7 @@ class Bytes(gym.Env[Any, Any]):
 
 
 class Scalar(Bytes):
-    """A single continuous action, in a Box without axes."""
+    """An environment whose action is a single real number, in a Box of shape ()."""
 
     def __init__(self) -> None:
         self.action_space = gym.spaces.Box(-2, 1, (), np.float32)  # type: ignore[assignment]
@@ -86,7 +86,7 @@ class Scalar(Bytes):
 
 
 @pytest.mark.parametrize("agent", ["ppo", "sac", "random"])
-def test_a_continuous_action_may_have_no_axis(agent: str, tmp_path: Path) -> None:
+def test_agents_learn_with_scalar_continuous_action(agent: str, tmp_path: Path) -> None:
     overrides = [
         f"agent={agent}",
         "env=gymnasium",
@@ -116,7 +116,7 @@ def test_a_continuous_action_may_have_no_axis(agent: str, tmp_path: Path) -> Non
         *((agent, True) for agent in ("ppo", "sil_ppo", "random")),
     ],
 )
-def test_choices_of_a_small_type_are_learned_from(agent: str, several: bool, tmp_path: Path) -> None:
+def test_agents_learn_with_actions_of_one_byte(agent: str, several: bool, tmp_path: Path) -> None:
     overrides = [
         f"agent={agent}",
         "env=gymnasium",
@@ -140,7 +140,7 @@ def test_choices_of_a_small_type_are_learned_from(agent: str, several: bool, tmp
     assert run.exit_code == 0, (tmp_path / "session_0" / "session.log").read_text()
 
 
-def test_a_space_of_ones_own_counts_as_what_it_is_derived_from() -> None:
+def test_subclass_of_a_space_is_treated_as_its_base_class() -> None:
     class Torques(gym.spaces.Box):
         pass
 
@@ -160,9 +160,9 @@ def test_a_space_of_ones_own_counts_as_what_it_is_derived_from() -> None:
         ),
         (gym.spaces.Box(-2, 2, (2,), np.int64), {"sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql"}),
     ],
-    ids=["half bounded", "bounds that are none", "whole numbers"],
+    ids=["half bounded", "largest floats as bounds", "integers"],
 )
-def test_nobody_is_recommended_that_would_refuse_the_box_in_turn(space: gym.Space, unfit: set[str]) -> None:
+def test_recommended_agents_are_exactly_those_that_accept_the_box(space: gym.Space, unfit: set[str]) -> None:
     boxes = {agent for agent, kinds in ACTS_IN.items() if "Box" in kinds}
     assert set(fitting_agents(space)) == boxes - unfit
     for agent in boxes:
@@ -174,7 +174,7 @@ def test_nobody_is_recommended_that_would_refuse_the_box_in_turn(space: gym.Spac
             config.load().check(config.config, Spaces(OBSERVATION, space, 1))
 
 
-def test_chance_takes_each_whole_number_of_a_box_as_often_its_bounds_too() -> None:
+def test_random_actions_are_uniform_over_integers_of_box_with_bounds() -> None:
     space = gym.spaces.Box(np.array([-2, 0]), np.array([2, 1]), dtype=np.int64)
     drawn = uniform_actions(space, 10_000, np.random.default_rng(0))
     assert drawn.dtype == space.dtype
@@ -182,8 +182,8 @@ def test_chance_takes_each_whole_number_of_a_box_as_often_its_bounds_too() -> No
     assert np.bincount(drawn[:, 1]) / 10_000 == pytest.approx([0.5] * 2, abs=0.02)
 
 
-def test_agents_act_in_a_box_of_flags() -> None:
-    """Numpy subtracts no flags, and the width of a box is a difference."""
+def test_agents_accept_boolean_box() -> None:
+    """Check boxes of booleans, whose width NumPy cannot compute by subtraction."""
     space = gym.spaces.Box(0, 1, (2,), np.bool_)
     assert has_bounds(space)
     drawn = uniform_actions(space, 1000, np.random.default_rng(0))
@@ -194,12 +194,12 @@ def test_agents_act_in_a_box_of_flags() -> None:
         config.load().check(config.config, Spaces(OBSERVATION, space, 1))
 
 
-def test_where_nobody_fits_the_refusal_says_so() -> None:
+def test_error_names_no_other_agent_when_none_fits() -> None:
     with pytest.raises(InputError) as caught:
         check_actions("ppo", gym.spaces.Text(3))
     assert (caught.value.code, caught.value.key) == ("unsupported", "agent")
     assert not any(f"agent={other}" in str(caught.value) for other in set(ACTS_IN) - {"ppo"})
 
 
-def test_an_agent_of_ones_own_is_not_looked_up() -> None:
+def test_agent_missing_in_list_is_not_checked() -> None:
     check_actions("my_ppo", gym.spaces.Text(3))

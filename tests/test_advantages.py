@@ -1,4 +1,4 @@
-"""Advantages bootstrap at a time limit, never at termination, and never reach over an episode's end."""
+"""Tests of generalized advantages: bootstrapping at time limits only, and no leak between episodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from labrl.memory.rollout import generalized_advantages
 DISCOUNT = 0.9
 
 
-def test_hand_computed() -> None:
+def test_advantages_equal_hand_computed_values() -> None:
     reward = np.array([[1.0], [2.0]], np.float32)
     value = np.array([[0.5], [1.0]], np.float32)
     next_value = np.array([[1.0], [3.0]], np.float32)
@@ -21,8 +21,8 @@ def test_hand_computed() -> None:
 
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.7, 1.0])
-def test_exact_values_of_a_time_limited_task_give_zero_advantage_everywhere(gae_lambda: float) -> None:
-    """Reward 1 forever, cut every 5 steps: the task never ends, so each state is worth 1 / (1 - gamma)."""
+def test_exact_values_of_truncated_episodes_give_zero_advantages(gae_lambda: float) -> None:
+    """Check a task with reward 1 that is truncated every 5 steps: each state is worth 1 / (1 - gamma)."""
     steps, exact = 23, 1 / (1 - DISCOUNT)
     reward = np.ones((steps, 3), np.float32)
     value = np.full((steps, 3), exact, np.float32)
@@ -35,13 +35,13 @@ def test_exact_values_of_a_time_limited_task_give_zero_advantage_everywhere(gae_
 
 
 @pytest.mark.parametrize("gae_lambda", [0.0, 0.7, 1.0])
-def test_exact_values_of_a_terminating_task_give_zero_advantage_everywhere(gae_lambda: float) -> None:
-    """Reward 1, the end after 5 steps: k steps before it a state is worth k discounted rewards."""
+def test_exact_values_of_terminating_episodes_give_zero_advantages(gae_lambda: float) -> None:
+    """Check a task with reward 1 that terminates after 5 steps: a state is worth the discounted rest."""
     length, episodes = 5, 4
     to_go = np.tile(np.arange(length, 0, -1), episodes)
     exact = (1 - DISCOUNT**to_go) / (1 - DISCOUNT)
     value = exact.astype(np.float32)[:, None]
-    # The row after an end belongs to the next episode: its value must not leak into this one.
+    # The row after an end belongs to the next episode, so its value must not leak into this one.
     next_value = np.roll(value, -1, axis=0)
     ended = (to_go == 1)[:, None]
     advantage = generalized_advantages(
@@ -50,7 +50,7 @@ def test_exact_values_of_a_terminating_task_give_zero_advantage_everywhere(gae_l
     assert np.abs(advantage).max() < 1e-5
 
 
-def test_a_lost_life_ends_the_problem_but_not_the_episode() -> None:
+def test_lost_life_stops_bootstrapping_but_not_the_episode() -> None:
     reward = np.zeros((3, 1), np.float32)
     value = np.zeros((3, 1), np.float32)
     next_value = np.array([[0.0], [100.0], [7.0]], np.float32)
@@ -60,7 +60,7 @@ def test_a_lost_life_ends_the_problem_but_not_the_episode() -> None:
     assert advantage[:, 0] == pytest.approx([0.0, 0.0, 0.9 * 7.0])
 
 
-def test_environments_do_not_mix() -> None:
+def test_advantages_of_one_environment_ignore_the_others() -> None:
     rng = np.random.default_rng(0)
     reward, value, following = (rng.normal(size=(20, 4)).astype(np.float32) for _ in range(3))
     terminated, over = rng.random((20, 4)) < 0.1, rng.random((20, 4)) < 0.2

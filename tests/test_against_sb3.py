@@ -1,4 +1,4 @@
-"""Losses and gradients on the same weights and minibatch equal those of Stable-Baselines3."""
+"""Tests that losses and gradients equal those of Stable-Baselines3 for the same weights and minibatch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 class Spaces(gym.Env):
-    """Nothing but spaces: no step is made."""
+    """An environment that only has spaces and is never stepped."""
 
     observation_space = gym.spaces.Box(-5, 5, (3,), np.float32)
 
@@ -43,8 +43,8 @@ class Spaces(gym.Env):
         self.action_space = action_space
 
 
-def theirs(kind: Any, action: gym.Space, hidden: Any, **options: Any) -> Any:
-    """Their agent; a learning rate of 0, where none is given, leaves all weights as they are."""
+def sb3_agent(kind: Any, action: gym.Space, hidden: Any, **options: Any) -> Any:
+    """Build an agent of Stable-Baselines3; its default learning rate of 0 leaves all weights unchanged."""
     env: Any = sb3.common.vec_env.DummyVecEnv([lambda: Spaces(action)])
     model = kind(
         "MlpPolicy",
@@ -58,12 +58,13 @@ def theirs(kind: Any, action: gym.Space, hidden: Any, **options: Any) -> Any:
     return model
 
 
-def said(model: Any, name: str) -> float:
+def logged(model: Any, name: str) -> float:
+    """Return a value that an agent of Stable-Baselines3 has logged in its update."""
     return float(model.logger.name_to_value[f"train/{name}"])
 
 
 def copy_layers(own: list[nn.Module], other: nn.Module) -> None:
-    """Weights of `own` layers, in order, into the linear ones of `other`."""
+    """Copy the weights of the layers `own` in order into the linear layers of `other`."""
     layers = [module for module in other.modules() if isinstance(module, nn.Linear)]
     for mine, yours in zip(own, layers, strict=True):
         yours.load_state_dict(mine.state_dict())
@@ -74,7 +75,7 @@ def linear(module: nn.Module) -> list[nn.Module]:
 
 
 def gradients_at_steps(optimizer: torch.optim.Optimizer) -> list[list[Tensor]]:
-    """A list that grows by the gradients at each step of `optimizer`."""
+    """Return a list that collects the gradients at every step of `optimizer`."""
     seen: list[list[Tensor]] = []
 
     def keep(*_: Any) -> None:
@@ -106,7 +107,7 @@ def batch() -> Any:
 
 
 def layers_of(critics: Any) -> list[list[nn.Module]]:
-    """Return each critic's linear layers, with the same weights and gradients."""
+    """Return the linear layers of each critic, with copies of its weights and gradients."""
     found = []
     for i in range(len(critics.perceptrons.weights[0])):
         layers: list[nn.Module] = []
@@ -120,8 +121,8 @@ def layers_of(critics: Any) -> list[list[nn.Module]]:
     return found
 
 
-def twins(agent: Any, model: Any) -> None:
-    """Copy the critics, and those that follow them."""
+def copy_critics(agent: Any, model: Any) -> None:
+    """Copy the critics and target critics of `agent` into `model`."""
     modules = agent.modules()
     following = modules["target"] if "target" in modules else modules["target_critics"]
     for critics, other in ((modules["critics"], model.critic), (following, model.critic_target)):
@@ -133,11 +134,11 @@ def critic_layers(agent: Any) -> list[nn.Module]:
     return [layer for layers in layers_of(agent.modules()["critics"]) for layer in layers]
 
 
-def test_sac(batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sac_losses_and_gradients_equal_those_of_sb3(batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     agent, _, _ = build(config_of("sac", "agent.initial_temperature=0.7"), BOX)
     disturb(agent)
-    model = theirs(sb3.SAC, BOX, [16, 16], ent_coef="auto_0.7", gamma=0.9)
-    twins(agent, model)
+    model = sb3_agent(sb3.SAC, BOX, [16, 16], ent_coef="auto_0.7", gamma=0.9)
+    copy_critics(agent, model)
     policy = agent.modules()["policy"]
     copy_layers(linear(policy.torso), model.actor.latent_pi)
     last = linear(policy.outputs)[0]
@@ -145,7 +146,8 @@ def test_sac(batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         for rows, head in ((slice(0, 2), model.actor.mu), (slice(2, 4), model.actor.log_std)):
             head.weight.copy_(last.weight[rows])
             head.bias.copy_(last.bias[rows])
-    monkeypatch.setattr(model.actor.action_dist, "epsilon", 0.0)  # theirs is not quite the density
+    # Stable-Baselines3 adds epsilon inside the logarithm of the tanh correction; the true density has none.
+    monkeypatch.setattr(model.actor.action_dist, "epsilon", 0.0)
     monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: as_replay(batch, batch.action))
     of_critics, of_policy = (
         gradients_at_steps(model.critic.optimizer),
@@ -158,25 +160,27 @@ def test_sac(batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     here, following = (torch.normal(torch.zeros(16, 2), torch.ones(16, 2)) for _ in range(2))
     loss, _ = agent.critic_loss(agent.modules()["critics"], replace(batch, noise=following))
     loss.backward()
-    assert loss.item() == pytest.approx(said(model, "critic_loss"), rel=1e-5)
+    assert loss.item() == pytest.approx(logged(model, "critic_loss"), rel=1e-5)
     assert_gradients(critic_layers(agent), of_critics[0])
     loss, (_, entropy) = agent.policy_loss(policy, replace(batch, noise=here))
     loss.backward()
-    assert loss.item() == pytest.approx(said(model, "actor_loss"), rel=1e-5)
+    assert loss.item() == pytest.approx(logged(model, "actor_loss"), rel=1e-5)
     weight, bias = (torch.cat([of_policy[0][4 + i], of_policy[0][6 + i]]) for i in (0, 1))
     assert_gradients([*linear(policy.torso), last], [*of_policy[0][:4], weight, bias])
     assert model.target_entropy == agent.metrics()["target_entropy"] == -2
     temperature_loss = float(model.log_ent_coef.detach()) * (float(entropy) + 2)
-    assert temperature_loss == pytest.approx(said(model, "ent_coef_loss"), rel=1e-5)
+    assert temperature_loss == pytest.approx(logged(model, "ent_coef_loss"), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["td3", "ddpg"])
-def test_td3_and_ddpg(name: str, batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_td3_and_ddpg_losses_and_gradients_equal_those_of_sb3(
+    name: str, batch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent, _, _ = build(config_of(name), BOX)
     disturb(agent)
     options = {"policy_delay": 1} if name == "td3" else {}
-    model = theirs(getattr(sb3, name.upper()), BOX, [16, 16], gamma=0.9, **options)
-    twins(agent, model)
+    model = sb3_agent(getattr(sb3, name.upper()), BOX, [16, 16], gamma=0.9, **options)
+    copy_critics(agent, model)
     for own, other in (("policy", model.actor), ("target_policy", model.actor_target)):
         copy_layers(linear(agent.modules()[own]), other.mu)
     monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: as_replay(batch, batch.action))
@@ -191,19 +195,19 @@ def test_td3_and_ddpg(name: str, batch: Any, monkeypatch: pytest.MonkeyPatch) ->
     noise = torch.empty(16, 2).normal_(0, 0.2).clamp(-0.5, 0.5) if name == "td3" else None
     loss, _ = agent.critic_loss(agent.modules()["critics"], replace(batch, noise=noise))
     loss.backward()
-    assert loss.item() == pytest.approx(said(model, "critic_loss"), rel=1e-5)
+    assert loss.item() == pytest.approx(logged(model, "critic_loss"), rel=1e-5)
     assert_gradients(critic_layers(agent), of_critics[0])
     policy = agent.modules()["policy"]
     loss, _ = agent.policy_loss(policy, batch)
     loss.backward()
-    assert loss.item() == pytest.approx(said(model, "actor_loss"), rel=1e-5)
+    assert loss.item() == pytest.approx(logged(model, "actor_loss"), rel=1e-5)
     assert_gradients(linear(policy), of_policy[0])
 
 
-def test_dqn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dqn_loss_and_gradients_equal_those_of_sb3(monkeypatch: pytest.MonkeyPatch) -> None:
     config = dqn_config("dqn", "agent.batch_size=16", "agent.lr=0", "agent.max_grad_norm=null")
     agent, _, _ = build_dqn(config, Spaces.observation_space, actions=3)
-    model = theirs(sb3.DQN, CHOICE, [32], gamma=0.9, max_grad_norm=1e9)
+    model = sb3_agent(sb3.DQN, CHOICE, [32], gamma=0.9, max_grad_norm=1e9)
     disturb(agent)
     network, target = agent.modules()["q_network"], agent.modules()["target"]
     for own, other in ((network, model.q_net), (target, model.q_net_target)):
@@ -219,7 +223,7 @@ def test_dqn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Experience, "due", lambda _: 1)
     monkeypatch.setattr(Experience, "sample", lambda _: drawn)
     assert agent.learn() == 1
-    assert agent.metrics()["loss"] == pytest.approx(said(model, "loss"), rel=1e-5)
+    assert agent.metrics()["loss"] == pytest.approx(logged(model, "loss"), rel=1e-5)
     assert_gradients(linear(network), seen[0])
 
 
@@ -227,15 +231,15 @@ ON_POLICY = ["preset=none", "agent/network=mlp", "agent.network.torso.hidden=[16
 ON_POLICY += ["agent.network.shared=false", "agent.horizon=4", "env.num_envs=4"]
 PPO = ["agent.batch_size=16", "agent.epochs=1", "agent.lr=0", "agent.max_grad_norm=null"]
 PPO += ["agent.normalize_advantage=false", "agent.clip_range=0.2", "agent.entropy_coef=0.01"]
-APART = {"pi": [16, 16], "vf": [16, 16]}
+SEPARATE_NETWORKS = {"pi": [16, 16], "vf": [16, 16]}
 
 
 def parts_of(network: Any, policy: Any) -> list[tuple[nn.Module, nn.Module]]:
-    """Return the linear layers of labrl's network beside those of theirs."""
+    """Return pairs of the parts of labrl's network and the corresponding parts of Stable-Baselines3's."""
     torsos = (network.policy_torso, network.value_torso)
-    theirs = (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)
+    sb3_torsos = (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)
     heads = (network.policy_head, network.value_head)
-    return list(zip(torsos + heads, (*theirs, policy.action_net, policy.value_net), strict=True))
+    return list(zip(torsos + heads, (*sb3_torsos, policy.action_net, policy.value_net), strict=True))
 
 
 def copy_actor_critic(network: Any, policy: Any) -> None:
@@ -246,7 +250,7 @@ def copy_actor_critic(network: Any, policy: Any) -> None:
 
 
 def rollout_of(draw: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> Minibatch:
-    """Made-up steps, which `model` will learn from, too."""
+    """Return a random rollout, and make it the one that Stable-Baselines3's `model` learns from."""
     old_value, advantage, target, old_log_prob = (torch.randn(16) for _ in range(4))
     old_log_prob = old_log_prob - 1
 
@@ -270,7 +274,7 @@ def rollout_of(draw: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> Miniba
 
 
 def learn_from(rollout: Minibatch, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the agent fill its rollout of 4 steps, and make its update on another one."""
+    """Let the agent fill its rollout of 4 steps, but make its update on the given one."""
     monkeypatch.setattr(PolicyAgent, "batch", lambda *_, **__: rollout)
     seen, no = np.zeros((4, 3), np.float32), np.zeros(4, np.bool_)
     updates = []
@@ -282,12 +286,14 @@ def learn_from(rollout: Minibatch, agent: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
-def test_ppo(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ppo_losses_and_gradients_equal_those_of_sb3(
+    action: gym.Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent, _, _ = build(resolve(compose(["agent=ppo", *ON_POLICY, *PPO])), action)
     disturb(agent)
     options = {"n_steps": 16, "batch_size": 16, "n_epochs": 1, "normalize_advantage": False}
     options |= {"clip_range": 0.2, "ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 1e9}
-    model = theirs(sb3.PPO, action, APART, **options)
+    model = sb3_agent(sb3.PPO, action, SEPARATE_NETWORKS, **options)
     network = agent.modules()["actor_critic"]
     copy_actor_critic(network, model.policy)
     rollout = rollout_of(made_up(action, seed=2), model, monkeypatch)
@@ -297,11 +303,11 @@ def test_ppo(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
 
     learn_from(rollout, agent, monkeypatch)
     own = agent.metrics()
-    assert own["loss_policy"] == pytest.approx(said(model, "policy_gradient_loss"), rel=1e-5)
-    assert 2 * own["loss_value"] == pytest.approx(said(model, "value_loss"), rel=1e-5)
-    assert -own["entropy"] == pytest.approx(said(model, "entropy_loss"), rel=1e-5)
-    assert own["clip_fraction"] == pytest.approx(said(model, "clip_fraction"))
-    assert own["kl"] == pytest.approx(said(model, "approx_kl"), rel=1e-4)
+    assert own["loss_policy"] == pytest.approx(logged(model, "policy_gradient_loss"), rel=1e-5)
+    assert 2 * own["loss_value"] == pytest.approx(logged(model, "value_loss"), rel=1e-5)
+    assert -own["entropy"] == pytest.approx(logged(model, "entropy_loss"), rel=1e-5)
+    assert own["clip_fraction"] == pytest.approx(logged(model, "clip_fraction"))
+    assert own["kl"] == pytest.approx(logged(model, "approx_kl"), rel=1e-4)
     if action is BOX:
         log_std = network.policy_head.log_std.grad
         torch.testing.assert_close(log_std[0], seen[0].pop(0), **CLOSE)
@@ -310,7 +316,9 @@ def test_ppo(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
-def test_a2c_and_its_optimizer(action: gym.Space, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a2c_weights_after_three_updates_equal_those_of_sb3(
+    action: gym.Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
     overrides = [
         "agent=a2c",
         *ON_POLICY,
@@ -323,8 +331,9 @@ def test_a2c_and_its_optimizer(action: gym.Space, monkeypatch: pytest.MonkeyPatc
     disturb(agent)
     options = {"ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 0.5, "gae_lambda": 1.0}
     as_baselines = {"optimizer_class": RMSpropTFLike, "optimizer_kwargs": {"eps": 1e-5}}
-    model = theirs(sb3.A2C, action, APART, learning_rate=7e-3, policy=as_baselines, **options)
-    for weight in model.policy.parameters():  # its mean square begins at 1, labrl's at 0
+    model = sb3_agent(sb3.A2C, action, SEPARATE_NETWORKS, learning_rate=7e-3, policy=as_baselines, **options)
+    # RMSpropTFLike starts the mean square of the gradients at 1, labrl starts it at 0.
+    for weight in model.policy.parameters():
         model.policy.optimizer.state[weight] = {"step": 0, "square_avg": torch.zeros_like(weight)}
     network = agent.modules()["actor_critic"]
     copy_actor_critic(network, model.policy)
@@ -335,9 +344,9 @@ def test_a2c_and_its_optimizer(action: gym.Space, monkeypatch: pytest.MonkeyPatc
         model.train()
         learn_from(rollout, agent, monkeypatch)
     own = agent.metrics()
-    assert own["loss_policy"] == pytest.approx(said(model, "policy_loss"), rel=1e-5)
-    assert 2 * own["loss_value"] == pytest.approx(said(model, "value_loss"), rel=1e-5)
-    assert -own["entropy"] == pytest.approx(said(model, "entropy_loss"), rel=1e-5)
+    assert own["loss_policy"] == pytest.approx(logged(model, "policy_loss"), rel=1e-5)
+    assert 2 * own["loss_value"] == pytest.approx(logged(model, "value_loss"), rel=1e-5)
+    assert -own["entropy"] == pytest.approx(logged(model, "entropy_loss"), rel=1e-5)
     for own_part, other in parts_of(network, model.policy):
         for mine, yours in zip(linear(own_part), linear(other), strict=True):
             torch.testing.assert_close(mine.state_dict(), yours.state_dict(), **CLOSE)

@@ -1,4 +1,4 @@
-"""A run folder is read as it lies there, however its run ended, and what is wrong with it is said."""
+"""Tests of reading run folders: complete, interrupted and damaged ones, with warnings about mistakes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labrl.storage.experiment_folder import EXPERIMENT_MARKER
 from labrl.storage.lock import FolderLock
 
 
-def test_a_finished_run_reads_as_it_was_written(tmp_path: Path) -> None:
+def test_finished_run_is_read_as_written(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "a", [rising(10), rising(20)], agent="rainbow"))
     assert (run.status, run.agent, run.env, run.seed, run.max_frame) == (
         "finished",
@@ -32,11 +32,11 @@ def test_a_finished_run_reads_as_it_was_written(tmp_path: Path) -> None:
     assert train["frame"].tolist() == list(range(100, 1001, 100))
     assert train["return_mean"].tolist() == list(range(2, 21, 2))
     assert {values.dtype for values in train.values()} == {np.dtype(np.float64)}
-    assert "source" not in run.sessions[0].eval, "text is no column of numbers"
+    assert "source" not in run.sessions[0].eval, "a column of text was read as numbers"
     assert run.warnings == []
 
 
-def test_empty_cells_are_nan_and_half_a_last_line_is_left_out(tmp_path: Path) -> None:
+def test_empty_cells_are_nan_and_incomplete_last_line_is_omitted(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rows_of([100, 200], [float("nan"), 3.0])], status="interrupted")
     table = path / "session_0" / "train.csv"
     table.write_text(table.read_text() + "300,300,12,30,3.0,100.0,9")
@@ -46,7 +46,7 @@ def test_empty_cells_are_nan_and_half_a_last_line_is_left_out(tmp_path: Path) ->
     assert session.warnings == ["an incomplete last line is left out"]
 
 
-def test_scores_from_before_rigorous_eval_was_switched_are_left_out(tmp_path: Path) -> None:
+def test_scores_before_change_of_rigorous_eval_are_omitted(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rows_of([100, 200, 300, 400], [50.0, 90.0, 20.0, 30.0])])
     table = path / "session_0" / "eval.csv"
     header, *lines = table.read_text().splitlines()
@@ -63,7 +63,7 @@ def test_scores_from_before_rigorous_eval_was_switched_are_left_out(tmp_path: Pa
     assert "meta.rigorous_eval" in session.warnings[0]
 
 
-def test_a_frame_counts_once_the_later_row_for_it_and_frames_rise(tmp_path: Path) -> None:
+def test_later_row_of_a_repeated_frame_is_used(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rows_of([100, 300, 200, 300], [1.0, 2.0, 3.0, 4.0])])
     session = load_run(path).sessions[0]
     assert session.train["frame"].tolist() == [100, 200, 300]
@@ -72,7 +72,7 @@ def test_a_frame_counts_once_the_later_row_for_it_and_frames_rise(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "warnings"),
     [
         (b"", []),
         (b"frame,return_mean\n", []),
@@ -83,25 +83,23 @@ def test_a_frame_counts_once_the_later_row_for_it_and_frames_rise(tmp_path: Path
         (b"\xff\xfe\0\0\n\0\0\xff", ["train.csv has no column `frame`"]),
     ],
 )
-def test_a_spoilt_table_has_no_rows_and_a_frame_column_all_the_same(
-    tmp_path: Path, content: bytes, said: list[str]
-) -> None:
+def test_damaged_table_has_an_empty_frame_column(tmp_path: Path, content: bytes, warnings: list[str]) -> None:
     path = write_run(tmp_path / "a", [rising(1)])
     (path / "session_0" / "train.csv").write_bytes(content)
     session = load_run(path).sessions[0]
     assert session.train["frame"].size == 0
     lost = "train.csv ends at frame 0 of 1,000: later rows are missing"
-    assert [text for text in session.warnings if "incomplete last line" not in text] == [*said, lost]
+    assert [text for text in session.warnings if "incomplete last line" not in text] == [*warnings, lost]
 
 
-def test_infinite_values_stay_and_are_told(tmp_path: Path) -> None:
+def test_infinite_values_are_kept_with_a_warning(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rows_of([100, 200], [1.0, float("inf")])])
     session = load_run(path).sessions[0]
     assert session.train["return_mean"].tolist() == [1.0, np.inf]
     assert "train.csv: infinite values in return_mean" in session.warnings
 
 
-def test_a_finished_session_whose_later_rows_are_gone_says_so(tmp_path: Path) -> None:
+def test_missing_later_rows_of_finished_session_give_warnings(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [rising(10), rising(10)])
     assert load_run(path).warnings == []
     table = path / "session_1" / "train.csv"
@@ -114,7 +112,7 @@ def test_a_finished_session_whose_later_rows_are_gone_says_so(tmp_path: Path) ->
     ]
 
 
-def test_called_running_without_a_process_is_killed(tmp_path: Path) -> None:
+def test_running_run_without_a_process_counts_as_killed(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(1)], status="running", session_status=None)
     run = load_run(path)
     assert run.status == "killed"
@@ -123,7 +121,7 @@ def test_called_running_without_a_process_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["", "session_0"])
-def test_a_living_process_of_the_trial_or_a_session_makes_it_running(tmp_path: Path, place: str) -> None:
+def test_run_is_running_while_trial_or_session_process_lives(tmp_path: Path, place: str) -> None:
     path = write_run(tmp_path / "a", [rising(1)], status="running", session_status=None)
     with FolderLock(path / place):
         run = load_run(path)
@@ -132,7 +130,7 @@ def test_a_living_process_of_the_trial_or_a_session_makes_it_running(tmp_path: P
         assert any("still running" in text for text in run.warnings)
 
 
-def test_a_failed_session_and_one_that_never_started_are_told(tmp_path: Path) -> None:
+def test_failed_and_unstarted_sessions_give_warnings(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(1)], status="failed", config=config_with(meta__max_session=3))
     result = path / "session_0" / "result.json"
     failed = {**json.loads(result.read_text()), "status": "failed", "error": "loss is nan"}
@@ -144,7 +142,7 @@ def test_a_failed_session_and_one_that_never_started_are_told(tmp_path: Path) ->
     ]
 
 
-def test_a_run_killed_before_it_was_recorded_is_still_read(tmp_path: Path) -> None:
+def test_run_killed_before_writing_its_config_is_read(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [], status="running")
     for name in ("config.yaml", "provenance.json"):
         (path / name).unlink()
@@ -153,7 +151,7 @@ def test_a_run_killed_before_it_was_recorded_is_still_read(tmp_path: Path) -> No
     assert "config.yaml is missing or damaged" in run.warnings
 
 
-def test_runs_are_one_group_if_nothing_but_the_seed_can_tell_their_rows_apart(tmp_path: Path) -> None:
+def test_runs_form_a_group_when_only_seed_and_sessions_differ(tmp_path: Path) -> None:
     def key(name: str, **changes: object) -> str:
         return load_run(write_run(tmp_path / name, [], config=config_with(**changes))).group_key
 
@@ -164,7 +162,7 @@ def test_runs_are_one_group_if_nothing_but_the_seed_can_tell_their_rows_apart(tm
     assert key("e", meta__rigorous_eval=10) != same
 
 
-def test_reading_writes_nothing(tmp_path: Path) -> None:
+def test_reading_a_run_writes_no_file(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(1)], status="running")
     before = sorted(tmp_path.rglob("*"))
     assert load_run(path).warnings
@@ -172,7 +170,7 @@ def test_reading_writes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read", [load_run, load_experiment, lambda path: find_runs([path])])
-def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, read: object) -> None:
+def test_folder_that_is_no_run_is_rejected_in_one_line(tmp_path: Path, read: object) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("hello")
@@ -184,7 +182,7 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, read: object) -> 
         assert "\n" not in str(refused.value)
 
 
-def test_a_folder_of_another_program_with_a_run_json_is_refused(tmp_path: Path) -> None:
+def test_run_json_of_another_program_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"id": 3}')
     with pytest.raises(LabrlError) as refused:
         load_run(tmp_path)
@@ -192,7 +190,7 @@ def test_a_folder_of_another_program_with_a_run_json_is_refused(tmp_path: Path) 
     assert str(refused.value.key).startswith(str(tmp_path))
 
 
-def test_part_of_a_run_and_a_folder_of_runs_lead_to_the_run(tmp_path: Path) -> None:
+def test_error_for_session_or_parent_folder_names_the_run(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(1)])
     for read, place in ((lambda place: find_runs([place]), path / "session_0"), (load_run, tmp_path)):
         with pytest.raises(InputError) as refused:
@@ -201,7 +199,7 @@ def test_part_of_a_run_and_a_folder_of_runs_lead_to_the_run(tmp_path: Path) -> N
         assert str(path) in str(refused.value).replace(str(place), "", 1) + str(place.parent)
 
 
-def test_runs_are_found_by_folder_by_what_lies_below_and_by_glob_each_once(tmp_path: Path) -> None:
+def test_runs_are_found_once_by_folder_parent_or_glob(tmp_path: Path) -> None:
     for name, created in (("y/0", "2026-01-03"), ("y/1", "2026-01-02"), ("x", "2026-01-01")):
         write_run(tmp_path / name, [], created=created)
 
@@ -214,14 +212,14 @@ def test_runs_are_found_by_folder_by_what_lies_below_and_by_glob_each_once(tmp_p
     assert names("") == ["x", "y/1", "y/0"]
     assert names("y/*", "x", "y/1") == ["y/0", "y/1", "x"]
     (tmp_path / "notes").mkdir()
-    assert names("*") == ["x", "y/1", "y/0"], "what else a glob matches is passed over"
+    assert names("*") == ["x", "y/1", "y/0"], "a folder that is not a run was not ignored"
     for pattern in ("z*", "note*"):
         with pytest.raises(InputError) as refused:
             names(pattern)
         assert (refused.value.code, refused.value.key) == ("not-found", str(tmp_path / pattern))
 
 
-def test_a_damaged_run_among_others_is_passed_over_with_a_word(
+def test_damaged_run_among_others_is_skipped_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_run(tmp_path / "good", [])
@@ -230,7 +228,7 @@ def test_a_damaged_run_among_others_is_passed_over_with_a_word(
     assert "bad" in caplog.text
 
 
-def test_an_experiment_has_its_trials_in_order_and_tells_which_are_missing(tmp_path: Path) -> None:
+def test_experiment_orders_its_trials_and_warns_of_missing_ones(tmp_path: Path) -> None:
     for number in (10, 2):
         write_run(tmp_path / str(number), [rising(1)])
     trials = [{"number": number, "folder": str(number), "status": "finished"} for number in (2, 3, 10)]
@@ -252,7 +250,7 @@ def test_an_experiment_has_its_trials_in_order_and_tells_which_are_missing(tmp_p
     assert EXPERIMENT_MARKER in damaged.warnings[0]
 
 
-def test_runs_without_an_experiment_file_are_read_as_one(tmp_path: Path) -> None:
+def test_runs_without_an_experiment_file_are_read_as_experiment(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [rising(1)])
     write_run(tmp_path / "b", [rising(1)], status="failed")
     experiment = load_experiment(tmp_path)
@@ -261,7 +259,7 @@ def test_runs_without_an_experiment_file_are_read_as_one(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("key", ["videos", "record_episodes", "on_crash", "async_eval", "report"])
-def test_runs_that_are_only_watched_differently_are_one_group(tmp_path: Path, key: str) -> None:
+def test_runs_form_a_group_when_only_output_options_differ(tmp_path: Path, key: str) -> None:
     runs = []
     for index, value in enumerate((True, False)):
         config = config_with(seed=index, **{f"meta__{key}": value})

@@ -1,4 +1,4 @@
-"""The report of a search follows from `experiment.json` alone."""
+"""Tests of reading a search from `experiment.json` for the report."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def trial(number: int, lr: float, kind: str, value: float | None, state: str = "
     }
 
 
-def test_an_experiment_that_is_no_search_is_none() -> None:
+def test_read_search_returns_none_for_other_experiments() -> None:
     assert read_search({"kind": "grid", "trials": []}) is None
     assert read_search({}) is None
 
 
-def test_trials_are_told_apart_by_how_they_ended_and_ranked_by_value() -> None:
+def test_only_complete_trials_are_ranked_by_value() -> None:
     search = read_search(
         info(
             trial(0, 1e-3, "a", 1.0),
@@ -55,13 +55,13 @@ def test_trials_are_told_apart_by_how_they_ended_and_ranked_by_value() -> None:
     assert search.trials[0].intermediate == {100: 1.0}
 
 
-def test_the_best_so_far_never_gets_worse_and_skips_what_failed() -> None:
+def test_best_so_far_is_monotonic_and_ignores_failed_trials() -> None:
     values = [3.0, math.nan, 1.0, 4.0]
     assert np.array_equal(best_so_far(values, maximize=True), [3.0, 3.0, 3.0, 4.0])
     assert np.array_equal(best_so_far(values, maximize=False), [3.0, 3.0, 1.0, 1.0])
 
 
-def test_a_place_is_on_the_scale_on_which_the_key_was_searched() -> None:
+def test_place_of_a_value_is_on_the_scale_of_the_search() -> None:
     lr, kind = (Parameter.of(key, one) for key, one in SPACE.items())
     assert math.isclose(lr.place(1e-3), -3.0)
     assert math.isclose(lr.share(1e-3), 0.5)
@@ -69,7 +69,7 @@ def test_a_place_is_on_the_scale_on_which_the_key_was_searched() -> None:
     assert math.isnan(kind.place("no choice"))
 
 
-def test_the_key_that_decides_is_the_important_one() -> None:
+def test_key_that_determines_the_value_is_most_important() -> None:
     rng = np.random.default_rng(0)
     trials = [
         trial(number, 10 ** rng.uniform(-4, -2), kind := str(rng.choice(["a", "b"])), float(kind == "b"))
@@ -83,7 +83,7 @@ def test_the_key_that_decides_is_the_important_one() -> None:
     assert math.isclose(sum(found.values()), 1.0)
 
 
-def test_importance_is_not_made_up_from_a_few_trials_or_equal_ones() -> None:
+def test_importances_are_empty_for_few_or_equal_trials() -> None:
     few = [trial(n, 1e-3, "a", float(n)) for n in range(9)]
     for trials in (few, [trial(n, 1e-3, "a", 1.0) for n in range(20)]):
         search = read_search(info(*trials))

@@ -1,4 +1,4 @@
-"""The arrows of docs/explanation/architecture.md hold in every file, and the house stays readable."""
+"""Tests of the source code: imports follow docs/explanation/architecture.md, and conventions hold."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def parsed(file: Path) -> ast.Module:
 
 
 def table() -> dict[str, set[str]]:
-    """Part to the parts that it may import, as the page says."""
+    """Return the parts that each part may import, according to the page."""
     section = PAGE.split("## Parts and their imports")[1].split("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)` \|.*?\|(.*?)\|$", section, re.MULTILINE)
     return {part: set(re.findall(r"`(\w+)`", imports)) for part, imports in rows}
 
 
 def part_of(module: str) -> str:
-    """The part that a dotted module name below labrl belongs to."""
+    """Return the part to which a module belongs, given its dotted name below labrl."""
     if module.startswith(VOCABULARY) or module == "config":
         return "vocabulary"
     return module.split(".")[0] or "labrl"
@@ -54,12 +54,12 @@ def module_of(file: Path) -> str:
 
 
 def imports(file: Path) -> Iterator[str]:
-    """Absolute names of all that a file imports, late imports and those for types included."""
+    """Yield the absolute names of all imports of a file, including those in functions and for types."""
     for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: relative imports hide where a thing lives"
+            assert node.level == 0, f"{file} has a relative import"
             for alias in node.names:
                 below = SOURCE.joinpath(*(node.module or "").split(".")[1:], alias.name)
                 is_module = below.is_dir() or below.with_suffix(".py").exists()
@@ -72,7 +72,7 @@ def imported_parts(file: Path) -> set[str]:
 
 
 def reachable(part: str) -> set[str]:
-    """Return all parts that a part may import, also through others."""
+    """Return all parts that a part may import, directly or through others."""
     found: set[str] = set()
     left = [part]
     while left:
@@ -86,35 +86,35 @@ def named(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
-def test_a_file_imports_only_what_its_part_may() -> None:
+def test_files_import_only_what_their_part_may() -> None:
     allowed = table()
     parts = {file: part_of(module_of(file)) for file in FILES}
-    strangers = {
+    forbidden = {
         named(file): found
         for file, part in parts.items()
         if (found := imported_parts(file) - allowed[part] - {part})
     }
-    assert not strangers, "docs/explanation/architecture.md allows no such imports"
+    assert not forbidden, "docs/explanation/architecture.md does not allow these imports"
 
 
-def test_the_page_names_every_part() -> None:
-    homes = {part_of(module_of(file)) for file in FILES}
-    assert set(table()) == homes, "docs/explanation/architecture.md and src/labrl differ"
+def test_page_names_every_part() -> None:
+    parts = {part_of(module_of(file)) for file in FILES}
+    assert set(table()) == parts, "docs/explanation/architecture.md and src/labrl have different parts"
 
 
-def test_the_picture_shows_only_arrows_of_the_table() -> None:
+def test_picture_shows_only_arrows_of_the_table() -> None:
     picture = (ROOT / "docs" / "images" / "architecture.svg").read_text()
     arrows = re.findall(r'<path id="(\w+)-(\w+)"', picture)
     assert len(arrows) == picture.count("<path") > 10
     assert not [(a, b) for a, b in arrows if b not in table()[a]]
 
 
-def test_imports_point_one_way() -> None:
-    circles = [part for part in table() if part in reachable(part)]
-    assert not circles
+def test_imports_of_parts_have_no_cycle() -> None:
+    cycles = [part for part in table() if part in reachable(part)]
+    assert not cycles
 
 
-def test_an_agent_knows_no_environment_session_or_file() -> None:
+def test_agents_import_no_environments_sessions_or_files() -> None:
     assert not reachable("agents") & {
         "envs",
         "session",
@@ -131,7 +131,7 @@ def test_an_agent_knows_no_environment_session_or_file() -> None:
         assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "open"], named(file)
 
 
-def test_an_environment_knows_no_agent() -> None:
+def test_environments_import_no_agents() -> None:
     assert not reachable("envs") & {
         "agents",
         "networks",
@@ -143,15 +143,15 @@ def test_an_environment_knows_no_agent() -> None:
     }
 
 
-def test_the_clock_and_the_seeds_know_nobody() -> None:
+def test_clock_seeding_step_and_schedules_import_no_part() -> None:
     assert not table()["clock"] | table()["seeding"] | table()["step"] | table()["schedules"]
 
 
-def test_analysis_reads_only_what_storage_wrote() -> None:
+def test_analysis_imports_only_storage_and_vocabulary() -> None:
     assert reachable("analysis") <= {"storage", "vocabulary", "schedules"}
 
 
-def test_only_the_command_line_reads_the_arguments() -> None:
+def test_only_the_command_line_reads_sys_argv() -> None:
     readers = set()
     for file in FILES:
         for node in ast.walk(parsed(file)):
@@ -166,7 +166,7 @@ def test_only_the_command_line_reads_the_arguments() -> None:
 
 
 def without_encoding(file: Path) -> Iterator[int]:
-    """Lines that read, write or open text in whatever encoding the locale has."""
+    """Yield the lines that read, write or open text in the encoding of the locale."""
     for node in ast.walk(parsed(file)):
         if not isinstance(node, ast.Call) or any(keyword.arg == "encoding" for keyword in node.keywords):
             continue
@@ -178,9 +178,8 @@ def without_encoding(file: Path) -> Iterator[int]:
             "os",
             "open",
         ):
-            method = name == "open" and isinstance(
-                node.func, ast.Attribute
-            )  # of a path, or of a class of ours
+            # Path.open, or a method of one of labrl's classes
+            method = name == "open" and isinstance(node.func, ast.Attribute)
             modes = [keyword.value for keyword in node.keywords if keyword.arg == "mode"]
             modes += node.args[0 if method else 1 :][:1]
             mode = getattr(modes[0], "value", None) if modes else None if method and node.args else "r"
@@ -188,14 +187,18 @@ def without_encoding(file: Path) -> Iterator[int]:
                 yield node.lineno
 
 
-def test_text_is_utf8_whatever_the_locale() -> None:
-    """With LC_ALL=C reports ended with a UnicodeDecodeError; ruff's PLW1514 sees a third of such places."""
+def test_text_files_are_opened_as_utf8() -> None:
+    """Check that every call gives an encoding.
+
+    Without one, reports failed with a UnicodeDecodeError under LC_ALL=C. Ruff's rule PLW1514 finds a third of
+    such calls only.
+    """
     without = {named(file): lines for file in FILES if (lines := list(without_encoding(file)))}
-    assert not without, "give encoding='utf-8' in these lines"
+    assert not without, "these lines do not pass encoding='utf-8'"
 
 
-def test_wrong_input_is_raised_with_a_code() -> None:
-    """Tests and programs look at the code and the key of an error, so a sentence can be rewritten freely."""
+def test_input_errors_have_a_code() -> None:
+    """Check that each InputError has a code, which tests and programs use instead of its message."""
     raised = [
         (named(file), node.lineno, {keyword.arg for keyword in node.keywords})
         for file in FILES
@@ -203,16 +206,16 @@ def test_wrong_input_is_raised_with_a_code() -> None:
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "InputError"
     ]
     without = [(file, line) for file, line, keywords in raised if "code" not in keywords]
-    assert not without, "give code=..., one of those in labrl.errors"
+    assert not without, "these lines do not pass code=... with one of the codes in labrl.errors"
 
 
-def test_an_agent_loads_few_modules() -> None:
+def test_importing_an_agent_loads_few_modules() -> None:
     program = "import sys, labrl.agents.ppo; print(*[m for m in sys.modules if m.split('.')[0] == 'labrl'])"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert len(loaded.stdout.split()) <= 20
 
 
-def test_few_attributes_are_probed_for() -> None:
-    """Parts declare their capabilities; only objects of users and of other libraries are probed."""
+def test_getattr_and_hasattr_are_rare() -> None:
+    """Check that labrl's parts declare their capabilities, so that only foreign objects are probed."""
     probes = [line for file in FILES for line in re.findall(r"(?:get|has)attr\(", file.read_text())]
     assert len(probes) <= 10

@@ -1,4 +1,4 @@
-"""Evaluation beside training gives the rows, the best model and the episodes of evaluation in the loop."""
+"""Tests of asynchronous evaluation: its rows, best model and episodes equal those of the training loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PPO += ["transforms/observation=normalize"]
 
 
 class Delayed:
-    """An evaluator in this process that answers when it is asked for the n-th time, or waited for."""
+    """An evaluator in this process whose answer is ready after `delay` polls, or when training waits."""
 
     delay = 0
 
@@ -48,7 +48,7 @@ class Delayed:
         self.left = 0
 
     def begin(self, snapshot: Snapshot) -> None:
-        assert self.snapshot is None, "one at a time"
+        assert self.snapshot is None, "two evaluations run at the same time"
         self.snapshot, self.left = snapshot, self.delay
 
     def answer(self, stopping: Any = None) -> list[Played] | None:
@@ -68,14 +68,14 @@ class Delayed:
 
 
 @pytest.fixture(autouse=True)
-def asked_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def poll_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labrl.session.evaluation.POLL_SECONDS", 0.0)
 
 
 def play(
     overrides: list[str], run: RunFolder, stop_at: int | None = None, delay: int | None = None
 ) -> Session:
-    """A session from its newest checkpoint on; delay: None evaluates in the loop."""
+    """Run a session from its newest checkpoint; a delay of None evaluates in the training loop."""
     config = resolve(compose([*overrides, f"meta.async_eval={str(delay is not None).lower()}"]))
     session = restored_session(config, 0, run.session(0), num_threads=1)
     if stop_at is not None:
@@ -109,23 +109,22 @@ def same(one: RunFolder, other: RunFolder) -> None:
 
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """Evaluated in the loop."""
+    """A run that evaluates in the training loop."""
     run = RunFolder.create(tmp_path_factory.mktemp("loop") / "run")
     play(PPO, run)
     return run
 
 
-@pytest.mark.parametrize(
-    "delay", [pytest.param(7, marks=pytest.mark.slow), 10**6]
-)  # after a checkpoint; only where training waits for it
-def test_late_answers_give_the_same_run(delay: int, loop: RunFolder, tmp_path: Path) -> None:
+# An answer after 7 polls comes after a checkpoint; one after a million comes when training waits for it.
+@pytest.mark.parametrize("delay", [pytest.param(7, marks=pytest.mark.slow), 10**6])
+def test_run_does_not_depend_on_delay_of_evaluation(delay: int, loop: RunFolder, tmp_path: Path) -> None:
     beside = RunFolder.create(tmp_path / "run")
     play(PPO, beside, delay=delay)
     same(loop, beside)
 
 
-def test_a_resume_loses_and_doubles_no_row(loop: RunFolder, tmp_path: Path) -> None:
-    """Stopped while nothing is evaluated, something behind, something at this very frame, and both."""
+def test_resumed_run_neither_loses_nor_repeats_rows(loop: RunFolder, tmp_path: Path) -> None:
+    """Stop the run while no evaluation, an earlier one, one of the current frame, or both are pending."""
     beside = RunFolder.create(tmp_path / "run")
     for frame, delay in ((224, 3), (240, 10**6), (440, 10**6), (900, 0)):
         assert play(PPO, beside, stop_at=frame, delay=delay).interrupted
@@ -133,23 +132,23 @@ def test_a_resume_loses_and_doubles_no_row(loop: RunFolder, tmp_path: Path) -> N
     same(loop, beside)
 
 
-def test_what_was_evaluated_beside_is_made_up_for_in_the_loop(loop: RunFolder, tmp_path: Path) -> None:
+def test_pending_evaluations_are_made_in_the_loop_after_resume(loop: RunFolder, tmp_path: Path) -> None:
     mixed = RunFolder.create(tmp_path / "run")
     assert play(PPO, mixed, stop_at=256, delay=10**6).state_dict()["callbacks"]["Evaluate:0"]["queue"]
     assert not mixed.session(0).eval_csv.exists()
-    play(PPO, mixed, stop_at=440)  # in the loop; broken off at an evaluation
+    play(PPO, mixed, stop_at=440)  # evaluates in the loop; interrupted at an evaluation
     assert len(rows(mixed.session(0).eval_csv)) == 1
     play(PPO, mixed, delay=5)
     same(loop, mixed)
 
 
-def test_a_process_beside_training_gives_the_same_run(loop: RunFolder, tmp_path: Path) -> None:
+def test_evaluation_process_gives_the_same_run(loop: RunFolder, tmp_path: Path) -> None:
     labrl.train([*PPO, "meta.async_eval=true", f"hydra.run.dir={tmp_path / 'run'}"])
     same(loop, RunFolder.open(tmp_path / "run"))
 
 
 class KillsEvaluator(Callback):
-    """Kills the evaluator, as a system does that runs out of memory."""
+    """A callback that kills the evaluator, as the operating system does when memory runs out."""
 
     def step(self, session: Any) -> None:
         if session.clock.frame >= 300:
@@ -158,14 +157,14 @@ class KillsEvaluator(Callback):
 
 
 class FailsInEvaluation(RandomAgent):
-    """An agent of a user that breaks when it is evaluated."""
+    """An agent that raises an error when it is evaluated."""
 
     def evaluation_action(self, observation: Observation, generator: Any) -> NDArray:
         raise ArithmeticError("no number is that large")
 
 
 @pytest.mark.slow
-def test_an_error_in_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+def test_error_in_evaluation_fails_the_run_with_its_traceback(tmp_path: Path) -> None:
     overrides = [*QUIET, "agent=random", "agent._target_=test_async_evaluation.FailsInEvaluation"]
     overrides += [
         "meta.rigorous_eval=2",
@@ -183,7 +182,7 @@ def test_an_error_in_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_killed_evaluator_ends_the_run_and_a_resume_goes_on(loop: RunFolder, tmp_path: Path) -> None:
+def test_killed_evaluator_fails_the_run_which_can_be_resumed(loop: RunFolder, tmp_path: Path) -> None:
     run = tmp_path / "run"
     kills = "+callbacks.kills._target_=test_async_evaluation.KillsEvaluator"
     result = labrl.train([*PPO, "meta.async_eval=true", kills, f"hydra.run.dir={run}"])
@@ -202,14 +201,14 @@ def test_a_killed_evaluator_ends_the_run_and_a_resume_goes_on(loop: RunFolder, t
     ],
     ids=str,
 )
-def test_what_contradicts_it_is_refused(overrides: list[str], code: str) -> None:
+def test_contradicting_options_are_rejected(overrides: list[str], code: str) -> None:
     with pytest.raises(InputError) as refused:
         resolve(compose(overrides))
     assert (refused.value.code, refused.value.key) == (code, "meta.async_eval")
 
 
-def test_the_evaluator_is_handed_little(tmp_path: Path) -> None:
-    """Only the acting network of an agent with target network, optimizer and replay buffer is sent."""
+def test_evaluator_receives_copy_of_acting_network_only(tmp_path: Path) -> None:
+    """Check that neither the target network nor the optimizer or the replay buffer is sent."""
     overrides = [*QUIET, "agent=dqn", "env=cartpole", "env.max_frame=5000"]
     session = Session(resolve(compose(overrides)), 0, RunFolder.create(tmp_path / "run").session(0), 1)
     from labrl.session.acting import acting_state

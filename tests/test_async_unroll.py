@@ -1,4 +1,4 @@
-"""An actor process plays ahead; the learner learns from all that it played, at its own exact pace."""
+"""Tests of asynchronous acting: an actor process plays ahead, and the learner learns from all its steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NORMALIZED = ["transforms/observation=normalize"]
 
 
 class InThread(Companion):
-    """The same in a thread: all but the process is real."""
+    """A companion that runs in a thread instead of a process and keeps all steps that it has received."""
 
     def __init__(self, name: str, work: Any, arguments: tuple[Any, ...], log: Path) -> None:
         self.name, self._log = name, log
@@ -109,7 +109,7 @@ def received(session: Session) -> list[Acted]:
     ],
     ids=["dqn", "crossq", "td3"],
 )
-def test_all_that_was_played_is_learned_from_at_the_exact_pace(overrides: list[str], tmp_path: Path) -> None:
+def test_learner_stores_all_steps_and_keeps_its_update_ratio(overrides: list[str], tmp_path: Path) -> None:
     session = play(overrides, RunFolder.create(tmp_path / "run"))
     assert session.clock.frame == 240
     first = max(60, 8 + 2 * session.config.agent.config.n_step)
@@ -128,7 +128,7 @@ def test_all_that_was_played_is_learned_from_at_the_exact_pace(overrides: list[s
 
 
 @pytest.mark.usefixtures("in_thread")
-def test_queue_and_period_bound_how_old_weights_are(tmp_path: Path) -> None:
+def test_queue_size_and_update_period_bound_age_of_weights(tmp_path: Path) -> None:
     overrides = [
         *CARTPOLE,
         "agent.updates_per_frame=2",
@@ -136,8 +136,8 @@ def test_queue_and_period_bound_how_old_weights_are(tmp_path: Path) -> None:
         "meta.async_unroll.update_period=6",
     ]
     session = play(overrides, RunFolder.create(tmp_path / "run"))
-    updates = 4  # of a vector step
-    made = [max((2 * step - 60) * 2, 0) for step in range(120)]  # before the learner takes it
+    updates = 4  # per vector step
+    made = [max((2 * step - 60) * 2, 0) for step in range(120)]  # updates before the learner takes each step
     behind = [opt_step - acted.version for opt_step, acted in zip(made, received(session), strict=True)]
     assert min(behind) >= 0
     assert max(behind) <= (2 + 1) * updates + 6
@@ -147,7 +147,7 @@ def test_queue_and_period_bound_how_old_weights_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_thread")
-def test_the_actor_keeps_the_pace_of_real_time(tmp_path: Path) -> None:
+def test_actor_keeps_the_step_interval(tmp_path: Path) -> None:
     overrides = [*CARTPOLE, "meta.async_unroll.step_interval=0.004"]
     session = play(overrides, RunFolder.create(tmp_path / "run"))
     ended = [acted.ended for acted in received(session)]
@@ -159,9 +159,7 @@ def test_the_actor_keeps_the_pace_of_real_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "overrides", [[*CARTPOLE, *NORMALIZED], [*CARTPOLE, "env=gymnasium", "env.id=Taxi-v4"]]
 )
-def test_a_resume_cuts_the_episodes_that_ran_and_doubles_nothing(
-    overrides: list[str], tmp_path: Path
-) -> None:
+def test_resume_truncates_running_episodes_and_repeats_no_row(overrides: list[str], tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
     overrides = [*overrides, "agent.memory.storage=mmap"]
     assert play(overrides, run, stop_at=130).interrupted
@@ -183,15 +181,16 @@ def test_a_resume_cuts_the_episodes_that_ran_and_doubles_nothing(
 
 
 @pytest.mark.usefixtures("in_thread")
-def test_each_resume_begins_episodes_that_were_not_played_before(tmp_path: Path) -> None:
+def test_each_resume_begins_new_episodes(tmp_path: Path) -> None:
     run, overrides = RunFolder.create(tmp_path / "run"), [*PENDULUM, "agent=sac"]
-    begun = [received(play(overrides, run, stop_at))[0].step for stop_at in (60, 120, 180)]  # none has ended
+    # No episode of Pendulum has ended at these frames.
+    begun = [received(play(overrides, run, stop_at))[0].step for stop_at in (60, 120, 180)]
     assert [step.void for step in begun] == [False, True, True]
     assert not np.isin(begun[2].observation, begun[1].observation).any()
 
 
 class Breaks:
-    """Fails at a later step, or hangs there."""
+    """CartPole that raises an error in its 51st step, or hangs there."""
 
     def __new__(cls, hangs: bool = False) -> Any:
         import gymnasium
@@ -217,7 +216,7 @@ def broken(**kwargs: Any) -> list[str]:
 
 
 @pytest.mark.usefixtures("in_thread")
-def test_an_actor_that_fails_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+def test_failing_actor_fails_the_run_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(CompanionError) as raised:
         play(broken(), RunFolder.create(tmp_path / "run"))
     assert raised.value.code == "lost-process"
@@ -227,7 +226,7 @@ def test_an_actor_that_fails_ends_the_run_with_its_traceback(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_an_actor_that_hangs_ends_the_run_and_says_where(tmp_path: Path) -> None:
+def test_hanging_actor_fails_the_run_and_logs_its_stack(tmp_path: Path) -> None:
     overrides = [*broken(hangs="true"), "meta.async_unroll.timeout=2"]
     result = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
@@ -245,7 +244,7 @@ def actors(folder: Path, process: Any) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
 @pytest.mark.parametrize("to_all", [True, False], ids=["terminal", "kill"])
-def test_no_end_of_a_session_leaves_an_orphan_and_each_can_be_resumed(
+def test_signal_leaves_no_orphan_and_a_run_that_can_be_resumed(
     number: signal.Signals, to_all: bool, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -256,58 +255,65 @@ def test_no_end_of_a_session_leaves_an_orphan_and_each_can_be_resumed(
         pids = children(process)
         wait_for(lambda: list(folder.glob("session_0/checkpoints/frame_*")), process)
         (os.killpg if to_all else os.kill)(process.pid, number)
-        said, _ = process.communicate()
-    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -9), said
-    assert "Traceback" not in said
+        output, _ = process.communicate()
+    assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -9), output
+    assert "Traceback" not in output
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         time.sleep(0.05)
     assert not (folder / "session_0" / "acting_weights.bin").exists()
-    assert main([f"+resume={folder}", f"env.max_frame={20 * 10**2}"]) in (0, 2)  # 2: it was further already
+    # The exit code is 2 if the run was beyond this budget already.
+    assert main([f"+resume={folder}", f"env.max_frame={20 * 10**2}"]) in (0, 2)
 
 
 @needs_proc
 @pytest.mark.slow
-def test_a_killed_actor_ends_the_run(tmp_path: Path) -> None:
+def test_killed_actor_fails_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with started(folder, *CARTPOLE, "env.max_frame=1e7") as process:
         wait_for(lambda: actors(folder, process), process)
         os.kill(children(process)[0], signal.SIGKILL)
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     assert process.returncode == 1
-    assert "meta.async_unroll" in said
-    assert "SIGKILL" in said
+    assert "meta.async_unroll" in output
+    assert "SIGKILL" in output
 
 
-def test_a_process_acts_beside_the_learner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_with_an_actor_process_is_marked_inexact(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     assert main([*CARTPOLE, f"hydra.run.dir={run}"]) == 0
-    assert capsys.readouterr().out.count("meta.async_unroll") == 1, "no two runs are equal with it"
+    assert capsys.readouterr().out.count("meta.async_unroll") == 1, (
+        "the output does not say exactly once that the run is inexact"
+    )
     assert json.loads((run / "run.json").read_text())["inexact"] == ["meta.async_unroll"]
     assert rows(run / "session_0" / "train.csv")[-1]["opt_step"] == str((240 - 60) // 4)
 
 
-def test_a_reader_never_sees_half_of_two_versions(tmp_path: Path) -> None:
+def test_reader_of_weights_never_mixes_two_versions(tmp_path: Path) -> None:
     def module() -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.BatchNorm1d(100))
 
-    ours, theirs = {"policy": module()}, {"policy": module()}
+    published, read = {"policy": module()}, {"policy": module()}
     path = tmp_path / "weights.bin"
-    writer = WeightsFile(path, ours, create=True)
-    reader = WeightsFile(path, theirs)
+    writer = WeightsFile(path, published, create=True)
+    reader = WeightsFile(path, read)
     path.unlink()
     with torch.no_grad():
         for number in range(40):
-            for tensor in ours["policy"].state_dict().values():
+            for tensor in published["policy"].state_dict().values():
                 tensor.fill_(number)
             if number == 0:
-                writer.publish(ours, 0)
-                publishing = threading.Thread(target=lambda: [writer.publish(ours, n) for n in range(100)])
+                writer.publish(published, 0)
+                publishing = threading.Thread(
+                    target=lambda: [writer.publish(published, n) for n in range(100)]
+                )
                 publishing.start()
             else:
                 publishing.join()
-                writer.publish(ours, number)
-            version = reader.take(theirs)
-            values = {v for t in theirs["policy"].state_dict().values() for v in t.float().unique().tolist()}
+                writer.publish(published, number)
+            version = reader.take(read)
+            values = {v for t in read["policy"].state_dict().values() for v in t.float().unique().tolist()}
             assert len(values) == 1
             assert number == 0 or (version, values) == (number, {float(number)})
 
@@ -327,21 +333,21 @@ def test_a_reader_never_sees_half_of_two_versions(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_contradicts_it_is_refused(overrides: list[str], code: str, key: str) -> None:
+def test_contradicting_options_are_rejected(overrides: list[str], code: str, key: str) -> None:
     with pytest.raises(InputError) as refused:
         check(resolve(compose(["meta/async_unroll=on", *overrides])))
     assert (refused.value.code, refused.value.key) == (code, key)
 
 
 @pytest.mark.parametrize("override", ["meta.async_unroll=true", "meta.async_unroll={}"])
-def test_it_is_switched_on_as_an_option(override: str) -> None:
+def test_error_for_wrong_async_unroll_value_names_the_option_group(override: str) -> None:
     with pytest.raises(InputError) as refused:
         resolve(compose(["agent=dqn", override]))
     assert all(str(mistake.key).startswith("meta.async_unroll") for mistake in refused.value.mistakes)
     assert "meta/async_unroll=" in str(refused.value)
 
 
-def test_its_options_without_it_are_refused() -> None:
+def test_options_of_async_unroll_are_rejected_when_it_is_off() -> None:
     with pytest.raises(InputError) as refused:
         compose(["agent=dqn", "meta.async_unroll.queue_size=4"])
     assert refused.value.key == "meta.async_unroll.queue_size"

@@ -1,4 +1,4 @@
-"""The random policy is measured once per environment, by whole episodes, and kept outside the package."""
+"""Tests of the baseline: the random policy is measured once per environment and cached."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def cartpole_run(path: Path, **changes: object) -> Path:
     return write_run(path, [rising(10)], config=config)
 
 
-def test_a_report_whose_baseline_is_known_does_not_wait_for_torch(tmp_path: Path) -> None:
+def test_report_does_not_import_torch_when_baseline_is_cached(tmp_path: Path) -> None:
     run = cartpole_run(tmp_path / "run")
     assert ensure_baseline(run, seconds=60) is not None
     program = (
@@ -53,7 +53,7 @@ def test_a_report_whose_baseline_is_known_does_not_wait_for_torch(tmp_path: Path
 
 
 class Counting(Backend):
-    """Environment i ends an episode every i + 1 steps, and pays 1 for each step."""
+    """A backend whose environment i ends an episode every i + 1 steps and pays 1 for each step."""
 
     name, num_envs, frame_skip = "counting", 3, 1
     observation_space, action_space = Box(-1, 1, ()), Discrete(2)
@@ -74,29 +74,29 @@ class Counting(Backend):
         pass
 
 
-def test_short_episodes_do_not_count_more_than_long_ones() -> None:
+def test_each_environment_plays_equally_many_episodes() -> None:
     returns = play_at_random(VectorEnv(Counting(), seed=0), seconds=60, episodes=6)
     assert returns == [1, 1, 2, 2, 3, 3]
 
 
-def test_nothing_is_said_of_an_environment_that_did_not_end_in_time() -> None:
+def test_no_return_is_measured_when_no_episode_ends_in_time() -> None:
     assert play_at_random(VectorEnv(Counting(), seed=0), seconds=0) == []
 
 
-def test_cartpole_is_measured_once_and_everybody_finds_it(tmp_path: Path, cache: Path) -> None:
+def test_measured_baseline_is_used_by_other_runs(tmp_path: Path, cache: Path) -> None:
     path = ensure_baseline(cartpole_run(tmp_path / "a"), seconds=60)
     assert path is not None
     assert path.parent == cache / "random"
     facts = json.loads(path.read_text())
     assert facts["episodes"] == len(facts["returns"]) == 100
-    assert 18 < facts["mean"] < 27, "CartPole's random policy"
+    assert 18 < facts["mean"] < 27, "this is not the mean return of a random policy in CartPole"
     path.write_text(json.dumps({**facts, "mean": 3.5}))
     assert ensure_baseline(cartpole_run(tmp_path / "b"), seconds=60) == path
     other = {**ENV, "name": "my_pole", "num_envs": 64, "max_frame": 7}
     assert baselines.random_baseline(other) == baselines.Baseline(3.5, facts["std"], 100, "measured")
 
 
-def test_two_measurements_are_equal(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurement_is_reproducible(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = cartpole_run(tmp_path / "a")
     first = ensure_baseline(run, seconds=60)
     monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "other"))
@@ -106,13 +106,13 @@ def test_two_measurements_are_equal(tmp_path: Path, cache: Path, monkeypatch: py
     assert json.loads(first.read_text())["returns"] == json.loads(second.read_text())["returns"]
 
 
-def test_what_decides_the_return_decides_the_file() -> None:
+def test_baseline_file_depends_only_on_keys_that_change_the_return() -> None:
     same = baselines.baseline_path(ENV)
     assert baselines.baseline_path({**ENV, "max_frame": 5, "num_envs": 1, "vectorization": "async"}) == same
     assert baselines.baseline_path({**ENV, "max_episode_steps": 10}) != same
 
 
-def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_follows_environment_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert baselines.cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("LABRL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
@@ -121,7 +121,7 @@ def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, t
     assert baselines.cache_folder() == Path.home() / ".cache" / "labrl"
 
 
-def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
+def test_damaged_file_counts_as_no_baseline(tmp_path: Path) -> None:
     path = baselines.baseline_path(ENV)
     path.parent.mkdir(parents=True)
     for content in ("", "[]", "{}", '{"mean": null, "std": 1, "episodes": 3}'):
@@ -129,7 +129,7 @@ def test_a_damaged_file_is_as_none(tmp_path: Path) -> None:
         assert baselines.random_baseline(ENV) is None
 
 
-def test_published_scores_stand_in_for_a_game_that_was_not_measured() -> None:
+def test_published_scores_are_used_for_unmeasured_games() -> None:
     assert baselines.random_baseline({"game": "pong"}) == baselines.Baseline(-20.7, None, None, "published")
     assert baselines.human_range({"game": "pong"}) == (-20.7, 14.6)
     assert baselines.random_baseline({"game": "air_raid"}) is None
@@ -138,15 +138,13 @@ def test_published_scores_stand_in_for_a_game_that_was_not_measured() -> None:
     assert baselines.threshold_of({"id": "Pendulum-v1"}) is None
 
 
-def test_a_game_with_a_published_score_does_not_keep_a_short_trial_waiting(
-    tmp_path: Path, cache: Path
-) -> None:
+def test_game_with_a_published_score_is_not_measured(tmp_path: Path, cache: Path) -> None:
     game = config_with(env__game="pong", env__name="pong", env___target_="labrl.envs.atari.AtariEnv")
     assert ensure_baseline(write_run(tmp_path / "a", [rising(1)], config=game)) is None
     assert not cache.exists()
 
 
-def test_what_cannot_be_measured_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_baseline_when_measuring_is_impossible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ensure_baseline(tmp_path / "nowhere") is None
     gone = {**CONFIG["env"], "_target_": "gone.Env"}
     assert ensure_baseline(write_run(tmp_path / "a", [], config=config_with(env=gone))) is None
@@ -155,14 +153,16 @@ def test_what_cannot_be_measured_stops_nothing(tmp_path: Path, monkeypatch: pyte
     assert ensure_baseline(cartpole_run(tmp_path / "b"), seconds=60) is None
 
 
-def test_it_can_be_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_baseline_command_measures_and_prints_the_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = cartpole_run(tmp_path / "a")
     assert main([str(run), "--seconds", "60"]) == 0
     assert Path(capsys.readouterr().out.strip()).exists()
     assert main([str(tmp_path)]) == 1
 
 
-def test_random_actions_are_among_the_valid_ones() -> None:
+def test_random_policy_takes_valid_actions_only() -> None:
     env = make_env(own_env(Doors), seed=0, num_threads=1, num_envs=3)
     try:
         assert len(play_at_random(env, seconds=60, episodes=9)) == 9
@@ -170,9 +170,7 @@ def test_random_actions_are_among_the_valid_ones() -> None:
         env.close()
 
 
-def test_an_environment_that_fails_leaves_its_run_without_a_baseline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_baseline_when_the_environment_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*given: object) -> list[float]:
         raise AssertionError("no such move")
 

@@ -1,4 +1,4 @@
-"""Batch renormalization is batch normalization at first, and afterwards nearly what evaluation does."""
+"""Tests of batch renormalization and of the networks and agents that use it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def minibatch(seed: int) -> torch.Tensor:
     return torch.randn((64, 5), generator=torch.Generator().manual_seed(seed)) * 3 + 2
 
 
-def test_in_the_warm_up_it_is_batch_normalization() -> None:
+def test_batch_renorm_equals_batch_norm_during_warmup() -> None:
     own, other = BatchRenorm(options(RENORM, "agent=crossq"), 5), nn.BatchNorm1d(5, eps=1e-3, momentum=0.01)
     for layer in (own, other):
         nn.init.constant_(layer.weight, 1.5)
@@ -47,7 +47,7 @@ def test_in_the_warm_up_it_is_batch_normalization() -> None:
     torch.testing.assert_close(own.eval()(minibatch(9)), other.eval()(minibatch(9)), rtol=1e-4, atol=1e-5)
 
 
-def test_afterwards_it_is_algorithm_1_of_the_paper() -> None:
+def test_batch_renorm_equals_algorithm_1_of_paper_after_warmup() -> None:
     config = options(RENORM, "agent=crossq", warmup=0, r_max=1.2, d_max=0.3, momentum=0.1)
     layer = BatchRenorm(config, 5)
     for seed in range(3):
@@ -64,7 +64,7 @@ def test_afterwards_it_is_algorithm_1_of_the_paper() -> None:
         torch.testing.assert_close(x.grad, y.grad, rtol=1e-3, atol=1e-3)
 
 
-def test_evaluation_changes_nothing_and_does_not_depend_on_the_minibatch() -> None:
+def test_evaluation_keeps_state_and_ignores_rest_of_minibatch() -> None:
     layer = BatchRenorm(options(RENORM, "agent=crossq", warmup=0), 5)
     layer(minibatch(0))
     before = {name: value.clone() for name, value in layer.state_dict().items()}
@@ -74,7 +74,7 @@ def test_evaluation_changes_nothing_and_does_not_depend_on_the_minibatch() -> No
     assert all(torch.equal(before[name], value) for name, value in layer.state_dict().items())
 
 
-def test_of_maps_each_place_is_a_row() -> None:
+def test_each_position_of_feature_maps_counts_as_a_row() -> None:
     own, other = BatchRenorm(options(RENORM, "agent=crossq"), 5), nn.BatchNorm2d(5, eps=1e-3, momentum=0.01)
     maps = [minibatch(0)[:, :, None, None].expand(-1, -1, 3, 4) + torch.arange(4) for _ in range(2)]
     for x in maps:
@@ -101,22 +101,22 @@ VECTOR = gym.spaces.Box(-1, 1, (3,), np.float32)
         (gym.spaces.Dict(picture=IMAGE, mark=VECTOR), {RenormalizedCNN, RenormalizedMLP}),
     ],
 )
-def test_the_torso_fits_what_is_seen(space: gym.Space, kinds: set[type[nn.Module]]) -> None:
+def test_torso_fits_the_observation_space(space: gym.Space, kinds: set[type[nn.Module]]) -> None:
     torso = build_torso(component(TORSO, "agent=crossq", hidden=[16], features=8), space)
     assert {type(part) for part in torso.modules()} & {RenormalizedMLP, RenormalizedCNN} == kinds
     renorms = [part for part in torso.modules() if isinstance(part, BatchRenorm)]
-    assert renorms, "something is normalized"
-    assert all(int(part.minibatches) == 0 for part in renorms), "building has counted as a minibatch"
+    assert renorms, "the torso has no batch renormalization"
+    assert all(int(part.minibatches) == 0 for part in renorms), "building the torso counted as a minibatch"
 
 
-def test_features_of_images_are_those_of_the_minibatch_normalized() -> None:
+def test_image_features_are_normalized_over_the_minibatch() -> None:
     torch.manual_seed(0)
     torso = RenormalizedCNN(options(TORSO, "agent=crossq", features=8, initialization="orthogonal"), IMAGE)
     IMAGE.seed(0)
     images = torch.as_tensor(torso.layout(np.stack([IMAGE.sample() for _ in range(16)])))
     features = torso(images)
     torch.testing.assert_close(features.mean(0), torch.zeros(8), rtol=0, atol=1e-4)
-    alive = features.std(0) > 0  # one that is 0 for all images stays so
+    alive = features.std(0) > 0  # a feature that is 0 for all images stays 0
     assert alive.sum() > 2
     torch.testing.assert_close(
         features.std(0, correction=0)[alive], torch.ones(int(alive.sum())), rtol=0, atol=0.3
@@ -127,8 +127,8 @@ def test_features_of_images_are_those_of_the_minibatch_normalized() -> None:
 
 
 RENORMALIZED = ("agent/network=renormalized",)
-BEHIND_A_MEMORY = ("agent/network=gru", "agent/network@agent.network.torso=renormalized")
-OF_THE_CRITICS = (
+RECURRENT = ("agent/network=gru", "agent/network@agent.network.torso=renormalized")
+IN_CRITICS = (
     "agent.network.critic_torso={_target_: labrl.networks.batch_renorm.RenormalizedMLP, hidden: [8], "
     "activation: ReLU, initialization: uniform, "
     "renorm: {momentum: 0.01, warmup: 100, r_max: 3.0, d_max: 5.0, eps: 1e-3}}",
@@ -138,18 +138,16 @@ OF_THE_CRITICS = (
 @pytest.mark.parametrize(
     ("agent", "overrides"),
     [(agent, RENORMALIZED) for agent in ("sac", "td3", "ppo", "dqn", "sarsa")]
-    + [("recurrent_ppo", BEHIND_A_MEMORY), ("ddpg", OF_THE_CRITICS)],
+    + [("recurrent_ppo", RECURRENT), ("ddpg", IN_CRITICS)],
 )
-def test_an_agent_that_would_act_by_the_statistics_of_few_environments_is_refused(
-    agent: str, overrides: tuple[str, ...]
-) -> None:
+def test_agents_other_than_crossq_reject_batch_renorm(agent: str, overrides: tuple[str, ...]) -> None:
     env = "pendulum" if agent in ("td3", "ddpg") else "cartpole"
     config = resolve(compose([f"agent={agent}", f"env={env}", "preset=none", *overrides]))
-    key = "agent.network.critic_torso" if overrides == OF_THE_CRITICS else TORSO
+    key = "agent.network.critic_torso" if overrides == IN_CRITICS else TORSO
     with refused("unsupported", key, "Renormalized", "agent=crossq"):
         config.agent.load().check(config.agent.config, Spaces(*describe(config.env), 1))
 
 
-def test_crossq_takes_it_for_policy_and_critics() -> None:
-    config = resolve(compose(["agent=crossq", "env=pendulum", "preset=none", *OF_THE_CRITICS]))
+def test_crossq_accepts_batch_renorm_in_policy_and_critics() -> None:
+    config = resolve(compose(["agent=crossq", "env=pendulum", "preset=none", *IN_CRITICS]))
     config.agent.load().check(config.agent.config, Spaces(*describe(config.env), 1))

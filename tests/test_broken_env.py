@@ -1,4 +1,4 @@
-"""An environment that breaks is told as such, with its key or its session, and never in silence."""
+"""Tests of failing environments: errors before a run name the key, errors in a run fail the session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OVERRIDES += ["env.fresh_env_per_episode=false"]
         ("nameless", "unsupported", "env", ["Dict(''"]),
     ],
 )
-def test_what_shows_before_a_run_is_wrong_input(
+def test_error_before_the_run_is_an_input_error(
     how: str, code: Code, key: str, named: list[str], tmp_path: Path
 ) -> None:
     with refused(code, key, *named):
@@ -40,12 +40,12 @@ def test_what_shows_before_a_run_is_wrong_input(
     [
         ("exit", ["SystemExit: 4"]),
         ("asserts", ["AssertionError", "broken_env.py", "assert self._steps < 20"]),
-        ("no_number", ["broken", "environment 0", "nan", "step 10"]),
-        ("no_end", ["inf"]),
+        ("not_a_number", ["broken", "environment 0", "nan", "step 10"]),
+        ("infinite", ["inf"]),
         ("too_large", ["-1e+39", "step 10"]),
     ],
 )
-def test_what_shows_in_a_run_fails_the_session(
+def test_error_during_the_run_fails_the_session(
     how: str,
     named: list[str],
     tmp_path: Path,
@@ -58,21 +58,22 @@ def test_what_shows_in_a_run_fails_the_session(
     assert result.error == f"session 0 failed: {result.sessions[0].error}"
     assert result.error in capsys.readouterr().out.splitlines()
     assert result.error in repr(result).splitlines()[0]
-    assert not recwarn.list, "numpy has nothing to add"
+    assert not recwarn.list, "there are warnings beside the error"
     text = (result.folder / "run.json").read_text()
     assert (
-        json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["status"] == "failed"
+        json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not valid JSON"))["status"]
+        == "failed"
     )
 
 
-def test_a_close_that_fails_is_told_and_does_no_harm(tmp_path: Path) -> None:
+def test_error_in_close_is_logged_and_the_run_finishes(tmp_path: Path) -> None:
     overrides = [*OVERRIDES, "+env.make.how=close", "env.fresh_env_per_episode=null"]
     result = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 0
     assert "OSError: already closed" in (result.folder / "session_0" / "session.log").read_text()
 
 
-def test_a_script_may_ask_for_an_exception_where_the_trial_fails(tmp_path: Path) -> None:
+def test_train_raises_trial_error_with_raise_on_failure(tmp_path: Path) -> None:
     overrides = [*OVERRIDES, "+env.make.how=exit", f"hydra.run.dir={tmp_path / 'run'}"]
     with pytest.raises(labrl.TrialError) as raised:
         labrl.train(overrides, raise_on_failure=True)
@@ -80,7 +81,7 @@ def test_a_script_may_ask_for_an_exception_where_the_trial_fails(tmp_path: Path)
     assert (result.folder, result.exit_code) == (tmp_path / "run", 1)
 
 
-def test_an_environment_that_cannot_be_made_once_more_fails_the_session(
+def test_environment_that_cannot_be_recreated_fails_the_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broken_env.Broken.made", 0)
@@ -92,26 +93,26 @@ def test_an_environment_that_cannot_be_made_once_more_fails_the_session(
     assert "OSError: no licence" in error
 
 
-def test_an_observation_that_is_no_number_is_told_where_it_came_from(tmp_path: Path) -> None:
+def test_nan_observation_is_logged_with_environment_and_step(tmp_path: Path) -> None:
     result = labrl.train([*OVERRIDES, "+env.make.how=blind", f"hydra.run.dir={tmp_path / 'run'}"])
     assert result.exit_code == 1
     log = (result.folder / "session_0" / "session.log").read_text()
-    said = [line for line in log.splitlines() if "environment 0" in line and "step 7" in line]
-    assert len(said) == 1, "once, and before the learner fails"
-    assert "broken" in said[0]
-    assert "nan" in said[0]
+    lines = [line for line in log.splitlines() if "environment 0" in line and "step 7" in line]
+    assert len(lines) == 1, "the observation was not reported exactly once"
+    assert "broken" in lines[0]
+    assert "nan" in lines[0]
 
 
-def test_numbers_that_grow_beyond_all_bounds_are_told_by_labrl_alone(
+def test_diverging_loss_fails_the_session_without_numpy_warnings(
     tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
     huge = "transforms.reward={_target_: labrl.agents.transforms.ScaleReward, scale: 1e30}"
     result = labrl.train([*OVERRIDES, "+env.make.how=never", huge, f"hydra.run.dir={tmp_path / 'run'}"])
     assert "loss_value" in (result.sessions[0].error or "")
-    assert not recwarn.list, "numpy's remark on an overflow names a line of labrl, and no way out"
+    assert not recwarn.list, "NumPy warned of an overflow beside labrl's error"
 
 
-def test_an_error_in_a_worker_is_one_line_and_its_traceback_is_in_the_log(
+def test_error_in_a_worker_is_one_line_with_its_traceback_in_the_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [
@@ -124,4 +125,4 @@ def test_an_error_in_a_worker_is_one_line_and_its_traceback_is_in_the_log(
     assert result.sessions[0].error == "ArithmeticError: the simulator gave up"
     assert "Traceback" not in capfd.readouterr().err
     log = (result.folder / "session_0" / "session.log").read_text()
-    assert 'raise ArithmeticError("the simulator gave up")' in log, "where it came from"
+    assert 'raise ArithmeticError("the simulator gave up")' in log, "the log lacks the worker's traceback"

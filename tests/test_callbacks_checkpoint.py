@@ -1,4 +1,4 @@
-"""The session is saved when it is due, when it is best, and when it is interrupted; never half done."""
+"""Tests of the checkpoint callback: when it saves, full disks, interruptions and consistent files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def store(session: ToySession) -> CheckpointStore:
     return CheckpointStore(session.folder.checkpoints, 2)
 
 
-def test_saved_at_each_log_frequency_at_a_new_best_and_at_the_end_once_each(tmp_path: Path) -> None:
+def test_checkpoints_at_log_frequency_new_best_and_end(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=200)
     session.run(*callbacks(session))
-    # returns grow, so every evaluation is the best so far
+    # Returns grow, so every evaluation is the best so far.
     assert session.saved_at == [40, 52, 80, 100, 120, 152, 160, 200]
     assert store(session).frames() == [200, 160]
     best = store(session).best()
@@ -41,7 +41,7 @@ def test_saved_at_each_log_frequency_at_a_new_best_and_at_the_end_once_each(tmp_
     assert best.frame == 200
 
 
-def test_the_checkpoint_holds_the_session_and_what_the_callbacks_did_at_its_frame(tmp_path: Path) -> None:
+def test_checkpoint_holds_state_of_session_and_callbacks_at_its_frame(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=200)
     session.run(*callbacks(session))
     latest = store(session).latest()
@@ -51,7 +51,7 @@ def test_the_checkpoint_holds_the_session_and_what_the_callbacks_did_at_its_fram
     assert latest.state["callbacks"][1]["best_frame"] == 200
 
 
-def test_an_interruption_is_saved_where_it_stopped(tmp_path: Path) -> None:
+def test_interrupted_session_is_saved_at_its_last_frame(tmp_path: Path) -> None:
     session = ToySession(tmp_path).interrupt_at(68)
     session.run(*callbacks(session))
     assert session.saved_at == [40, 52, 68]
@@ -60,13 +60,13 @@ def test_an_interruption_is_saved_where_it_stopped(tmp_path: Path) -> None:
     assert latest.state["clock"]["frame"] == 68
 
 
-def test_an_interruption_at_a_checkpoint_is_not_saved_twice(tmp_path: Path) -> None:
+def test_interruption_at_a_checkpoint_is_not_saved_twice(tmp_path: Path) -> None:
     session = ToySession(tmp_path).interrupt_at(52)
     session.run(*callbacks(session))
     assert session.saved_at == [40, 52]
 
 
-def test_an_interruption_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
+def test_interruption_before_the_first_step_saves_nothing(tmp_path: Path) -> None:
     session = ToySession(tmp_path)
     session.interruption.stop(15)
     session.run(*callbacks(session))
@@ -74,22 +74,24 @@ def test_an_interruption_before_the_first_step_saves_nothing(tmp_path: Path) -> 
 
 
 class Fails(Callback):
+    """A callback that raises an error at frame 72."""
+
     def step(self, session: Any) -> None:
         if session.clock.frame >= 72:
             raise FloatingPointError("loss")
 
 
-def test_what_an_exception_left_half_done_is_not_saved(tmp_path: Path) -> None:
+def test_exception_saves_no_checkpoint(tmp_path: Path) -> None:
     session = ToySession(tmp_path)
     with pytest.raises(FloatingPointError):
         session.run(Fails(), *callbacks(session))
     assert session.saved_at == [40, 52]
     latest = store(session).latest()
     assert latest is not None
-    assert latest.frame == 52, "the last good one is kept"
+    assert latest.frame == 52, "the last good checkpoint was not kept"
 
 
-def test_an_interruption_is_saved_also_while_the_caller_handles_an_error_of_its_own(tmp_path: Path) -> None:
+def test_interruption_is_saved_while_caller_handles_an_exception(tmp_path: Path) -> None:
     session = ToySession(tmp_path).interrupt_at(68)
     try:
         raise ValueError
@@ -99,7 +101,7 @@ def test_an_interruption_is_saved_also_while_the_caller_handles_an_error_of_its_
 
 
 @pytest.mark.parametrize("stays_full", [False, True])
-def test_a_full_disk_is_reported_and_training_goes_on_and_has_failed_where_its_end_is_not_saved(
+def test_full_disk_fails_the_session_only_when_its_end_is_not_saved(
     stays_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = ToySession(tmp_path)
@@ -123,7 +125,7 @@ def test_a_full_disk_is_reported_and_training_goes_on_and_has_failed_where_its_e
 
 
 def fill_disk_after(frame: int, session: ToySession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing can be written any more once the session is beyond `frame`."""
+    """Let every write fail as on a full disk once the session is beyond `frame`."""
 
     def full(*_: Any) -> None:
         if session.clock.frame > frame:
@@ -132,7 +134,7 @@ def fill_disk_after(frame: int, session: ToySession, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("labrl.session.callbacks.checkpoint.sync_file", full)
 
 
-def test_training_ends_before_it_writes_over_files_that_the_last_checkpoint_needs(
+def test_training_stops_before_overwriting_data_of_the_last_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = ToySession(tmp_path)
@@ -146,17 +148,17 @@ def test_training_ends_before_it_writes_over_files_that_the_last_checkpoint_need
     assert store(session).frames()[0] == 40
 
 
-def test_frames_that_fill_their_files_soon_are_saved_before_an_older_checkpoint_loses_some(
+def test_checkpoints_are_earlier_when_files_fill_quickly(
     tmp_path: Path,
 ) -> None:
     session = ToySession(tmp_path, max_frame=80)
-    session.in_files(fills=0.1)  # ten steps of four frames, for two checkpoints
+    session.in_files(fills=0.1)  # the files hold ten steps of four frames, which two checkpoints share
     session.run(*callbacks(session))
     saved = [0, *session.saved_at]
     assert max(b - a for a, b in pairwise(saved)) == 20
 
 
-def test_no_step_is_made_for_which_files_have_no_room_besides_what_the_last_checkpoint_needs(
+def test_training_stops_when_files_have_no_room_beside_the_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = ToySession(tmp_path)
@@ -170,17 +172,20 @@ def test_no_step_is_made_for_which_files_have_no_room_besides_what_the_last_chec
 
 
 @pytest.mark.parametrize("stop", [40, 44, 52, 100, 196])
-def test_a_resumed_session_ends_as_an_unbroken_one(tmp_path: Path, stop: int) -> None:
-    whole, broken = ToySession(tmp_path / "whole"), ToySession(tmp_path / "broken").interrupt_at(stop)
-    for session in (whole, broken):
+def test_resumed_session_equals_uninterrupted_session(tmp_path: Path, stop: int) -> None:
+    whole, interrupted = (
+        ToySession(tmp_path / "whole"),
+        ToySession(tmp_path / "interrupted").interrupt_at(stop),
+    )
+    for session in (whole, interrupted):
         session.run(*callbacks(session))
-    resumed = ToySession(tmp_path / "broken")
+    resumed = ToySession(tmp_path / "interrupted")
     again = callbacks(resumed)
     latest = store(resumed).latest()
     assert latest is not None
     resumed.load_state_dict(latest.state, *again).run(*again)
     assert resumed.agent.weight == whole.agent.weight
-    # an interruption adds a checkpoint, which may push out the one before
+    # An interruption adds a checkpoint, which may replace the one before it.
     assert store(resumed).frames()[0] == store(whole).frames()[0] == 200
     for name in ("eval.csv", "train.csv"):
         lines = [(s.folder.path / name).read_text().splitlines() for s in (resumed, whole)]
@@ -188,7 +193,7 @@ def test_a_resumed_session_ends_as_an_unbroken_one(tmp_path: Path, stop: int) ->
         assert untimed[0] == untimed[1]
 
 
-def test_rows_lie_on_the_disk_before_the_checkpoint_that_counts_on_them(
+def test_rows_are_synced_before_the_checkpoint_that_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: dict[str, int] = {}
@@ -221,14 +226,14 @@ def test_rows_lie_on_the_disk_before_the_checkpoint_that_counts_on_them(
     assert checked == [[True, True]] * 4
 
 
-@pytest.mark.parametrize("written", ["beside training", "with files that change", "too large for a copy"])
-def test_a_checkpoint_is_what_the_session_was_at_its_frame(
+@pytest.mark.parametrize("written", ["beside training", "with changing files", "too large for a copy"])
+def test_checkpoint_holds_weights_of_its_frame_when_written_later(
     written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = ToySession(tmp_path)
-    session.agent.weight = torch.zeros(3)  # changed in place
+    session.agent.weight = torch.zeros(3)  # a tensor that training changes in place
     session.agent.metrics = dict
-    if written == "with files that change":
+    if written == "with changing files":
         session.in_files()
     if written == "too large for a copy":
         monkeypatch.setattr(labrl.session.callbacks.checkpoint, "LARGEST_COPY", 11)
@@ -241,13 +246,13 @@ def test_a_checkpoint_is_what_the_session_was_at_its_frame(
         frames.append((frame, session.clock.frame))
         return write(store, frame, *overrides, **named)
 
-    def going_on() -> None:
+    def note_weights() -> None:
         weights[session.clock.frame] = session.agent.weight.clone()
         if session.clock.frame == 80:
             later.set()
 
     monkeypatch.setattr(CheckpointStore, "write", writing)
-    session.before_callbacks = going_on
+    session.before_callbacks = note_weights
     evaluate = evaluation(1000)
     session.run(LogTraining(50), evaluate, Checkpoint(50, 4, evaluate, session.workspace))
     assert [frame for frame, _ in frames] == [52, 100, 152, 200]

@@ -1,4 +1,4 @@
-"""The callbacks of a session stand in the order in which rows, listeners and checkpoints need them."""
+"""Tests of the default callbacks of a session and their order."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from labrl.workspace import Workspace
 
 
 class Mine(Callback):
-    """A user's own."""
+    """A user's own callback."""
 
 
 class NotOne:
-    """Lacks the methods."""
+    """A class that is not a callback."""
 
 
 def config(tensorboard: bool = True, **callbacks: Component | None) -> Any:
@@ -32,7 +32,7 @@ def names(config: Any) -> list[str]:
     return [type(callback).__name__ for callback in build_callbacks(config, Workspace())[0]]
 
 
-def test_listeners_start_first_and_the_checkpoint_sees_what_all_others_did() -> None:
+def test_listeners_come_first_and_checkpoint_last() -> None:
     mine = Component("test_callbacks_defaults.Mine", {})
     assert names(config(mine=mine, off=None)) == [
         *("Progress", "TensorBoard", "Mine"),
@@ -40,11 +40,11 @@ def test_listeners_start_first_and_the_checkpoint_sees_what_all_others_did() -> 
     ]
 
 
-def test_tensorboard_can_be_switched_off() -> None:
+def test_tensorboard_can_be_disabled() -> None:
     assert "TensorBoard" not in names(config(tensorboard=False))
 
 
-def test_what_is_no_callback_is_refused_by_its_full_key() -> None:
+def test_error_for_wrong_callback_names_its_full_key() -> None:
     wrong = Component("test_callbacks_defaults.NotOne", {})
     with pytest.raises(InputError) as refused:
         build_callbacks(config(wrong=wrong), Workspace())

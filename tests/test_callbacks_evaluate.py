@@ -1,4 +1,4 @@
-"""Evaluation scores whole episodes, each environment's first one, and leaves training untouched."""
+"""Tests of the evaluation callback: scores, best model, resume, and no influence on training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows(session: ToySession) -> list[dict[str, Any]]:
 
 
 class Countdown(gymnasium.Env[Any, Any]):
-    """Ends after a number of steps drawn from the episode's seed; every step pays 1."""
+    """An environment that pays 1 a step and ends after a number of steps that the seed determines."""
 
     observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -52,7 +52,7 @@ COUNTDOWN = resolve(
 ).env
 
 
-def test_inferred_scores_are_those_of_the_last_training_episodes(tmp_path: Path) -> None:
+def test_scores_without_evaluation_are_those_of_training_episodes(tmp_path: Path) -> None:
     evaluate = evaluation(40, num_envs=0)
     session = ToySession(tmp_path, max_frame=100).run(evaluate)
     assert session.agent.evaluated == 0
@@ -68,7 +68,7 @@ def test_inferred_scores_are_those_of_the_last_training_episodes(tmp_path: Path)
     ]
 
 
-def test_no_episode_yet_is_an_empty_score_and_no_best(tmp_path: Path) -> None:
+def test_score_is_empty_and_best_is_none_before_the_first_episode(tmp_path: Path) -> None:
     evaluate = evaluation(8, num_envs=0)
     session = ToySession(tmp_path, max_frame=8).run(evaluate)
     assert rows(session)[0]["return_mean"] is None
@@ -77,7 +77,7 @@ def test_no_episode_yet_is_an_empty_score_and_no_best(tmp_path: Path) -> None:
     assert evaluate.best_frame is None
 
 
-def test_the_best_is_the_highest_and_the_first_of_equals(tmp_path: Path) -> None:
+def test_best_is_the_first_of_the_highest_scores(tmp_path: Path) -> None:
     evaluate = evaluation(4, num_envs=0)
     session = ToySession(tmp_path, max_frame=100)
     session.episode_every = 1000
@@ -91,8 +91,8 @@ def test_the_best_is_the_highest_and_the_first_of_equals(tmp_path: Path) -> None
     assert best == [(4, 1.0), (8, 3.0), (8, 3.0), (8, 3.0), (20, 9.0)]
 
 
-def test_a_score_of_training_is_never_better_than_one_of_evaluation(tmp_path: Path) -> None:
-    """A resume may set meta.rigorous_eval: the two scores do not compare."""
+def test_score_of_evaluation_replaces_a_best_score_of_training(tmp_path: Path) -> None:
+    """Check a resume that sets meta.rigorous_eval, after which old and new scores are not comparable."""
     before = evaluation(4, num_envs=0)
     session = ToySession(tmp_path, max_frame=100)
     before.start(session)
@@ -117,8 +117,8 @@ def test_separate_environments_play_one_whole_episode_each(tmp_path: Path) -> No
     for row in rows(session):
         assert row["episodes"] == 8
         assert row["source"] == "evaluation"
-        assert row["return_mean"] == row["length_mean"], "it pays 1 a step"
-    # A mean over whatever ends first would favour short episodes: the mean of 1..11 is 6.
+        assert row["return_mean"] == row["length_mean"], "the return is not 1 per step"
+    # Lengths are uniform from 1 to 11. A mean over the episodes that end first would favour short ones.
     seen = []
     for frame in range(4, 84, 4):
         other = ToySession(tmp_path / str(frame), max_frame=frame, seed=frame)
@@ -129,7 +129,7 @@ def test_separate_environments_play_one_whole_episode_each(tmp_path: Path) -> No
     assert [table for table, _ in recorder.rows] == ["eval", "eval"]
 
 
-def test_each_evaluation_plays_other_episodes_and_repeats_exactly(tmp_path: Path) -> None:
+def test_evaluations_differ_in_episodes_and_are_reproducible(tmp_path: Path) -> None:
     one = rows(ToySession(tmp_path / "1", max_frame=100).run(evaluation(20, num_envs=4)))
     two = rows(ToySession(tmp_path / "2", max_frame=100).run(evaluation(20, num_envs=4)))
     assert one == two
@@ -138,7 +138,7 @@ def test_each_evaluation_plays_other_episodes_and_repeats_exactly(tmp_path: Path
     assert other != one
 
 
-def test_training_goes_the_same_way_with_and_without_evaluation(tmp_path: Path) -> None:
+def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
     without = ToySession(tmp_path / "1").run()
     evaluated = ToySession(tmp_path / "2").run(evaluation(20, num_envs=3))
     assert evaluated.agent.evaluated > 0
@@ -147,29 +147,29 @@ def test_training_goes_the_same_way_with_and_without_evaluation(tmp_path: Path) 
         assert str(one) == str(two)
 
 
-def test_an_evaluation_broken_off_is_made_up_for_on_resume(tmp_path: Path) -> None:
+def test_resume_repeats_an_interrupted_evaluation(tmp_path: Path) -> None:
     whole = ToySession(tmp_path / "whole", max_frame=100)
     whole_evaluate = evaluation(40, num_envs=3)
     whole.run(whole_evaluate, Checkpoint(50, 2, whole_evaluate, Workspace()))
 
     evaluate = evaluation(40, num_envs=3)
-    broken = ToySession(tmp_path / "broken", max_frame=100).interrupt_at(40)
-    broken.run(evaluate, Checkpoint(50, 2, evaluate, Workspace()))
-    assert rows(broken) == []
-    for _ in range(2):  # twice: killed again before the next checkpoint
-        saved = CheckpointStore(broken.folder.checkpoints, 2).load(
-            broken.folder.checkpoints / "frame_000000000040"
+    interrupted = ToySession(tmp_path / "interrupted", max_frame=100).interrupt_at(40)
+    interrupted.run(evaluate, Checkpoint(50, 2, evaluate, Workspace()))
+    assert rows(interrupted) == []
+    for _ in range(2):  # the first resumed session is killed before its next checkpoint
+        saved = CheckpointStore(interrupted.folder.checkpoints, 2).load(
+            interrupted.folder.checkpoints / "frame_000000000040"
         )
         evaluate = evaluation(40, num_envs=3)
         checkpoint = Checkpoint(50, 2, evaluate, Workspace())
-        resumed = ToySession(tmp_path / "broken", max_frame=100)
+        resumed = ToySession(tmp_path / "interrupted", max_frame=100)
         resumed.load_state_dict(saved.state, evaluate, checkpoint)
         evaluate.start(resumed)
         assert rows(resumed) == rows(whole)[:1]
         evaluate.finish(resumed)
     evaluate = evaluation(40, num_envs=3)
     checkpoint = Checkpoint(50, 2, evaluate, Workspace())
-    resumed = ToySession(tmp_path / "broken", max_frame=100).load_state_dict(
+    resumed = ToySession(tmp_path / "interrupted", max_frame=100).load_state_dict(
         saved.state, evaluate, checkpoint
     )
     resumed.run(evaluate, checkpoint)
@@ -180,7 +180,7 @@ def test_an_evaluation_broken_off_is_made_up_for_on_resume(tmp_path: Path) -> No
     assert best.frame == whole_best.frame
 
 
-def test_the_environments_are_made_once_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_are_created_once_and_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from labrl.envs.make import make_env
 
     made: list[Any] = []
@@ -200,7 +200,7 @@ def test_the_environments_are_made_once_and_closed(tmp_path: Path, monkeypatch: 
     assert closed == [made[0][0]]
 
 
-def test_each_environment_plays_its_quota_and_no_more(tmp_path: Path) -> None:
+def test_each_environment_plays_exactly_its_quota(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=20)
     session.config.env = COUNTDOWN
     episodes = [played.episode for played in played_by(session, 3, episodes=4)]
@@ -209,12 +209,12 @@ def test_each_environment_plays_its_quota_and_no_more(tmp_path: Path) -> None:
     assert [episode.index for episode in episodes] == [0, 1, 2, 3] * 3
 
 
-def test_greedy_evaluation_plays_the_best_actions_and_draws_nothing(tmp_path: Path) -> None:
+def test_greedy_evaluation_plays_greedy_actions_only(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=20)
     session.agent.greedy_action = lambda observation: np.zeros(len(observation.array), np.int64)
     assert not actions_of(played_by(session, 2, greedy=True)).any()
     assert session.agent.evaluated == 0
-    # a pole that is pushed one way only falls at once
+    # A pole that is pushed in one direction only falls soon.
     assert rows(session)[0]["length_mean"] < 15
 
 
@@ -229,15 +229,15 @@ def actions_of(played: list[Played]) -> np.ndarray:
     return np.concatenate([one.actions for one in played])
 
 
-def test_epsilon_is_the_share_of_random_actions_and_leaves_the_policys_draws_alone(tmp_path: Path) -> None:
-    shares = {}
+def test_epsilon_is_the_probability_of_a_random_action(tmp_path: Path) -> None:
+    means = {}
     for epsilon in (0.0, 0.2, 1.0):
         session = ToySession(tmp_path / str(epsilon), max_frame=20)
         session.agent.greedy_action = lambda observation: np.zeros(len(observation.array), np.int64)
-        shares[epsilon] = actions_of(played_by(session, 50, greedy=True, epsilon=epsilon)).mean()
-    assert shares[0.0] == 0
-    assert shares[0.2] == pytest.approx(0.1, abs=0.05)
-    assert shares[1.0] == pytest.approx(0.5, abs=0.05)
+        means[epsilon] = actions_of(played_by(session, 50, greedy=True, epsilon=epsilon)).mean()
+    assert means[0.0] == 0
+    assert means[0.2] == pytest.approx(0.1, abs=0.05)
+    assert means[1.0] == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_epsilon_is_the_share_of_random_actions_and_leaves_the_policys_draws_alo
     ],
     ids=str,
 )
-def test_random_actions_fill_the_action_space_of_any_agent(space: gymnasium.Space[Any]) -> None:
+def test_random_actions_cover_action_space_and_keep_policy_generator(space: gymnasium.Space[Any]) -> None:
     fixed = np.stack([space.sample()] * 400)
 
     class Stubborn:
@@ -287,7 +287,7 @@ def test_random_actions_fill_the_action_space_of_any_agent(space: gymnasium.Spac
     ],
     ids=str,
 )
-def test_an_evaluation_that_cannot_be_is_refused(overrides: list[str], code: str, key: str) -> None:
+def test_invalid_evaluation_options_are_rejected(overrides: list[str], code: str, key: str) -> None:
     with pytest.raises(InputError) as refused:
         check(resolve(compose(overrides)))
     assert (refused.value.code, refused.value.key) == (code, key)

@@ -1,4 +1,4 @@
-"""Training rows are written when they are due, say what the clock says, and go on after a resume."""
+"""Tests of the callback that writes training rows: when, which columns, resume, and endless episodes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in TIMED} for row in read_rows(path)]
 
 
-def test_a_row_every_log_frequency_frames_and_at_the_end(tmp_path: Path) -> None:
+def test_rows_are_written_every_log_frequency_and_at_the_end(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=110).run(LogTraining(30))
     assert [row["frame"] for row in rows(session.folder.train_csv)] == [32, 60, 92, 112]
 
 
-def test_columns_are_the_clock_the_episodes_and_the_agents_metrics(tmp_path: Path) -> None:
+def test_columns_are_those_of_clock_episodes_and_agent(tmp_path: Path) -> None:
     session = ToySession(tmp_path, max_frame=100).run(LogTraining(100))
     row = read_rows(session.folder.train_csv)[0]
     assert list(row) == [
@@ -44,7 +44,7 @@ def test_columns_are_the_clock_the_episodes_and_the_agents_metrics(tmp_path: Pat
     assert row["fps"] == pytest.approx(100 / row["wall"])  # type: ignore[operator]
 
 
-def test_listeners_get_each_row(tmp_path: Path) -> None:
+def test_listeners_receive_each_row(tmp_path: Path) -> None:
     recorder = Recorder()
     ToySession(tmp_path, max_frame=60).run(recorder, LogTraining(30, [recorder]))
     assert [(table, row["frame"]) for table, row in recorder.rows] == [("train", 32), ("train", 60)]
@@ -52,27 +52,29 @@ def test_listeners_get_each_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("saved", [80, 100, 128, 132, 300])
-def test_resumed_rows_are_those_of_an_unbroken_run(early: bool, saved: int, tmp_path: Path) -> None:
+def test_rows_of_resumed_run_equal_those_of_uninterrupted_run(
+    early: bool, saved: int, tmp_path: Path
+) -> None:
     def log() -> LogTraining:
         return LogTraining(400, early=True) if early else LogTraining(30)
 
     whole = ToySession(tmp_path / "whole", max_frame=900).run(log())
-    broken, first = ToySession(tmp_path / "broken", max_frame=900), log()
-    broken.callbacks = [first]
-    first.start(broken)
-    while broken.clock.frame < saved:
-        broken.step()
-    state = broken.state_dict()
-    while broken.clock.frame < saved + 70:  # goes on, and is killed
-        broken.step()
+    killed, first = ToySession(tmp_path / "killed", max_frame=900), log()
+    killed.callbacks = [first]
+    first.start(killed)
+    while killed.clock.frame < saved:
+        killed.step()
+    state = killed.state_dict()
+    while killed.clock.frame < saved + 70:  # the session continues after the checkpoint before it is killed
+        killed.step()
     again = log()
-    resumed = ToySession(tmp_path / "broken", max_frame=900).load_state_dict(state, again).run(again)
+    resumed = ToySession(tmp_path / "killed", max_frame=900).load_state_dict(state, again).run(again)
     assert rows(resumed.folder.train_csv) == rows(whole.folder.train_csv)
 
 
 @pytest.mark.parametrize("max_frame", [160, 500, 4096, 100_000])
-def test_early_rows_are_at_least_ten_in_every_run_and_do_not_follow_from_its_budget(max_frame: int) -> None:
-    """A run of 4,096 frames had one row, and its curves were dots."""
+def test_early_rows_are_ten_or_more_and_independent_of_budget(max_frame: int) -> None:
+    """Check short runs: one of 4,096 frames had only one row, so its curves were single points."""
 
     def frames(budget: int) -> list[int]:
         clock, log = Clock(budget), LogTraining(10_000, early=True)
@@ -88,11 +90,11 @@ def test_early_rows_are_at_least_ten_in_every_run_and_do_not_follow_from_its_bud
     short, long = frames(max_frame), frames(2 * max_frame)
     assert len(short) >= 10
     assert short[:-1] == long[: len(short) - 1]
-    assert sum(frame > max_frame / 2 for frame in short) >= 5, "of the second half too"
+    assert sum(frame > max_frame / 2 for frame in short) >= 5, "the second half of the run has too few rows"
     assert {10_000 * k for k in range(1, max_frame // 10_000 + 1)} <= set(short)
 
 
-def test_a_run_that_starts_anew_in_the_folder_of_a_killed_one_doubles_no_rows(tmp_path: Path) -> None:
+def test_run_that_restarts_in_the_same_folder_replaces_the_rows(tmp_path: Path) -> None:
     ToySession(tmp_path, max_frame=60).run(LogTraining(30))
     session = ToySession(tmp_path, max_frame=60).run(LogTraining(30))
     assert [row["frame"] for row in rows(session.folder.train_csv)] == [32, 60]
@@ -101,9 +103,9 @@ def test_a_run_that_starts_anew_in_the_folder_of_a_killed_one_doubles_no_rows(tm
 @pytest.mark.parametrize(
     ("episode_every", "max_frame", "frames_before"),
     [(10**6, 4_000, 2_000), (10**6, 8_400, 4_200), (10**6, 10**5, 20_000), (20, 120_000, 108_000)],
-    ids=["never short of 500 steps", "half of the budget", "5,000 steps", "a later one"],
+    ids=["at least 500 steps", "half of the budget", "5,000 steps", "a late episode"],
 )
-def test_an_episode_that_may_never_end_is_warned_of_once_and_early(
+def test_episode_that_may_never_end_gives_one_early_warning(
     episode_every: int, max_frame: int, frames_before: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = ToySession(tmp_path, max_frame=max_frame)
@@ -121,7 +123,7 @@ def test_an_episode_that_may_never_end_is_warned_of_once_and_early(
     assert caplog.text.count("env.max_episode_steps=<steps>") == 1
 
 
-def test_episodes_that_end_are_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_episodes_that_end_give_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     session = ToySession(tmp_path, max_frame=4_000)
     session.env.longest_episode = 1_000
     session.run(LogTraining(400))

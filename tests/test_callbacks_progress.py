@@ -1,4 +1,4 @@
-"""One can see how far a trial is: on a terminal, without one, and from outside."""
+"""Tests of the progress display: the panel on a terminal, lines without one, and progress.json."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def at(
 
 
 class Terminal:
-    """A console that writes into a text, and a clock that is set by hand."""
+    """A console that writes into a string, with a clock that the test sets."""
 
     def __init__(self, terminal: bool, width: int = 120, height: int = 25) -> None:
         self.text = io.StringIO()
@@ -46,14 +46,14 @@ class Terminal:
         return self.text.getvalue().splitlines()
 
 
-def test_without_a_terminal_a_line_follows_each_row_and_ten_quiet_seconds() -> None:
+def test_without_terminal_a_line_per_row_and_after_ten_seconds() -> None:
     terminal = Terminal(False)
     display = terminal.display()
     for second, rows in [(0, 0), (1, 0), (9, 0), (10, 0), (12, 1), (12.5, 2), (13, 2), (22, 2), (23, 2)]:
         terminal.now = second
         display.show([at(int(second * 100) + 1, rows)])
     display.show([at(10_000, 2, status="finished")])
-    terminal.now = 99  # a report is made, and the panel drawn again
+    terminal.now = 99  # the panel is drawn again after the report was made
     display.show([at(10_000, 2, status="finished")])
     assert [line.split(" of ")[0] for line in terminal.lines] == [
         *("frame 1", "frame 1,001", "frame 1,201", "frame 1,301", "frame 2,301"),
@@ -63,7 +63,7 @@ def test_without_a_terminal_a_line_follows_each_row_and_ten_quiet_seconds() -> N
     assert terminal.lines[-1].endswith("finished")
 
 
-def test_without_a_terminal_a_session_whose_frame_stays_repeats_no_line() -> None:
+def test_without_terminal_no_line_is_repeated_for_an_unchanged_frame() -> None:
     terminal = Terminal(False)
     display = terminal.display()
     for second, frame, rows in [
@@ -80,14 +80,14 @@ def test_without_a_terminal_a_session_whose_frame_stays_repeats_no_line() -> Non
     assert [line.split(" of ")[0] for line in terminal.lines] == ["frame 960", *["frame 968"] * 3]
 
 
-def test_lines_name_their_session_where_there_are_several() -> None:
+def test_lines_name_their_session_when_there_are_several() -> None:
     terminal = Terminal(False)
     display = terminal.display(2)
     display.show([at(100), at(200, index=1), at(0, index=2, status="starting")])
     assert [line.split(":")[0] for line in terminal.lines] == ["session 0", "session 1"]
 
 
-def test_on_a_terminal_a_panel_shows_frames_return_speed_and_time_left() -> None:
+def test_panel_shows_frames_return_speed_and_time_left() -> None:
     terminal = Terminal(True)
     display = terminal.display(2)
     display.show([at(2500, fps=5), at(10_000, index=1, status="failed")])
@@ -95,7 +95,7 @@ def test_on_a_terminal_a_panel_shows_frames_return_speed_and_time_left() -> None
     text = terminal.text.getvalue()
     for fact in ("2,500 / 10,000", "21.5", "25 min 0 s", "failed", "learn 75%", "time left"):
         assert fact in text
-    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"), "the cursor is shown again"
+    assert text.rfind("\x1b[?25h") > text.rfind("\x1b[?25l"), "the cursor stays hidden"
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,7 @@ def test_on_a_terminal_a_panel_shows_frames_return_speed_and_time_left() -> None
         ({"frame": 50, "wall": 40.0}, True),
     ],
 )
-def test_the_time_left_is_estimated_once_there_is_something_to_tell_from(
-    facts: dict[str, float], known: bool
-) -> None:
+def test_time_left_is_shown_after_enough_frames_and_seconds(facts: dict[str, float], known: bool) -> None:
     progress = replace(at(1), **facts)
     assert (progress.seconds_left is not None) == known
     terminal = Terminal(False)
@@ -119,12 +117,12 @@ def test_the_time_left_is_estimated_once_there_is_something_to_tell_from(
     assert (" left" in terminal.lines[0]) == known
 
 
-def test_the_time_left_is_no_more_than_the_seconds_of_the_budget() -> None:
+def test_time_left_is_limited_by_max_wall() -> None:
     assert replace(at(5_000), wall=20.0, max_wall=30.0).seconds_left == 10
     assert replace(at(5_000), wall=20.0, max_wall=300.0).seconds_left == 50
 
 
-def test_a_last_step_beyond_the_budget_is_no_more_than_all_of_it() -> None:
+def test_frames_beyond_the_budget_show_no_more_than_100_percent() -> None:
     terminal = Terminal(False)
     terminal.display().show([at(10_008, status="finished")])
     assert "%" not in terminal.lines[0]
@@ -157,7 +155,7 @@ def learning(index: int = 0) -> SessionProgress:
 
 
 def shown(width: int, height: int = 25, sessions: int = 1) -> list[str]:
-    """The lines of the panel on a terminal of that size."""
+    """Return the lines of the panel on a terminal of this size."""
     terminal = Terminal(True, width, height)
     display = terminal.display(sessions)
     display.show([learning(index) for index in range(sessions)])
@@ -168,7 +166,7 @@ def shown(width: int, height: int = 25, sessions: int = 1) -> list[str]:
 
 @pytest.mark.parametrize("sessions", [1, 4])
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
-def test_the_panel_fits_terminals_from_60_columns_on(sessions: int, width: int) -> None:
+def test_panel_fits_terminals_of_60_or_more_columns(sessions: int, width: int) -> None:
     lines = shown(width, sessions=sessions)
     assert len(lines) == 1 + 2 * sessions
     for fact in (
@@ -182,8 +180,11 @@ def test_the_panel_fits_terminals_from_60_columns_on(sessions: int, width: int) 
 
 
 @pytest.mark.parametrize("sessions", [1, 3])
-def test_the_panel_leaves_room_on_the_right_and_cuts_no_loss(sessions: int) -> None:
-    """A line of 80 cells let the `^C` of an interruption wrap, and the header stood there twice."""
+def test_panel_leaves_room_on_the_right_and_truncates_no_loss(sessions: int) -> None:
+    """Check the free columns on the right.
+
+    On a line that filled the terminal, the `^C` of an interruption wrapped, and the header appeared twice.
+    """
     whole = {"loss_policy -0.0123", "loss_value 21.4", "entropy 0.693"}
     for width in range(40, 130):
         lines = shown(width, sessions=sessions)
@@ -196,7 +197,7 @@ def test_the_panel_leaves_room_on_the_right_and_cuts_no_loss(sessions: int) -> N
 
 
 @pytest.mark.parametrize("width", [70, 50, 40, 30])
-def test_a_panel_that_the_terminal_has_wrapped_is_erased_whole(width: int) -> None:
+def test_panel_wrapped_by_a_narrower_terminal_is_erased_fully(width: int) -> None:
     terminal = Terminal(True, 80)
     display = terminal.display(2)
     display.show([learning(0), learning(1)])
@@ -210,14 +211,14 @@ def test_a_panel_that_the_terminal_has_wrapped_is_erased_whole(width: int) -> No
     display.close()
 
 
-def test_a_terminal_that_cannot_move_its_cursor_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     terminal = Terminal(True)
     terminal.display().show([at(100)])
     assert terminal.lines[0].startswith("frame 100 of 10,000")
 
 
-def test_details_are_left_out_where_they_would_not_fit() -> None:
+def test_details_are_omitted_when_the_terminal_is_too_short() -> None:
     terminal = Terminal(True, height=8)
     display = terminal.display(4)
     display.show([learning(index) for index in range(4)])
@@ -225,19 +226,19 @@ def test_details_are_left_out_where_they_would_not_fit() -> None:
     assert "loss_policy" not in terminal.text.getvalue()
 
 
-def test_a_spark_line_goes_from_the_lowest_to_the_highest() -> None:
+def test_spark_line_spans_lowest_to_highest_value() -> None:
     assert spark_line([0, 7, 3.5], 16) == "▁█▅"
     assert spark_line([5, 5, 5], 16) == "▁▁▁"
     assert spark_line(list(range(100)), 8) == "▁▂▃▄▅▆▇█"
     assert spark_line([float("nan"), 1.0], 8) == spark_line([], 8) == ""
 
 
-def test_large_numbers_are_told_in_few_characters() -> None:
-    told = [compact(number) for number in (0, 999, 1000, 12_345, 2_500_000, 1e10)]
-    assert told == ["0", "999", "1k", "12.3k", "2.5M", "10G"]
+def test_compact_writes_large_numbers_with_suffixes() -> None:
+    texts = [compact(number) for number in (0, 999, 1000, 12_345, 2_500_000, 1e10)]
+    assert texts == ["0", "999", "1k", "12.3k", "2.5M", "10G"]
 
 
-def test_what_is_logged_while_the_panel_stands_goes_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_messages_appear_above_the_panel(monkeypatch: pytest.MonkeyPatch) -> None:
     class Tty(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -245,7 +246,7 @@ def test_what_is_logged_while_the_panel_stands_goes_above_it(monkeypatch: pytest
     terminal, stderr = Terminal(True), Tty()
     monkeypatch.setattr(sys, "stderr", stderr)
     handler = logging.StreamHandler()
-    # alone: what other tests have left there may write to streams that are closed by now
+    # Handlers that other tests have left may write to closed streams.
     monkeypatch.setattr(logging.getLogger("labrl"), "handlers", [handler])
     monkeypatch.setattr(logging.getLogger("labrl"), "propagate", False)
     try:
@@ -261,14 +262,14 @@ def test_what_is_logged_while_the_panel_stands_goes_above_it(monkeypatch: pytest
         logging.getLogger("labrl").removeHandler(handler)
 
 
-def test_the_panel_of_a_trial_prints_what_its_sessions_warn_of_once(
+def test_trial_panel_prints_new_warnings_of_sessions_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("labrl.session.callbacks.progress.REFRESH_SECONDS", 0.0)
     run = RunFolder.create(tmp_path)
     terminal = Terminal(False)
     log = run.session(1).log
-    log.write_text("2026-01-01 10:00:00,000 labrl.a: said before a resume\n")
+    log.write_text("2026-01-01 10:00:00,000 labrl.a: logged before a resume\n")
     with TrialPanel(run, 2, max_frame=100, console=terminal.console) as panel, open(log, "a") as file:
         file.write(
             "2026-01-01 10:00:01,000 labrl.b: no checkpoint at frame 7\nTraceback (most recent call la"
@@ -279,7 +280,7 @@ def test_the_panel_of_a_trial_prints_what_its_sessions_warn_of_once(
     assert terminal.lines == ["session 1: no checkpoint at frame 7"]
 
 
-def test_the_spark_line_is_there_again_after_a_resume(tmp_path: Path) -> None:
+def test_spark_line_is_restored_after_a_resume(tmp_path: Path) -> None:
     progress = Progress(show=False)
     ToySession(tmp_path, max_frame=100).run(progress, LogTraining(20, [progress]))
     again = Progress(show=False)
@@ -289,7 +290,7 @@ def test_the_spark_line_is_there_again_after_a_resume(tmp_path: Path) -> None:
     assert len(returns) == 5
 
 
-def test_progress_json_says_how_far_the_session_is(tmp_path: Path) -> None:
+def test_progress_json_holds_the_progress_of_the_session(tmp_path: Path) -> None:
     progress = Progress(show=False)
     session = ToySession(tmp_path, max_frame=100).run(progress, LogTraining(50, [progress]))
     content = json.loads(session.folder.progress.read_text())
@@ -298,10 +299,10 @@ def test_progress_json_says_how_far_the_session_is(tmp_path: Path) -> None:
     assert content["rows"] == 2
     assert content["return_mean"] == 4.0
     assert content["phases"] == {"env": 0.25, "act": 0.0, "learn": 0.75, "callbacks": 0.0}
-    assert not list(tmp_path.glob(".*")), "nothing temporary stays behind"
+    assert not list(tmp_path.glob(".*")), "a temporary file was left behind"
 
 
-def test_progress_json_says_how_a_session_ended(tmp_path: Path) -> None:
+def test_progress_json_holds_the_status_of_an_ended_session(tmp_path: Path) -> None:
     session = ToySession(tmp_path).interrupt_at(20).run(Progress(show=False))
     assert json.loads(session.folder.progress.read_text())["status"] == "interrupted"
     failing = ToySession(tmp_path)
@@ -311,15 +312,17 @@ def test_progress_json_says_how_a_session_ended(tmp_path: Path) -> None:
     assert json.loads(failing.folder.progress.read_text())["status"] == "failed"
 
 
-def test_files_are_written_at_most_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_json_is_written_at_most_once_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[object] = []
     monkeypatch.setattr("labrl.session.callbacks.progress.time.monotonic", lambda: 100.0)
     monkeypatch.setattr("labrl.session.callbacks.progress.write_json", lambda *a, **k: written.append(a))
     ToySession(tmp_path, max_frame=4000).run(Progress(show=False))
-    assert len(written) == 2, "at the start and at the end, when the clock stands still"
+    assert len(written) == 2, "it was not written exactly twice, at the start and at the end"
 
 
-def test_the_panel_of_a_trial_shows_all_its_sessions_from_their_files(tmp_path: Path) -> None:
+def test_trial_panel_shows_all_sessions_from_their_files(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path)
     terminal = Terminal(False)
     with TrialPanel(run, 3, max_frame=100, console=terminal.console) as panel:
@@ -327,7 +330,7 @@ def test_the_panel_of_a_trial_shows_all_its_sessions_from_their_files(tmp_path: 
             session = ToySession(run.session(index).path, max_frame=100)
             session.index = index
             session.run(Progress(show=False))
-        (run.session(1).progress).write_text('{"frame": ')  # not labrl's writing: read as not there yet
+        (run.session(1).progress).write_text('{"frame": ')  # a damaged file counts as missing
         panel.update()
     assert [line.split(" (")[0] for line in terminal.lines] == [
         "session 0: frame 100 of 100",
@@ -335,7 +338,7 @@ def test_the_panel_of_a_trial_shows_all_its_sessions_from_their_files(tmp_path: 
     ]
 
 
-def test_a_session_whose_process_was_killed_is_not_shown_as_running(tmp_path: Path) -> None:
+def test_session_with_a_killed_process_is_shown_as_ended(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path)
     terminal = Terminal(False)
     run.session(0).progress.write_text(json.dumps(asdict(at(40))))
@@ -344,9 +347,7 @@ def test_a_session_whose_process_was_killed_is_not_shown_as_running(tmp_path: Pa
     assert terminal.lines[-1].endswith("ended")
 
 
-def test_a_panel_that_is_switched_off_shows_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_disabled_panel_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with TrialPanel(RunFolder.create(tmp_path), 1, 100, enabled=False) as panel:
         panel.update()
     assert capsys.readouterr().out == ""
@@ -363,5 +364,5 @@ def test_a_panel_that_is_switched_off_shows_nothing(
         (90_000, "1 d 1 h"),
     ],
 )
-def test_durations_are_told_in_the_two_units_that_matter(seconds: float, text: str) -> None:
+def test_duration_is_written_in_its_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text

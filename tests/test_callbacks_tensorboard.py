@@ -1,4 +1,4 @@
-"""TensorBoard shows the numbers of the tables, over frames, and no doubled ones after a resume."""
+"""Tests of the TensorBoard callback: its scalars and histograms, also after a resume or a full disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scalars(path: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_scalars_are_the_finite_numbers_of_the_rows_over_frames(tmp_path: Path) -> None:
+def test_scalars_are_the_finite_numbers_of_the_rows(tmp_path: Path) -> None:
     board = TensorBoard()
     session = ToySession(tmp_path, max_frame=100).run(
         board, LogTraining(50, [board]), evaluation(50, 0, [board])
@@ -37,11 +37,11 @@ def test_scalars_are_the_finite_numbers_of_the_rows_over_frames(tmp_path: Path) 
     found = scalars(session.folder.tensorboard)
     assert found["train/return_mean"] == [(52, 1.5), (100, 4.0)]
     assert found["eval/episodes"] == [(52, 2.0), (100, 3.0)]
-    assert "train/kl" not in found, "it is nan"
-    assert "eval/source" not in found, "it is text"
+    assert "train/kl" not in found, "a NaN was written as a scalar"
+    assert "eval/source" not in found, "a text was written as a scalar"
 
 
-def test_what_was_written_after_the_checkpoint_is_hidden_after_a_resume(tmp_path: Path) -> None:
+def test_resume_hides_scalars_written_after_the_checkpoint(tmp_path: Path) -> None:
     board, log = TensorBoard(), LogTraining(50)
     log = LogTraining(50, [board])
     session = ToySession(tmp_path, max_frame=200)
@@ -64,7 +64,7 @@ def test_what_was_written_after_the_checkpoint_is_hidden_after_a_resume(tmp_path
 
 
 class Weighted(ToySession):
-    """Its agent has one weight, which counts the frames."""
+    """A session whose agent has a single weight, equal to the number of frames."""
 
     def __init__(self, path: Path, **facts: Any) -> None:
         super().__init__(path, **facts)
@@ -92,7 +92,7 @@ def histograms(path: Path) -> list[tuple[int, float]]:
     return [(e.step, e.histogram_value.max) for e in events.Histograms("weights/net/weight")]
 
 
-def test_histograms_of_weights_come_with_each_training_row_if_asked_for(tmp_path: Path) -> None:
+def test_weight_histograms_accompany_training_rows_when_enabled(tmp_path: Path) -> None:
     for name, board in (("with", TensorBoard(CloserLook())), ("without", TensorBoard())):
         session = Weighted(tmp_path / name, max_frame=200)
         session.run_until(200, board, LogTraining(52, [board]))
@@ -101,14 +101,14 @@ def test_histograms_of_weights_come_with_each_training_row_if_asked_for(tmp_path
     assert histograms(tmp_path / "without" / "tensorboard") == []
 
 
-def test_histograms_are_whole_and_single_after_a_resume(tmp_path: Path) -> None:
+def test_resume_neither_loses_nor_repeats_histograms(tmp_path: Path) -> None:
     board = TensorBoard(CloserLook())
     session = Weighted(tmp_path, max_frame=200)
     log = LogTraining(20, [board])
     session.run_until(60, board, log)
     state = session.state_dict()
     while session.clock.frame < 120:
-        session.step()  # undone by a kill
+        session.step()  # these steps are lost when the session is killed
 
     board = TensorBoard(CloserLook())
     log = LogTraining(20, [board])
@@ -120,7 +120,7 @@ def test_histograms_are_whole_and_single_after_a_resume(tmp_path: Path) -> None:
     assert found == [(frame, frame) for frame in range(20, 201, 20)]
 
 
-def test_a_histogram_counts_the_finite_weights() -> None:
+def test_histogram_counts_finite_weights_only() -> None:
     from labrl.session.callbacks.event_file import histogram
 
     values = np.array([0.0, 1.0, 1.0, np.nan, np.inf], dtype=np.float32)
@@ -130,7 +130,7 @@ def test_a_histogram_counts_the_finite_weights() -> None:
     assert histogram(np.array([np.nan])).num == 0
 
 
-def test_the_trials_of_an_experiment_show_what_was_typed_for_each(tmp_path: Path) -> None:
+def test_hparams_of_a_trial_are_its_overrides(tmp_path: Path) -> None:
     overrides = [
         "agent=random",
         "env.max_frame=64",
@@ -154,10 +154,10 @@ def test_the_trials_of_an_experiment_show_what_was_typed_for_each(tmp_path: Path
     assert values["agent"] == "random"
     assert started.group_name == "trial"
     ended = HParamsPluginData.FromString(content["_hparams_/session_end_info"]).session_end_info
-    assert ended.status == 1, "success"
+    assert ended.status == 1, "the trial is not marked as successful"
 
 
-def test_scalars_are_those_of_the_tables_after_kill_9_and_resume(tmp_path: Path) -> None:
+def test_scalars_equal_the_tables_after_sigkill_and_resume(tmp_path: Path) -> None:
     overrides = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
     run = tmp_path / "run"
     overrides += ["seed=5", "meta.progress=false", "meta.report=false", f"hydra.run.dir={run}"]
@@ -180,7 +180,7 @@ def newest(checkpoints: Path) -> int:
     return max(int(path.name[6:]) for path in checkpoints.glob("frame_*"))
 
 
-def test_a_disk_that_refuses_ends_no_training_and_is_asked_again(
+def test_training_continues_on_full_disk_and_writes_scalars_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows, flush = [], EventFile.flush

@@ -1,4 +1,4 @@
-"""`labrl` prints help and configurations fast, complete, and without heavy imports."""
+"""Tests of help, shell completion, `--info presets` and `labrl-envs`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def completion(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     "overrides",
     [["--help"], ["--version"], ["--cfg", "job"], ["--info", "presets"], ["env=ponk"], ["agent.lrr=1"]],
 )
-def test_help_config_and_misspelling_wait_for_nothing_heavy(overrides: list[str], tmp_path: Path) -> None:
+def test_help_and_error_messages_import_no_heavy_library(overrides: list[str], tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from labrl.cli import main\n"
@@ -55,12 +55,12 @@ def test_help_names_every_option_of_every_group(capsys: pytest.CaptureFixture[st
     assert "labrl-envs" in text
 
 
-def test_version_is_labrls(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("labrl ")
 
 
-def test_cfg_job_shows_presets_and_what_the_command_line_changed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cfg_job_shows_presets_and_overrides(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--cfg", "job", "env=pong", "agent.epochs=9"]) == 0
     text = capsys.readouterr().out
     assert "epochs: 9" in text
@@ -93,7 +93,7 @@ def test_info_presets_prints_files_and_keys(
         (["agent=ppo,a2c"], "agent=ppo,a2c"),
     ],
 )
-def test_info_presets_refuses_what_is_no_single_new_run(
+def test_info_presets_rejects_anything_but_a_single_new_run(
     overrides: list[str],
     named: str,
     tmp_path: Path,
@@ -133,16 +133,16 @@ def test_labrl_envs_lists_every_environment_with_its_kind_and_id(capsys: pytest.
     assert rows[-1][2].endswith("env.id=<id>")
 
 
-def test_labrl_envs_refuses_what_no_name_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_labrl_envs_rejects_text_that_no_name_contains(capsys: pytest.CaptureFixture[str]) -> None:
     for part, hint in {"cartpol3": "cartpole?", "nosuchgame": "labrl-envs"}.items():
         assert list_envs([part]) == WRONG_INPUT
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert part in said.err
-        assert hint in said.err
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        assert part in printed.err
+        assert hint in printed.err
 
 
-def test_labrl_envs_can_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_labrl_envs_lists_names_that_contain_its_argument(capsys: pytest.CaptureFixture[str]) -> None:
     assert list_envs(["pinball"]) == 0
     assert capsys.readouterr().out.split() == ["video_pinball", "atari", "video_pinball"]
 
@@ -156,12 +156,12 @@ def test_completion_offers_run_folders(
         folder.mkdir(parents=True)
         (folder / RUN_MARKER).touch()
     (experiment / EXPERIMENT_MARKER).touch()
-    for verb in ("+resume", "+rerun", "+enjoy"):
-        offered = [f"{verb}=latest", f"{verb}={experiment}/", f"{verb}={run}"]
-        assert completion(f"{verb}=", monkeypatch, capsys) == offered
-        assert completion(f"agent=ppo {verb}=runs/a", monkeypatch, capsys) == [f"{verb}={run}"]
-        inside = completion(f"{verb}={experiment}/", monkeypatch, capsys)
-        assert inside == [f"{verb}={experiment}/0_ppo"]
-        assert f"{verb}=" in completion(verb[:4], monkeypatch, capsys)
+    for command in ("+resume", "+rerun", "+enjoy"):
+        offered = [f"{command}=latest", f"{command}={experiment}/", f"{command}={run}"]
+        assert completion(f"{command}=", monkeypatch, capsys) == offered
+        assert completion(f"agent=ppo {command}=runs/a", monkeypatch, capsys) == [f"{command}={run}"]
+        inside = completion(f"{command}={experiment}/", monkeypatch, capsys)
+        assert inside == [f"{command}={experiment}/0_ppo"]
+        assert f"{command}=" in completion(command[:4], monkeypatch, capsys)
     assert completion("-m +resume=runs/", monkeypatch, capsys) == [f"+resume={experiment}"]
     assert "+resume=latest" not in completion("+resume=latest agent=pp", monkeypatch, capsys)

@@ -1,4 +1,4 @@
-"""Exit codes and folders of `labrl`: wrong input writes nothing, and no run is ever overwritten."""
+"""Tests of exit codes and run folders: wrong input writes nothing, and no run is ever overwritten."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def files() -> list[Path]:
         ["agent.batch_size=100"],
         ["env.max_frame=10"],
         ["meta.max_session=1000000"],
-        ["agent=dqn", "agent.memory.capacity=1e15"],  # only building the memory finds it out
+        ["agent=dqn", "agent.memory.capacity=1e15"],  # detected only when the replay buffer is built
         ["+callbacks.mine._target_=pathlib.Path"],
         ["transforms.reward={_target_: builtins.dict}"],
         ["hydra/launcher=slrm"],
@@ -55,26 +55,26 @@ def files() -> list[Path]:
     ],
     ids=str,
 )
-def test_wrong_input_exits_2_without_a_traceback_and_writes_nothing(
+def test_wrong_input_exits_with_2_and_writes_nothing(
     overrides: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(overrides) == WRONG_INPUT
-    said = capsys.readouterr().err
-    assert "labrl: " in said
-    assert "Traceback" not in said
+    output = capsys.readouterr().err
+    assert "labrl: " in output
+    assert "Traceback" not in output
     assert files() == []
     assert not list(Path().glob("runs/*"))
 
 
-def test_no_more_sessions_are_begun_than_memory_holds(
+def test_sessions_that_do_not_fit_into_memory_are_rejected(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A thousand processes took all memory, and the system ended other people's."""
+    """Check memory before starting: a thousand processes once made the system kill those of other users."""
     monkeypatch.setattr("labrl.trial.trial.memory_available", lambda: 1 << 30)
     assert main(["meta.max_session=7", *QUICK]) == WRONG_INPUT
-    said = capsys.readouterr().err
-    assert "meta.max_session" in said
-    assert re.search(r"\b6\b", said)
+    output = capsys.readouterr().err
+    assert "meta.max_session" in output
+    assert re.search(r"\b6\b", output)
     assert files() == []
     assert main(["meta.max_session=1", *QUICK]) == 0
 
@@ -84,39 +84,39 @@ def test_hydra_full_error_shows_the_traceback(
 ) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     assert main(["env=ponk"]) == WRONG_INPUT
-    said = capsys.readouterr().err
-    assert "Traceback" in said
-    assert "env=pong " in said
+    output = capsys.readouterr().err
+    assert "Traceback" in output
+    assert "env=pong " in output
     assert os.environ["HYDRA_FULL_ERROR"] == "1"
 
 
-def test_run_leaves_the_environment_variables_alone() -> None:
+def test_main_does_not_change_environment_variables() -> None:
     before = dict(os.environ)
     main(["env=ponk"])
     assert dict(os.environ) == before
 
 
-def test_run_folder_is_named_by_time_agent_env_and_a_unique_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_folder_is_named_by_time_agent_env_and_unique_suffix(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(QUICK) == 0
     assert main(QUICK) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     folders = list(Path("runs").iterdir())
-    assert len(folders) == 2, "two runs in one second share no folder"
+    assert len(folders) == 2, "two runs that began in the same second share a folder"
     for folder in folders:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d{6}_random_cartpole_[0-9a-f]{6}", folder.name)
         assert not (folder / ".hydra").exists()
         assert not list(folder.glob("*.log"))
-        assert f"run folder: {folder.resolve()}" in said
+        assert f"run folder: {folder.resolve()}" in output
 
 
-def test_slash_in_an_id_makes_no_subfolder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_slash_in_an_environment_name_makes_no_subfolder(capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["env=gymnasium", "env.id=CartPole-v1", "env.name=My/Cart Pole", *QUICK]
     assert main(overrides) == 0
     (folder,) = Path("runs").iterdir()
     assert "_random_My-Cart-Pole_" in folder.name
 
 
-def test_folder_that_holds_a_run_is_refused_and_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_of_another_run_is_rejected_and_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "hydra.run.dir=mine"]) == 0
     before = {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()}
     assert main([*QUICK, "hydra.run.dir=mine"]) == WRONG_INPUT
@@ -124,38 +124,38 @@ def test_folder_that_holds_a_run_is_refused_and_left_as_it_is(capsys: pytest.Cap
     assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("theirs", ["config.yaml", "session_0/train.csv", "report.html", "plots/mine.png"])
-def test_files_of_others_are_not_written_over(theirs: str, capsys: pytest.CaptureFixture[str]) -> None:
-    file = Path("project", theirs)
+@pytest.mark.parametrize("existing", ["config.yaml", "session_0/train.csv", "report.html", "plots/mine.png"])
+def test_existing_files_are_not_overwritten(existing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path("project", existing)
     file.parent.mkdir(parents=True)
     file.write_text("precious")
     assert main([*QUICK, "hydra.run.dir=project"]) == WRONG_INPUT
-    said = capsys.readouterr().err
-    assert str(Path("project").resolve()) in said
-    assert theirs.split("/")[0] in said
+    output = capsys.readouterr().err
+    assert str(Path("project").resolve()) in output
+    assert existing.split("/")[0] in output
     assert [path for path in Path("project").rglob("*") if path.is_file()] == [file]
     assert file.read_text() == "precious"
 
 
 @pytest.mark.parametrize("overrides", [["hydra.run.dir="], ["-m", "seed=1,2", "hydra.sweep.dir="]], ids=str)
-def test_a_folder_without_a_name_is_refused(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_folder_name_is_rejected(overrides: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, *overrides]) == WRONG_INPUT
     assert overrides[-1][:-1] in capsys.readouterr().err
     assert not list(Path().glob("*.json"))
 
 
-def test_output_folder_that_cannot_be_made_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_folder_that_cannot_be_created_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     Path("file").write_text("in the way")
     assert main([*QUICK, "hydra.run.dir=file/run"]) == WRONG_INPUT
-    said = capsys.readouterr().err
-    assert str(Path("file").resolve()) in said
-    assert "hydra.run.dir=<folder>" in said
+    output = capsys.readouterr().err
+    assert str(Path("file").resolve()) in output
+    assert "hydra.run.dir=<folder>" in output
 
 
-def test_failing_trial_does_not_hide_the_others_and_the_worst_code_wins(
+def test_other_trials_run_when_one_is_rejected_and_worst_exit_code_wins(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # Whether an agent fits the environment is found when its trial begins: the others are wanted anyway.
+    # Whether an agent supports the environment is checked when its trial begins, so the others still run.
     overrides = ["-m", *QUICK[1:], "env.max_frame=128", "agent=sarsa,random", "env=pendulum"]
     overrides += ["hydra/launcher=basic"]
     assert main(overrides) == WRONG_INPUT
@@ -171,20 +171,20 @@ def test_wrong_value_of_an_experiment_starts_no_trial(capsys: pytest.CaptureFixt
     assert not files()
 
 
-def test_experiment_gives_each_trial_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_trial_of_an_experiment_has_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", *QUICK[:-1], "hydra/launcher=basic", "seed=1,2"]) == 0
     (experiment,) = Path("runs").iterdir()
     trials = sorted(folder.name for folder in experiment.iterdir() if folder.is_dir())
     assert trials == ["0_random_cartpole", "1_random_cartpole"]
 
 
-def test_misspelt_word_of_an_experiment_starts_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelt_option_of_an_experiment_starts_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", *QUICK, "env=pong,ponk"]) == WRONG_INPUT
     assert "env=pong " in capsys.readouterr().err
     assert not [path for path in files() if path.name == "run.json"]
 
 
-def test_train_returns_the_result_and_works_twice_in_one_process() -> None:
+def test_train_returns_results_twice_in_one_process() -> None:
     first, second = labrl.train(QUICK), labrl.train(QUICK)
     assert first.exit_code == second.exit_code == 0
     assert first.folder != second.folder
@@ -193,13 +193,13 @@ def test_train_returns_the_result_and_works_twice_in_one_process() -> None:
 
 
 @pytest.mark.parametrize("overrides", ["env=pong", [1]])
-def test_train_takes_a_list_of_overrides(overrides: Any) -> None:
+def test_train_rejects_anything_but_a_list_of_strings(overrides: Any) -> None:
     with pytest.raises(InputError) as refused:
         labrl.train(overrides)
     assert (refused.value.code, refused.value.exit_code) == ("usage", WRONG_INPUT)
 
 
-def test_train_raises_for_wrong_input_before_anything_is_written() -> None:
+def test_train_raises_input_error_before_writing_files() -> None:
     with pytest.raises(InputError) as refused:
         labrl.train(["agent.lrr=1"])
     assert (refused.value.code, refused.value.key) == ("unknown-key", "agent.lrr")
@@ -207,5 +207,5 @@ def test_train_raises_for_wrong_input_before_anything_is_written() -> None:
     assert not Path("runs").exists()
 
 
-def test_words_that_only_watch_choose_no_run() -> None:
+def test_choices_ignore_overrides_that_do_not_identify_a_run() -> None:
     assert choices(["wandb=disabled", "search=ppo", "env=pong", "agent.lr=1"]) == {"env": "pong"}

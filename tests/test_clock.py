@@ -1,4 +1,4 @@
-"""Every multiple of a frequency is noticed exactly once, for any number of environments; the end too."""
+"""Tests of the clock: every multiple of a frequency is due exactly once, also after a restore."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from labrl.clock import Clock
 
 
 def play(clock: Clock, num_envs: int, frequency: int) -> list[int]:
-    """Ticks until the budget is spent; the frames at which `frequency` was due."""
+    """Tick until the budget is spent. Return the frames at which `frequency` was due."""
     due = []
     while not clock.finished:
         clock.tick(num_envs)
@@ -19,12 +19,12 @@ def play(clock: Clock, num_envs: int, frequency: int) -> list[int]:
 
 
 @given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 2000))
-def test_each_multiple_is_due_exactly_once_and_the_end_always(
+def test_each_multiple_and_the_end_are_due_exactly_once(
     frequency: int, num_envs: int, max_frame: int
 ) -> None:
     clock = Clock(max_frame)
     due = play(clock, num_envs, frequency)
-    # the first tick at or beyond each multiple; several multiples in one tick count once
+    # The first tick at or beyond each multiple is due; several multiples in one tick count once.
     crossings = {
         -(-multiple // num_envs) * num_envs for multiple in range(frequency, clock.frame + 1, frequency)
     }
@@ -33,10 +33,10 @@ def test_each_multiple_is_due_exactly_once_and_the_end_always(
 
 
 @given(st.integers(1, 300), st.integers(1, 64), st.integers(2, 2000), st.data())
-def test_a_clock_restored_at_any_frame_is_due_where_an_unbroken_one_is(
+def test_restored_clock_is_due_at_the_frames_of_uninterrupted_clock(
     frequency: int, num_envs: int, max_frame: int, data: st.DataObject
 ) -> None:
-    unbroken = play(Clock(max_frame), num_envs, frequency)
+    uninterrupted = play(Clock(max_frame), num_envs, frequency)
     first = Clock(max_frame)
     steps = data.draw(st.integers(0, -(-max_frame // num_envs)))
     before = []
@@ -47,14 +47,14 @@ def test_a_clock_restored_at_any_frame_is_due_where_an_unbroken_one_is(
     second = Clock(max_frame)
     second.load_state_dict(first.state_dict())
     assert second.due(frequency) == first.due(frequency)
-    assert before + play(second, num_envs, frequency) == unbroken
+    assert before + play(second, num_envs, frequency) == uninterrupted
 
 
 def test_nothing_is_due_before_the_first_tick() -> None:
     assert not Clock(100).due(10)
 
 
-def test_counts_and_seconds_are_carried_over_a_restore() -> None:
+def test_counts_and_seconds_are_restored() -> None:
     clock = Clock(100)
     clock.start()
     clock.tick(8, episodes=3)
@@ -65,12 +65,12 @@ def test_counts_and_seconds_are_carried_over_a_restore() -> None:
     restored.load_state_dict(clock.state_dict())
     assert (restored.frame, restored.episode, restored.opt_step) == (8, 3, 5)
     assert restored.wall == stopped
-    assert restored.max_frame == 1000, "the budget is the present configuration's"
+    assert restored.max_frame == 1000, "the budget was restored instead of taken from the configuration"
     restored.start()
     assert restored.wall >= stopped
 
 
-def test_wall_time_stands_still_while_stopped() -> None:
+def test_wall_time_does_not_advance_while_stopped() -> None:
     clock = Clock(10)
     assert clock.wall == 0.0
     clock.start()

@@ -1,4 +1,4 @@
-"""Norms, histograms and the noise scale are right, and measuring them changes nothing."""
+"""Tests of norms, histograms and the gradient noise scale: correct values and no influence on training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from labrl.spaces import Spaces
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
 RANGE = ("agent.value.v_min=-1", "agent.value.v_max=1")
 NEEDED = {"c51": RANGE, "rainbow": RANGE}
-"""Options that have no default."""
+"""Overrides for options without a default, by agent."""
 CLOSE = ["meta.log=histograms", "meta.gradient_noise=true", "meta.tensorboard=true"]
 
 
@@ -52,7 +52,7 @@ def short(agent: str, task: str) -> list[str]:
         *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [("dqn", "cartpole"), ("sac", "pendulum")]),
     ],
 )
-def test_looking_closer_adds_columns_and_histograms_and_changes_nothing(
+def test_closer_look_adds_columns_and_histograms_without_side_effects(
     agent: str, task: str, tmp_path: Path
 ) -> None:
     overrides = short(agent, task)
@@ -68,7 +68,7 @@ def test_looking_closer_adds_columns_and_histograms_and_changes_nothing(
         kind: [name for name in added if name.startswith(f"{kind}_norm/")] for kind in ("weight", "grad")
     }
     total = math.hypot(*(float(many[-1][name]) for name in norms["grad"]))
-    assert total > 0, "something was learned"
+    assert total > 0, "all gradients are zero"
     if agent == "ppo":
         whole = math.hypot(*(float(many[-1][name]) for name in norms["weight"]))
         assert whole == pytest.approx(float(many[-1]["weight_norm"]), rel=1e-5)
@@ -84,10 +84,12 @@ def test_looking_closer_adds_columns_and_histograms_and_changes_nothing(
         actions = events.Histograms("actions")
         assert [found.step for found in actions] == [int(row["frame"]) for row in many]
         assert [sum(found.histogram_value.bucket) for found in actions] == [80] * len(actions)
-        assert len(actions[0].histogram_value.bucket) == 2, "a bar for each action"
+        assert len(actions[0].histogram_value.bucket) == 2, (
+            "the histogram does not have one bucket per action"
+        )
 
 
-def test_outputs_are_seen_where_workers_compute_with_narrow_or_packed_weights(tmp_path: Path) -> None:
+def test_output_histograms_exist_in_reduced_precision(tmp_path: Path) -> None:
     overrides = ["meta.precision=bf16", "env.num_envs=2", "agent.horizon=8", "agent.batch_size=16"]
     frames = ["env.max_frame=32", "meta.log_frequency=16", "meta.max_session=1", "wandb=disabled"]
     folder = run(tmp_path / "run", "agent=ppo", "env=pong", *overrides, *frames, *CLOSE)
@@ -97,7 +99,7 @@ def test_outputs_are_seen_where_workers_compute_with_narrow_or_packed_weights(tm
     assert {torso, f"{torso}.0.convolutions.2", f"{torso}.0.linear.1"} <= set(events.Tags()["histograms"])
 
 
-def test_norms_and_noise_of_a_resumed_run_are_those_of_an_unbroken_one(tmp_path: Path) -> None:
+def test_norms_and_noise_scale_of_resumed_run_equal_uninterrupted_run(tmp_path: Path) -> None:
     overrides = [
         *short("ppo", "cartpole"),
         *CLOSE,
@@ -105,13 +107,13 @@ def test_norms_and_noise_of_a_resumed_run_are_those_of_an_unbroken_one(tmp_path:
         "meta.tensorboard=false",
         "meta.log_frequency=40",
     ]
-    unbroken = run(tmp_path / "unbroken", *overrides)
-    broken = run(tmp_path / "broken", *overrides, "env.max_frame=360")
-    assert main([f"+resume={broken.parent}", "env.max_frame=640"]) == 0
-    assert rows(broken / "train.csv") == rows(unbroken / "train.csv")
+    uninterrupted = run(tmp_path / "uninterrupted", *overrides)
+    resumed = run(tmp_path / "resumed", *overrides, "env.max_frame=360")
+    assert main([f"+resume={resumed.parent}", "env.max_frame=640"]) == 0
+    assert rows(resumed / "train.csv") == rows(uninterrupted / "train.csv")
 
 
-def test_actions_that_are_choices_have_a_bar_each() -> None:
+def test_discrete_actions_have_one_bucket_each() -> None:
     discrete = list(action_values(gym.spaces.Discrete(3, start=5), np.array([5, 7, 7])))
     assert [(name, edges.tolist()) for name, _, edges in discrete if edges is not None] == [
         ("actions", [4.5, 5.5, 6.5, 7.5])
@@ -126,13 +128,15 @@ def test_actions_that_are_choices_have_a_bar_each() -> None:
 
 
 class Linear(nn.Module):
+    """Ten weights, whose gradients the test chooses through `linear_loss`."""
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(10))
 
 
 def linear_loss(module: Linear, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """gradient: of each sample of some units. [units, samples, 10]"""
+    """Return a loss whose gradient is the mean of `gradient`. [units, samples, 10]"""
     value = (gradient @ module.weight).mean()
     return value, value.detach().reshape(1)
 
@@ -143,7 +147,7 @@ def adam(flat: FlatParameters) -> Optimizer:
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("each", [1, 4], ids=["samples", "sequences"])
-def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(
+def test_noise_scale_equals_that_of_gradients_with_known_noise(
     each: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(noise_scale, "EVERY", 2)
@@ -154,7 +158,7 @@ def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(
     learner = make_learner(Linear(), Spaces(image, two, 1), compute, adam)
     assert math.isnan(scales.metrics()["noise_scale"])
     for _ in range(1500):
-        gradient = 0.5 + 2.0 * torch.randn(32, 10, generator=generator)  # of each sample
+        gradient = 0.5 + 2.0 * torch.randn(32, 10, generator=generator)  # [samples, 10]
 
         learner.gradient(linear_loss, gradient.view(32 // each, each, 10), samples=each)
         torch.testing.assert_close(learner.flat.gradient[:10], gradient.mean(0))
@@ -164,22 +168,22 @@ def test_the_noise_scale_is_that_of_gradients_whose_noise_is_known(
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "advice"),
     [
         (["meta.log=histograms", "meta.tensorboard=false"], "meta.log=norms"),
         (["agent=crossq", "meta.gradient_noise=true"], "meta.gradient_noise=false"),
     ],
 )
-def test_what_cannot_be_looked_at_is_refused(
-    overrides: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_unsupported_closer_look_is_rejected(
+    overrides: list[str], advice: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     quiet = [override for override in QUIET if override != "meta.tensorboard=false"]
     assert main([*quiet, *overrides, f"hydra.run.dir={tmp_path / 'run'}"]) == 2
-    assert said in capsys.readouterr().err
+    assert advice in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_every_agents_weights_and_biases_have_a_histogram(agent: str) -> None:
+def test_all_weights_and_biases_of_each_agent_have_a_histogram(agent: str) -> None:
     config = resolve(compose([f"agent={agent}", "env=acrobot", "preset=none", *NEEDED.get(agent, ())])).agent
     kind = "Discrete" if "Discrete" in ACTS_IN[agent] else "Box"
     action = gym.spaces.Discrete(3) if kind == "Discrete" else gym.spaces.Box(-1, 1, (2,), np.float32)

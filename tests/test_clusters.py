@@ -1,4 +1,4 @@
-"""Trials as jobs of a cluster: submitit and Ray on this machine, SLURM as far as it can be composed."""
+"""Tests of trials as cluster jobs: submitit and Ray on this machine, and the configuration of SLURM."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def launcher(*overrides: str) -> Any:
 
 @needs_submitit
 @needs_proc
-def test_submitit_runs_jobs_of_which_one_may_be_killed_and_one_preempted(tmp_path: Path) -> None:
+def test_submitit_job_may_be_killed_and_another_preempted(tmp_path: Path) -> None:
     overrides = [
         *QUICK,
         PACED,
@@ -51,13 +51,13 @@ def test_submitit_runs_jobs_of_which_one_may_be_killed_and_one_preempted(tmp_pat
         wait_for(lambda: frame(first) and frame(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
         wait_for(lambda: statuses(tmp_path / "e") == ["failed", "running"], process)
-        os.kill(worker_of(second), signal.SIGUSR2)  # as SLURM does, a while before it takes the place
-        said, _ = process.communicate()
+        os.kill(worker_of(second), signal.SIGUSR2)  # SLURM sends it some time before it preempts a job
+        output, _ = process.communicate()
     assert process.returncode == 1
-    assert "trial 0" in said
+    assert "trial 0" in output
     info = json.loads((second / "run.json").read_text())
     assert info["status"] == "interrupted"
-    assert list((second / "session_0" / "checkpoints").glob("frame_*")), "the trial saved what it had reached"
+    assert list((second / "session_0" / "checkpoints").glob("frame_*")), "the preempted trial saved nothing"
     log = "".join(path.read_text() for path in (tmp_path / "e" / ".submitit").glob("*/*.err"))
     assert "preempted" in log
     assert "Requeued job" in log
@@ -66,7 +66,7 @@ def test_submitit_runs_jobs_of_which_one_may_be_killed_and_one_preempted(tmp_pat
 @needs_submitit
 @needs_proc
 @pytest.mark.slow
-def test_ctrl_c_stops_the_jobs_of_submitit_with_what_they_reached(tmp_path: Path) -> None:
+def test_ctrl_c_interrupts_submitit_jobs_which_save_their_state(tmp_path: Path) -> None:
     overrides = [
         *QUICK,
         PACED,
@@ -78,33 +78,33 @@ def test_ctrl_c_stops_the_jobs_of_submitit_with_what_they_reached(tmp_path: Path
     with started(*overrides, "seed=0") as process:
         wait_for(lambda: frame(trial), process)
         os.killpg(process.pid, signal.SIGINT)
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     assert process.returncode == 130
-    assert f"labrl -m +resume={tmp_path / 'e'}" in said
+    assert f"labrl -m +resume={tmp_path / 'e'}" in output
     assert json.loads((trial / "run.json").read_text())["status"] == "interrupted"
     assert list((trial / "session_0" / "checkpoints").glob("frame_*"))
 
 
-def test_slurm_asks_for_what_the_trial_needs_and_comes_back_after_preemption() -> None:
+def test_slurm_requests_resources_of_trial_and_requeues_it() -> None:
     chosen = launcher("hydra/launcher=submitit_slurm", "meta.max_session=4", "hydra.launcher.partition=gpu")
     assert (chosen.cpus_per_task, chosen.gpus_per_node, chosen.partition) == (4, 0, "gpu")
-    assert chosen.max_num_timeout > 0, "a job that reaches its limit goes on later"
-    assert chosen.signal_delay_s >= 60, "time enough to save"
+    assert chosen.max_num_timeout > 0, "a job that reaches its time limit is not requeued"
+    assert chosen.signal_delay_s >= 60, "there is too little time to save"
     chosen = launcher("hydra/launcher=submitit_slurm", "meta.num_cpus=6", "meta.num_gpus=0.5")
     assert (chosen.cpus_per_task, chosen.gpus_per_node) == (6, 1)
 
 
 @needs_submitit
 @pytest.mark.parametrize("resumed", [False, True])
-def test_a_launch_that_slurm_refuses_leaves_nothing_and_asks_nothing_of_this_machine(
+def test_launch_rejected_by_slurm_leaves_no_new_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], resumed: bool
 ) -> None:
     overrides = ["-m", *QUICK, "hydra.sweep.dir=e", "seed=0,1"]
-    asked = ["hydra/launcher=submitit_slurm", "meta.num_cpus=64", "meta.num_gpus=1"]
+    requested = ["hydra/launcher=submitit_slurm", "meta.num_cpus=64", "meta.num_gpus=1"]
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert main([*overrides, *asked]) == 2
+    assert main([*overrides, *requested]) == 2
     assert "hydra/launcher=submitit_slurm" in capfd.readouterr().err
     assert not Path("e").exists()
 
@@ -115,17 +115,19 @@ def test_a_launch_that_slurm_refuses_leaves_nothing_and_asks_nothing_of_this_mac
     monkeypatch.setattr("shutil.which", lambda name: str(tmp_path / "bin" / name))
     if resumed:
         assert main([*overrides, ONE_PROCESS]) == 0
-    assert main(["-m", "+resume=e", "seed=0,1,2", *asked] if resumed else [*overrides, *asked]) == 2
-    told = capfd.readouterr().err
-    assert "hydra.launcher" in told
-    assert "sbatch: error: invalid partition specified: gpu" in told, "what the cluster said"
+    assert main(["-m", "+resume=e", "seed=0,1,2", *requested] if resumed else [*overrides, *requested]) == 2
+    error = capfd.readouterr().err
+    assert "hydra.launcher" in error
+    assert "sbatch: error: invalid partition specified: gpu" in error, "SLURM's own message is missing"
     assert Path("e").exists() == resumed
     assert len(list(Path().glob("e/*/run.json"))) == 2 * resumed
 
 
 @needs_submitit
-def test_slurm_takes_every_key_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script for sbatch is written with them; there is no SLURM here to hand it to."""
+def test_slurm_script_is_written_from_the_whole_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check the script for sbatch, which is written but not submitted because there is no SLURM."""
     import submitit
     from omegaconf import OmegaConf
     from submitit.slurm import slurm
@@ -146,14 +148,14 @@ def test_slurm_takes_every_key_of_the_configuration(tmp_path: Path, monkeypatch:
     assert "#SBATCH --signal=USR2@120" in script
 
 
-def test_ray_asks_for_what_the_trial_needs() -> None:
+def test_ray_requests_resources_of_trial() -> None:
     chosen = launcher("hydra/launcher=ray", "meta.max_session=2", "meta.num_gpus=0.5")
     assert (chosen.ray.remote.num_cpus, chosen.ray.remote.num_gpus) == (2, 0.5)
 
 
 @needs_ray
 @needs_proc
-def test_ray_runs_trials_of_which_one_may_be_killed(tmp_path: Path) -> None:
+def test_ray_trial_may_be_killed_while_another_runs(tmp_path: Path) -> None:
     overrides = [
         *QUICK,
         PACED,
@@ -178,7 +180,7 @@ def test_ray_runs_trials_of_which_one_may_be_killed(tmp_path: Path) -> None:
 
 @pytest.fixture
 def two_nodes() -> Iterator[Any]:
-    """A Ray cluster of two nodes on this machine, each with room for one trial."""
+    """A Ray cluster of two nodes on this machine, each of which can run one trial."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -190,7 +192,7 @@ def two_nodes() -> Iterator[Any]:
 
 
 def lose_a_node(cluster: Any, process: Any, trials: list[Path]) -> None:
-    """Kill the second node as soon as both trials have saved something, one on each node."""
+    """Kill the second node once the trials, one on each node, have saved a checkpoint."""
     wait_for(lambda: all(list(trial.glob("session_0/checkpoints/frame_*")) for trial in trials), process)
     (node,) = cluster.worker_nodes
     cluster.remove_node(node, allow_graceful=False)
@@ -213,13 +215,15 @@ ON_TWO_NODES = [
 @needs_ray
 @needs_proc
 @pytest.mark.slow
-def test_trials_of_a_grid_go_on_elsewhere_when_their_node_is_lost(tmp_path: Path, two_nodes: Any) -> None:
+def test_trials_of_a_grid_continue_on_another_node_when_theirs_is_lost(
+    tmp_path: Path, two_nodes: Any
+) -> None:
     trials = [tmp_path / "e" / f"{number}_random_cartpole" for number in range(2)]
     overrides = [*ON_TWO_NODES, f"hydra.launcher.ray.init.address={two_nodes.address}", "seed=0,1"]
     with started(*overrides, "hydra.launcher.ray.remote.max_retries=3") as process:
         lose_a_node(two_nodes, process, trials)
-        said, _ = process.communicate()
-    assert process.returncode == 0, said
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
     assert statuses(tmp_path / "e") == ["finished", "finished"]
     assert resumed(trials) == 1
     assert main([*ON_TWO_NODES[:-1], "seed=1", "hydra.run.dir=whole"]) == 0
@@ -229,7 +233,9 @@ def test_trials_of_a_grid_go_on_elsewhere_when_their_node_is_lost(tmp_path: Path
 @needs_ray
 @needs_proc
 @pytest.mark.slow
-def test_trials_of_a_search_go_on_elsewhere_when_their_node_is_lost(tmp_path: Path, two_nodes: Any) -> None:
+def test_trials_of_a_search_continue_on_another_node_when_theirs_is_lost(
+    tmp_path: Path, two_nodes: Any
+) -> None:
     trials = [tmp_path / "e" / f"{number}_random_cartpole" for number in range(3)]
     overrides = [
         *ON_TWO_NODES,
@@ -239,18 +245,18 @@ def test_trials_of_a_search_go_on_elsewhere_when_their_node_is_lost(tmp_path: Pa
     ]
     with started(*overrides) as process:
         lose_a_node(two_nodes, process, trials[:2])
-        said, _ = process.communicate()
-    assert process.returncode == 0, said
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
     info = json.loads((tmp_path / "e" / "experiment.json").read_text())
     assert [trial["state"] for trial in info["trials"]] == ["complete"] * 3
     assert all(len(trial["intermediate"]) == 3 for trial in info["trials"]), (
-        "sessions reported from each node"
+        "a trial has not reported all its evaluations"
     )
     assert resumed(trials) == 1
 
 
 @pytest.mark.parametrize("name", ["submitit_local", "ray"])
-def test_a_launcher_that_is_not_installed_is_named_with_what_to_type(
+def test_error_for_missing_launcher_names_the_package_to_install(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     extra = name.partition("_")[0]

@@ -1,4 +1,4 @@
-"""The pages for users of other laboratories name keys, options and files that exist."""
+"""Tests of the pages for users of other libraries: the keys, commands and links on them are valid."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY = re.compile(r"(?:meta|agent|env|transforms)\.[a-z_]+(?:\.[a-z_]+)*")
 
 
 def spans(page: str) -> list[str]:
-    """Return the texts in backticks."""
+    """Return all texts in backticks on a page."""
     return re.findall(r"`([^`]+)`", (DOCS / page).read_text())
 
 
@@ -43,25 +43,24 @@ def has(node: Any, key: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_key_that_is_named_exists(page: str) -> None:
+def test_every_key_on_the_page_exists(page: str) -> None:
     keys = {key for span in spans(page) for key in KEY.findall(span)}
     assert len(keys) > 10
     assert not [key for key in sorted(keys) if not any(has(config, key) for config in composed())]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_composes(page: str) -> None:
+def test_every_command_on_the_page_composes(page: str) -> None:
     for command in spans(page):
         if command.startswith("labrl ") and "..." not in command and "<" not in command:
             overrides = [
                 override for override in command.split()[1:] if not override.startswith(("+", "-", "hydra/"))
             ]
-            compose(
-                [override.partition(",")[0] for override in overrides]
-            )  # of an experiment the first trial
+            # The first trial stands for all trials of an experiment.
+            compose([override.partition(",")[0] for override in overrides])
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_somewhere(page: str) -> None:
+def test_every_link_on_the_page_leads_to_a_file(page: str) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", (DOCS / page).read_text()):
         assert ((DOCS / page).parent / target.partition("#")[0]).is_file(), target

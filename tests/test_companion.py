@@ -1,4 +1,4 @@
-"""A process beside training ends with it, and says in it why it ended."""
+"""Tests of companion processes: they end with the session, and their errors are raised in it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from labrl.session import companion
 from labrl.session.companion import Companion, CompanionError, Line
 
 
-def doubles(line: Line) -> None:
+def double_numbers(line: Line) -> None:
     while True:
         line.send(2 * line.receive())
 
 
-def fails(line: Line, divisor: int) -> None:
+def divide(line: Line, divisor: int) -> None:
     line.send(1)
     line.receive()
     1 / divisor
 
 
-def leaves(line: Line) -> None:
+def exit_with_3(line: Line) -> None:
     sys.exit(3)
 
 
-def never_looks_up(line: Line) -> None:
+def sleep_forever(line: Line) -> None:
     line.send(os.getpid())
     time.sleep(600)
 
 
-def looks_up(line: Line) -> None:
+def wait_for_stop(line: Line) -> None:
     line.send(os.getpid())
     while not line.stopped():
         time.sleep(0.01)
@@ -62,8 +62,8 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z" if Path("/proc/self").exists() else True
 
 
-def test_messages_go_both_ways_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    with started(tmp_path, doubles) as process:
+def test_messages_are_exchanged_and_no_file_is_left(tmp_path: Path) -> None:
+    with started(tmp_path, double_numbers) as process:
         for number in (1, 2):
             process.send(number)
             assert process.receive() == 2 * number
@@ -71,8 +71,8 @@ def test_messages_go_both_ways_and_nothing_is_left_behind(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_is_raised_with_its_traceback_as_the_cause(tmp_path: Path) -> None:
-    with started(tmp_path, fails, 0) as process:
+def test_error_is_raised_with_its_traceback_as_the_cause(tmp_path: Path) -> None:
+    with started(tmp_path, divide, 0) as process:
         assert process.receive() == 1
         process.send("go on")
         with pytest.raises(CompanionError) as raised:
@@ -82,11 +82,11 @@ def test_an_error_is_raised_with_its_traceback_as_the_cause(tmp_path: Path) -> N
     assert "1 / divisor" in str(raised.value.__cause__)
 
 
-def test_an_end_without_a_word_is_named(tmp_path: Path) -> None:
-    with started(tmp_path, leaves) as process, pytest.raises(CompanionError) as raised:
+def test_exit_and_kill_are_reported_as_lost_process(tmp_path: Path) -> None:
+    with started(tmp_path, exit_with_3) as process, pytest.raises(CompanionError) as raised:
         process.receive()
     assert "SystemExit: 3" in str(raised.value)
-    with started(tmp_path, looks_up) as process:
+    with started(tmp_path, wait_for_stop) as process:
         os.kill(process.receive(), signal.SIGKILL)
         for talk in (process.receive, lambda: process.send(1)):
             with pytest.raises(CompanionError) as raised:
@@ -95,8 +95,8 @@ def test_an_end_without_a_word_is_named(tmp_path: Path) -> None:
             assert "SIGKILL" in str(raised.value)
 
 
-def test_it_heeds_no_signal_but_ends_with_the_session(tmp_path: Path) -> None:
-    with started(tmp_path, looks_up) as process:
+def test_companion_ignores_signals_and_ends_with_the_session(tmp_path: Path) -> None:
+    with started(tmp_path, wait_for_stop) as process:
         pid = process.receive()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             os.kill(pid, number)
@@ -104,26 +104,28 @@ def test_it_heeds_no_signal_but_ends_with_the_session(tmp_path: Path) -> None:
     assert not alive(pid)
 
 
-def test_one_that_hangs_says_where_and_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_companion_logs_its_stack_and_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(companion, "LEAVE_SECONDS", 0.1)
     log = tmp_path / "session.log"
-    with started(tmp_path, never_looks_up) as process:
+    with started(tmp_path, sleep_forever) as process:
         pid = process.receive()
         process.signal(signal.SIGUSR2)
-        while "never_looks_up" not in log.read_text():
+        while "sleep_forever" not in log.read_text():
             assert alive(pid)
             time.sleep(0.01)
     assert not alive(pid)
 
 
-def test_it_does_not_outlive_a_session_that_is_killed(tmp_path: Path) -> None:
+def test_companion_ends_when_its_session_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "session.py"
     script.write_text(
         f"import sys, time; sys.path.append({str(Path(__file__).parent)!r})\n"
         "from pathlib import Path\nfrom labrl.session.companion import Companion\n"
-        "from test_companion import never_looks_up\n"
+        "from test_companion import sleep_forever\n"
         "if __name__ == '__main__':\n"
-        f"    process = Companion('helper', never_looks_up, (), Path({str(tmp_path / 'log')!r}))\n"
+        f"    process = Companion('helper', sleep_forever, (), Path({str(tmp_path / 'log')!r}))\n"
         "    print(process.receive(), flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as session:

@@ -1,4 +1,4 @@
-"""torch.compile changes how fast networks compute, and nothing of what they learn."""
+"""Tests of torch.compile: compiled networks learn the same, and a missing compiler is reported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Doubling(nn.Module):
         return inputs * self.weight
 
 
-def test_a_copy_of_a_compiled_network_computes_with_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_of_a_compiled_network_uses_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[nn.Module] = []
 
     def traced(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -60,20 +60,23 @@ def test_a_copy_of_a_compiled_network_computes_with_its_own_weights(monkeypatch:
     assert isinstance(twin, Doubling)
 
 
-def test_without_a_compiler_it_is_refused_before_anything_is_written(
+def test_missing_compiler_is_rejected_before_files_are_written(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     run = tmp_path / "run"
     assert main(["meta.compile=true", "meta.device=cpu", f"hydra.run.dir={run}"]) == 2
-    told = capsys.readouterr().err
-    assert "no-such-compiler" in told
-    assert "meta.compile=false" in told
+    error = capsys.readouterr().err
+    assert "no-such-compiler" in error
+    assert "meta.compile=false" in error
     assert not run.exists()
 
 
 def learned(overrides: list[str], compiled: bool, steps: int) -> dict[str, float]:
-    """Metrics of an agent after so many vector steps of environments that are told other actions."""
+    """Return an agent's metrics after `steps` vector steps.
+
+    The environments get random actions instead of the agent's, so all runs see the same observations.
+    """
     config = resolve(compose([*overrides, "seed=0"]))
     env = make_env(config.env, 0, 1)
     spaces, clock = Spaces(env.observation_space, env.action_space, env.num_envs), Clock(10**6)
@@ -90,7 +93,7 @@ def learned(overrides: list[str], compiled: bool, steps: int) -> dict[str, float
         observation = step.observation
     agent.close()
     env.close()
-    assert clock.opt_step, "something was learned"
+    assert clock.opt_step, "the agent made no update"
     return agent.metrics()
 
 

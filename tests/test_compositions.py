@@ -1,4 +1,4 @@
-"""Compositions that tests remember are those of a fresh process."""
+"""Tests of the cache of compositions in compositions.py: its results equal those of a new process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ print(json.dumps([composed(overrides) for overrides in OVERRIDES]))
 
 
 def composed(overrides: str) -> Any:
-    """Return all that is composed, Hydra's own node included, or the mistakes."""
+    """Return the composed configuration, including Hydra's own node, or the mistakes in the overrides."""
     try:
         cfg = compose(overrides.split(" ") if overrides else [], with_hydra=True)
     except InputError as error:
@@ -44,7 +44,7 @@ def composed(overrides: str) -> Any:
     return OmegaConf.to_container(cfg, resolve=False, enum_to_str=True)
 
 
-def test_a_remembered_composition_is_the_one_that_hydra_makes() -> None:
+def test_cached_composition_equals_that_of_a_new_process() -> None:
     program = FRESH.format(tests=str(Path(__file__).parent))
     fresh = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     for overrides, anew in zip(OVERRIDES, json.loads(fresh.stdout), strict=True):
@@ -52,7 +52,7 @@ def test_a_remembered_composition_is_the_one_that_hydra_makes() -> None:
             assert json.loads(json.dumps(composed(overrides))) == anew
 
 
-def test_a_change_of_a_composed_configuration_is_not_remembered() -> None:
+def test_change_of_a_composed_configuration_is_not_cached() -> None:
     cfg = compose(["agent=sac"])
     was = cfg.agent.gamma
     cfg.agent.gamma = 0.123
@@ -60,7 +60,7 @@ def test_a_change_of_a_composed_configuration_is_not_remembered() -> None:
 
 
 def nodes(node: Any, key: str = "") -> list[Any]:
-    """Return all that makes up each node of a configuration."""
+    """Return key, type, metadata, flags and value of each node of a configuration."""
     fields, inner = vars(node), vars(node).get("_content")
     keys = inner.items() if isinstance(inner, dict) else enumerate(inner or ()) if inner != str(inner) else ()
     children = [(f"{key}.{name}", child) for name, child in keys]
@@ -70,7 +70,7 @@ def nodes(node: Any, key: str = "") -> list[Any]:
 
 
 @pytest.mark.parametrize("overrides", [["agent=rainbow", "env=pong"], ["hydra/sweeper=optuna", "search=ppo"]])
-def test_a_copy_of_a_configuration_is_the_one_that_omegaconf_makes(overrides: list[str]) -> None:
+def test_copy_of_a_configuration_equals_that_of_omegaconf(overrides: list[str]) -> None:
     cfg = compose(overrides, with_hydra=True)
     copied, expected = copy.deepcopy(cfg), DictConfig.__deepcopy__.__wrapped__(cfg, {})  # type: ignore[attr-defined]
     assert nodes(copied) == nodes(expected)

@@ -1,4 +1,4 @@
-"""Every choice of every group composes into a valid, complete configuration, and the command line wins."""
+"""Tests of composing: every option gives a valid configuration, and overrides win over presets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from labrl.schedules import LinearSchedule
 from labrl.trial.trial import check
 
 CONFIGS = config_folder()
-# The tasks of MuJoCo share their presets: one stands for all, and test_mujoco.py has each.
+# The tasks of MuJoCo share their presets, so one stands for all; test_mujoco.py covers each.
 _MUJOCO = {name for name, families in rule()["environments"].items() if "mujoco" in families} - {"hopper"}
 ENVS = sorted({f.stem for f in (CONFIGS / "env").glob("*.yaml")} - {"atari", "gymnasium"} - _MUJOCO)
 CONTINUOUS = ("pendulum", "bipedal_walker", "lunar_lander_continuous", "mountain_car_continuous", "hopper")
@@ -49,7 +49,11 @@ def test_defaults_are_ppo_on_cartpole() -> None:
 
 
 def pairs() -> Iterator[Any]:
-    """Yield every agent with two environments, one agent with every environment, and pairs with a preset."""
+    """Yield all pairs of an agent and an environment.
+
+    Only `make exact` runs those that are marked `matrix`: pairs without a preset, except those with CartPole,
+    Pong or agent=random.
+    """
     for agent in AGENTS:
         for env in [*ENVS, "pong"]:
             preset = any(f"{agent}_{family}" in PRESETS for family in rule()["environments"].get(env, [env]))
@@ -58,26 +62,26 @@ def pairs() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("agent", "env"), list(pairs()))
-def test_every_agent_and_env_compose(agent: str, env: str) -> None:
+def test_every_agent_composes_with_every_environment(agent: str, env: str) -> None:
     overrides = [f"agent={agent}", f"env={env}"]
     if agent in ("c51", "rainbow") and env in CONTINUOUS:
-        # Nothing can be known to work there, so no preset says what the returns are like.
+        # These agents do not support continuous actions, so no preset gives the range of the returns.
         overrides += ["agent.value.v_min=-1", "agent.value.v_max=1"]
     assert composed(*overrides).env.config.name == env
 
 
 @pytest.mark.parametrize("meta", METAS)
 @pytest.mark.parametrize("overrides", [("env=bipedal_walker",), ("env=pong",), ("agent=random",)], ids=str)
-def test_every_meta_composes_with_any_agent_and_env(meta: str, overrides: tuple[str, ...]) -> None:
+def test_every_meta_option_composes(meta: str, overrides: tuple[str, ...]) -> None:
     composed(f"meta={meta}", *overrides)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_every_network_composes(network: str) -> None:
+def test_every_network_option_composes(network: str) -> None:
     composed(f"agent/network={network}")
 
 
-def test_every_game_composes_without_a_file_of_its_own() -> None:
+def test_every_game_composes_without_its_own_file() -> None:
     source = GeneratedSource("test", "generated://labrl")
     assert len(games()) > 90
     assert source.list("env", ObjectType.CONFIG) == games()
@@ -85,7 +89,7 @@ def test_every_game_composes_without_a_file_of_its_own() -> None:
         assert source.is_config(f"env/{game}")
         content = source.load_config(f"env/{game}").config
         assert content == {"defaults": ["atari", "_self_"], "game": game}
-    # They differ in that one override, so a few stand for all in the slow part.
+    # The games differ in this one override only, so a few are enough for the slow part.
     for game in games()[::12]:
         cfg = compose([f"env={game}"])
         assert (cfg.env.game, cfg.env.name, cfg.env.sticky_actions) == (game, game, 0.25)
@@ -103,7 +107,7 @@ def test_atari_base_is_the_v5_protocol() -> None:
     )
 
 
-def test_fast_atari_is_slm_labs_spec() -> None:
+def test_fast_atari_equals_the_spec_of_slm_lab() -> None:
     meta = composed("meta=fast_atari", "env=pong").meta
     assert meta.distributed is False
     assert (meta.rigorous_eval, meta.eval_frequency, meta.log_frequency) == (0, 10000, 5000)
@@ -115,26 +119,26 @@ def test_any_gymnasium_id_is_an_environment() -> None:
     assert (env.id, env.name, env.import_module) == ("CliffWalking-v1", "CliffWalking-v1", "json")
 
 
-def test_preset_of_the_pair_applies_and_is_visible() -> None:
+def test_preset_of_agent_and_environment_is_applied() -> None:
     assert compose(["env=cartpole"]).agent.gamma == 0.98
     assert compose(["env=acrobot"]).env.num_envs == 16
 
 
-def test_preset_of_the_family_applies_to_every_game() -> None:
+def test_preset_of_the_atari_family_is_applied_to_games() -> None:
     for game in ("pong", "video_checkers", "ms_pacman"):
         assert compose([f"env={game}"]).agent.clip_range == 0.1
 
 
-def test_agent_without_presets_composes_on_every_family() -> None:
+def test_agent_without_presets_composes() -> None:
     assert composed("agent=random", "env=pong").agent.target.endswith("RandomAgent")
 
 
-def test_command_line_wins_over_presets() -> None:
+def test_overrides_take_precedence_over_presets() -> None:
     cfg = compose(["env=cartpole", "agent.gamma=0.5", "env.num_envs=2", "agent.lr=1e-4"])
     assert (cfg.agent.gamma, cfg.env.num_envs, cfg.agent.lr) == (0.5, 2, 1e-4)
 
 
-def test_preset_none_leaves_the_agents_own_values() -> None:
+def test_preset_none_keeps_the_values_of_the_agent() -> None:
     own = yaml.safe_load((CONFIGS / "agent" / "ppo.yaml").read_text())
     for env in ("cartpole", "pong"):
         agent = compose([f"env={env}", "preset=none"]).agent
@@ -150,7 +154,7 @@ def test_preset_can_be_chosen_by_name() -> None:
     assert cfg.agent.gamma == 0.98
 
 
-def test_presets_are_named_after_one_owner_and_environment_that_exist() -> None:
+def test_preset_names_consist_of_existing_owner_and_environment() -> None:
     groups = (*PARTS, "optimizer")
     options = sorted(f.stem for part in groups for f in (CONFIGS / "agent" / part).glob("*.yaml"))
     owners = [*AGENTS, *options, *(f"{agent}_{option}" for agent in AGENTS for option in options)]
@@ -159,7 +163,7 @@ def test_presets_are_named_after_one_owner_and_environment_that_exist() -> None:
     assert [preset for preset in PRESETS if known[preset] != 1] == []
 
 
-def test_an_agent_takes_the_presets_of_those_it_builds_on_before_its_own() -> None:
+def test_presets_of_base_agents_apply_before_those_of_the_agent() -> None:
     def line(agent: str) -> list[str]:
         text = (CONFIGS / "agent" / f"{agent}.yaml").read_text()
         entries = yaml.safe_load(text).get("defaults", [])
@@ -186,13 +190,13 @@ def test_an_agent_takes_the_presets_of_those_it_builds_on_before_its_own() -> No
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-def test_the_parts_that_have_presets_are_those_that_the_agent_has(agent: str) -> None:
+def test_parts_with_presets_are_the_parts_of_the_agent(agent: str) -> None:
     choices = compose([f"agent={agent}"], with_hydra=True).hydra.runtime.choices
     first = rule()["agents"].get(agent, [agent])[0]
     assert {part for part in PARTS if f"agent/{part}" in choices} == set(rule()["parts"].get(first, ()))
 
 
-def test_a_part_has_its_presets_wherever_it_is_used_and_nowhere_else() -> None:
+def test_presets_of_a_part_apply_exactly_where_it_is_used() -> None:
     for agent in ("c51", "rainbow", "dqn agent/value=categorical"):
         cfg = compose([*f"agent={agent}".split(), "env=pong"])
         assert (cfg.agent.value.v_min, cfg.agent.value.v_max) == (-10, 10)
@@ -207,7 +211,7 @@ def test_a_part_has_its_presets_wherever_it_is_used_and_nowhere_else() -> None:
     assert (cfg.agent.exploration.epsilon.horizon, cfg.agent.memory.storage) == (10_000, "ram")
 
 
-def test_an_agent_has_presets_of_its_own_for_a_part_after_those_of_the_part() -> None:
+def test_presets_of_agent_and_part_apply_after_those_of_the_part() -> None:
     assert preset_names("rainbow", "pong", ["replace"]) == [
         *("replace_atari", "replace_pong"),
         *(f"{agent}_replace_{env}" for agent in ("dqn", "c51", "rainbow") for env in ("atari", "pong")),
@@ -233,7 +237,7 @@ def test_an_agent_has_presets_of_its_own_for_a_part_after_those_of_the_part() ->
         (["agent=a2c", "agent/optimizer=adam"], "Adam"),
     ],
 )
-def test_a_preset_can_have_an_optimizer_of_another_kind(overrides: list[str], optimizer: str) -> None:
+def test_preset_can_choose_another_optimizer(overrides: list[str], optimizer: str) -> None:
     assert composed(*overrides).agent.config.optimizer.target == f"labrl.learning.optimizers.{optimizer}"
     cfg = compose(overrides, with_hydra=True)
     recorded = choices_of(cfg.hydra)["agent/optimizer"]
@@ -243,7 +247,7 @@ def test_a_preset_can_have_an_optimizer_of_another_kind(overrides: list[str], op
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_optimizer_that_is_chosen_replaces_every_key_of_that_of_a_preset(optimizer: str) -> None:
+def test_chosen_optimizer_replaces_all_keys_of_a_presets_optimizer(optimizer: str) -> None:
     overrides = ["agent=a2c", f"agent/optimizer={optimizer}", "preset=none"]
     chosen = compose(overrides).agent.optimizer
     if optimizer == "auto":
@@ -252,7 +256,7 @@ def test_an_optimizer_that_is_chosen_replaces_every_key_of_that_of_a_preset(opti
 
 
 def applied(text: str) -> list[str]:
-    """The names of the files that the text lists."""
+    """Return the names of the files that the text of `--info presets` lists."""
     return [Path(line).stem for line in text.splitlines() if not line.startswith(" ")]
 
 
@@ -278,20 +282,20 @@ def applied(text: str) -> list[str]:
         ("search=sac env=pendulum", "sac_pendulum"),
     ],
 )
-def test_the_presets_that_apply_are_listed_from_weak_to_strong(overrides: str, files: str) -> None:
+def test_applied_presets_are_listed_in_order_of_precedence(overrides: str, files: str) -> None:
     text = applied_presets(overrides.split())
     assert [name for name in applied(text) if name in PRESETS] == files.split()
     assert all(Path(line).is_file() for line in text.splitlines() if files and not line.startswith(" "))
 
 
-def test_keys_of_a_preset_are_listed_with_what_replaces_them() -> None:
+def test_keys_of_a_preset_are_listed_with_the_overrides_that_replace_them() -> None:
     rows = [line.split() for line in applied_presets(["agent.gamma=0.5"]).splitlines()]
     assert ["env.num_envs", "8"] in rows
     (gamma,) = (row for row in rows if row[0] == "agent.gamma")
     assert (gamma[1], gamma[-1].rstrip(")")) == ("0.98", "0.5")
 
 
-def test_a_users_preset_is_listed_by_its_file(tmp_path: Path) -> None:
+def test_preset_of_a_user_is_listed_with_its_file(tmp_path: Path) -> None:
     file = tmp_path / "preset" / "ppo_pong.yaml"
     file.parent.mkdir()
     file.write_text("# @package _global_\nagent: {gamma: 0.9}\n")
@@ -300,7 +304,7 @@ def test_a_users_preset_is_listed_by_its_file(tmp_path: Path) -> None:
     assert str(file) in text
 
 
-def test_users_preset_for_a_part_applies(tmp_path: Path) -> None:
+def test_preset_of_a_user_for_a_part_is_applied(tmp_path: Path) -> None:
     (tmp_path / "preset").mkdir()
     text = "# @package _global_\nagent: {target: {tau: 0.25}}\n"
     (tmp_path / "preset" / "polyak_cartpole.yaml").write_text(text)
@@ -310,13 +314,13 @@ def test_users_preset_for_a_part_applies(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", ["memory", "exploration", "value", "target"])
-def test_every_option_of_every_part_composes_with_every_member_of_the_family(part: str) -> None:
+def test_every_option_of_every_part_of_dqn_composes(part: str) -> None:
     for option in sorted(f.stem for f in (CONFIGS / "agent" / part).glob("*.yaml")):
         for agent in ("recurrent_dqn",) if option == "sequences" else ("dqn", "rainbow"):
             composed(f"agent={agent}", f"agent/{part}={option}", "env=pong", "agent.network.noisy=0.5")
 
 
-def test_users_preset_for_a_family_applies(tmp_path: Path) -> None:
+def test_preset_of_a_user_for_a_family_is_applied(tmp_path: Path) -> None:
     (tmp_path / "preset").mkdir()
     (tmp_path / "preset" / "random_atari.yaml").write_text("# @package _global_\nenv: {num_envs: 3}\n")
     (tmp_path / "preset" / "random_pong.yaml").write_text("# @package _global_\nenv: {frame_stack: 2}\n")
@@ -331,36 +335,36 @@ def test_schedules_end_at_the_budget_in_frames() -> None:
 
 
 @pytest.mark.parametrize(("num_envs", "horizon"), [(1, 2048), (3, 640), (4, 512), (8, 256), (100, 32)])
-def test_a_rollout_on_pendulum_is_of_a_length_that_minibatches_fill(num_envs: int, horizon: int) -> None:
+def test_rollouts_on_pendulum_are_multiples_of_the_minibatch(num_envs: int, horizon: int) -> None:
     config = composed("env=pendulum", f"env.num_envs={num_envs}")
     check(config)
     assert config.agent.config.horizon == horizon
 
 
-def test_a_wrong_number_of_environments_is_the_mistake_where_a_rollout_follows_from_it() -> None:
+def test_wrong_num_envs_is_the_only_mistake_when_horizon_depends_on_it() -> None:
     with pytest.raises(InputError) as caught:
         composed("env=pendulum", "env.num_envs=0")
     assert [mistake.key for mistake in caught.value.mistakes] == ["env.num_envs"]
 
 
-def test_dev_is_two_rollouts() -> None:
+def test_dev_has_a_budget_of_two_rollouts() -> None:
     config = composed("meta=dev", "env=lunar_lander")
     assert config.env.config.max_frame == 2 * config.agent.config.horizon * config.env.config.num_envs
 
 
-def test_dev_has_rollouts_of_whole_episodes_too() -> None:
+def test_dev_budget_with_rollouts_of_whole_episodes() -> None:
     config = composed("meta=dev", "agent=a2c", "agent.horizon=null", "agent.episodes=3")
     assert config.env.config.max_frame == 2 * 64 * config.env.config.num_envs
 
 
 @pytest.mark.parametrize("override", ["env.num_envs=few", "agent.horizon=long"])
-def test_dev_leaves_a_wrong_number_to_the_key_that_has_it(override: str) -> None:
+def test_error_with_dev_names_the_key_with_the_wrong_number(override: str) -> None:
     with pytest.raises(InputError) as caught:
         composed("meta=dev", override)
     assert caught.value.key == override.partition("=")[0]
 
 
-def test_dev_lets_learning_from_replay_start() -> None:
+def test_dev_budget_exceeds_learning_starts() -> None:
     config = composed("meta=dev", "agent=dqn", "env=pong")
     assert (
         config.env.config.max_frame
@@ -369,24 +373,24 @@ def test_dev_lets_learning_from_replay_start() -> None:
 
 
 @pytest.mark.parametrize("agent", ["sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql"])
-def test_dev_lets_a_minibatch_come_together(agent: str) -> None:
+def test_dev_budget_exceeds_a_minibatch(agent: str) -> None:
     config = composed("meta=dev", f"agent={agent}", "env=pendulum", "agent.learning_starts=100")
     assert config.env.config.max_frame == config.agent.config.batch_size + 2 * 64
 
 
-def test_part_set_by_a_preset_can_be_replaced() -> None:
+def test_value_set_by_a_preset_can_be_replaced() -> None:
     config = composed("~agent.lr", "+agent.lr={kind: piecewise, points: [[0, 1e-3], [1e5, 1e-4]]}")
     assert config.agent.config.lr.points == [(0, 1e-3), (100_000, 1e-4)]
 
 
 def hidden(config: Any, plain: Any, key: str = "") -> list[str]:
-    """Fields of the dataclasses in `config` that the plain configuration does not show."""
+    """Return the fields of the dataclasses in `config` that the plain configuration does not contain."""
     if isinstance(config, Component):
         return hidden(config.config, plain, key)
     if dataclasses.is_dataclass(config):
         names = [field.name for field in dataclasses.fields(config)]
         missing = [f"{key}.{name}" for name in names if name not in plain]
-        # A schedule's warm-up is written where there is one.
+        # The warm-up of a schedule appears in the configuration only where there is one.
         missing = [name for name in missing if not name.endswith(".warmup")]
         shown = [name for name in names if name in plain]
         return missing + [
@@ -409,7 +413,7 @@ def hidden(config: Any, plain: Any, key: str = "") -> list[str]:
     ],
     ids=str,
 )
-def test_no_default_hides_in_code(overrides: list[str]) -> None:
+def test_every_field_is_in_the_composed_configuration(overrides: list[str]) -> None:
     plain = to_plain(compose(overrides))
     assert hidden(resolve(plain), plain) == []
 
@@ -422,24 +426,24 @@ def test_saved_configuration_gives_the_same_trial(overrides: list[str]) -> None:
     assert resolve(cfg) == resolve(plain) == resolve(saved) == resolve(OmegaConf.create(plain))
 
 
-def test_composing_twice_in_one_process_gives_the_same() -> None:
+def test_composing_twice_gives_equal_configurations() -> None:
     assert compose(["env=pong"]) == compose(["env=pong"])
     assert composed("env=acrobot") == composed("env=acrobot")
 
 
-def test_file_names_show_the_command_that_uses_them() -> None:
+def test_first_line_of_each_config_file_is_a_command() -> None:
     for file in CONFIGS.rglob("*.yaml"):
         lines = [line for line in file.read_text().splitlines() if not line.startswith("# @package")]
         assert lines[0].startswith("# labrl"), file
 
 
-def test_missing_value_is_asked_for() -> None:
+def test_missing_value_is_rejected() -> None:
     with pytest.raises(InputError) as caught:
         composed("env=gymnasium")
     assert (caught.value.code, caught.value.key) == ("missing", "env.id")
 
 
-def test_a_users_preset_can_build_on_one_of_labrls(tmp_path: Path) -> None:
+def test_preset_of_a_user_can_extend_one_of_labrl(tmp_path: Path) -> None:
     for group in ("agent", "preset"):
         (tmp_path / group).mkdir()
     (tmp_path / "agent" / "my_dqn.yaml").write_text("defaults:\n  - dqn\n  - _self_\nbatch_size: 16\n")
@@ -470,7 +474,7 @@ def test_a_users_preset_can_build_on_one_of_labrls(tmp_path: Path) -> None:
         (["env=pong", "transforms.reward=null"], {}),
     ],
 )
-def test_a_transform_that_is_chosen_replaces_that_of_a_preset_or_of_the_environment(
+def test_chosen_transform_replaces_that_of_preset_or_environment(
     overrides: list[str], reward: dict[str, set[str]]
 ) -> None:
     found = compose(overrides).transforms.reward

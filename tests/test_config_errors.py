@@ -1,4 +1,4 @@
-"""Mistyped input is refused with the full key, what is allowed, and the nearest right spelling."""
+"""Tests of messages for mistyped input: the full key, the allowed values and the nearest spelling."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ UNKNOWN_KEYS = {
     "resum=latest": "Did you mean +resume=latest",
     "+env.num_envs=4": "write env.num_envs=4",
 }
-"""Typed overrides and the suggestion in the message."""
+"""Wrong overrides, each with the suggestion in its error message."""
 
 
 @pytest.mark.parametrize("override", UNKNOWN_KEYS)
-def test_an_unknown_key_is_answered_with_the_nearest(override: str) -> None:
+def test_error_for_unknown_key_suggests_the_nearest_key(override: str) -> None:
     with refused("unknown-key", override.lstrip("+").partition("=")[0], UNKNOWN_KEYS[override]):
         resolve(compose([override]))
 
@@ -68,26 +68,26 @@ UNKNOWN_OPTIONS = {
 
 
 @pytest.mark.parametrize("override", UNKNOWN_OPTIONS)
-def test_an_unknown_option_is_answered_with_the_nearest(override: str) -> None:
-    """The nearest comes first, and a command that lists all of them after it."""
+def test_error_for_unknown_option_suggests_the_nearest_option(override: str) -> None:
+    """Check that the message also names a command that lists all options."""
     group = override.partition("=")[0]
     lists = {"env": "labrl-envs", "meta": "Known: "}.get(group, "labrl --help")
     with refused("unknown-option", group, override, UNKNOWN_OPTIONS[override], lists):
         compose([override])
 
 
-def test_a_key_below_what_another_word_took_away_names_that_override() -> None:
+def test_error_for_key_below_a_null_names_the_override_that_set_it() -> None:
     with refused("unknown-key", "agent.lr.start", "agent.lr=null"):
         compose(["agent.lr=null", "agent.lr.start=3"])
 
 
-def test_a_group_of_keys_that_another_does_not_have_is_shown_how_to_add_and_how_to_replace() -> None:
+def test_error_for_unknown_key_of_a_dict_shows_how_to_add_and_replace() -> None:
     override = "env.kwargs={gravity: -5}"
     with refused("unknown-key", "env.kwargs.gravity", "+env.kwargs.gravity=-5", f"~env.kwargs '+{override}'"):
         compose([override])
 
 
-def test_a_key_of_other_agents_is_said_to_be_theirs() -> None:
+def test_error_for_key_of_other_agents_names_these_agents() -> None:
     with refused("unknown-key", "agent.horizon", "agent=a2c, agent=ppo, agent=pqn") as caught:
         compose(["agent=dqn", "agent.horizon=5"])
     assert "Did you mean" not in str(caught.value)
@@ -125,17 +125,17 @@ def mistaken(*overrides: str) -> InputError:
         ("agent.network.torso.mlp.activation=RReLU", "unknown-option", "'Tanh'"),
     ],
 )
-def test_wrong_values_name_what_is_allowed(override: str, code: Code, allowed: str) -> None:
+def test_error_for_wrong_value_names_allowed_values(override: str, code: Code, allowed: str) -> None:
     key, _, value = override.lstrip("+").partition("=")
     with refused(code, key, allowed, value):
         resolve(compose([override]))
 
 
-def test_a_module_that_a_file_imports_is_not_suggested_as_a_class() -> None:
-    with pytest.raises(InputError) as told:
+def test_imported_module_is_not_suggested_as_a_class() -> None:
+    with pytest.raises(InputError) as caught:
         resolve(compose(["+callbacks.mine._target_=labrl.session.callbacks.log.Log"]))
-    assert [one.key for one in told.value.mistakes] == ["callbacks.mine._target_"]
-    assert "logging" not in str(told.value)
+    assert [one.key for one in caught.value.mistakes] == ["callbacks.mine._target_"]
+    assert "logging" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_module_that_a_file_imports_is_not_suggested_as_a_class() -> None:
         ("env.max_frame=100", "env.max_frame", "256"),
     ],
 )
-def test_contradictions_name_both_sides_and_the_way_out(override: str, key: str, named: str) -> None:
+def test_error_for_contradicting_values_shows_a_valid_value(override: str, key: str, named: str) -> None:
     with refused(None, key, named):
         resolve(compose(["agent.horizon=32", override]))
 
@@ -161,7 +161,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("override", UNREADABLE)
-def test_bad_syntax_shows_how_to_write_it(override: str) -> None:
+def test_error_for_bad_syntax_shows_the_right_syntax(override: str) -> None:
     key, shown = UNREADABLE[override]
     with refused("syntax", key, override, shown):
         compose([override])
@@ -169,12 +169,12 @@ def test_bad_syntax_shows_how_to_write_it(override: str) -> None:
 
 @pytest.mark.parametrize("agent", ["a2c", "ppo"])
 @pytest.mark.parametrize(("group", "shown"), [("env", "env=<option>"), ("preset", "preset=none")])
-def test_what_takes_part_in_a_choice_cannot_be_taken_away(group: str, shown: str, agent: str) -> None:
+def test_groups_that_presets_depend_on_cannot_be_removed(group: str, shown: str, agent: str) -> None:
     with refused("missing", group, f"~{group}", shown):
         compose([f"agent={agent}", f"~{group}"])
 
 
-def test_options_that_build_on_each_other_are_refused(tmp_path: Path) -> None:
+def test_options_that_extend_each_other_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     for name, other in (("one", "two"), ("two", "one")):
         (tmp_path / "env" / f"{name}.yaml").write_text(f"defaults: [{other}]\n")
@@ -182,7 +182,7 @@ def test_options_that_build_on_each_other_are_refused(tmp_path: Path) -> None:
         compose(["env=one"], tmp_path)
 
 
-TAKEN_AWAY = {
+REMOVED = {
     "~agent.lr": "agent.lr=",
     "~agent.target_kl": "agent.target_kl=null",
     "~agent.network": "agent/network=",
@@ -199,18 +199,18 @@ TAKEN_AWAY = {
 }
 
 
-@pytest.mark.parametrize("override", TAKEN_AWAY)
-def test_a_key_that_is_taken_away_is_refused_with_what_to_type(override: str) -> None:
+@pytest.mark.parametrize("override", REMOVED)
+def test_error_for_removed_key_shows_how_to_set_it(override: str) -> None:
     error = mistaken(override)
     assert (error.code, str(error.key).startswith(override[1:].replace("/", "."))) == ("missing", True)
-    assert TAKEN_AWAY[override] in str(error)
+    assert REMOVED[override] in str(error)
 
 
-def test_a_key_that_is_taken_away_and_given_again_is_no_mistake() -> None:
+def test_key_may_be_removed_and_added_again() -> None:
     assert resolve(compose(["~agent.lr", "+agent.lr=1e-3"])).agent.config.lr == 1e-3
 
 
-def test_a_component_of_labrl_in_a_file_of_ones_own_needs_every_key(tmp_path: Path) -> None:
+def test_component_in_a_users_file_needs_every_key(tmp_path: Path) -> None:
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent" / "mine.yaml").write_text("_target_: labrl.agents.random.RandomAgent\n")
     assert resolve(compose(["agent=mine"], tmp_path)).agent.target.endswith("RandomAgent")
@@ -222,16 +222,16 @@ def test_a_component_of_labrl_in_a_file_of_ones_own_needs_every_key(tmp_path: Pa
 
 
 @pytest.mark.parametrize("override", ["agent=xyz", "agent=foo", "agent=trpo", "env=xx"])
-def test_nothing_is_suggested_where_nothing_is_near(override: str) -> None:
+def test_nothing_is_suggested_when_no_option_is_similar(override: str) -> None:
     assert "Did you mean" not in str(mistaken(override))
 
 
-def test_null_among_choices_is_shown_the_way_that_can_hold_it() -> None:
+def test_error_for_null_in_choice_suggests_a_plain_list_of_values() -> None:
     with refused("syntax", "agent.clip_range", "'agent.clip_range=null, 0.2'"):
         compose(["agent.clip_range=choice(null, 0.2)"])
 
 
-def test_class_that_is_no_vector_environment_is_shown_its_place() -> None:
+def test_error_for_class_as_env_target_suggests_env_make() -> None:
     with refused("target", "env._target_", "'env.make={_target_: builtins.dict}'"):
         resolve(compose(["env={_target_: builtins.dict}", "~env.id", "~env.name"]))
 
@@ -249,11 +249,11 @@ LISTS = {
     "seed=range(0,2)": [],
     "agent=ppo,dqn": [],
 }
-"""Several values of a key, and the list among the answers."""
+"""Overrides with several values, each with the list of values that its error message suggests."""
 
 
 @pytest.mark.parametrize("override", LISTS)
-def test_several_values_without_m_are_shown_as_a_list_only_where_that_is_accepted(override: str) -> None:
+def test_error_for_several_values_suggests_a_list_only_where_valid(override: str) -> None:
     with refused("usage", override.lstrip("+").partition("=")[0], f"labrl -m '{override}'") as caught:
         compose([override])
     lists = re.findall(r"\S+=\[.*?\]", str(caught.value))
@@ -263,43 +263,43 @@ def test_several_values_without_m_are_shown_as_a_list_only_where_that_is_accepte
 
 
 @pytest.mark.parametrize("override", ["agent.lr=[1e-3,1e-4]", "agent.network.torso.mlp.hidden={a: 1}"])
-def test_a_value_of_a_kind_that_the_key_refuses_is_not_said_to_replace_it(override: str) -> None:
+def test_error_for_wrong_type_suggests_no_replacement_that_is_invalid(override: str) -> None:
     with refused("type", override.partition("=")[0]) as caught:
         compose([override])
     assert "~" not in str(caught.value)
 
 
-def test_a_value_of_another_kind_that_the_key_accepts_is_shown_how_to_replace_it(tmp_path: Path) -> None:
+def test_error_for_another_type_shows_how_to_replace_the_value(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     own = "defaults: [cartpole, _self_]\nkwargs: {sizes: {a: 1}}\n"
     (tmp_path / "env" / "mine.yaml").write_text(own)
     with refused("type", "env.kwargs.sizes") as caught:
         compose(["env=mine", "env.kwargs.sizes=[1,2]"], tmp_path)
-    words = shlex.split(str(caught.value).rpartition("write ")[2])
-    assert words
-    assert resolve(compose(["env=mine", *words], tmp_path)).env.config.kwargs["sizes"] == [1, 2]
+    advice = shlex.split(str(caught.value).rpartition("write ")[2])
+    assert advice
+    assert resolve(compose(["env=mine", *advice], tmp_path)).env.config.kwargs["sizes"] == [1, 2]
 
 
 @pytest.mark.parametrize(
     "group", ["env", "agent", "agent/network", "agent/memory", "callbacks", "+callbacks"]
 )
-def test_an_option_that_labrl_lacks_is_said_where_to_put_and_found_there(group: str, tmp_path: Path) -> None:
+def test_error_for_unknown_option_says_where_to_put_its_file(group: str, tmp_path: Path) -> None:
     typed, others = f"{group}=gridworld", [] if group == "agent" else ["agent=dqn"]
     with pytest.raises(InputError) as caught:
         resolve(compose([*others, typed]))
-    told = str(caught.value).rstrip(".").split()
+    message = str(caught.value).rstrip(".").split()
     bare = group.lstrip("+")
-    assert {f"<folder>/{bare}/gridworld.yaml,", "--config-dir=<folder>"} <= set(told)
+    assert {f"<folder>/{bare}/gridworld.yaml,", "--config-dir=<folder>"} <= set(message)
     assert caught.value.key == bare
     (tmp_path / bare).mkdir(parents=True)
     base = {"env": "cartpole", "agent": "dqn", "agent/network": "mlp", "agent/memory": "uniform"}.get(bare)
     own = f"defaults: [{base}, _self_]\n" if base else "{}\n"
     (tmp_path / bare / "gridworld.yaml").write_text(own)
-    resolve(compose([*others, told[-1] if group == "callbacks" else typed], tmp_path))
+    resolve(compose([*others, message[-1] if group == "callbacks" else typed], tmp_path))
 
 
 @pytest.mark.parametrize("override", ["agent.epochs=0", "agent.gamma=1.5", "agent.lr=-1", "seed=-1"])
-def test_ranges_are_told_in_one_form_and_without_empty_advice(override: str) -> None:
+def test_errors_for_ranges_have_one_form_and_a_valid_bound(override: str) -> None:
     key = override.partition("=")[0]
     with refused("range", key) as caught:
         resolve(compose([override]))
@@ -310,22 +310,22 @@ def test_ranges_are_told_in_one_form_and_without_empty_advice(override: str) -> 
     resolve(compose([f"{key}={bound[1]}"]))
 
 
-def test_interpolation_that_leads_nowhere_names_its_key() -> None:
+def test_error_for_interpolation_of_unknown_key_names_its_key() -> None:
     with refused("missing", "agent.gamma", "agent.nothing", "agent.gamma=<value>"):
         resolve(compose(["agent.gamma=${agent.nothing}"]))
 
 
-def test_config_dir_that_is_no_folder_is_refused() -> None:
+def test_config_dir_that_does_not_exist_is_rejected() -> None:
     with refused("not-found", "--config-dir", "nowhere"):
         compose([], "nowhere")
 
 
-def test_a_mistake_that_other_keys_repeat_is_found_once() -> None:
+def test_mistake_that_other_keys_interpolate_is_reported_once() -> None:
     error = mistaken("agent=ppo", "env=cartpole", "env.max_frame=abc")
     assert [(mistake.code, mistake.key) for mistake in error.mistakes] == [("type", "env.max_frame")]
 
 
-def test_recipes_of_ones_own_are_known_too_in_folders_or_not(tmp_path: Path) -> None:
+def test_experiment_files_of_a_user_are_suggested(tmp_path: Path) -> None:
     for name in ("experiment/best", "mine/deep/one"):
         path = tmp_path / f"{name}.yaml"
         path.parent.mkdir(parents=True)
