@@ -104,7 +104,7 @@ def test_videos_missing_after_a_kill_are_made_later(
     videos.mkdir()
     (videos / ".best.999999999.tmp.mp4").write_bytes(b"half a video")
     running = videos / f".best.{os.getppid()}.tmp.mp4"
-    running.write_bytes(b"video of a running process")
+    running.write_bytes(b"of a process that lives")
     if command == "report":
         assert report([str(path)]) == DONE
     elif command == "resume":
