@@ -1,4 +1,4 @@
-"""Tests of offline data: learning from a saved run or a Minari dataset, alone or mixed with new frames."""
+"""Tests of offline data: learning from a saved run or a Minari dataset, alone or with new transitions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_extend_stores_the_same_as_adding_step_by_step(space: gym.Space, jumps: 
 STORED_FIELDS = ("reward", "next_observation", "terminated")
 
 
-def test_batches_mix_offline_and_online_as_share_and_online_every_say() -> None:
+def test_minibatches_mix_offline_and_online_data_as_configured() -> None:
     online = uniform(SPACE, 2, newest_share=0.0, capacity=64)
     for step in World(SPACE, 2, seed=0).steps(30):
         online.add(*step)
@@ -131,9 +131,9 @@ def test_offline_run_reads_all_transitions_of_the_saved_replay_buffer(
             env.reset()
             env.unwrapped.state = samples[-1].observation[row].astype(np.float64)  # type: ignore[attr-defined]
             env.unwrapped.steps_beyond_terminated = None  # type: ignore[attr-defined]
-            seen, _, ended, *_ = env.unwrapped.step(int(samples[-1].action[row]))
-            np.testing.assert_allclose(samples[-1].next_observation[row], seen, atol=1e-5)
-            assert ended == (samples[-1].discount[row] == 0)
+            expected, _, terminated, *_ = env.unwrapped.step(int(samples[-1].action[row]))
+            np.testing.assert_allclose(samples[-1].next_observation[row], expected, atol=1e-5)
+            assert terminated == (samples[-1].discount[row] == 0)
     np.testing.assert_array_equal(samples[0].observation, samples[1].observation)
 
 
@@ -200,7 +200,7 @@ def test_interrupted_offline_run_resumes_exactly(more: list[str], collected: Pat
     assert changed_futures(tmp_path, [*DQN, *more, *source, "meta.rigorous_eval=1"]) == []
 
 
-def test_state_of_other_offline_data_is_refused(collected: Path) -> None:
+def test_state_saved_with_other_offline_data_is_refused(collected: Path) -> None:
     one, other = data([piece(0, 9, True)]), data([piece(0, 9, False), piece(3, 2, True)])
     other.load_state_dict(other.state_dict())
     with refused("changed-past", "agent.offline"):

@@ -69,7 +69,7 @@ def log_density(outputs: Tensor, action: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
-def test_iql_update_equals_the_papers(action: gym.Space) -> None:
+def test_iql_update_follows_the_paper(action: gym.Space) -> None:
     """Compare two updates with a computation from the paper's equations and PyTorch's Adam."""
     agent, _, _ = build(config_of("iql", *BRISK, "agent.expectile=0.8", "agent.max_weight=2"), action)
     disturb(agent)
@@ -104,8 +104,8 @@ def test_iql_update_equals_the_papers(action: gym.Space) -> None:
         assert_same(module, nets[name])
 
 
-def test_td3_bc_update_equals_the_papers() -> None:
-    """Compare two updates: the policy learns at every second one only."""
+def test_td3_bc_update_follows_the_paper() -> None:
+    """Compare two updates, only the second of which changes the policy."""
     agent, _, streams = build(config_of("td3_bc", *BRISK))
     disturb(agent)
     nets = copy.deepcopy(agent.modules())
@@ -162,8 +162,8 @@ def test_iql_converges_to_the_expectile_and_the_weighted_policy(inverse_temperat
         clock.tick(1)
     better, worse = expectile * share, (1 - expectile) * (1 - share)
     assert agent.metrics()["value_mean"] == pytest.approx(better / (better + worse), abs=0.02)
-    drawn = agent.act(Observation(np.ones((4, 3), np.float32)))
-    assert set(drawn.tolist()) <= {0, 1}
+    actions = agent.act(Observation(np.ones((4, 3), np.float32)))
+    assert set(actions.tolist()) <= {0, 1}
     with torch.no_grad():
         found = torch.softmax(agent.modules()["policy"](batch.observation[:1]), 1)[0, 1]
     ratio = share * math.exp(inverse_temperature) / (1 - share)

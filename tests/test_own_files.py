@@ -1,4 +1,4 @@
-"""Tests of a user's write_yaml YAML files: an error names the file and the line."""
+"""Tests of user-defined YAML files: an error names the file and the line."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_group_option_set_as_a_key_is_suggested_with_a_slash(override: str, mean
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa"])
-def test_rollout_larger_than_memory_is_refused(agent: str, tmp_path: Path) -> None:
+def test_rollout_larger_than_the_ram_is_refused(agent: str, tmp_path: Path) -> None:
     overrides = [f"agent={agent}", "env=cartpole", "preset=none", "agent.horizon=1e12", "env.max_frame=1e14"]
     with refused("resources", "agent.horizon") as error:
         labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])

@@ -50,7 +50,7 @@ def test_processes_start_when_the_path_of_tmpdir_is_long(tmp_path: Path) -> None
 def test_run_dir_with_parent_parts_creates_no_other_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hydra also created the folder `a` of a path `a/../b`, and a refused command left it behind."""
+    """Regression test: Hydra also created `a` of a path `a/../b`, and a refused command left it behind."""
     monkeypatch.chdir(tmp_path)
     tiny = ["agent=random", "env.max_frame=64", "meta.report=false", "meta.videos=false", "wandb=disabled"]
     assert labrl.cli.main(["agent.lr=abc", "hydra.run.dir=${env.name}x/../run"]) == 2
@@ -67,7 +67,7 @@ REFUSED = ("agent.lr=abc", "agent=dqn env=pendulum", "-m seed=1,2 agent.lr=abc")
 def test_refused_command_neither_creates_nor_deletes_folders(
     line: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refused run left an empty runs/ behind, and deleted an empty folder of the user."""
+    """Regression test: a refused run left an empty runs/ behind and deleted an empty folder of the user."""
     monkeypatch.chdir(tmp_path)
     overrides = shlex.split(line)
     if folder:

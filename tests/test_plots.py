@@ -46,7 +46,7 @@ def chart_svg(folder: Path, *lines: Line, axis: Axis | None = None) -> str:
     return save_sheets([Sheet("chart", [chart], "x", "cartpole")], folder)[1].read_text()
 
 
-def test_each_agent_has_a_style_of_its_own() -> None:
+def test_each_agent_has_its_own_style() -> None:
     agents = [file.stem for file in (config_folder() / "agent").glob("*.yaml")]
     styles = {agent: agent_style(agent) for agent in agents}
     assert len(set(styles.values())) == len(styles) > 20
@@ -71,7 +71,7 @@ def test_each_agent_has_a_style_of_its_own() -> None:
     ids=len,
 )
 def test_groups_have_different_styles_even_for_the_same_agent(agents: list[str]) -> None:
-    """Three groups that differed in `agent.lr` were drawn in the same blue."""
+    """Regression test: three groups that differed in `agent.lr` were drawn in the same blue."""
     styles = group_styles(agents)
     assert len(set(styles)) == len(agents)
     if len(set(agents)) > 1:
@@ -102,14 +102,14 @@ def test_trial_has_figures_by_frame_by_wall_time_and_by_session(tmp_path: Path) 
     names = {"return_frame", "return_wall", "session_0", "session_1"}
     assert {path.name for path in written} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     image = Image.open(tmp_path / "plots" / "return_frame.png")
-    assert image.size[0] == round(COLUMN * DPI), "the image has not the width of a column at print resolution"
+    assert image.size[0] == round(COLUMN * DPI), "the image is not as wide as a column at print resolution"
     assert len(set(image.convert("L").tobytes())) > 10
     text = (tmp_path / "plots" / "return_frame.svg").read_text()
     assert ElementTree.fromstring(text).tag.endswith("svg")
     for word in ("frames", "return", "ppo on cartpole", "mean of 2"):
         assert word in text, "the text of the SVG was turned into paths"
-    again = plot_trial(path, tmp_path / "again")
-    assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
+    written_again = plot_trial(path, tmp_path / "again")
+    assert [path.read_bytes() for path in written] == [path.read_bytes() for path in written_again]
 
 
 def test_session_figure_has_a_panel_for_every_reported_metric(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_experiment_has_figures_of_curves_scores_profile_and_measures(tmp_path: 
 
 
 def test_curves_use_the_rows_of_train_csv_and_eval_csv(tmp_path: Path) -> None:
-    """Curves were drawn from train.csv even where eval.csv had more rows, so a short run was a single dot."""
+    """Regression test: curves ignored the additional rows of eval.csv, so a short run was a single dot."""
     path = write_run(tmp_path / "run", [])
     write_session(RunFolder.open(path), 0, rising(10, rows=10))
     (path / "session_0" / "train.csv").write_text("frame,return_mean,wall\n1000,10,10\n")
@@ -166,7 +166,7 @@ def test_curves_use_the_rows_of_train_csv_and_eval_csv(tmp_path: Path) -> None:
 
 
 def test_curve_with_one_value_is_a_mark_in_the_middle(tmp_path: Path) -> None:
-    """The figures of a run with a single row were empty."""
+    """Regression test: the figures of a run with a single row were empty."""
     for dash in DASHES[:2]:
         view = View([4096.0], [20.0], [19.0], [21.0])
         text = chart_svg(tmp_path, Line("a", "ppo", Style(PALETTE[0], dash), {"x": view}))
@@ -195,7 +195,7 @@ def test_numbers_are_shortened() -> None:
 
 
 def test_shortened_names_stay_different() -> None:
-    """Two groups had the same tick label after shortening."""
+    """Regression test: two groups had the same tick label after shortening."""
     names = [f"ppo lr={k} and a very long tail" for k in range(3)]
     assert len(set(shorten(names, 12))) == 3
     assert shorten(["ppo", "a_very_long_name"], 9) == ["ppo", "a_ve…name"]
@@ -212,7 +212,7 @@ def test_shortened_names_stay_different() -> None:
 def test_middle_of_curves_spans_where_half_of_the_curves_exist(
     spans: list[tuple[int, int]], ends: tuple[int, int]
 ) -> None:
-    """A group's curve began where its first seed began, before most of its seeds had values."""
+    """Regression test: the curve of a group began before most of its seeds had values."""
     together = middle([View(range(*span), range(*span)) for span in spans])
     assert together is not None
     assert (together.x[0], together.x[-1]) == (together.y[0], together.y[-1]) == ends

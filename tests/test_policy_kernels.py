@@ -110,11 +110,11 @@ class Case:
         self, loss: Tensor, parameters: Tensor, value: Tensor, found: OutputGradients
     ) -> None:
         loss.backward()
-        for mine, theirs in zip(found, (parameters.grad, value.grad), strict=True):
-            wanted = np.zeros(mine.shape) if theirs is None else theirs.numpy()
-            assert mine.dtype == np.float32
-            scale = max(float(np.linalg.norm(wanted)), 1e-6)
-            assert np.linalg.norm(mine - wanted) <= 1e-5 * scale
+        for gradient, reference in zip(found, (parameters.grad, value.grad), strict=True):
+            expected = np.zeros(gradient.shape) if reference is None else reference.numpy()
+            assert gradient.dtype == np.float32
+            scale = max(float(np.linalg.norm(expected)), 1e-6)
+            assert np.linalg.norm(gradient - expected) <= 1e-5 * scale
 
 
 def cases(function: Any) -> Any:

@@ -224,7 +224,7 @@ def test_target_kl_stops_the_epochs() -> None:
     agent, clock = build(eager)
     assert play(agent, clock, VECTOR, 8) == 20
     agent, clock = build(dataclasses.replace(eager, target_kl=1e-4))
-    assert play(agent, clock, VECTOR, 8) == 2  # one epoch
+    assert play(agent, clock, VECTOR, 8) == 2  # two minibatches, one epoch
 
 
 def test_non_finite_loss_raises_an_error_with_term_and_frame() -> None:

@@ -1,4 +1,4 @@
-"""Tests of signals in worker processes, of orphaned processes, and of the words for exit codes."""
+"""Tests of processes: signals, orphaned processes, and descriptions of exit codes."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_dueling_outputs_are_value_plus_centred_advantage() -> None:
     )
 
 
-def test_noisy_layer_equals_the_papers_factorized_noise() -> None:
+def test_noisy_layer_follows_the_paper() -> None:
     torch.manual_seed(0)
     layer, inputs = NoisyLinear(3, 2, 0.5), torch.randn(4, 3)
     torch.testing.assert_close(layer.weight_sigma, torch.full((2, 3), 0.5 / 3**0.5))
@@ -121,6 +121,6 @@ def test_last_layer_computes_in_float32_under_bfloat16() -> None:
     net.advantage.layers[-1].bias.data.fill_(100.0)  # type: ignore[union-attr, operator]
     with torch.autocast("cpu", torch.bfloat16):
         outputs = net(inputs).outputs
-    # bfloat16 numbers near 100 are 0.5 apart, so few would differ
+    # bfloat16 numbers near 100 are 0.5 apart, so in bfloat16 few outputs would differ.
     assert len(outputs[:, 0, 0].unique()) > 40
     torch.testing.assert_close(outputs, net(inputs).outputs, atol=0.1, rtol=0)

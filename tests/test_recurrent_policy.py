@@ -168,16 +168,16 @@ def test_evaluation_has_its_own_recurrent_state() -> None:
     plain, clock, _ = build("recurrent_ppo", *TINY, *PPO)
     play(plain, clock, noise(), 18)
     disturbed, clock, _ = build("recurrent_ppo", *TINY, *PPO)
-    world, seen, rng = noise(), np.ones((9, 3), np.float32), np.random.default_rng(0)
+    world, observation, rng = noise(), np.ones((9, 3), np.float32), np.random.default_rng(0)
     play(disturbed, clock, world, 7)
     begin, continued = np.ones(9, np.bool_), np.zeros(9, np.bool_)
-    disturbed.evaluation_action(Observation(seen, start=begin), rng)
-    disturbed.greedy_action(Observation(seen, start=continued))
+    disturbed.evaluation_action(Observation(observation, start=begin), rng)
+    disturbed.greedy_action(Observation(observation, start=continued))
     play(disturbed, clock, world, 11)
     assert torch.equal(weights_of(network_of(plain)), weights_of(network_of(disturbed)))
 
     agent, network = disturbed, network_of(disturbed)
-    inputs, state, expected = torch.from_numpy(seen), torch.zeros(9, network.state_size), []
+    inputs, state, expected = torch.from_numpy(observation), torch.zeros(9, network.state_size), []
     with torch.no_grad():
         for _ in range(3):  # policies at the first, second and third observation
             parameters, _, state = network(inputs, state)
@@ -185,7 +185,7 @@ def test_evaluation_has_its_own_recurrent_state() -> None:
     assert not np.allclose(expected[0], expected[2])
     partly = np.arange(9) < 3
     found = [
-        next(iter(agent.policy_numbers(Observation(seen, start=start)).values()))
+        next(iter(agent.policy_numbers(Observation(observation, start=start)).values()))
         for start in (begin, continued, partly)
     ]
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)

@@ -37,9 +37,9 @@ class Bandit:
         self._pay, self.observation = pay, np.ones((num_envs, 1), np.float32)
 
     def step(self, action: np.ndarray) -> Step:
-        yes, no = np.ones(len(action), np.bool_), np.zeros(len(action), np.bool_)
+        always, never = np.ones(len(action), np.bool_), np.zeros(len(action), np.bool_)
         reward = np.array([self._pay(a) for a in action], np.float32)  # type: ignore[operator]
-        return Step(self.observation, self.observation, reward, yes, no, yes)
+        return Step(self.observation, self.observation, reward, always, never, always)
 
 
 @pytest.mark.parametrize("baseline", ["none", "mean", "value"])

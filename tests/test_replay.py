@@ -99,15 +99,15 @@ def test_truncated_window_bootstraps_from_the_final_observation(n_step: int) -> 
 def test_lost_life_ends_the_n_step_window_but_not_the_image_stack() -> None:
     memory = uniform(STACK, 1, 2, capacity=20, newest_share=1)
     world = World(STACK, 1, 0, ends=0, lives=0)
-    seen = list(world.steps(4))
-    seen[1][2].terminated[:] = True
-    for observation, action, step in seen:
+    steps = list(world.steps(4))
+    steps[1][2].terminated[:] = True
+    for observation, action, step in steps:
         memory.add(observation, action, step)
     sample = everything(memory)  # steps 2, 1, 0: the n-step window of step 3 is incomplete
-    np.testing.assert_array_equal(sample.observation, [seen[t][0][0] for t in (2, 1, 0)])
+    np.testing.assert_array_equal(sample.observation, [steps[t][0][0] for t in (2, 1, 0)])
     np.testing.assert_allclose(sample.discount, [0.9**2, 0, 0])
     np.testing.assert_allclose(
-        sample.reward[1:], [seen[1][2].reward[0], seen[0][2].reward[0] + 0.9 * seen[1][2].reward[0]]
+        sample.reward[1:], [steps[1][2].reward[0], steps[0][2].reward[0] + 0.9 * steps[1][2].reward[0]]
     )
 
 
@@ -283,10 +283,10 @@ def test_episode_cut_by_a_resume_ends_at_its_last_step(
     played = list(world.steps(before))
     lost, always = world.observation, np.ones(3, np.bool_)
     world.observation = fresh = world.look()
-    for number, (seen, action, step) in enumerate(played, 1):
-        memory.add(seen, action, step)
+    for number, (observation, action, step) in enumerate(played, 1):
+        memory.add(observation, action, step)
         cut = dataclasses.replace(step, truncated=always, episode_over=always, observation=fresh)
-        naive.add(seen, action, cut if number == before else step)
+        naive.add(observation, action, cut if number == before else step)
     void = Step(fresh, lost, np.zeros(3, np.float32), ~always, always, always, void=True)
     memory.add(lost, np.zeros(3, np.int64), void)
     for given_step in world.steps(20):
@@ -299,7 +299,7 @@ def test_episode_cut_by_a_resume_ends_at_its_last_step(
 def test_cuts_in_a_full_buffer_leave_transitions_unchanged(
     build: Callable[..., Replay],
 ) -> None:
-    """A cut stores the first observations of new episodes, for which one-step episodes leave no room."""
+    """Regression test: a cut stores the first observations of new episodes, for which there was no room."""
     memory, world = build(VECTOR, 2, capacity=20, newest_share=1), World(VECTOR, 2, seed=3, ends=1)
     always, no_reward = np.ones(2, np.bool_), np.zeros(2, np.float32)
     expected = {}

@@ -1,4 +1,4 @@
-"""Tests of SAC, CrossQ, TD3 and DDPG: updates equal the papers', actions stay in bounds, resume is exact."""
+"""Tests of SAC, CrossQ, TD3 and DDPG: updates follow the papers, actions stay in bounds, resume is exact."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def assert_same(one: torch.nn.Module, other: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
-def test_sac_update_equals_the_papers(action: gym.Space) -> None:
+def test_sac_update_follows_the_paper(action: gym.Space) -> None:
     """Compare two updates with a computation from the paper's equations and PyTorch's Adam."""
     agent, _, streams = build(config_of("sac", f"agent.lr={LR}", f"agent.target.tau={TAU}"), action)
     disturb(agent)
@@ -136,7 +136,7 @@ def test_sac_update_equals_the_papers(action: gym.Space) -> None:
 
 
 @pytest.mark.parametrize("name", ["td3", "ddpg"])
-def test_td3_and_ddpg_updates_equal_the_papers(name: str) -> None:
+def test_td3_and_ddpg_updates_follow_the_papers(name: str) -> None:
     """Compare three updates, of which TD3 changes policy and target networks in the second only."""
     overrides = (f"agent.lr={LR}", f"agent.target.tau={TAU}")
     agent, _, streams = build(config_of(name, *overrides))
@@ -302,7 +302,7 @@ def test_two_workers_compute_the_gradient_of_one_on_images(name: str, action: gy
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-def test_two_threads_in_large_products_are_exact_and_are_reset() -> None:
+def test_two_threads_in_large_products_are_exact_and_set_back() -> None:
     large = ("agent.network.torso.mlp.hidden=[128,128]", "agent.batch_size=256")
     before, weights = torch.get_num_threads(), []
     for overrides, num_threads in ((large, 2), (large, 2), ((), before)):
@@ -322,7 +322,7 @@ def test_two_threads_in_large_products_are_exact_and_are_reset() -> None:
     ("name", "action"),
     [("sac", BOX), ("sac", CHOICE), ("td3", BOX), ("td3_bc", BOX), ("tqc", BOX)],
 )
-def test_two_threads_on_halves_compute_the_gradient_of_one_exactly(name: str, action: gym.Space) -> None:
+def test_two_threads_on_halves_compute_the_gradient_of_one(name: str, action: gym.Space) -> None:
     """Split large products, computed by kernels, into halves of a minibatch of an odd size.
 
     The result must be close to that of one thread and exactly repeatable. The loss of TD3+BC needs the whole
@@ -342,9 +342,9 @@ def test_two_threads_on_halves_compute_the_gradient_of_one_exactly(name: str, ac
         # Small entries of a gradient are sums that nearly cancel, so errors are relative to the largest.
         gradients.append([errors, *(weight.grad / weight.grad.abs().max() for weight in weights)])
         agent.close()
-    for one, other, again in zip(*gradients, strict=True):
+    for one, other, repeated in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
-        assert torch.equal(other, again)
+        assert torch.equal(other, repeated)
 
 
 def test_stacked_critics_equal_separate_perceptrons() -> None:

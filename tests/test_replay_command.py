@@ -84,7 +84,7 @@ def test_trial_ends_with_videos_unless_videos_is_false(tmp_path: Path) -> None:
 def test_videos_missing_after_a_kill_are_made_later(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill while videos were rendered lost them and left an incomplete file behind."""
+    """Regression test: a kill while videos were rendered lost them and left an incomplete file behind."""
     overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
     path = tmp_path / "run"
     experiment = ["-m", *overrides, "seed=1", f"hydra.sweep.dir={path}", "hydra.sweep.subdir=0"]

@@ -61,8 +61,8 @@ def test_invalid_setting_is_refused_with_its_key(
 
 
 def test_capacity_larger_than_the_ram_is_refused() -> None:
-    asked = "agent.memory.capacity=10000000000"
-    with refused("resources", "agent.memory.capacity", asked, "75,290 GB", "agent.memory.storage=mmap"):
+    override = "agent.memory.capacity=10000000000"
+    with refused("resources", "agent.memory.capacity", override, "75,290 GB", "agent.memory.storage=mmap"):
         uniform(ATARI, 8, capacity=10**10)
 
 
@@ -122,12 +122,12 @@ def test_missing_file_is_reported_on_resume(name: str, tmp_path: Path) -> None:
     add(memory, 10)
     state = saved(memory)
     (tmp_path / f"{name}.npy").unlink()
-    gone = tmp_path if name == "written" else tmp_path / f"{name}.npy"
-    with damaged(gone):
+    named = tmp_path if name == "written" else tmp_path / f"{name}.npy"
+    with damaged(named):
         load(uniform(STACK, 2, capacity=40, folder=tmp_path), state)
 
 
-def test_missing_files_are_reported_on_resume(tmp_path: Path) -> None:
+def test_missing_folder_of_files_is_reported_on_resume(tmp_path: Path) -> None:
     memory = uniform(STACK, 2, capacity=40, folder=tmp_path / "one")
     add(memory, 10)
     with damaged(tmp_path / "two"):

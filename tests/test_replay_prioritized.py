@@ -1,4 +1,4 @@
-"""Tests of prioritized replay: priorities and weights equal the paper's and stay with their transitions."""
+"""Tests of prioritized replay: priorities and weights follow the paper and stay with their transitions."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_unstratified_draws_follow_the_priorities_at_random() -> None:
     assert (np.abs(counts - expected) > 5).any()
 
 
-def test_alpha_zero_is_uniform() -> None:
+def test_draws_are_uniform_when_alpha_is_zero() -> None:
     memory = filled(alpha=0.0)
     sample = drawing_by_priority(memory, alpha=0.0).sample(300, 0)
     assert set(np.unique(sample.index, return_counts=True)[1]) <= {9, 10, 11}
@@ -120,7 +120,7 @@ def test_new_transitions_get_the_largest_priority_ever_seen() -> None:
     np.testing.assert_allclose(relative_priorities(memory), [8, 8, 1, 1, 1])
 
 
-def test_errors_must_be_finite() -> None:
+def test_non_finite_errors_are_refused() -> None:
     memory = filled()
     index = everything(memory).index[:2]
     with pytest.raises(ValueError, match="finite"):

@@ -63,13 +63,13 @@ def test_loaded_buffer_gives_the_same_samples(
     # As after a kill, nothing is closed, and the files contain steps that followed the checkpoint.
     second = build(space, 3, 3, seed=99, **options)
     load(second, state)
-    again = run(second, copied(steps[before:]))
-    for one, other in zip(future, again, strict=False):
+    resumed = run(second, copied(steps[before:]))
+    for one, other in zip(future, resumed, strict=False):
         assert_same(one, other)
     third = build(space, 3, 3, seed=98, **options)
     if storage == "ram" or before == 0:
         load(third, state)
-        for one, other in zip(again, run(third, steps[before:]), strict=True):
+        for one, other in zip(resumed, run(third, steps[before:]), strict=True):
             assert_same(one, other)
 
 
@@ -137,7 +137,7 @@ def test_checkpoint_of_a_memory_mapped_buffer_is_small(tmp_path: Path) -> None:
 
 
 def test_state_dict_in_ram_is_a_view_of_the_filled_rows() -> None:
-    """A copy needed the RAM of a second buffer at each checkpoint."""
+    """Regression test: a copy needed the RAM of a second buffer at each checkpoint."""
     memory = prioritized(STACK, 2, capacity=30)
     run(memory, list(World(STACK, 2, 0).steps(10)))
     content = memory.state_dict()["transitions"]["content"]
@@ -149,17 +149,17 @@ def test_state_dict_in_ram_is_a_view_of_the_filled_rows() -> None:
 
 
 def test_state_dict_has_no_arbitrary_bytes_between_fields() -> None:
-    """A copy of rows left the padding between fields uninitialized, so checkpoints of equal runs differed."""
+    """Regression test: padding between fields was uninitialized, so checkpoints of equal runs differed."""
     memory = uniform(VECTOR, 2, capacity=400)
     run(memory, list(World(VECTOR, 2, 0).steps(50)))
     rows = memory.rows
-    kept = rows.view(np.uint8)[:, : 50 * rows.itemsize]
+    filled = rows.view(np.uint8)[:, : 50 * rows.itemsize]
     used = sum(kind.itemsize for kind, *_ in rows.dtype.fields.values())
     assert used < rows.itemsize, "the rows have no padding, so this test checks nothing"
     for _ in range(5):
-        dirty = [np.full(kept.nbytes, 255, np.uint8) for _ in range(20)]
+        dirty = [np.full(filled.nbytes, 255, np.uint8) for _ in range(20)]
         del dirty  # the next arrays probably reuse this memory
-        for rows, expected in zip(memory.state_dict()["transitions"]["content"]["rows"], kept, strict=True):
+        for rows, expected in zip(memory.state_dict()["transitions"]["content"]["rows"], filled, strict=True):
             np.testing.assert_array_equal(rows, expected)
 
 
@@ -174,11 +174,11 @@ def test_files_without_a_checkpoint_are_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("build", [uniform, prioritized])
-def test_storage_and_spare_slots_do_not_change_the_samples(build: Any, tmp_path: Path) -> None:
+def test_storage_and_spare_room_do_not_change_the_samples(build: Any, tmp_path: Path) -> None:
     steps = list(World(STACK, 2, 0, ends=0.02).steps(100))
     expected = run(build(STACK, 2, capacity=40), steps)
-    for kept in (0, 20, 57):
-        memory = build(STACK, 2, capacity=40, folder=tmp_path / str(kept), frames_kept=kept)
+    for frames_kept in (0, 20, 57):
+        memory = build(STACK, 2, capacity=40, folder=tmp_path / str(frames_kept), frames_kept=frames_kept)
         for one, other in zip(expected, run(memory, steps), strict=True):
             assert_same(one, other)
 
@@ -189,8 +189,8 @@ def test_checkpoint_frequency_may_change_on_resume(tmp_path: Path) -> None:
     run(first, steps[:60])
     state = saved(first)
     future = run(first, steps[60:70])
-    for kept in (4, 200):
-        second = uniform(STACK, 2, capacity=40, folder=tmp_path, frames_kept=kept)
+    for frames_kept in (4, 200):
+        second = uniform(STACK, 2, capacity=40, folder=tmp_path, frames_kept=frames_kept)
         load(second, state)
         for one, other in zip(future, run(second, steps[60:70]), strict=True):
             assert_same(one, other)
@@ -198,7 +198,7 @@ def test_checkpoint_frequency_may_change_on_resume(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ends", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("jumps", [0.0, 0.2, 1.0])
-def test_checkpoint_is_exact_until_the_spare_slots_are_used_up(
+def test_checkpoint_is_exact_until_the_spare_room_is_used_up(
     jumps: float, ends: float, tmp_path: Path
 ) -> None:
     """Vary how many images observations share and how short episodes are."""
@@ -221,7 +221,7 @@ def test_checkpoint_is_exact_until_the_spare_slots_are_used_up(
 
 
 def test_checkpoint_with_overwritten_images_is_always_refused(tmp_path: Path) -> None:
-    """Store one-step episodes, which need four images each, so that the spare slots are soon used up."""
+    """Store one-step episodes, which need four images each, so that the spare room is soon used up."""
     options = {"capacity": 40, "folder": tmp_path, "frames_kept": 20}
     steps = list(World(STACK, 2, 0, ends=1, jumps=1).steps(39))
     memory, states = uniform(STACK, 2, 2, **options), {}

@@ -91,7 +91,7 @@ def test_grid_has_no_search_result() -> None:
 
 
 def test_history_has_a_point_for_every_ended_trial(page: ReportPage) -> None:
-    """Pruned trials without a final value were missing from the chart."""
+    """Regression test: pruned trials without a final value were missing from the chart."""
     chart = page.chart("Value of each trial")
     views = {line["key"]: line["views"]["trial"] for line in chart["lines"]}
     counts = {key: len(view["x"]) for key, view in views.items()}
@@ -168,7 +168,7 @@ def test_default_is_marked_when_it_is_better_than_the_winner(tmp_path: Path) -> 
 
 
 def test_verdict_puts_fresh_seeds_before_the_value_of_the_search(tmp_path: Path) -> None:
-    """A report put the lucky 109.4 of one seed above the 101.3 of three fresh ones, and lost their frames."""
+    """Regression test: the lucky 109.4 of one seed came before the 101.3 of three fresh ones."""
     for name, to, seeds in (("0", 109.4, 1), ("1", 90.0, 1), ("confirm_trial_0_0", 101.3, 3)):
         write_run(tmp_path / name, [rising(to)] * seeds)
     write_run(tmp_path / "confirm_default_0", [rising(95.0)])

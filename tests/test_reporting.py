@@ -155,7 +155,7 @@ def test_several_runs_are_compared_in_the_given_folder(
 def test_folders_without_a_run_are_skipped_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`labrl-report runs/*`, expanded by the shell, failed at the first empty folder."""
+    """Regression test: `labrl-report runs/*`, expanded by the shell, failed at the first empty folder."""
     write_run(tmp_path / "runs" / "b", [rising(10)])
     for name in ("a", "c"):
         (tmp_path / "runs" / name).mkdir()
@@ -204,7 +204,7 @@ def test_wrong_argument_is_refused_by_its_name(
 
 @pytest.mark.parametrize("several", [False, True])
 def test_report_is_written_under_a_locale_without_utf8(several: bool, tmp_path: Path) -> None:
-    """Non-ASCII text in a configuration, or in the name of a folder, caused a UnicodeDecodeError."""
+    """Regression test: non-ASCII text in a configuration or a folder's name caused a UnicodeDecodeError."""
     path = write_run(tmp_path / "größe", [rising(10)], config=config_with(env__name="Grüße → ±"))
     places, page = [str(path)], path / "report.html"
     if several:

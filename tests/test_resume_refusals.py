@@ -55,8 +55,8 @@ def content(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
-def test_unrecorded_end_of_a_run_is_detected(status: RunStatus, finished: Path) -> None:
-    """A kill after the last session's end left a run that looked unfinished but could not be resumed."""
+def test_kill_after_the_last_session_ended_leaves_a_finished_run(status: RunStatus, finished: Path) -> None:
+    """Regression test: a run killed after its last session looked unfinished but could not be resumed."""
     run = RunFolder.open(finished)
     info = run.info()
     run.set_status(status, sessions=[])
@@ -189,7 +189,7 @@ def learned(learned_once: Path) -> Path:
 def test_force_is_refused_when_the_state_does_not_fit(
     overrides: list[str], learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The run folder used to keep such an edit, after which neither +resume nor +enjoy could load the run."""
+    """Regression test: the folder kept such an edit, so that +resume and +enjoy could not load the run."""
     before = content(learned)
     assert main(["+resume=runs/one", "env.max_frame=400", *overrides, "+force=true"]) == 2
     stderr = capsys.readouterr().err
@@ -334,7 +334,7 @@ def test_newest_undamaged_checkpoint_is_used_and_the_damaged_one_named(
 def test_every_stop_signal_saves_and_prints_the_resume_command(
     number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if signal.getsignal(number) == signal.SIG_IGN:  # nohup ignores SIGHUP, and labrl keeps that
+    if signal.getsignal(number) == signal.SIG_IGN:  # nohup ignores SIGHUP, and labrl leaves that unchanged
         signal.signal(number, signal.SIG_DFL)
     (tmp_path / "stops.py").write_text(
         "import os\n"
