@@ -59,6 +59,7 @@ def piece(start: float, length: int, ended: bool) -> Piece:
 
 
 def data(pieces: list[Piece], n_step: int = 1, **changes: Any) -> OfflineData:
+    """Make offline data of some episodes, with changes of its configuration."""
     total = sum(len(piece.reward) for piece in pieces)
     wanted = WANTED._replace(n_step=n_step)
     config = dataclasses.replace(OFFLINE_CONFIG, **changes)

@@ -96,13 +96,14 @@ class NoModule:
         pass
 
 
-def own(**settings: object) -> Any:
+def build_own(**settings: object) -> Any:
+    """Build the torso `Own` with these settings for three observed numbers."""
     torso = dataclass_of(Component, {"_target_": "test_own_torso.Own", **settings}, TORSO)
     return build_torso(torso, spaces.Box(-1, 1, (3,), np.float64))
 
 
 def test_number_of_features_is_found_by_a_forward_pass() -> None:
-    assert own(shape=[-1, 6]).num_features == 6
+    assert build_own(shape=[-1, 6]).num_features == 6
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_number_of_features_is_found_by_a_forward_pass() -> None:
 )
 def test_features_of_a_wrong_shape_are_refused(settings: dict, named: list[str]) -> None:
     with refused("target", TORSO, "Own", *named):
-        own(**settings)
+        build_own(**settings)
 
 
 @pytest.mark.parametrize(

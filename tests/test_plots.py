@@ -36,6 +36,7 @@ from labrl.storage.run_folder import RunFolder
 
 
 def plot_trial(path: Path, folder: Path) -> list[Path]:
+    """Draw the figures of the run in `path` and return the files written to `folder`."""
     run = load_run(path)
     return save_sheets(trial_report(run, trial_statistics(run))[1], folder)
 

@@ -80,6 +80,7 @@ def mean_entropy(policy: Any, observation: Tensor, noise: Tensor) -> float:
 
 
 def taken(critics: Critics, batch: Transitions) -> Tensor:
+    """Compute the critics' values of the actions taken. [critics, batch]"""
     values = critics(batch.observation, batch.action)
     if values.dim() == 3:
         return torch.stack([value[torch.arange(len(value)), batch.action] for value in values])

@@ -62,6 +62,7 @@ def result(**facts: Any) -> SearchResult:
 
 
 def candidate(trial: int | None, *values: float) -> dict[str, Any]:
+    """Make a confirmed candidate with a value for each fresh seed; the default if `trial` is None."""
     searched = None if trial is None else [20.0]
     mean = float(np.mean(values))
     return {
