@@ -1,4 +1,4 @@
-"""Learning from what was collected elsewhere, alone or beside one's own, and after collecting."""
+"""Tests of offline data: learning from a saved run or a Minari dataset, alone or with new transitions."""
 
 from __future__ import annotations
 
@@ -46,19 +46,20 @@ def source_config(folder: Path) -> OfflineRunConfig:
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of DQN on CartPole, whose memory holds 96 transitions of 24 steps."""
+    """Train DQN on CartPole; its replay buffer ends with the 96 transitions of the last 24 vector steps."""
     return labrl.train([*DQN, f"hydra.run.dir={tmp_path_factory.mktemp('from') / 'run'}"]).folder
 
 
 def piece(start: float, length: int, ended: bool) -> Piece:
-    """An episode whose observations count up from `start`."""
-    seen = np.tile(np.arange(start, start + length + 1, dtype=np.float32)[:, None], (1, 3))
+    """Make an episode whose observations count up from `start`."""
+    observations = np.tile(np.arange(start, start + length + 1, dtype=np.float32)[:, None], (1, 3))
     last = np.arange(length) == length - 1
     reward = np.arange(length, dtype=np.float32)
-    return Piece(seen[:-1], np.arange(length) % 7, reward, seen[1:], last & ended, last)
+    return Piece(observations[:-1], np.arange(length) % 7, reward, observations[1:], last & ended, last)
 
 
 def data(pieces: list[Piece], n_step: int = 1, **changes: Any) -> OfflineData:
+    """Make offline data of some episodes, with changes of its configuration."""
     total = sum(len(piece.reward) for piece in pieces)
     wanted = WANTED._replace(n_step=n_step)
     config = dataclasses.replace(OFFLINE_CONFIG, **changes)
@@ -66,7 +67,7 @@ def data(pieces: list[Piece], n_step: int = 1, **changes: Any) -> OfflineData:
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_episodes_keep_their_ends_and_windows_stay_in_them(n_step: int) -> None:
+def test_n_step_windows_stay_within_an_episode(n_step: int) -> None:
     offline = data([piece(0, 5, True), piece(100, 4, False), piece(200, 6, True)], n_step)
     assert len(offline) == 15
     sample = offline.mixed(uniform(SPACE, 1), 400, 0, 0, joined=False)
@@ -77,43 +78,45 @@ def test_episodes_keep_their_ends_and_windows_stay_in_them(n_step: int) -> None:
         left = min(n_step, lengths[100 * begin] - step)
         assert sample.next_observation[row, 0] == sample.observation[row, 0] + left
         assert sample.reward[row] == pytest.approx(sum(0.9**k * (step + k) for k in range(left)))
-        over = step + left == lengths[100 * begin] and ends[100 * begin]
-        assert sample.discount[row] == pytest.approx(0 if over else 0.9**left)
+        terminated = step + left == lengths[100 * begin] and ends[100 * begin]
+        assert sample.discount[row] == pytest.approx(0 if terminated else 0.9**left)
 
 
 @pytest.mark.parametrize(("space", "jumps"), [(VECTOR, 0), (STACK, 0.2)], ids=["vector", "stack"])
-def test_pieces_are_stored_as_step_by_step(space: gym.Space, jumps: float) -> None:
+def test_extend_stores_the_same_as_adding_step_by_step(space: gym.Space, jumps: float) -> None:
     memory = uniform(space, 1, 3, capacity=400, newest_share=1, cls=PieceReplay)
     naive = NaiveReplay(space, 1, 400, 3)
     steps = list(World(space, 1, seed=4, jumps=jumps).steps(200))
-    for given in steps:
-        naive.add(*given)
-    for some in (steps[:1], steps[1:90], steps[90:]):
-        seen, action, outcomes = zip(*some, strict=True)
-        cut = [step.terminated | step.episode_over for step in outcomes]
-        columns = [action, *([getattr(step, name) for step in outcomes] for name in GIVEN)]
-        memory.extend(Piece(*map(np.concatenate, [seen, *columns, cut])))
+    for step in steps:
+        naive.add(*step)
+    for part in (steps[:1], steps[1:90], steps[90:]):
+        observation, action, outcomes = zip(*part, strict=True)
+        ends = [step.terminated | step.episode_over for step in outcomes]
+        columns = [action, *([getattr(step, name) for step in outcomes] for name in STORED_FIELDS)]
+        memory.extend(Piece(*map(np.concatenate, [observation, *columns, ends])))
     assert_all_as_seen(everything(memory), naive, naive.sampleable())
 
 
-GIVEN = ("reward", "next_observation", "terminated")
+STORED_FIELDS = ("reward", "next_observation", "terminated")
 
 
-def test_batches_hold_the_share_that_was_asked_for_as_often_as_was_asked_for() -> None:
+def test_minibatches_mix_offline_and_online_data_as_configured() -> None:
     online = uniform(SPACE, 2, newest_share=0.0, capacity=64)
     for step in World(SPACE, 2, seed=0).steps(30):
         online.add(*step)
     offline = data([piece(1e6, 40, True)], share=0.25, online_every=3)
     for update in range(6):
         sample = offline.mixed(online, 16, 0, update, joined=True)
-        theirs = sample.observation[:, 0] >= 1e6
-        assert theirs.sum() == (4 if update % 3 == 0 else 16)
-        np.testing.assert_array_equal(theirs, sample.index < 0)
+        is_offline = sample.observation[:, 0] >= 1e6
+        assert is_offline.sum() == (4 if update % 3 == 0 else 16)
+        np.testing.assert_array_equal(is_offline, sample.index < 0)
     assert (offline.mixed(online, 16, 0, 0, joined=False).index < 0).all()
     assert len(data([piece(0, 40, True), piece(100, 40, True)], max_transitions=50)) == 50
 
 
-def test_a_saved_run_gives_the_transitions_that_its_memory_held(collected: Path, tmp_path: Path) -> None:
+def test_offline_run_reads_all_transitions_of_the_saved_replay_buffer(
+    collected: Path, tmp_path: Path
+) -> None:
     env = gym.make("CartPole-v1")
     box = env.observation_space
     wanted = Wanted(box, gym.spaces.Discrete(2), gym.spaces.Discrete(2), 0.99, 1)
@@ -125,18 +128,18 @@ def test_a_saved_run_gives_the_transitions_that_its_memory_held(collected: Path,
         offline = OfflineRun(config, wanted=wanted, generator=np.random.default_rng(0))
         assert len(offline) == int((held["steps"] - held["oldest"]).sum())
         samples.append(offline.mixed(uniform(SPACE, 1), 500, 0, 0, joined=False))
-        for row in range(500):  # what followed is what the game makes of it
+        for row in range(500):  # each transition must follow from CartPole's own dynamics
             env.reset()
             env.unwrapped.state = samples[-1].observation[row].astype(np.float64)  # type: ignore[attr-defined]
             env.unwrapped.steps_beyond_terminated = None  # type: ignore[attr-defined]
-            seen, _, ended, *_ = env.unwrapped.step(int(samples[-1].action[row]))
-            np.testing.assert_allclose(samples[-1].next_observation[row], seen, atol=1e-5)
-            assert ended == (samples[-1].discount[row] == 0)
+            expected, _, terminated, *_ = env.unwrapped.step(int(samples[-1].action[row]))
+            np.testing.assert_allclose(samples[-1].next_observation[row], expected, atol=1e-5)
+            assert terminated == (samples[-1].discount[row] == 0)
     np.testing.assert_array_equal(samples[0].observation, samples[1].observation)
 
 
 @pytest.mark.parametrize("storage", ["ram", "mmap"])
-def test_masks_of_valid_actions_come_along(storage: str, tmp_path: Path) -> None:
+def test_offline_run_provides_action_masks(storage: str, tmp_path: Path) -> None:
     overrides = [override for override in DQN if override != "env=cartpole"] + DOORS
     source = labrl.train(
         [*overrides, f"agent.memory.storage={storage}", f"hydra.run.dir={tmp_path / 'source'}"]
@@ -160,18 +163,18 @@ def test_masks_of_valid_actions_come_along(storage: str, tmp_path: Path) -> None
 DOORS = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]
 
 
-def test_without_collecting_frames_pass_and_nothing_is_played(collected: Path, tmp_path: Path) -> None:
+def test_offline_run_counts_frames_without_acting_in_the_environment(collected: Path, tmp_path: Path) -> None:
     overrides = ["agent/offline=run", f"agent.offline.folder={collected}", "agent.collect_until=0"]
     overrides += ["meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]
     folder = labrl.train([*DQN, *overrides]).folder
     last = rows(folder / "session_0" / "train.csv")[-1]
     assert (last["frame"], last["env_frames"], last["episode"]) == ("320", "0", "0")
-    assert int(last["opt_step"]) == 320 // 4  # 0.25 for each frame, from the first on
+    assert int(last["opt_step"]) == 320 // 4  # 0.25 updates per frame, from the first frame on
     assert float(last["memory_size"]) == 0
     assert float(rows(folder / "session_0" / "eval.csv")[-1]["return_mean"]) > 0
 
 
-def test_collecting_stops_where_it_should_and_learning_goes_on(tmp_path: Path) -> None:
+def test_learning_continues_after_collect_until(tmp_path: Path) -> None:
     overrides = ["agent.collect_until=128", "meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]
     folder = labrl.train([*DQN, *overrides]).folder
     table = {int(row["frame"]): row for row in rows(folder / "session_0" / "train.csv")}
@@ -180,7 +183,7 @@ def test_collecting_stops_where_it_should_and_learning_goes_on(tmp_path: Path) -
     assert table[320]["episode"] == table[128]["episode"]
 
 
-WAYS = [
+RUNS = [
     ["agent.collect_until=128"],
     [
         "agent/offline=run",
@@ -192,13 +195,13 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("more", WAYS, ids=["stops", "hybrid", "offline"])
-def test_such_runs_go_on_exactly(more: list[str], collected: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", RUNS, ids=["stops-collecting", "hybrid", "offline"])
+def test_interrupted_offline_run_resumes_exactly(more: list[str], collected: Path, tmp_path: Path) -> None:
     source = [f"agent.offline.folder={collected}"] if "agent/offline=run" in more else []
     assert changed_futures(tmp_path, [*DQN, *more, *source, "meta.rigorous_eval=1"]) == []
 
 
-def test_a_source_that_has_changed_is_noticed(collected: Path) -> None:
+def test_state_saved_with_other_offline_data_is_refused(collected: Path) -> None:
     one, other = data([piece(0, 9, True)]), data([piece(0, 9, False), piece(3, 2, True)])
     other.load_state_dict(other.state_dict())
     with refused("changed-past", "agent.offline"):
@@ -231,7 +234,7 @@ REFUSED: list[tuple[list[str], str, Code | None, list[str]]] = [
 ]
 
 
-def test_sequences_have_no_other_source(collected: Path) -> None:
+def test_offline_data_is_refused_for_recurrent_agents(collected: Path) -> None:
     overrides = [override for override in DQN if override != "agent=dqn"]
     overrides += ["agent=recurrent_dqn", "agent/offline=run", f"agent.offline.folder={collected}"]
     overrides += ["agent.memory.capacity=1000", "agent.batch_size=16"]
@@ -247,15 +250,15 @@ def test_contradictions_are_refused(
         check(resolve(compose([*DQN, *(override.format(folder=collected) for override in more)])))
 
 
-def test_another_environments_run_is_refused(collected: Path, tmp_path: Path) -> None:
+def test_run_on_another_environment_is_refused(collected: Path, tmp_path: Path) -> None:
     overrides = [override for override in DQN if override != "env=cartpole"]
     overrides += ["env=acrobot", "agent/offline=run", f"agent.offline.folder={collected}"]
     with refused("contradiction", "agent.offline.folder", str(collected)):
         session_in(tmp_path / "run", resolve(compose(overrides)))
 
 
-def test_actions_of_another_space_are_refused_with_both(collected: Path, tmp_path: Path) -> None:
-    """Actions in a box are kept between -1 and 1, so that nothing in a memory tells its bounds."""
+def test_different_action_space_is_refused_and_both_spaces_are_named(collected: Path, tmp_path: Path) -> None:
+    """Compare the environments' action spaces, because the buffer stores Box actions rescaled to [-1, 1]."""
     overrides = [override for override in DQN if override not in ("env=cartpole", "agent=dqn")]
     more = ["agent/offline=run", f"agent.offline.folder={collected}"]
     with refused("contradiction", "agent.offline", "cartpole", "Discrete(2)", "Discrete(3)"):
@@ -276,15 +279,17 @@ def test_actions_of_another_space_are_refused_with_both(collected: Path, tmp_pat
 
 
 @pytest.mark.parametrize("storage", ["ram", "mmap"])
-def test_actions_of_another_kind_are_refused(storage: str, collected: Path, tmp_path: Path) -> None:
+def test_stored_actions_of_another_shape_or_dtype_are_refused(
+    storage: str, collected: Path, tmp_path: Path
+) -> None:
     source = collected
     if storage == "mmap":
         overrides = ["agent.memory.storage=mmap", f"hydra.run.dir={tmp_path / 'source'}"]
         source = labrl.train([*DQN, *overrides]).folder
     box, config = gym.make("CartPole-v1").observation_space, source_config(source)
     same_bytes = gym.spaces.Box(-1, 1, (2,), np.float32)
-    one = gym.spaces.Discrete(1)
-    for actions in (same_bytes, one):
+    single_action = gym.spaces.Discrete(1)
+    for actions in (same_bytes, single_action):
         with refused("contradiction", "agent.offline.folder", str(actions)):
             OfflineRun(
                 config,
@@ -293,25 +298,27 @@ def test_actions_of_another_kind_are_refused(storage: str, collected: Path, tmp_
             )
 
 
-def test_a_run_that_remembers_nothing_is_refused(collected: Path, tmp_path: Path) -> None:
+def test_run_with_an_empty_replay_buffer_is_refused(collected: Path, tmp_path: Path) -> None:
     more = ["agent/offline=run", f"agent.offline.folder={collected}", "agent.collect_until=0"]
-    nothing = labrl.train([*DQN, *more, "meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]).folder
-    overrides = [*DQN, "agent/offline=run", f"agent.offline.folder={nothing}"]
-    with refused("not-found", "agent.offline.folder", str(nothing)):
+    empty = labrl.train([*DQN, *more, "meta.rigorous_eval=1", f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    overrides = [*DQN, "agent/offline=run", f"agent.offline.folder={empty}"]
+    with refused("not-found", "agent.offline.folder", str(empty)):
         session_in(tmp_path / "next", resolve(compose(overrides)))
 
 
-def test_actions_are_kept_as_agents_make_them() -> None:
+def test_dataset_actions_are_rescaled_to_the_agents_range() -> None:
     low, high = np.array([[-1, 0], [2, 5]], np.float32), np.array([[3, 0], [4, 5.5]], np.float32)
-    space = gym.spaces.Box(low, high)  # of one number there is no choice
+    space = gym.spaces.Box(low, high)  # one dimension has equal bounds, so its action is stored as 0
     actions = BoxActions(space)
     wanted = WANTED._replace(action=space, stored=actions.stored)
-    kept = np.array([[-1, 0, 0.5, 1], [1, 0, -0.25, 0.125]], np.float32)
-    np.testing.assert_allclose(stored_actions(actions.to_env(kept), wanted), kept, atol=1e-6)
+    stored = np.array([[-1, 0, 0.5, 1], [1, 0, -0.25, 0.125]], np.float32)
+    np.testing.assert_allclose(stored_actions(actions.to_env(stored), wanted), stored, atol=1e-6)
     assert stored_actions(np.full((1, 2, 2), 100.0), wanted).tolist() == [[1, 0, 1, 1]]
 
 
-def test_a_dataset_without_minari_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_is_refused_with_the_pip_command_when_minari_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from labrl.offline.minari import OfflineMinari
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -320,22 +327,22 @@ def test_a_dataset_without_minari_is_refused_with_what_to_install(monkeypatch: p
         OfflineMinari.check(config)
 
 
-def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minari_dataset_gives_its_transitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari", reason='Minari is not installed: pip install "labrl[offline]"')
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     from minari.data_collector import EpisodeBuffer
 
     env = gym.make("Pendulum-v1", max_episode_steps=20)
-    rng, story, episodes = np.random.default_rng(0), [], []
+    rng, transitions, episodes = np.random.default_rng(0), [], []
     for seed in range(3):
         rows, over = [], False
-        seen, _ = env.reset(seed=seed)
+        observation, _ = env.reset(seed=seed)
         while not over:
             action = rng.uniform(-2, 2, 1).astype(np.float32)
-            following, reward, ended, cut, _ = env.step(action)
-            rows.append((seen, action, float(reward), following, ended, cut))
-            story.append((seen, action / 2, reward, following))
-            seen, over = following, ended or cut
+            next_observation, reward, terminated, truncated, _ = env.step(action)
+            rows.append((observation, action, float(reward), next_observation, terminated, truncated))
+            transitions.append((observation, action / 2, reward, next_observation))
+            observation, over = next_observation, terminated or truncated
         before, done, rewards, after, ends, cuts = (np.array(column) for column in zip(*rows, strict=True))
         observations = np.concatenate([before, after[-1:]])
         episodes.append(
@@ -345,7 +352,7 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
                 actions=done,
                 rewards=rewards.tolist(),
                 terminations=ends.tolist(),
-                truncations=(cuts & (seed > 0)).tolist(),  # that of the first says nothing of its end
+                truncations=(cuts & (seed > 0)).tolist(),  # the first episode has no end flag at all
             )
         )
     author = {"author": "labrl", "author_email": "a@b.c", "code_permalink": "none"}
@@ -356,29 +363,32 @@ def test_a_minari_dataset_is_learned_from(tmp_path: Path, monkeypatch: pytest.Mo
     offline = dataclass_of(Component, node).build(wanted=wanted, generator=np.random.default_rng(0))
     assert len(offline) == 60
     sample = offline.mixed(uniform(SPACE, 1), 200, 0, 0, joined=False)
-    known = {seen.tobytes(): (action, reward, following) for seen, action, reward, following in story}
+    known = {
+        observation.tobytes(): (action, reward, next_observation)
+        for observation, action, reward, next_observation in transitions
+    }
     for row in range(200):
-        action, reward, following = known[sample.observation[row].tobytes()]
+        action, reward, next_observation = known[sample.observation[row].tobytes()]
         np.testing.assert_allclose(sample.action[row], action, rtol=1e-5, atol=1e-6)
         assert sample.reward[row] == pytest.approx(reward, rel=1e-5)
-        np.testing.assert_array_equal(sample.next_observation[row], following)
-        assert sample.discount[row] == pytest.approx(0.9)  # cut by the time limit, never terminated
+        np.testing.assert_array_equal(sample.next_observation[row], next_observation)
+        assert sample.discount[row] == pytest.approx(0.9)  # the time limit truncates all episodes
     with refused("not-found", "agent.offline.dataset", "labrl/tiny-v1", "labrl/tiny-v0"):
         dataclass_of(Component, {**node, "dataset": "labrl/tiny-v1"}).build(wanted=wanted, generator=None)
     windows = dataclass_of(Component, node).build(
         wanted=wanted._replace(n_step=3), generator=np.random.default_rng(0)
     )
-    last = {after.tobytes() for after in (story[19][3], story[39][3], story[59][3])}
+    last = {after.tobytes() for after in (transitions[19][3], transitions[39][3], transitions[59][3])}
     sample = windows.mixed(uniform(SPACE, 1), 200, 0, 0, joined=False)
     short = sample.discount > 0.9**3 + 1e-6
-    assert {seen.tobytes() for seen in sample.next_observation[short]} <= last
-    assert {seen.tobytes() for seen in sample.next_observation} >= last
+    assert {observation.tobytes() for observation in sample.next_observation[short]} <= last
+    assert {observation.tobytes() for observation in sample.next_observation} >= last
     other = wanted._replace(observation=SPACE, action=gym.spaces.Discrete(2))
     with refused("contradiction", "agent.offline.dataset", "Box"):
         dataclass_of(Component, node).build(wanted=other, generator=None)
 
 
-def test_what_is_played_has_to_look_like_what_was_stored(collected: Path) -> None:
+def test_transforms_that_differ_from_the_saved_run_are_refused(collected: Path) -> None:
     overrides = [*DQN, "agent/offline=run", f"agent.offline.folder={collected}"]
     check(resolve(compose(overrides)))
     with refused("contradiction", "transforms.reward", "SignReward", "null"):

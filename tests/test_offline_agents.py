@@ -1,4 +1,4 @@
-"""IQL and TD3+BC: each update is the paper's, and what they learn from a known task is known."""
+"""Tests of IQL and TD3+BC: updates follow the papers' equations and reach known values on a small task."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ PENDULUM += ["meta.eval_frequency=92", "meta.rigorous_eval=1"]
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of SAC on Pendulum."""
+    """Train SAC on Pendulum and return the run folder."""
     overrides = [*PENDULUM, "agent=sac", *SMALL["labrl.agents.sac.SAC"], "agent.memory.capacity=1000"]
     return labrl.train([*overrides, f"hydra.run.dir={tmp_path_factory.mktemp('from') / 'run'}"]).folder
 
 
 def offline(agent: str, source: Path) -> list[str]:
-    """The overrides of a small run that learns from `source` alone."""
+    """Return the overrides of a small run that learns only from the data of the run `source`."""
     overrides = [f"agent={agent}", *PENDULUM, "agent.batch_size=8", "agent.updates_per_frame=0.25"]
     return [*overrides, "agent/offline=run", f"agent.offline.folder={source}", "agent.collect_until=0"]
 
 
-def test_losses_of_iql_by_hand() -> None:
+def test_iql_losses_equal_hand_computed_values() -> None:
     found = expectile_losses(torch.tensor([2.0, -1.0]), 0.7)
     assert found.tolist() == pytest.approx([0.7 * 4, 0.3 * 1])
     weight = advantage_weight(torch.tensor([0.5, -1.0, 9.0]), 2.0, 100.0)
     assert weight.tolist() == pytest.approx([math.e, math.exp(-2), 100.0])
 
 
-def test_the_loss_of_td3_bc_by_hand() -> None:
-    """lambda = 2.5 / 3 times a mean value of -1, and squared distances 0.25 and 1."""
+def test_td3_bc_loss_equals_hand_computed_value() -> None:
+    """Expect lambda = 2.5 / mean|Q| = 2.5 / 3, a mean value of -1, and squared distances 0.25 and 1."""
     action, stored = torch.tensor([[0.5], [0.0]]), torch.tensor([[0.0], [1.0]])
     found = cloning_loss(torch.tensor([2.0, -4.0]), action, stored, alpha=2.5)
     assert float(found) == pytest.approx(0.625 + 2.5 / 3)
@@ -61,7 +61,7 @@ def test_the_loss_of_td3_bc_by_hand() -> None:
 
 
 def log_density(outputs: Tensor, action: Tensor) -> Tensor:
-    """log pi(a|s) by torch's own distributions."""
+    """Compute log pi(a|s) by PyTorch's distributions."""
     if not action.is_floating_point():
         return torch.distributions.Categorical(logits=outputs).log_prob(action)
     mean, log_std = outputs.chunk(2, dim=1)
@@ -69,8 +69,8 @@ def log_density(outputs: Tensor, action: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
-def test_an_update_of_iql_is_the_papers(action: gym.Space) -> None:
-    """Two updates, computed here from the equations alone, with torch's Adam."""
+def test_iql_update_follows_the_paper(action: gym.Space) -> None:
+    """Compare two updates with a computation from the paper's equations and PyTorch's Adam."""
     agent, _, _ = build(config_of("iql", *BRISK, "agent.expectile=0.8", "agent.max_weight=2"), action)
     disturb(agent)
     nets = copy.deepcopy(agent.modules())
@@ -90,22 +90,22 @@ def test_an_update_of_iql_is_the_papers(action: gym.Space) -> None:
         learn("value", (torch.where(error > 0, 0.8, 0.2) * error**2 * batch.weight).mean())
         with torch.no_grad():
             advantage = value - nets["value"](batch.observation).squeeze(1)
-            goal = batch.reward + batch.discount * nets["value"](batch.next_observation).squeeze(1)
+            target = batch.reward + batch.discount * nets["value"](batch.next_observation).squeeze(1)
         weight = torch.exp(3.0 * advantage).clamp(max=2)
         density = log_density(nets["policy"](batch.observation), batch.action)
         learn("policy", -(weight * density).mean())
-        off = taken(nets["critics"], batch) - goal
-        learn("critics", (off.square().sum(0) * batch.weight).mean())
+        critic_error = taken(nets["critics"], batch) - target
+        learn("critics", (critic_error.square().sum(0) * batch.weight).mean())
         with torch.no_grad():
             for slow, fast in zip(nets["target"].parameters(), nets["critics"].parameters(), strict=True):
                 slow.lerp_(fast, TAU)
-        torch.testing.assert_close(errors, off.detach().abs().mean(0), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(errors, critic_error.detach().abs().mean(0), rtol=1e-3, atol=1e-4)
     for name, module in agent.modules().items():
         assert_same(module, nets[name])
 
 
-def test_an_update_of_td3_bc_is_the_papers() -> None:
-    """The second update is the first of the policy."""
+def test_td3_bc_update_follows_the_paper() -> None:
+    """Compare two updates, only the second of which changes the policy."""
     agent, _, streams = build(config_of("td3_bc", *BRISK))
     disturb(agent)
     nets = copy.deepcopy(agent.modules())
@@ -119,8 +119,8 @@ def test_an_update_of_td3_bc_is_the_papers() -> None:
             noise = (0.2 * torch.randn((16, 2), generator=noises)).clamp(-0.5, 0.5)
             action = (torch.tanh(nets["target_policy"](batch.next_observation)) + noise).clamp(-1, 1)
             values = nets["target_critics"](batch.next_observation, action)
-            goal = batch.reward + batch.discount * values.min(0).values
-        error = critics(batch.observation, batch.action) - goal
+            target = batch.reward + batch.discount * values.min(0).values
+        error = critics(batch.observation, batch.action) - target
         optimizers[1].zero_grad()
         (error.square().sum(0) * batch.weight).mean().backward()
         optimizers[1].step()
@@ -134,28 +134,36 @@ def test_an_update_of_td3_bc_is_the_papers() -> None:
     assert_same(agent.modules()["critics"], critics)
 
 
-def of_two_actions(share: float) -> Transitions:
-    """One state, where action 1 pays 1 and action 0 nothing, and then it ends; `share` of them are 1."""
+def two_action_batch(share: float) -> Transitions:
+    """Make 64 one-step episodes from one state: action 1 is rewarded by 1, action 0 by 0.
+
+    `share` is the fraction of episodes with action 1.
+    """
     action = (torch.arange(64) < 64 * share).long()
-    look = torch.ones((64, 3))
-    return Transitions(look, action, action.float(), look, torch.zeros(64), torch.ones(64), np.arange(64))
+    observation = torch.ones((64, 3))
+    return Transitions(
+        observation, action, action.float(), observation, torch.zeros(64), torch.ones(64), np.arange(64)
+    )
 
 
 @pytest.mark.parametrize("inverse_temperature", [0.0, 2.0])
-def test_iql_comes_to_the_expectile_and_to_the_weighted_probabilities(inverse_temperature: float) -> None:
-    """V is the m with tau p (1 - m) = (1 - tau) (1 - p) m, and pi(1) : pi(0) = p exp(beta) : (1 - p)."""
+def test_iql_converges_to_the_expectile_and_the_weighted_policy(inverse_temperature: float) -> None:
+    """Check the fixed point for a fraction p of action 1.
+
+    V is the m with tau p (1 - m) = (1 - tau) (1 - p) m, and pi(1) : pi(0) = p exp(beta) : (1 - p).
+    """
     share, expectile = 0.25, 0.8
     falling = "agent.lr={kind: linear, start: 1e-2, end: 1e-4, horizon: 600}"
     overrides = [f"agent.inverse_temperature={inverse_temperature}", f"agent.expectile={expectile}", falling]
     agent, clock, _ = build(config_of("iql", *overrides, "agent.target.tau=0.1"), gym.spaces.Discrete(2))
-    batch = of_two_actions(share)
+    batch = two_action_batch(share)
     for _ in range(600):
         agent.update(batch)
         clock.tick(1)
     better, worse = expectile * share, (1 - expectile) * (1 - share)
     assert agent.metrics()["value_mean"] == pytest.approx(better / (better + worse), abs=0.02)
-    drawn = agent.act(Observation(np.ones((4, 3), np.float32)))
-    assert set(drawn.tolist()) <= {0, 1}
+    actions = agent.act(Observation(np.ones((4, 3), np.float32)))
+    assert set(actions.tolist()) <= {0, 1}
     with torch.no_grad():
         found = torch.softmax(agent.modules()["policy"](batch.observation[:1]), 1)[0, 1]
     ratio = share * math.exp(inverse_temperature) / (1 - share)
@@ -163,40 +171,38 @@ def test_iql_comes_to_the_expectile_and_to_the_weighted_probabilities(inverse_te
 
 
 @pytest.mark.parametrize("agent", ["iql", "td3_bc"])
-def test_a_run_that_only_learns_from_another_goes_on_exactly(
-    agent: str, collected: Path, tmp_path: Path
-) -> None:
+def test_interrupted_offline_run_resumes_exactly(agent: str, collected: Path, tmp_path: Path) -> None:
     assert changed_futures(tmp_path, offline(agent, collected)) == []
 
 
-def test_observations_are_normalized_by_the_data(collected: Path, tmp_path: Path) -> None:
+def test_observations_are_normalized_by_statistics_of_the_data(collected: Path, tmp_path: Path) -> None:
     session = session_in(tmp_path / "run", resolve(compose(offline("td3_bc", collected))))
     agent: Any = session.agent
     held = state(collected / "session_0")["agent"]["experience"]["memory"]["transitions"]
     assert int((held["steps"] - held["oldest"]).sum()) == 320
     normalization = agent.acting_modules()["normalization"]
-    looks = np.array([[1, 0, 0], [0.5, 0.5, -8], [0, -1, 2]], np.float32)
-    seen = (looks - normalization.mean.numpy()) / normalization.deviation.numpy()
+    observations = np.array([[1, 0, 0], [0.5, 0.5, -8], [0, -1, 2]], np.float32)
+    normalized = (observations - normalization.mean.numpy()) / normalization.deviation.numpy()
     assert 0 < float(normalization.deviation[0]) - EPSILON < 1
-    assert np.abs(seen).max() < 20
+    assert np.abs(normalized).max() < 20
     with torch.no_grad():
-        wanted = 2 * agent.modules()["policy"](torch.from_numpy(seen)).tanh().numpy()
-    np.testing.assert_allclose(agent.greedy_action(Observation(looks)), wanted, rtol=1e-4, atol=1e-5)
+        expected = 2 * agent.modules()["policy"](torch.from_numpy(normalized)).tanh().numpy()
+    np.testing.assert_allclose(agent.greedy_action(Observation(observations)), expected, rtol=1e-4, atol=1e-5)
     session.close()
 
 
-def test_a_copy_that_evaluates_beside_training_normalizes_too(collected: Path, tmp_path: Path) -> None:
+def test_asynchronous_evaluation_normalizes_observations_too(collected: Path, tmp_path: Path) -> None:
     overrides = offline("td3_bc", collected)
     scores = []
-    for name, beside in (("beside", "true"), ("inside", "false")):
-        run = labrl.train([*overrides, f"meta.async_eval={beside}", f"hydra.run.dir={tmp_path / name}"])
+    for name, async_eval in (("async", "true"), ("sync", "false")):
+        run = labrl.train([*overrides, f"meta.async_eval={async_eval}", f"hydra.run.dir={tmp_path / name}"])
         lines = (run.folder / "session_0" / "eval.csv").read_text().splitlines()
         column = lines[0].split(",").index("return_mean")
         scores.append([line.split(",")[column] for line in lines[1:]])
     assert scores[0] == scores[1]
 
 
-def test_only_arrays_of_numbers_are_normalized() -> None:
+def test_normalization_of_image_observations_is_refused() -> None:
     overrides = ["agent=td3_bc", "env=pendulum", "preset=none"]
     image = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     for more, allowed in (("true", False), ("false", True)):

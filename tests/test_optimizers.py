@@ -1,4 +1,4 @@
-"""Adam is torch's, all others of torch.optim are had by name; on a flat vector's pieces, restored exactly."""
+"""Tests of optimizers: their steps equal those of torch.optim, and their state is restored exactly."""
 
 from __future__ import annotations
 
@@ -32,68 +32,70 @@ OPTIONS = {
 LEARNING_RATES = (0.1, 0.05, 0.0, 0.2)
 
 
-def pieces() -> list[nn.Parameter]:
-    """Pieces as flat parameters have them: each has a gradient, which is only written to."""
+def parameters_with_gradients() -> list[nn.Parameter]:
+    """Make two parameters with preallocated gradients, as a learner's flat vector has them."""
     parameters = [nn.Parameter(torch.linspace(-1, 1, size)) for size in (3, 5)]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter.data)
     return parameters
 
 
-def slope(parameters: list[nn.Parameter], step: int) -> None:
+def write_gradients(parameters: list[nn.Parameter], step: int) -> None:
     for parameter in parameters:
         assert parameter.grad is not None
         parameter.grad.copy_(torch.sin(3 * parameter.detach() + step))
 
 
-def assert_follows(
+def assert_equal_steps(
     make: Callable[[list[nn.Parameter]], Optimizer],
     reference: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
 ) -> None:
-    """Assert equal steps, with the rate of each step, clipping at 0.5, and saving and restoring after
-    each."""
-    ours, theirs = pieces(), pieces()
-    optimizer, wanted = make(ours), reference(theirs)
+    """Assert that `make` takes the steps of `reference` with gradients clipped at 0.5.
+
+    The learning rate changes at each step, and the state is saved and restored after each step.
+    """
+    ours, theirs = parameters_with_gradients(), parameters_with_gradients()
+    optimizer, expected = make(ours), reference(theirs)
     for step, lr in enumerate(LEARNING_RATES):
-        slope(ours, step)
-        slope(theirs, step)
+        write_gradients(ours, step)
+        write_gradients(theirs, step)
         norm = optimizer.step(lr)
         assert norm == pytest.approx(float(nn.utils.clip_grad_norm_(theirs, 0.5)))
-        wanted.param_groups[0]["lr"] = lr
-        wanted.step()
+        expected.param_groups[0]["lr"] = lr
+        expected.step()
         torch.testing.assert_close(ours, theirs)
-        again = make(ours)
-        again.load_state_dict(optimizer.state_dict())
-        optimizer = again
+        restored = make(ours)
+        restored.load_state_dict(optimizer.state_dict())
+        optimizer = restored
 
 
 @pytest.mark.parametrize("beta1", [0.9, 0.5])
-def test_adam_is_torchs(beta1: float) -> None:
+def test_adam_takes_the_steps_of_torch_adam(beta1: float) -> None:
     adam = options("agent.optimizer", "agent=a2c agent/optimizer=adam", eps=1e-5, beta1=beta1)
-    assert_follows(
+    assert_equal_steps(
         lambda parameters: Adam(adam, parameters, 0.5),
         lambda parameters: torch.optim.Adam(parameters, lr=1.0, eps=1e-5, betas=(beta1, 0.999)),
     )
 
 
-def test_rmsprop_from_zero_takes_the_steps_of_torchs() -> None:
-    assert_follows(
+def test_rmsprop_takes_the_steps_of_torch_rmsprop() -> None:
+    assert_equal_steps(
         lambda parameters: RMSProp(RMSPropConfig(decay=0.9, eps=1e-20), parameters, 0.5),
         lambda parameters: torch.optim.RMSprop(parameters, lr=1.0, alpha=0.9, eps=1e-10),
     )
 
 
 @pytest.mark.parametrize("name", get_args(ByName))
-def test_any_of_torch_is_had_by_its_name(name: str) -> None:
+def test_torch_optimizer_is_chosen_by_name(name: str) -> None:
     given = OPTIONS.get(name, {})
-    assert_follows(
+    assert_equal_steps(
         lambda parameters: TorchOptimizer(TorchOptimizerConfig(name=name, options=given), parameters, 0.5),
         lambda parameters: getattr(torch.optim, name)(parameters, lr=1.0, **given),
     )
 
 
 @pytest.mark.parametrize("steps", [3, 12])
-def test_a_restored_agent_has_the_same_future(steps: int) -> None:
+def test_restored_agent_takes_the_same_updates(steps: int) -> None:
     overrides = (
         "agent/optimizer=torch",
         "agent.optimizer.name=NAdam",
@@ -115,7 +117,7 @@ def test_a_restored_agent_has_the_same_future(steps: int) -> None:
         ("ASGD", "alpha=abc", OPTIONS_KEY, ["torch.optim.ASGD"]),
     ],
 )
-def test_what_torch_does_not_know_is_refused_by_name(
+def test_name_or_option_unknown_to_torch_is_refused(
     name: str | None, given: str | None, key: str, named: list[str]
 ) -> None:
     overrides = [f"agent.optimizer.name={name}"] if name else []

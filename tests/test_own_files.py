@@ -1,4 +1,4 @@
-"""Errors in a user's own YAML name the file and the line."""
+"""Tests of user-defined YAML files: an error names the file and the line."""
 
 from __future__ import annotations
 
@@ -23,54 +23,54 @@ BROKEN = [
 ]
 
 
-def own(folder: Path, group: str, content: bytes, name: str = "mine") -> Path:
+def write_yaml(folder: Path, group: str, content: bytes, name: str = "mine") -> Path:
     (folder / group).mkdir(parents=True, exist_ok=True)
     (folder / group / f"{name}.yaml").write_bytes(content)
     return folder
 
 
-def refused(overrides: list[str], folder: Path) -> InputError:
+def refusal(overrides: list[str], folder: Path) -> InputError:
     with pytest.raises(InputError) as caught:
         resolve(compose(overrides, folder))
     return caught.value
 
 
 @pytest.mark.parametrize(("group", "content", "line"), BROKEN)
-def test_a_broken_file_is_named_with_its_line(group: str, content: str, line: str, tmp_path: Path) -> None:
-    folder = own(tmp_path, group, content.encode())
-    error = refused([f"{group}=mine", "meta=dev"], folder)
+def test_syntax_error_names_file_and_line(group: str, content: str, line: str, tmp_path: Path) -> None:
+    folder = write_yaml(tmp_path, group, content.encode())
+    error = refusal([f"{group}=mine", "meta=dev"], folder)
     assert (error.code, error.key) == ("syntax", str(folder / group / "mine.yaml"))
     assert line in str(error)
 
 
-def test_a_file_that_does_not_say_what_it_configures_is_refused(tmp_path: Path) -> None:
-    folder = own(tmp_path, "env", b"name: x\nid: CartPole-v1\n")
-    error = refused(["env=mine", "meta=dev"], folder)
+def test_file_without_target_is_refused(tmp_path: Path) -> None:
+    folder = write_yaml(tmp_path, "env", b"name: x\nid: CartPole-v1\n")
+    error = refusal(["env=mine", "meta=dev"], folder)
     assert (error.code, error.key) == ("missing", "env._target_")
 
 
-def test_a_file_on_which_another_builds_is_checked_too(tmp_path: Path) -> None:
-    folder = own(tmp_path, "env", b"a: [\n", "base")
-    own(folder, "env", b"defaults:\n  - base\n  - _self_\n")
-    own(folder, "experiment", b"# @package _global_\ndefaults:\n  - override /env: mine\n", "recipe")
+def test_file_in_the_defaults_of_another_is_checked_too(tmp_path: Path) -> None:
+    folder = write_yaml(tmp_path, "env", b"a: [\n", "base")
+    write_yaml(folder, "env", b"defaults:\n  - base\n  - _self_\n")
+    write_yaml(folder, "experiment", b"# @package _global_\ndefaults:\n  - override /env: mine\n", "recipe")
     for override in ("env=mine", "experiment=recipe"):
-        error = refused([override], folder)
+        error = refusal([override], folder)
         assert (error.code, error.key) == ("syntax", str(folder / "env" / "base.yaml"))
         assert "line 2" in str(error)
 
 
-def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
-    error = refused(["env=mine"], own(tmp_path, "env", b"name: \xff\n"))
+def test_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    error = refusal(["env=mine"], write_yaml(tmp_path, "env", b"name: \xff\n"))
     assert (error.code, error.key) == ("syntax", str(tmp_path / "env" / "mine.yaml"))
     assert "position 6" in str(error)
 
 
-def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    error = refused([], tmp_path / "nowhere")
+def test_missing_config_dir_is_refused(tmp_path: Path) -> None:
+    error = refusal([], tmp_path / "nowhere")
     assert (error.code, error.key) == ("not-found", "--config-dir")
 
 
-def test_files_that_are_not_chosen_are_left_alone(tmp_path: Path) -> None:
-    folder = own(tmp_path, "env", b"a: [\n", "broken")
-    own(folder, "env", f"{BASE}id: CartPole-v1\nname: mine\n".encode())
+def test_broken_file_is_ignored_when_not_selected(tmp_path: Path) -> None:
+    folder = write_yaml(tmp_path, "env", b"a: [\n", "broken")
+    write_yaml(folder, "env", f"{BASE}id: CartPole-v1\nname: mine\n".encode())
     assert resolve(compose(["env=mine"], folder)).env.config.name == "mine"

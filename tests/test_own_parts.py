@@ -1,4 +1,4 @@
-"""Somebody's own part that cannot be made ends with one message, which names its key; nothing is left."""
+"""Tests of user-defined parts that cannot be built: one message names the key, and no run folder is left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         [*DQN, "~agent.exploration", "+agent.exploration={_target_: own_parts.RaisingExploration}"],
         ["agent.exploration", "own_parts.RaisingExploration", "no licence"],
     ),
-    "exploration of no such class": (
+    "exploration of a wrong class": (
         [*DQN, "~agent.exploration", f"+agent.exploration={RAISES}"],
         ["agent.exploration", "own_parts.Raises", "labrl.agents.parts.exploration.Exploration"],
     ),
@@ -29,7 +29,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         [*DQN, "agent.memory._target_=own_parts.RaisesReplay"],
         ["agent.memory", "own_parts.RaisesReplay", "no licence"],
     ),
-    "memory that is none": (
+    "memory of a wrong class": (
         [*DQN, "~agent.memory", f"+agent.memory={RAISES}"],
         ["agent.memory", "own_parts.Raises", "labrl.memory.replay.Replay"],
     ),
@@ -53,15 +53,15 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ["env=cartpole", "agent=random", "agent._target_=own_parts.RaisingAgent"],
         ["agent", "own_parts.RaisingAgent", "no licence"],
     ),
-    "agent that is none": (
+    "agent without methods": (
         ["env=cartpole", "agent=random", "agent._target_=own_parts.Empty"],
         ["agent._target_", "own_parts.Empty", "act", "observe", "labrl.agents.agent.Agent"],
     ),
-    "agent of no such class": (
+    "agent of a wrong class": (
         ["env=cartpole", "agent=random", "agent._target_=own_parts.NoAgent"],
         ["agent._target_", "own_parts.NoAgent", "labrl.agents.agent.Agent"],
     ),
-    "function that makes no agent": (
+    "function that returns no agent": (
         ["env=cartpole", "agent=random", "agent._target_=own_parts.no_agent"],
         ["agent._target_", "own_parts.no_agent", "labrl.agents.agent.Agent"],
     ),
@@ -75,36 +75,36 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
         ["env=gymnasium", "env.id=null", "env.name=half", "env.make={_target_: own_parts.NoSpaces}"],
         ["env.make", "own_parts.NoSpaces", "observation_space"],
     ),
-    "module that breaks": (
+    "module that raises on import": (
         ["env=gymnasium", "env.id=own/Raises-v0", "env.import_module=breaks_on_import"],
         ["env.import_module=breaks_on_import", "ZeroDivisionError"],
     ),
 }
-"""Overrides of the command line, and what the message names: the key, the part, and what the part said."""
+"""Overrides of the command line, and what the message must contain: key, part, and the part's own error."""
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_part_that_breaks_is_told_by_its_key(
+def test_failing_part_is_reported_in_one_line_with_its_key(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "breaks_on_import.py").write_text("1 / 0\n")
     overrides, named = CASES[case]
     code = main([*overrides, "preset=none", "meta.max_session=1", "meta.progress=false", "wandb=disabled"])
-    said = capsys.readouterr().err
-    assert code in (FAILED, WRONG_INPUT), said
-    assert [word for word in named if word not in said] == [], said
-    assert len(said.splitlines()) == 1
-    assert not list((tmp_path / "runs").glob("*")), "nothing was played: nothing is left"
+    stderr = capsys.readouterr().err
+    assert code in (FAILED, WRONG_INPUT), stderr
+    assert [word for word in named if word not in stderr] == [], stderr
+    assert len(stderr.splitlines()) == 1
+    assert not list((tmp_path / "runs").glob("*")), "the run folder was left behind"
 
 
-def test_what_breaks_in_labrls_own_part_is_seen_as_it_is() -> None:
+def test_error_of_a_built_in_part_is_not_wrapped() -> None:
     memory = resolve(compose(["agent=dqn"])).agent.config.memory
     with pytest.raises(TypeError):
         memory.build()
 
 
-def test_each_part_knows_its_key() -> None:
+def test_each_part_has_its_key() -> None:
     config = resolve(compose(["agent=sac", "env=pendulum"]))
     assert config.agent.key == "agent"
     assert config.agent.config.memory.key == "agent.memory"
@@ -112,7 +112,7 @@ def test_each_part_knows_its_key() -> None:
     assert config.env.key == "env"
 
 
-def test_too_large_a_memory_in_files_leaves_no_folder(tmp_path: Path) -> None:
+def test_memory_mapped_buffer_larger_than_the_disk_leaves_no_run_folder(tmp_path: Path) -> None:
     overrides = [*DQN, "agent.memory.storage=mmap", "agent.memory.capacity=1e13", "meta.max_session=1"]
     with refused("resources", "agent.memory.capacity"):
         labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
@@ -128,14 +128,14 @@ def test_too_large_a_memory_in_files_leaves_no_folder(tmp_path: Path) -> None:
         ("agent.memory=nonsense", None),
     ],
 )
-def test_an_option_that_was_set_as_a_key_is_recognized(override: str, meant: str | None) -> None:
+def test_group_option_set_as_a_key_is_suggested_with_a_slash(override: str, meant: str | None) -> None:
     with pytest.raises(InputError) as error:
         resolve(compose(["agent=dqn", "env=cartpole", override]))
     assert ((meant or override.replace(".", "/", 1)) in str(error.value)) == (meant is not None)
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa"])
-def test_a_rollout_without_room_is_refused(agent: str, tmp_path: Path) -> None:
+def test_rollout_larger_than_the_ram_is_refused(agent: str, tmp_path: Path) -> None:
     overrides = [f"agent={agent}", "env=cartpole", "preset=none", "agent.horizon=1e12", "env.max_frame=1e14"]
     with refused("resources", "agent.horizon") as error:
         labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])

@@ -1,4 +1,4 @@
-"""Torsos of a user's own: what agents need of them is asked before a run, and told with the key."""
+"""Tests of user-defined torsos: an unsuitable one is refused with its key before the run starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SEEN = spaces.Box(-1, 1, (3,), np.float64)
 
 
 class Own(nn.Module):
-    """A user's torso that may give anything."""
+    """User-defined torso whose output has any given shape."""
 
     def __init__(self, observation_space: gym.Space, shape: list[int], inputs: int = 3) -> None:  # type: ignore[type-arg]
         super().__init__()
@@ -38,7 +38,7 @@ class Own(nn.Module):
         return self.layer(observation).reshape(self.shape)
 
 
-class Wide(Own):
+class Double(Own):
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         return super().forward(observation).double()
 
@@ -49,14 +49,14 @@ class Broken(Own):
 
 
 class Lazy(nn.Sequential):
-    """Weights whose size the first observation decides."""
+    """Torso whose weights are created by the first observation."""
 
     def __init__(self, observation_space: gym.Space) -> None:  # type: ignore[type-arg]
         super().__init__(nn.LazyLinear(6), nn.Tanh())
 
 
 class Holding(nn.Sequential):
-    """A torso with any layer of torch.nn, of one that takes three numbers and gives six."""
+    """Torso with 3 inputs and 6 features whose second layer is any layer of torch.nn."""
 
     def __init__(self, observation_space: gym.Space, layer: str, options: dict[str, Any]) -> None:  # type: ignore[type-arg]
         super().__init__(nn.Linear(3, 6), getattr(nn, layer)(**options))
@@ -66,29 +66,29 @@ class Holding(nn.Sequential):
         return features if isinstance(self[1], nn.RNNBase | nn.MultiheadAttention) else self[1](features)
 
 
-class Habitual(nn.Module):
-    """A torso with a habit: what it does in a forward pass, or is made with, beside six features of three."""
+class Faulty(nn.Module):
+    """Torso with 3 inputs and 6 features whose layers or forward pass have the given fault."""
 
-    def __init__(self, observation_space: gym.Space, habit: str) -> None:  # type: ignore[type-arg]
+    def __init__(self, observation_space: gym.Space, fault: str) -> None:  # type: ignore[type-arg]
         super().__init__()
-        if habit == "fails":
+        if fault == "fails":
             raise KeyError("left")
-        self.layer, self._habit = nn.Linear(3, 6), habit
-        if habit == "spectral":
+        self.layer, self._fault = nn.Linear(3, 6), fault
+        if fault == "spectral":
             self.layer = nn.utils.parametrizations.spectral_norm(self.layer)
-        if habit == "double":
+        if fault == "double":
             self.layer.double()
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        if self._habit == "in place":
+        if self._fault == "in place":
             observation.div_(2)
         features = self.layer(observation)
-        if self._habit == "counts" and torch.is_grad_enabled():
+        if self._fault == "counts" and torch.is_grad_enabled():
             self.seen.add_(len(observation))  # type: ignore[operator]  # a buffer
-        if self._habit == "one_row":
+        if self._fault == "one_row":
             return features.mean(0, keepdim=True)
-        return nn.functional.dropout(features, 0.1, self.training) if self._habit == "draws" else features
+        return nn.functional.dropout(features, 0.1, self.training) if self._fault == "draws" else features
 
 
 class NoModule:
@@ -96,13 +96,14 @@ class NoModule:
         pass
 
 
-def own(**settings: object) -> Any:
+def build_own(**settings: object) -> Any:
+    """Build the torso `Own` with these settings for three observed numbers."""
     torso = dataclass_of(Component, {"_target_": "test_own_torso.Own", **settings}, TORSO)
     return build_torso(torso, spaces.Box(-1, 1, (3,), np.float64))
 
 
-def test_a_torso_of_ones_own_is_asked_as_agents_will() -> None:
-    assert own(shape=[-1, 6]).num_features == 6
+def test_number_of_features_is_found_by_a_forward_pass() -> None:
+    assert build_own(shape=[-1, 6]).num_features == 6
 
 
 @pytest.mark.parametrize(
@@ -115,40 +116,40 @@ def test_a_torso_of_ones_own_is_asked_as_agents_will() -> None:
     ],
     ids=str,
 )
-def test_features_that_no_layer_can_follow_are_refused(settings: dict, named: list[str]) -> None:
+def test_features_of_a_wrong_shape_are_refused(settings: dict, named: list[str]) -> None:
     with refused("target", TORSO, "Own", *named):
-        own(**settings)
+        build_own(**settings)
 
 
 @pytest.mark.parametrize(
     ("target", "named"),
     [("torch.nn.Flatten", "observation_space"), ("test_own_torso.NoModule", "torch.nn.Module")],
 )
-def test_what_is_no_torso_is_refused_by_its_name(target: str, named: str) -> None:
+def test_class_that_is_no_torso_is_refused(target: str, named: str) -> None:
     torso = dataclass_of(Component, {"_target_": target}, TORSO)
     with refused("target", TORSO, target, named):
         build_torso(torso, spaces.Box(-1, 1, (3,), np.float32))
 
 
-@pytest.mark.parametrize(("kind", "named"), [("Wide", "torch.float64"), ("Broken", "KeyError: 'left'")])
-def test_whatever_a_torso_of_ones_own_does_is_told(kind: str, named: str) -> None:
+@pytest.mark.parametrize(("kind", "named"), [("Double", "torch.float64"), ("Broken", "KeyError: 'left'")])
+def test_wrong_dtype_or_exception_of_a_forward_pass_is_reported(kind: str, named: str) -> None:
     torso = dataclass_of(Component, {"_target_": f"test_own_torso.{kind}", "shape": [-1, 6]}, TORSO)
     with refused("target", TORSO, kind, named):
         build_torso(torso, SEEN)
 
 
-def test_an_argument_that_nobody_gives_is_told() -> None:
+def test_missing_argument_is_reported() -> None:
     torso = dataclass_of(Component, {"_target_": "test_own_torso.Own"}, TORSO)
     with refused(None, TORSO, "test_own_torso.Own", "'shape'"):
         build_torso(torso, SEEN)
 
 
-def test_weights_that_wait_for_the_first_observation_have_seen_one() -> None:
+def test_lazy_layers_are_initialized() -> None:
     torso = build_torso(dataclass_of(Component, {"_target_": "test_own_torso.Lazy"}, TORSO), SEEN)
     assert [list(weight.shape) for weight in torso.parameters()] == [[6, 3], [6]]
 
 
-def all_built(layer: str, whole_minibatches: bool = False, **options: Any) -> None:
+def build_with_layer(layer: str, whole_minibatches: bool = False, **options: Any) -> None:
     make = lambda: (Holding(SEEN, layer, options),)  # noqa: E731
     build_networks(make, 0, Spaces(SEEN, gym.spaces.Discrete(2), 1), whole_minibatches)
 
@@ -165,15 +166,15 @@ def all_built(layer: str, whole_minibatches: bool = False, **options: Any) -> No
     ],
     ids=str,
 )
-def test_layers_by_which_a_run_would_not_repeat_are_refused(
+def test_layers_that_make_runs_irreproducible_are_refused(
     layer: str, options: dict[str, Any], way_out: str
 ) -> None:
     with refused("unsupported", TORSO, "1 of Holding", layer, way_out):
-        all_built(layer, **options)
+        build_with_layer(layer, **options)
 
 
 @pytest.mark.parametrize(
-    ("habit", "code", "named"),
+    ("fault", "code", "named"),
     [
         ("draws", "unsupported", []),
         ("counts", "unsupported", ["seen"]),
@@ -184,40 +185,38 @@ def test_layers_by_which_a_run_would_not_repeat_are_refused(
         ("fails", "target", ["KeyError: 'left'"]),
     ],
 )
-def test_a_forward_pass_that_leaves_something_behind_is_refused(
-    habit: str, code: Code, named: list[str]
-) -> None:
+def test_forward_pass_with_side_effects_is_refused(fault: str, code: Code, named: list[str]) -> None:
     overrides = [
         "~agent.network.torso",
-        f"+agent.network.torso={{_target_: test_own_torso.Habitual, habit: {habit}}}",
+        f"+agent.network.torso={{_target_: test_own_torso.Faulty, fault: {fault}}}",
     ]
     config = resolve(compose(["preset=none", *overrides]))
     env = Spaces(SEEN, gym.spaces.Discrete(2), 1)
     compute = Compute(torch.device("cpu"), torch.float32, 1)
     build = partial(config.agent.build, spaces=env, clock=Clock(1), streams=Streams(0), compute=compute)
-    with refused(code, TORSO, "Habitual", *named):
+    with refused(code, TORSO, "Faulty", *named):
         build()
 
 
-def test_what_a_forward_pass_would_have_kept_is_not_there_after_the_first_look() -> None:
+def test_building_a_torso_leaves_buffers_and_generators_unchanged() -> None:
     counting, drawing = (
-        dataclass_of(Component, {"_target_": "test_own_torso.Habitual", "habit": habit}, TORSO)
-        for habit in ("counts", "draws")
+        dataclass_of(Component, {"_target_": "test_own_torso.Faulty", "fault": fault}, TORSO)
+        for fault in ("counts", "draws")
     )
     torso = build_torso(counting, SEEN)
     assert torso.num_features == 6
     assert torso.changes == ("seen",)
     assert float(torso.seen) == 0
     before = torch.get_rng_state()
-    with refused("unsupported", TORSO, "Habitual"):
+    with refused("unsupported", TORSO, "Faulty"):
         build_torso(drawing, SEEN)
     drawn = torch.get_rng_state()
     torch.set_rng_state(before)
-    Habitual(SEEN, "draws")
-    assert torch.equal(torch.get_rng_state(), drawn), "only its weights were drawn"
+    Faulty(SEEN, "draws")
+    assert torch.equal(torch.get_rng_state(), drawn), "the global generator drew more than the weights"
 
 
-def test_layers_that_draw_nothing_are_no_obstacle() -> None:
-    all_built("Dropout", p=0.0)
-    all_built("GRU", input_size=6, hidden_size=6)
-    all_built("BatchNorm1d", whole_minibatches=True, num_features=6)
+def test_layers_without_randomness_are_accepted() -> None:
+    build_with_layer("Dropout", p=0.0)
+    build_with_layer("GRU", input_size=6, hidden_size=6)
+    build_with_layer("BatchNorm1d", whole_minibatches=True, num_features=6)

@@ -1,4 +1,4 @@
-"""The wheel runs outside the checkout, and the Makefile lists its targets."""
+"""Tests of the package: the wheel, installed commands, dependencies, and the list of make targets."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command without anything that points Python back to the checkout."""
+    """Run a command without the PYTHON* variables, which could point it to the checkout."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")} | environment
-    done = subprocess.run(list(map(str, command)), cwd=cwd, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
+    completed = subprocess.run(
+        list(map(str, command)), cwd=cwd, env=variables, capture_output=True, text=True
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what a checkout commits to a wheel."""
+    """Copy the files of the checkout that are needed to build the wheel."""
     copy = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, copy / name)
@@ -41,24 +43,24 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(source: Path) -> Path:
-    """The wheel, built as `python -m build` does: from the sdist."""
+    """Build the wheel from the sdist, as `python -m build` does."""
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", source / "dist", cwd=source)
     (built,) = (source / "dist").glob("*.whl")
     return built
 
 
 @pytest.fixture(scope="module")
-def fresh(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands of an empty environment outside the checkout with the wheel in it."""
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Install the wheel into a new environment outside the checkout; return the folder of its commands."""
     return environment_with(wheel, tmp_path_factory.mktemp("fresh") / "venv")
 
 
 def environment_with(package: Path | str, home: Path, *how: str) -> Path:
-    """Make an environment and install `package` into it; return the folder of its commands.
+    """Create an environment, install `package` into it, and return the folder of its commands.
 
-    The dependencies are those of the tests' own environment, seen through a path file: installing torch
-    again would take minutes and prove nothing about the wheel. A path file's lines are not searched for
-    path files, so the editable labrl of the checkout stays out of sight.
+    A path file makes the dependencies of the tests' environment importable: installing PyTorch again would
+    take minutes and prove nothing about the wheel. Python does not read further path files in the folders
+    that a path file lists, so the editable labrl of the checkout stays invisible.
     """
     run(sys.executable, "-m", "venv", "--without-pip", home, cwd=home.parent)
     python = home / "bin" / "python"
@@ -71,7 +73,7 @@ def environment_with(package: Path | str, home: Path, *how: str) -> Path:
     return home / "bin"
 
 
-def test_the_wheel_carries_the_package_and_every_configuration(wheel: Path) -> None:
+def test_wheel_contains_the_package_and_every_configuration(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     package = ROOT / "src" / "labrl"
     files = [f for f in package.rglob("*") if f.is_file() and "__pycache__" not in f.parts]
@@ -82,20 +84,20 @@ def test_the_wheel_carries_the_package_and_every_configuration(wheel: Path) -> N
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
 
 
-def test_the_installed_wheel_is_what_runs(fresh: Path, tmp_path: Path) -> None:
-    where = run(fresh / "python", "-c", "import labrl; print(labrl.__file__)", cwd=tmp_path).stdout
-    assert Path(where.strip()).is_relative_to(fresh.parent)
+def test_installed_package_is_imported_from_the_environment(installed: Path, tmp_path: Path) -> None:
+    where = run(installed / "python", "-c", "import labrl; print(labrl.__file__)", cwd=tmp_path).stdout
+    assert Path(where.strip()).is_relative_to(installed.parent)
 
 
-def test_the_installed_commands_answer(fresh: Path, tmp_path: Path) -> None:
-    assert "env=" in run(fresh / "labrl", "--help", cwd=tmp_path).stdout
-    assert PROJECT["version"] in run(fresh / "labrl", "--version", cwd=tmp_path).stdout
-    assert "_target_: labrl.agents.ppo.PPO" in run(fresh / "labrl", "--cfg", "job", cwd=tmp_path).stdout
-    assert "pong" in run(fresh / "labrl-envs", "pong", cwd=tmp_path).stdout
+def test_installed_commands_run(installed: Path, tmp_path: Path) -> None:
+    assert "env=" in run(installed / "labrl", "--help", cwd=tmp_path).stdout
+    assert PROJECT["version"] in run(installed / "labrl", "--version", cwd=tmp_path).stdout
+    assert "_target_: labrl.agents.ppo.PPO" in run(installed / "labrl", "--cfg", "job", cwd=tmp_path).stdout
+    assert "pong" in run(installed / "labrl-envs", "pong", cwd=tmp_path).stdout
 
 
-def test_the_installed_wheel_trains(fresh: Path, tmp_path: Path) -> None:
-    run(fresh / "labrl", "meta=dev", "seed=1", cwd=tmp_path, WANDB_MODE="disabled")
+def test_installed_wheel_trains(installed: Path, tmp_path: Path) -> None:
+    run(installed / "labrl", "meta=dev", "seed=1", cwd=tmp_path, WANDB_MODE="disabled")
     (rows,) = tmp_path.rglob("train.csv")
     assert len(rows.read_text().splitlines()) > 1
 
@@ -109,50 +111,54 @@ print(*sorted(f"{c.__module__}.{c.__name__}" for c in found if c.__module__.star
 """
 
 
-def test_hydra_finds_each_plugin_once(fresh: Path, tmp_path: Path) -> None:
-    found = run(fresh / "python", "-W", "error", "-c", PLUGINS, cwd=tmp_path).stdout.split()
+def test_hydra_finds_each_plugin_once(installed: Path, tmp_path: Path) -> None:
+    found = run(installed / "python", "-W", "error", "-c", PLUGINS, cwd=tmp_path).stdout.split()
     declared = PROJECT["entry-points"]["hydra.plugins"].values()
     assert found == sorted(value.replace(":", ".") for value in declared)
 
 
-def test_an_editable_install_runs_the_yaml_of_the_checkout(source: Path, tmp_path: Path) -> None:
+def test_editable_install_reads_the_checkouts_yaml(source: Path, tmp_path: Path) -> None:
     commands = environment_with(source, tmp_path / "venv", "--no-build-isolation", "--editable")
     file = source / "configs" / "agent" / "random.yaml"
     file.write_text(f"{file.read_text()}\nname_of_this_test: 7\n")
     printed = run(commands / "labrl", "agent=random", "--cfg", "job", cwd=tmp_path).stdout
     assert "name_of_this_test: 7" in printed
-    assert not list((tmp_path / "venv").rglob("config.yaml")), "no copy that could go stale"
+    assert not list((tmp_path / "venv").rglob("config.yaml")), (
+        "the install copied YAML files, which could go stale"
+    )
 
 
-def test_a_folder_of_ones_own_comes_on_top_of_the_installed_groups(fresh: Path, tmp_path: Path) -> None:
+def test_config_dir_adds_to_the_installed_groups(installed: Path, tmp_path: Path) -> None:
     own = tmp_path / "own" / "agent"
     own.mkdir(parents=True)
     (own / "mine.yaml").write_text("defaults: [random, _self_]\n")
     printed = run(
-        fresh / "labrl", "--config-dir", own.parent, "agent=mine", "--cfg", "job", cwd=tmp_path
+        installed / "labrl", "--config-dir", own.parent, "agent=mine", "--cfg", "job", cwd=tmp_path
     ).stdout
     assert "_target_: labrl.agents.random" in printed
 
 
-def test_every_dependency_is_pinned_as_tested() -> None:
+def test_every_dependency_is_pinned_in_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
     wanted = [*PROJECT["dependencies"], *chain.from_iterable(PROJECT["optional-dependencies"].values())]
     names = {re.split(r"[\[<>=~! ]", requirement)[0].lower() for requirement in wanted}
     assert names <= set(pins)
-    assert "+" not in pins["torch"], "a build for one kind of machine cannot be a pin for all"
+    assert "+" not in pins["torch"], (
+        "the pin of torch has a local version (such as +cpu), which other machines cannot install"
+    )
 
 
 IMPORTED_AS = {
     "hydra-core": "hydra",
     "hydra-optuna-sweeper": "hydra_plugins",
     "pyyaml": "yaml",
-    "gymnasium[classic-control]": "pygame",  # brings it
+    "gymnasium[classic-control]": "pygame",  # pygame is a dependency of this extra
 }
-"""Requirements whose module has another name."""
+"""Names of the modules of requirements that are imported under another name."""
 
 
-def test_everything_imported_is_a_dependency_or_in_an_extra() -> None:
+def test_every_imported_package_is_a_dependency_or_in_an_extra() -> None:
     wanted = [*PROJECT["dependencies"], *chain.from_iterable(PROJECT["optional-dependencies"].values())]
     known = {"labrl"}
     for requirement in wanted:
@@ -171,12 +177,12 @@ def test_everything_imported_is_a_dependency_or_in_an_extra() -> None:
 
 
 @pytest.mark.parametrize("extra", ["box2d", "mujoco", "bench", "dev"])
-def test_the_extras_have_their_names(extra: str) -> None:
+def test_extras_are_declared(extra: str) -> None:
     assert PROJECT["optional-dependencies"][extra]
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
-def test_make_alone_lists_every_target() -> None:
+def test_make_without_target_lists_every_target() -> None:
     text = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
     assert phony is not None
@@ -185,7 +191,7 @@ def test_make_alone_lists_every_target() -> None:
 
 
 @pytest.mark.slow
-def test_two_commands_are_enough_for_a_fresh_clone(tmp_path: Path) -> None:
+def test_make_run_trains_in_a_fresh_clone(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     run("git", "clone", "--quiet", ROOT, clone, cwd=tmp_path)
     assert "frame" in run("make", "run", f"PYTHON={sys.executable}", "ARGS=meta=dev seed=1", cwd=clone).stdout

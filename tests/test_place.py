@@ -1,4 +1,4 @@
-"""Runs work where the machine is unusual: long paths, no home folder, no shared memory."""
+"""Tests of unusual machines: long paths, a user without a home folder, no shared memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from labrl.processes import name_user_and_home
 from labrl.storage.experiment_folder import STUDY_FILE
 
 
-def test_processes_start_with_a_long_folder_for_temporary_files(tmp_path: Path) -> None:
+def test_processes_start_when_the_path_of_tmpdir_is_long(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 60) / ("y" * 60)
     folder.mkdir(parents=True)
     with pytest.raises(OSError, match="path too long"), socket.socket(socket.AF_UNIX) as own:
@@ -47,8 +47,10 @@ def test_processes_start_with_a_long_folder_for_temporary_files(tmp_path: Path) 
     assert not list(folder.glob("pymp-*"))
 
 
-def test_no_folder_is_made_on_the_way_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hydra also made the folder `a` of a path `a/../b`, and a refused command left it behind."""
+def test_run_dir_with_parent_parts_creates_no_other_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression test: Hydra also created `a` of a path `a/../b`, and a refused command left it behind."""
     monkeypatch.chdir(tmp_path)
     tiny = ["agent=random", "env.max_frame=64", "meta.report=false", "meta.videos=false", "wandb=disabled"]
     assert labrl.cli.main(["agent.lr=abc", "hydra.run.dir=${env.name}x/../run"]) == 2
@@ -62,10 +64,10 @@ REFUSED = ("agent.lr=abc", "agent=dqn env=pendulum", "-m seed=1,2 agent.lr=abc")
 
 @pytest.mark.parametrize("line", REFUSED)
 @pytest.mark.parametrize("folder", ["", "a/b/c"])
-def test_a_refusal_leaves_no_folder_and_takes_none_away(
+def test_refused_command_neither_creates_nor_deletes_folders(
     line: str, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refused run left an empty runs/ behind, and deleted an empty folder of the user."""
+    """Regression test: a refused run left an empty runs/ behind and deleted an empty folder of the user."""
     monkeypatch.chdir(tmp_path)
     overrides = shlex.split(line)
     if folder:
@@ -78,9 +80,7 @@ def test_a_refusal_leaves_no_folder_and_takes_none_away(
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")} == {"runs", "a", "a/b", "a/b/c"}
 
 
-def test_a_user_whom_the_system_does_not_know_gets_a_name_and_a_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_user_gets_a_name_and_a_private_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(uid: int) -> NoReturn:
         raise KeyError(f"getpwuid(): uid not found: {uid}")
 
@@ -94,7 +94,7 @@ def test_a_user_whom_the_system_does_not_know_gets_a_name_and_a_home(
         "WANDB_API_KEY",
         "WANDB_CONFIG_DIR",
     ):
-        monkeypatch.setenv(name, "")  # so that it is as before in the end
+        monkeypatch.setenv(name, "")  # registers the old value, so that it is restored after the test
         monkeypatch.delenv(name)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -105,13 +105,13 @@ def test_a_user_whom_the_system_does_not_know_gets_a_name_and_a_home(
     assert Path.home().stat().st_mode & 0o777 == 0o700
 
 
-def test_workers_are_refused_where_nothing_can_be_shared(
+def test_workers_are_refused_when_shared_memory_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(self: object) -> NoReturn:
+    def no_shared_memory(self: object) -> NoReturn:
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr("multiprocessing.context.BaseContext.Lock", no_room)
+    monkeypatch.setattr("multiprocessing.context.BaseContext.Lock", no_shared_memory)
     overrides = [
         "agent=random",
         "env.num_envs=2",
@@ -126,7 +126,7 @@ def test_workers_are_refused_where_nothing_can_be_shared(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_study_lies_in_its_folder_whatever_that_is_called(tmp_path: Path) -> None:
+def test_study_is_stored_in_a_folder_with_special_characters(tmp_path: Path) -> None:
     folder = tmp_path / "100%41 ?a=b {c} #d"
     StudyStorage(None, folder).close()
     assert (folder / STUDY_FILE).exists()

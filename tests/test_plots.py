@@ -1,4 +1,4 @@
-"""Plots are legible files of one look: the same bytes for the same run, the same colour for an agent."""
+"""Tests of plots: their files, curves, ticks and colours, and identical bytes for the same run."""
 
 from __future__ import annotations
 
@@ -36,24 +36,27 @@ from labrl.storage.run_folder import RunFolder
 
 
 def plot_trial(path: Path, folder: Path) -> list[Path]:
+    """Draw the figures of the run in `path` and return the files written to `folder`."""
     run = load_run(path)
     return save_sheets(trial_report(run, trial_statistics(run))[1], folder)
 
 
-def drawn(folder: Path, *lines: Line, axis: Axis | None = None) -> str:
-    """A chart of some lines as SVG."""
+def chart_svg(folder: Path, *lines: Line, axis: Axis | None = None) -> str:
+    """Draw a chart of `lines` and return its SVG."""
     chart = Chart("Return", {"x": axis or Axis("frames")}, lines)
     return save_sheets([Sheet("chart", [chart], "x", "cartpole")], folder)[1].read_text()
 
 
-def test_an_agent_has_one_style_everywhere_and_no_two_share_it() -> None:
+def test_each_agent_has_its_own_style() -> None:
     agents = [file.stem for file in (config_folder() / "agent").glob("*.yaml")]
     styles = {agent: agent_style(agent) for agent in agents}
     assert len(set(styles.values())) == len(styles) > 20
     assert agent_style("random").colour == GREY
     assert agent_style("mine") == agent_style("mine")
     assert group_styles(["sac", "ppo"]) == [agent_style("sac"), agent_style("ppo")]
-    assert group_styles(["reinforce", "ppo"])[1] == agent_style("ppo"), "whatever the order"
+    assert group_styles(["reinforce", "ppo"])[1] == agent_style("ppo"), (
+        "the style of ppo depends on the order of the groups"
+    )
 
 
 @pytest.mark.parametrize(
@@ -68,17 +71,19 @@ def test_an_agent_has_one_style_everywhere_and_no_two_share_it() -> None:
     ],
     ids=len,
 )
-def test_groups_are_told_apart_whatever_their_agents(agents: list[str]) -> None:
-    """Three groups by `agent.lr` got the same blue."""
+def test_groups_have_different_styles_even_for_the_same_agent(agents: list[str]) -> None:
+    """Regression test: three groups that differed in `agent.lr` were drawn in the same blue."""
     styles = group_styles(agents)
     assert len(set(styles)) == len(agents)
     if len(set(agents)) > 1:
-        assert len({style.colour for style in styles}) == len(agents), "marks have no dash"
+        assert len({style.colour for style in styles}) == len(agents), (
+            "groups differ only in their dashes, which marks do not show"
+        )
     else:
         assert styles[0] == agent_style("ppo")
 
 
-def test_colours_stand_out_on_white_and_on_black_paper() -> None:
+def test_colours_have_enough_contrast_on_white_and_on_black() -> None:
     def luminance(colour: str) -> float:
         channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
@@ -86,27 +91,29 @@ def test_colours_stand_out_on_white_and_on_black_paper() -> None:
 
     for colour in (*PALETTE, GREY):
         assert 1.05 / (luminance(colour) + 0.05) > 2
-        assert (luminance(mixed(colour, 0.28)) + 0.05) / 0.055 > 3, "as the dark report lifts it"
+        assert (luminance(mixed(colour, 0.28)) + 0.05) / 0.055 > 3, (
+            "too dark for the dark report, which lightens colours"
+        )
     assert len(DASHES) == len(set(DASHES))
 
 
-def test_a_trial_has_figures_over_frames_and_wall_time_and_one_for_each_session(tmp_path: Path) -> None:
+def test_trial_has_figures_by_frame_by_wall_time_and_by_session(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [rising(10, noise=1), rising(20, noise=2)])
     written = plot_trial(path, tmp_path / "plots")
     names = {"return_frame", "return_wall", "session_0", "session_1"}
     assert {path.name for path in written} == {f"{name}.{kind}" for name in names for kind in ("png", "svg")}
     image = Image.open(tmp_path / "plots" / "return_frame.png")
-    assert image.size[0] == round(COLUMN * DPI), "a column's width at the resolution of print"
+    assert image.size[0] == round(COLUMN * DPI), "the image is not as wide as a column at print resolution"
     assert len(set(image.convert("L").tobytes())) > 10
     text = (tmp_path / "plots" / "return_frame.svg").read_text()
     assert ElementTree.fromstring(text).tag.endswith("svg")
     for word in ("frames", "return", "ppo on cartpole", "mean of 2"):
-        assert word in text, "letters stay letters"
-    again = plot_trial(path, tmp_path / "again")
-    assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
+        assert word in text, "the text of the SVG was turned into paths"
+    written_again = plot_trial(path, tmp_path / "again")
+    assert [path.read_bytes() for path in written] == [path.read_bytes() for path in written_again]
 
 
-def test_a_session_has_a_panel_for_whatever_its_agent_reports(tmp_path: Path) -> None:
+def test_session_figure_has_a_panel_for_every_reported_metric(tmp_path: Path) -> None:
     plot_trial(write_long_run(tmp_path / "run", sessions=1, rows=60), tmp_path / "plots")
     text = (tmp_path / "plots" / "session_0.svg").read_text()
     for panel in ("Episode length", "Policy loss", "Entropy", "Learning rate", "Gradient norm"):
@@ -119,18 +126,18 @@ def test_a_session_has_a_panel_for_whatever_its_agent_reports(tmp_path: Path) ->
     [[], rows_of([100], [float("nan")]), rows_of([100, 200, 300], [1.0, float("inf"), 3.0])],
     ids=["no rows", "no return", "infinite"],
 )
-def test_a_session_with_little_or_nothing_to_show_is_no_error(rows: list[dict], tmp_path: Path) -> None:
+def test_session_without_finite_returns_is_plotted_without_error(rows: list[dict], tmp_path: Path) -> None:
     assert plot_trial(write_run(tmp_path / "run", [rows, rising(5)]), tmp_path / "plots")
     assert plot_trial(write_run(tmp_path / "empty", [[]]), tmp_path / "none") == []
 
 
-def test_names_are_shown_as_they_are_whatever_they_hold(tmp_path: Path) -> None:
+def test_names_with_special_characters_are_shown_unchanged(tmp_path: Path) -> None:
     config = config_with(env__name="a$b_{c}<d>&")
     plot_trial(write_run(tmp_path / "run", [rising(5)], config=config), tmp_path / "plots")
     assert "a$b_{c}&lt;d&gt;&amp;" in (tmp_path / "plots" / "return_frame.svg").read_text()
 
 
-def test_an_experiment_has_curves_scores_profile_and_each_measure_by_setting(tmp_path: Path) -> None:
+def test_experiment_has_figures_of_curves_scores_profile_and_measures(tmp_path: Path) -> None:
     for index, lr in enumerate((1e-4, 1e-3, 1e-2)):
         for seed in range(2):
             config = config_with(agent__lr=lr, seed=seed)
@@ -143,8 +150,8 @@ def test_an_experiment_has_curves_scores_profile_and_each_measure_by_setting(tmp
     assert "lr=0.001" in (tmp_path / "out" / "plots" / "scores.svg").read_text()
 
 
-def test_curves_have_the_rows_of_both_tables(tmp_path: Path) -> None:
-    """Curves were drawn from train.csv while eval.csv had finer rows: a short run was a single dot."""
+def test_curves_use_the_rows_of_train_csv_and_eval_csv(tmp_path: Path) -> None:
+    """Regression test: curves ignored the additional rows of eval.csv, so a short run was a single dot."""
     path = write_run(tmp_path / "run", [])
     write_session(RunFolder.open(path), 0, rising(10, rows=10))
     (path / "session_0" / "train.csv").write_text("frame,return_mean,wall\n1000,10,10\n")
@@ -156,38 +163,40 @@ def test_curves_have_the_rows_of_both_tables(tmp_path: Path) -> None:
     returns = [
         page.chart(title)["lines"][0]["views"]["frame"]["y"] for title in ("Return", "Evaluation return")
     ]
-    assert returns == [list(range(1, 11)), [70]], "scores of the two kinds stand in a chart each"
+    assert returns == [list(range(1, 11)), [70]], "training and evaluation returns need a chart each"
 
 
-def test_a_curve_of_one_value_is_a_mark_in_the_middle(tmp_path: Path) -> None:
-    """The figures of a run with a single row were empty."""
+def test_curve_with_one_value_is_a_mark_in_the_middle(tmp_path: Path) -> None:
+    """Regression test: the figures of a run with a single row were empty."""
     for dash in DASHES[:2]:
         view = View([4096.0], [20.0], [19.0], [21.0])
-        text = drawn(tmp_path, Line("a", "ppo", Style(PALETTE[0], dash), {"x": view}))
-        assert "<use" in text, "a mark"
+        text = chart_svg(tmp_path, Line("a", "ppo", Style(PALETTE[0], dash), {"x": view}))
+        assert "<use" in text, "the single value has no mark"
         assert ">8k<" in text
         assert ">4.2k<" not in text
 
 
-def test_steps_points_and_names_are_drawn_as_the_report_draws_them(tmp_path: Path) -> None:
+def test_step_lines_points_and_named_ticks_are_drawn(tmp_path: Path) -> None:
     view, style = View([0, 1, 2], [1, 2, 3], [0, 1, 2], [2, 3, 4]), Style(PALETTE[0])
-    step = drawn(tmp_path / "step", Line("a", "a", style, {"x": view}, step=True), axis=Axis("x", whole=True))
-    plain = drawn(tmp_path / "plain", Line("a", "a", style, {"x": view}), axis=Axis("x", whole=True))
+    step = chart_svg(
+        tmp_path / "step", Line("a", "a", style, {"x": view}, step=True), axis=Axis("x", whole=True)
+    )
+    plain = chart_svg(tmp_path / "plain", Line("a", "a", style, {"x": view}), axis=Axis("x", whole=True))
     assert step != plain
-    assert ">0.5<" not in step, "there is no trial 0.5"
+    assert ">0.5<" not in step, "an axis of trial numbers must have whole ticks"
     points = Line("a", "dots", style, {"x": view}, "points", mark="cross")
     names = ["a long name that ends in 1", "a long name that ends in 2", "short"]
-    text = drawn(tmp_path / "points", points, axis=Axis("", names))
+    text = chart_svg(tmp_path / "points", points, axis=Axis("", names))
     assert all(f">{name}<" in text for name in shorten(names, 12))
 
 
-def test_numbers_are_short_whatever_their_size() -> None:
+def test_numbers_are_shortened() -> None:
     shown = {0.05: "0.05", 1500: "1.5k", 2e6: "2M", 4.2e12: "4200G", -3.4e30: "-3.4e+30"}
     assert {value: short_number(value) for value in shown} == shown
 
 
-def test_names_that_are_cut_stay_different() -> None:
-    """Two groups had the same tick."""
+def test_shortened_names_stay_different() -> None:
+    """Regression test: two groups had the same tick label after shortening."""
     names = [f"ppo lr={k} and a very long tail" for k in range(3)]
     assert len(set(shorten(names, 12))) == 3
     assert shorten(["ppo", "a_very_long_name"], 9) == ["ppo", "a_ve…name"]
@@ -201,10 +210,10 @@ def test_names_that_are_cut_stay_different() -> None:
         ([(1, 11), (1, 6), (1, 6)], (1, 5)),
     ],
 )
-def test_the_middle_of_curves_begins_and_ends_where_half_of_them_do(
+def test_middle_of_curves_spans_where_half_of_the_curves_exist(
     spans: list[tuple[int, int]], ends: tuple[int, int]
 ) -> None:
-    """A group's curve began where one seed began."""
+    """Regression test: the curve of a group began before most of its seeds had values."""
     together = middle([View(range(*span), range(*span)) for span in spans])
     assert together is not None
     assert (together.x[0], together.x[-1]) == (together.y[0], together.y[-1]) == ends
@@ -213,7 +222,7 @@ def test_the_middle_of_curves_begins_and_ends_where_half_of_them_do(
     assert np.isfinite(apart.y).all()
 
 
-def test_a_moving_average_looks_back_only_and_passes_over_gaps() -> None:
+def test_moving_average_uses_past_values_and_skips_gaps() -> None:
     values = np.array([1.0, 3.0, np.nan, 5.0])
     assert moving_average(values, 2).tolist() == [1.0, 2.0, 3.0, 5.0]
 
@@ -221,11 +230,11 @@ def test_a_moving_average_looks_back_only_and_passes_over_gaps() -> None:
 @pytest.mark.parametrize(
     ("seconds", "unit"), [(50, "seconds"), (500, "minutes"), (9000, "hours"), (5e5, "days")]
 )
-def test_wall_time_is_told_in_a_unit_that_suits_it(seconds: float, unit: str) -> None:
+def test_unit_of_wall_time_suits_its_size(seconds: float, unit: str) -> None:
     assert time_unit(seconds)[0] == unit
 
 
-def test_ticks_have_the_digits_that_tell_them_apart() -> None:
+def test_ticks_have_enough_digits_to_differ() -> None:
     labels = ShortNumbers().format_ticks
     assert labels([2e6, 2500, 0.05, -20]) == ["2M", "2.5k", "0.05", "-20"]
     assert labels([1.7912, 1.7914, 1.7916]) == ["1.7912", "1.7914", "1.7916"]
@@ -233,7 +242,7 @@ def test_ticks_have_the_digits_that_tell_them_apart() -> None:
     assert ShortNumbers(log=True).format_ticks([-4, -3, 0]) == ["0.0001", "0.001", "1"]
 
 
-def test_figures_need_no_display_and_leave_a_users_settings_alone(tmp_path: Path) -> None:
+def test_figures_need_no_display_and_keep_the_users_matplotlib_settings(tmp_path: Path) -> None:
     program = (
         "import sys, matplotlib\n"
         "matplotlib.rcParams['font.size'] = 31\n"
@@ -247,8 +256,8 @@ def test_figures_need_no_display_and_leave_a_users_settings_alone(tmp_path: Path
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_a_report_and_its_plots_show_the_same_series(tmp_path: Path) -> None:
-    """The best of many groups have a colour of their own and the others are grey, in both."""
+def test_report_and_plots_colour_the_best_groups_alike(tmp_path: Path) -> None:
+    """Give the best of many groups a colour each, and draw the others in grey."""
     for index in range(12):
         rows = [rising(10 + index * 7 % 12)]
         write_run(tmp_path / f"{index:02}", rows, config=config_with(agent__lr=1e-5 * (index + 1)))

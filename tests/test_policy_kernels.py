@@ -1,4 +1,4 @@
-"""Agents that learn a policy do so by kernels as by autograd: losses, gradients, weights, resumed or not."""
+"""Tests of policy kernels: losses, gradients and learned weights equal those of autograd."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ COEFFICIENTS = st.sampled_from([0.0, 0.01, 0.5])
 
 @dataclasses.dataclass
 class Case:
-    """Outputs of a network for some rows, and what a loss needs besides, in single precision."""
+    """Random network outputs for a few rows, and the other inputs of a loss, in single precision."""
 
     distribution: Any
     parameters: Any
@@ -69,7 +69,7 @@ class Case:
         mask = None
         if with_mask and name in ("categorical", "multi-categorical"):
             mask = rng.random(parameters.shape) < 0.6
-            mask[:, [0, -1]] = True  # at least one of each choice
+            mask[:, [0, -1]] = True  # each choice needs at least one valid action
             parameters = masked(parameters, mask)
         action = distribution.sample(parameters, rng).astype(
             np.float32 if name not in ("categorical", "multi-categorical") else np.int64
@@ -79,17 +79,21 @@ class Case:
         return cls(distribution, parameters, action, value, columns, mask)
 
     def by_torch(self) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
-        """Parameters and values to be differentiated, log-probabilities, entropies and columns, in double
-        precision."""
+        """Convert the case to PyTorch in double precision.
+
+        Returns parameters and values (both with gradients), log-probabilities, entropies and columns.
+        """
         parameters = torch.from_numpy(self.parameters).double().requires_grad_()
         value = torch.from_numpy(self.value).double().requires_grad_()
-        seen = parameters if self.mask is None else masked(parameters, torch.from_numpy(self.mask))
+        masked_parameters = (
+            parameters if self.mask is None else masked(parameters, torch.from_numpy(self.mask))
+        )
         action = torch.from_numpy(self.action)
         distribution = copy.deepcopy(self.distribution)
         for name in ("nodes", "weights"):
             if hasattr(distribution, name):
                 setattr(distribution, name, getattr(distribution, name).double())
-        log_prob, entropy = distribution.log_prob_entropy(seen, action)
+        log_prob, entropy = distribution.log_prob_entropy(masked_parameters, action)
         return (
             parameters,
             value,
@@ -106,11 +110,11 @@ class Case:
         self, loss: Tensor, parameters: Tensor, value: Tensor, found: OutputGradients
     ) -> None:
         loss.backward()
-        for mine, theirs in zip(found, (parameters.grad, value.grad), strict=True):
-            wanted = np.zeros(mine.shape) if theirs is None else theirs.numpy()
-            assert mine.dtype == np.float32
-            scale = max(float(np.linalg.norm(wanted)), 1e-6)
-            assert np.linalg.norm(mine - wanted) <= 1e-5 * scale
+        for gradient, reference in zip(found, (parameters.grad, value.grad), strict=True):
+            expected = np.zeros(gradient.shape) if reference is None else reference.numpy()
+            assert gradient.dtype == np.float32
+            scale = max(float(np.linalg.norm(expected)), 1e-6)
+            assert np.linalg.norm(gradient - expected) <= 1e-5 * scale
 
 
 def cases(function: Any) -> Any:
@@ -122,7 +126,7 @@ def cases(function: Any) -> Any:
 
 
 @cases
-def test_loss_of_ppo(
+def test_ppo_loss_and_gradients_equal_autograd(
     name: str, rows: int, seed: int, with_mask: bool, value_coef: float, entropy_coef: float, data: Any
 ) -> None:
     case = Case.of(name, rows, seed, with_mask)
@@ -148,7 +152,7 @@ def test_loss_of_ppo(
 
 
 @cases
-def test_loss_of_a2c_and_reinforce(
+def test_a2c_and_reinforce_loss_and_gradients_equal_autograd(
     name: str, rows: int, seed: int, with_mask: bool, value_coef: float, entropy_coef: float, data: Any
 ) -> None:
     case = Case.of(name, rows, seed, with_mask)
@@ -164,7 +168,7 @@ def test_loss_of_a2c_and_reinforce(
 
 
 @cases
-def test_loss_of_self_imitation(
+def test_self_imitation_loss_and_gradients_equal_autograd(
     name: str, rows: int, seed: int, with_mask: bool, value_coef: float, policy_coef: float, data: Any
 ) -> None:
     case = Case.of(name, rows, seed, with_mask)
@@ -184,12 +188,12 @@ def test_loss_of_self_imitation(
 
 AGENTS: dict[str, tuple[str, ...]] = {
     "ppo": ("ppo", "agent.horizon=8", "agent.batch_size=16", "agent.entropy_coef=0.01"),
-    "ppo of clipped values": (
+    "ppo with clipped values": (
         "ppo", "agent.horizon=8", "agent.batch_size=8", "agent.value_clip_range=0.1", "agent.entropy_coef=0",
         "agent.network.shared=true",
     ),
     "a2c": ("a2c", "agent.horizon=5", "agent.normalize_advantage=true"),
-    "a2c of two learning rates": ("a2c", "agent.horizon=5", "agent.value_lr=1e-3"),
+    "a2c with two learning rates": ("a2c", "agent.horizon=5", "agent.value_lr=1e-3"),
     "reinforce": ("reinforce", "agent.episodes=2"),
     "reinforce with values": (
         "reinforce", "agent.episodes=2", "agent.baseline=value", "agent.value_coef=0.5",
@@ -198,7 +202,7 @@ AGENTS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def made(name: str, kernels: bool, action: gym.Space = DISCRETE) -> Any:
+def make_agent(name: str, kernels: bool, action: gym.Space = DISCRETE) -> Any:
     notes: list[str] = []
     compute = dataclasses.replace(Compute.choose("cpu", "fp32", 1), kernels=kernels, note=notes.append)
     agent, clock, streams = build(*AGENTS[name], action=action, compute=compute)
@@ -207,7 +211,7 @@ def made(name: str, kernels: bool, action: gym.Space = DISCRETE) -> Any:
 
 
 class Rewarding(Noise):
-    """Random observations, and a reward that depends on the first number of an action."""
+    """Environment with random observations whose reward depends on the first component of the action."""
 
     def step(self, action: Any) -> Step:
         return super().step(action.reshape(len(action), -1)[:, 0])
@@ -233,51 +237,53 @@ ACTIONS = {"discrete": DISCRETE, "choices": CHOICES, "box": BOX}
         for kind, space in ACTIONS.items()
     ],
 )
-def test_weights_after_a_hundred_updates_are_those_of_autograd(name: str, action: gym.Space) -> None:
-    (agent, clock, _), (other, other_clock, _) = (made(name, kernels, action) for kernels in (True, False))
+def test_weights_after_100_updates_equal_those_of_autograd(name: str, action: gym.Space) -> None:
+    (agent, clock, _), (other, other_clock, _) = (
+        make_agent(name, kernels, action) for kernels in (True, False)
+    )
     before = weights(agent)
     torch.testing.assert_close(before, weights(other))
     worlds, updates = (Rewarding(VECTOR, 4), Rewarding(VECTOR, 4)), 0
     while updates < 100:
         updates += play(agent, clock, worlds[0], 8)
         play(other, other_clock, worlds[1], 8)
-    way = float((weights(agent) - before).norm())
-    assert way > 0
-    assert float((weights(agent) - weights(other)).norm()) <= 1e-3 * way
+    distance = float((weights(agent) - before).norm())
+    assert distance > 0
+    assert float((weights(agent) - weights(other)).norm()) <= 1e-3 * distance
     for name, metric in agent.metrics().items():
         assert metric == pytest.approx(other.metrics()[name], rel=1e-2, abs=1e-3, nan_ok=True), name
 
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "autograd"])
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_restored_agent_has_the_same_future(name: str, kernels: bool) -> None:
-    assert_same_future(lambda: made(name, kernels), noise(), 11)
+def test_restored_agent_has_the_same_future(name: str, kernels: bool) -> None:
+    assert_same_future(lambda: make_agent(name, kernels), noise(), 11)
 
 
-UNKNOWN = {
+WITHOUT_KERNEL = {
     "Mish": ("ppo", "agent/network=mlp", "agent.network.torso.activation=Mish"),
     "recurrent": ("recurrent_ppo",),
     "NoisyLinear": ("dqn", "agent.network.noisy=0.5", "agent/exploration=noise"),
 }
-"""Reason in the log, by agents whose network has no kernel."""
+"""Overrides of agents whose network has no kernel, by the reason that the log gives."""
 
 
-@pytest.mark.parametrize("named", UNKNOWN)
-def test_the_log_says_once_what_has_no_kernel(named: str) -> None:
+@pytest.mark.parametrize("named", WITHOUT_KERNEL)
+def test_missing_kernel_is_logged_once(named: str) -> None:
     notes: list[str] = []
     compute = dataclasses.replace(Compute.choose("cpu", "fp32", 1), note=notes.append)
-    build(*UNKNOWN[named], compute=compute)
+    build(*WITHOUT_KERNEL[named], compute=compute)
     assert len(notes) == 1
     assert named in notes[0]
-    build(*UNKNOWN[named], compute=dataclasses.replace(compute, kernels=False))
-    assert len(notes) == 1, "meta.kernels=torch asks for none"
+    build(*WITHOUT_KERNEL[named], compute=dataclasses.replace(compute, kernels=False))
+    assert len(notes) == 1, "meta.kernels=torch must not log missing kernels"
 
 
-def test_a_loss_of_ones_own_is_differentiated_by_torch_and_the_log_says_so_once() -> None:
+def test_custom_loss_uses_autograd_and_is_logged_once() -> None:
     notes: list[str] = []
     compute = dataclasses.replace(Compute.choose("cpu", "fp32", 1), note=notes.append)
     network = network_of(build("ppo", compute=compute)[0])
-    learner = Learner(network, compute, lambda flat: Still())
+    learner = Learner(network, compute, lambda flat: NoStep())
 
     def loss(module: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
         value = module(rows).parameters.square().mean()
@@ -290,7 +296,7 @@ def test_a_loss_of_ones_own_is_differentiated_by_torch_and_the_log_says_so_once(
     assert type(network).__name__ in notes[0]
 
 
-class Still:
+class NoStep:
     """An optimizer that changes nothing."""
 
     def step(self, lr: float) -> float:
@@ -303,7 +309,7 @@ class Still:
         pass
 
 
-def test_a_run_notes_in_its_log_what_has_no_kernel_and_computes_with_what_it_was_told(tmp_path: Path) -> None:
+def test_missing_kernel_is_in_the_session_log_unless_kernels_is_torch(tmp_path: Path) -> None:
     overrides = [
         "agent=a2c", "env=cartpole", "preset=none", "env.max_frame=64", "agent/network=mlp", "wandb=disabled",
         "agent.network.torso.activation=Mish", "meta=dev",

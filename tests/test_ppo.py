@@ -1,4 +1,4 @@
-"""PPO's update is the paper's, its bootstrap is right on a task with known values, and it repeats exactly."""
+"""Tests of PPO: the update equals the paper's equations, bootstrapping is correct, and runs are exact."""
 
 from __future__ import annotations
 
@@ -49,40 +49,45 @@ def build(
 
 
 def play(agent: PPO, clock: Clock, space: gym.Space, steps: int, seed: int = 0) -> int:
-    """A made-up world in which the reward depends on the action and episodes end and are cut at random."""
+    """Run the agent in a random environment and return the number of updates.
+
+    The reward depends on the action; episodes are terminated and truncated at random.
+    """
     rng = np.random.default_rng(seed)
 
-    def look() -> np.ndarray:
+    def random_observations() -> np.ndarray:
         if space.dtype == np.uint8:
             return rng.integers(0, 256, (4, *space.shape)).astype(np.uint8)
         return rng.normal(size=(4, *space.shape)).astype(np.float32)
 
-    observation, updates = look(), 0
+    observation, updates = random_observations(), 0
     for _ in range(steps):
         action = agent.act(Observation(observation))
         terminated, truncated = rng.random(4) < 0.1, rng.random(4) < 0.1
         over = terminated | truncated
-        following = look()
+        next_observation = random_observations()
         episodes = [Episode(int(i), 0, 0, 0.0, 1, bool(truncated[i])) for i in np.flatnonzero(over)]
         reward = np.asarray(action, np.float32).reshape(4, -1).sum(1)
-        agent.observe(Step(look(), following, reward, terminated, truncated, over, episodes))
+        agent.observe(
+            Step(random_observations(), next_observation, reward, terminated, truncated, over, episodes)
+        )
         updates += agent.learn()
         clock.tick(4)
-        observation = look()
+        observation = random_observations()
     return updates
 
 
-def test_surrogate_is_pessimistic() -> None:
+def test_clipped_surrogate_is_pessimistic() -> None:
     ratio = torch.tensor([1.5, 1.5, 0.5, 0.5, 1.05])
     advantage = torch.tensor([1.0, -1.0, 1.0, -1.0, 2.0])
     expected = torch.tensor([1.2, -1.5, 0.5, -0.8, 2.1]).mean()
     torch.testing.assert_close(clipped_surrogate(ratio, advantage, 0.2), expected)
 
 
-def test_value_loss_by_hand() -> None:
+def test_value_loss_equals_hand_computed_values() -> None:
     value, old, target = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0])
     torch.testing.assert_close(value_loss(value, old, target, None), torch.tensor(0.5))
-    # The first value may move by 0.5 only: its clipped error 0.25 is smaller than 1, the worse one counts.
+    # Clipping moves the first value to 0.5; its squared error, 0.25, is below the unclipped 1, which counts.
     torch.testing.assert_close(value_loss(value, old, target, 0.5), torch.tensor(0.5))
     torch.testing.assert_close(
         value_loss(torch.tensor([1.0]), torch.zeros(1), torch.ones(1), 0.5), torch.tensor(0.125)
@@ -91,10 +96,10 @@ def test_value_loss_by_hand() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("action", [DISCRETE, BOX], ids=["discrete", "continuous"])
-def test_an_update_is_adam_on_the_gradient_of_equation_9(
+def test_update_is_adam_on_the_gradient_of_equation_9(
     shared: bool, action: gym.Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One rollout, one epoch, one minibatch: the new weights computed here from the paper alone."""
+    """Compute the new weights from the paper's equation for one rollout, one epoch and one minibatch."""
     config = dataclasses.replace(
         CONFIG,
         network=dataclasses.replace(NETWORK, shared=shared),
@@ -109,19 +114,19 @@ def test_an_update_is_adam_on_the_gradient_of_equation_9(
     reference = copy.deepcopy(network_of(agent))
     batches = rollouts(monkeypatch)
     assert play(agent, clock, VECTOR, 1) == 1
-    (seen,) = batches
+    (batch,) = batches
 
-    parameters, value, _ = reference(seen.observation)
+    parameters, value, _ = reference(batch.observation)
     if action is DISCRETE:
         policy = torch.distributions.Categorical(logits=parameters)
-        log_prob, entropy = policy.log_prob(seen.action), policy.entropy()
+        log_prob, entropy = policy.log_prob(batch.action), policy.entropy()
     else:
         normal = torch.distributions.Normal(parameters[:, :2], parameters[:, 2:].exp())
-        log_prob, entropy = normal.log_prob(seen.action).sum(1), normal.entropy().sum(1)
-    ratio = (log_prob - seen.log_prob).exp()
-    advantage = (seen.advantage - seen.advantage.mean()) / (seen.advantage.std() + 1e-8)
+        log_prob, entropy = normal.log_prob(batch.action).sum(1), normal.entropy().sum(1)
+    ratio = (log_prob - batch.log_prob).exp()
+    advantage = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std() + 1e-8)
     surrogate = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).mean()
-    loss = -surrogate + 0.5 * 0.5 * (value - seen.value_target).square().mean() - 0.02 * entropy.mean()
+    loss = -surrogate + 0.5 * 0.5 * (value - batch.value_target).square().mean() - 0.02 * entropy.mean()
     optimizer = torch.optim.Adam(reference.parameters(), lr=1e-3, eps=1e-5)
     optimizer.zero_grad()
     loss.backward()
@@ -131,15 +136,15 @@ def test_an_update_is_adam_on_the_gradient_of_equation_9(
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_stored_log_probabilities_are_those_of_the_policy_that_acted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_log_probabilities_are_those_of_the_acting_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock = build()
     play(agent, clock, VECTOR, 7)
     network, batches = copy.deepcopy(network_of(agent)), rollouts(monkeypatch)
     play(agent, clock, VECTOR, 1)
-    (seen,) = batches
+    (batch,) = batches
     with torch.no_grad():
-        policy = torch.distributions.Categorical(logits=network(seen.observation).parameters)
-    torch.testing.assert_close(seen.log_prob, policy.log_prob(seen.action), rtol=1e-4, atol=1e-5)
+        policy = torch.distributions.Categorical(logits=network(batch.observation).parameters)
+    torch.testing.assert_close(batch.log_prob, policy.log_prob(batch.action), rtol=1e-4, atol=1e-5)
 
 
 def test_truncation_bootstraps_from_the_true_final_observation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,21 +154,21 @@ def test_truncation_bootstraps_from_the_true_final_observation(monkeypatch: pyte
     for name, observation in (("first", first), ("final", final), ("reset", reset)):
         with torch.no_grad():
             values[name] = float(network_of(agent)(torch.from_numpy(observation)).value[0])
-    no, reward = np.zeros(4, bool), np.ones(4, np.float32)
+    never, reward = np.zeros(4, bool), np.ones(4, np.float32)
     truncated = np.array([True, False, False, True])
     terminated = np.array([False, True, False, False])
     over = truncated | terminated
-    following = np.where(over[:, None], reset, final)
+    next_observation = np.where(over[:, None], reset, final)
     episodes = [Episode(i, 0, 0, 1.0, 1, True) for i in (0, 1, 3)]
     agent.act(Observation(first))
-    agent.observe(Step(following, final, reward, terminated, truncated, over, episodes))
-    agent.act(Observation(following))
-    agent.observe(Step(following, following, reward, no, no, no))
+    agent.observe(Step(next_observation, final, reward, terminated, truncated, over, episodes))
+    agent.act(Observation(next_observation))
+    agent.observe(Step(next_observation, next_observation, reward, never, never, never))
     agent.learn()
-    (seen,) = batches
+    (batch,) = batches
     expected = {0: values["final"], 1: 0.0, 2: values["final"], 3: values["final"]}
     for env, bootstrap in expected.items():
-        assert float(seen.advantage[env]) == pytest.approx(1 + 0.5 * bootstrap - values["first"], abs=1e-5)
+        assert float(batch.advantage[env]) == pytest.approx(1 + 0.5 * bootstrap - values["first"], abs=1e-5)
 
 
 @pytest.mark.parametrize("space", [VECTOR, IMAGE], ids=["vector", "image"])
@@ -179,21 +184,21 @@ def test_two_runs_are_equal_bit_for_bit(space: gym.Space) -> None:
 
 @pytest.mark.parametrize("steps", [3, 8, 13])
 @pytest.mark.parametrize("space", [VECTOR, IMAGE], ids=["vector", "image"])
-def test_a_restored_agent_has_the_same_future(steps: int, space: gym.Space) -> None:
+def test_restored_agent_has_the_same_future(steps: int, space: gym.Space) -> None:
     streams = Streams(3)
-    unbroken, clock = build(observation=space, streams=streams)
-    play(unbroken, clock, space, steps)
-    state, drawn = copy.deepcopy((unbroken.state_dict(), streams.state_dict()))
-    play(unbroken, clock, space, 10, seed=1)
+    uninterrupted, clock = build(observation=space, streams=streams)
+    play(uninterrupted, clock, space, steps)
+    state, streams_state = copy.deepcopy((uninterrupted.state_dict(), streams.state_dict()))
+    play(uninterrupted, clock, space, 10, seed=1)
 
     streams = Streams(3)
     restored, clock = build(observation=space, streams=streams)
     restored.load_state_dict(state)
-    streams.load_state_dict(drawn)
+    streams.load_state_dict(streams_state)
     clock.tick(4 * steps)
     play(restored, clock, space, 10, seed=1)
-    assert torch.equal(weights_of(network_of(unbroken)), weights_of(network_of(restored)))
-    assert unbroken.metrics() == pytest.approx(restored.metrics(), nan_ok=True)
+    assert torch.equal(weights_of(network_of(uninterrupted)), weights_of(network_of(restored)))
+    assert uninterrupted.metrics() == pytest.approx(restored.metrics(), nan_ok=True)
 
 
 def test_metrics_have_the_same_keys_before_and_after_learning() -> None:
@@ -219,10 +224,10 @@ def test_target_kl_stops_the_epochs() -> None:
     agent, clock = build(eager)
     assert play(agent, clock, VECTOR, 8) == 20
     agent, clock = build(dataclasses.replace(eager, target_kl=1e-4))
-    assert play(agent, clock, VECTOR, 8) == 2  # one epoch
+    assert play(agent, clock, VECTOR, 8) == 2  # two minibatches, one epoch
 
 
-def test_a_non_finite_loss_stops_with_term_and_frame() -> None:
+def test_non_finite_loss_raises_an_error_with_term_and_frame() -> None:
     agent, clock = build(dataclasses.replace(CONFIG, lr=1e30))
     with pytest.raises(NonFiniteError) as caught:
         play(agent, clock, VECTOR, 32)
@@ -239,7 +244,7 @@ def test_evaluation_leaves_training_untouched() -> None:
     assert torch.equal(weights_of(network_of(plain)), weights_of(network_of(disturbed)))
 
 
-def test_bfloat16_learns_nearly_what_float32_does() -> None:
+def test_bfloat16_update_is_close_to_float32() -> None:
     vectors = []
     for precision in ("fp32", "bf16"):
         agent, clock = build(observation=IMAGE, precision=precision)
@@ -251,7 +256,7 @@ def test_bfloat16_learns_nearly_what_float32_does() -> None:
 
 
 @pytest.mark.parametrize("layout", [(2, 40, 40), (40, 40, 3)])
-def test_pixels_are_scaled_and_read_in_any_layout(layout: tuple[int, ...]) -> None:
+def test_pixels_are_scaled_and_their_channels_may_be_first_or_last(layout: tuple[int, ...]) -> None:
     space = gym.spaces.Box(0, 255, layout, np.uint8)
     network = ActorCritic(NETWORK, Spaces(space, DISCRETE, 1), 3, None)
     images = np.random.default_rng(0).integers(0, 256, (5, *layout)).astype(np.uint8)
@@ -270,7 +275,7 @@ def test_continuous_options_are_refused_for_discrete_actions() -> None:
         PPO.check(config, Spaces(VECTOR, DISCRETE, 1))
 
 
-def test_a_network_that_cannot_read_the_observations_is_refused_before_it_is_built() -> None:
+def test_network_unsuited_to_the_observations_is_refused() -> None:
     config = options("agent", "agent=ppo agent/network=nature_cnn")
     PPO.check(config, Spaces(IMAGE, DISCRETE, 1))
     for space in (VECTOR, gym.spaces.Box(0, 255, (3, 10, 10), np.uint8)):
@@ -278,20 +283,20 @@ def test_a_network_that_cannot_read_the_observations_is_refused_before_it_is_bui
             PPO.check(config, Spaces(space, DISCRETE, 1))
 
 
-def test_the_automatic_network_reads_small_images_too() -> None:
+def test_automatic_network_accepts_small_images() -> None:
     tiny = gym.spaces.Box(0, 255, (3, 10, 10), np.uint8)
     agent, clock = build(observation=tiny)
     assert play(agent, clock, tiny, 8) == 4
 
 
-def test_the_nearest_batch_size_is_found_at_once_for_a_huge_rollout() -> None:
+def test_nearest_batch_size_is_suggested_for_a_huge_rollout() -> None:
     env = SimpleNamespace(num_envs=10**12, max_frame=1)
     with refused("contradiction", "agent.batch_size", "agent.batch_size=20"):
         PPO.check_config(dataclasses.replace(CONFIG, batch_size=19), env)
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "reinforce", "recurrent_ppo", "sarsa"])
-def test_numbers_are_learned_from_in_float32_whatever_the_processor_likes(agent: str) -> None:
+def test_vector_observations_are_learned_from_in_float32_under_bf16(agent: str) -> None:
     weights = []
     for precision in ("fp32", "bf16"):
         made, clock, _ = on_policy_cases.build(agent, compute=Compute.choose("cpu", precision, 1))
@@ -301,7 +306,7 @@ def test_numbers_are_learned_from_in_float32_whatever_the_processor_likes(agent:
         assert torch.equal(value, weights[1][name]), name
 
 
-def test_policy_and_values_of_images_have_all_digits_of_their_last_layer() -> None:
+def test_last_layers_compute_in_float32_under_bfloat16() -> None:
     network = ActorCritic(NETWORK, Spaces(IMAGE, DISCRETE, 1), 3, None)
     images = torch.from_numpy(network.layout(np.stack([IMAGE.sample() for _ in range(64)])))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):

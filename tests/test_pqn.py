@@ -1,4 +1,4 @@
-"""PQN's targets are lambda-returns of the best values, and it finds the best values of a known task."""
+"""Tests of PQN: lambda-return targets, and convergence to the known best values of a small task."""
 
 from __future__ import annotations
 
@@ -33,40 +33,40 @@ def test_targets_are_lambda_returns_of_the_best_values(monkeypatch: pytest.Monke
     world, network = Recorded(noise(1, seed=2)), copy.deepcopy(agent.modules()["q_network"])
     taken: list[int] = []
     act = agent.act
-    agent.act = lambda seen: taken.append(act(seen)) or taken[-1]  # type: ignore[func-returns-value]
-    seen = minibatches(monkeypatch)
+    agent.act = lambda observation: taken.append(act(observation)) or taken[-1]  # type: ignore[func-returns-value]
+    batches = minibatches(monkeypatch)
     play(agent, clock, world, 8)
-    (batch,) = seen
+    (batch,) = batches
 
     def best(observation: NDArray) -> float:
         with torch.no_grad():
             return float(network(torch.from_numpy(observation)).outputs.max())
 
-    wanted: list[float] = []
+    targets: list[float] = []
     kinds = set()
     for t in reversed(range(8)):
         step = world.steps[t]
         bootstrap = 0.0 if step.terminated[0] else best(step.next_observation)
-        follows = wanted and not step.episode_over[0]
+        follows = targets and not step.episode_over[0]
         kinds |= {"terminated"} if step.terminated[0] else {"truncated"} if step.truncated[0] else set()
-        goal = 0.3 * bootstrap + 0.7 * wanted[-1] if follows else bootstrap
-        wanted.append(float(step.reward[0]) + 0.9 * goal)
-    assert kinds, "no episode ends, so that the test shows less than it says"
-    # The minibatch has the rows in random order: each is found by its observation.
+        next_return = 0.3 * bootstrap + 0.7 * targets[-1] if follows else bootstrap
+        targets.append(float(step.reward[0]) + 0.9 * next_return)
+    assert kinds, "no episode ends, so this test does not check the ends of episodes"
+    # The rows of the minibatch are in random order, so each is identified by its observation.
     order = [
         int(np.flatnonzero([(world.seen[t][0] == row).all() for t in range(8)])[0])
         for row in batch.observation.numpy()
     ]
     assert sorted(order) == list(range(8))
     assert batch.action.tolist() == [int(taken[t][0]) for t in order]  # type: ignore[index]
-    np.testing.assert_allclose(batch.target.numpy(), np.array(wanted[::-1])[order], atol=1e-5)
+    np.testing.assert_allclose(batch.target.numpy(), np.array(targets[::-1])[order], atol=1e-5)
 
 
-def test_it_finds_the_best_values_without_a_target_network() -> None:
+def test_pqn_finds_the_best_values_without_a_target_network() -> None:
     decaying = "agent.lr={kind: linear, start: 3e-3, end: 1e-5, horizon: 8000}"
     overrides = ("agent.exploration.epsilon=1.0", "agent.gamma=0.8", "agent.trace_decay=0", decaying)
-    two = gym.spaces.Discrete(2)
-    agent, clock, _ = build("pqn", *SMALL, *overrides, observation=Chain.SPACE, action=two, num_envs=8)
+    actions = gym.spaces.Discrete(2)
+    agent, clock, _ = build("pqn", *SMALL, *overrides, observation=Chain.SPACE, action=actions, num_envs=8)
     play(agent, clock, Chain(8), 1000)
     with torch.no_grad():
         found = agent.modules()["q_network"](torch.eye(Chain.STATES)).outputs.squeeze(2).numpy()
@@ -74,22 +74,22 @@ def test_it_finds_the_best_values_without_a_target_network() -> None:
 
 
 @pytest.mark.parametrize("steps", [3, 8, 17])
-def test_a_restored_agent_has_the_same_future(steps: int) -> None:
+def test_restored_agent_has_the_same_future(steps: int) -> None:
     make: Any = lambda: build("pqn", *SMALL)  # noqa: E731
     assert_same_future(make, noise(), steps)
 
 
-def test_an_epoch_takes_every_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_uses_every_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock, _ = build("pqn", *SMALL, "agent.epochs=3")
-    seen = minibatches(monkeypatch)
+    batches = minibatches(monkeypatch)
     updates = play(agent, clock, noise(), 8)
-    assert updates == len(seen) == 3 * 4
-    for epoch in (seen[:4], seen[4:8], seen[8:]):
+    assert updates == len(batches) == 3 * 4
+    for epoch in (batches[:4], batches[4:8], batches[8:]):
         rows = np.concatenate([batch.observation.numpy() for batch in epoch])
         assert len(np.unique(rows, axis=0)) == 32
 
 
-def test_what_it_cannot_learn_is_refused() -> None:
+def test_unsupported_options_of_pqn_are_refused() -> None:
     config = config_of("pqn", *SMALL).agent.config
     with refused("unsupported", "agent", "agent=pqn", "Box", "agent=ppo"):
         PQN.check(config, Spaces(VECTOR, BOX, 1))

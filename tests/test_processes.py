@@ -1,4 +1,4 @@
-"""Processes that work for another one end when it does, and outlast what is said to all."""
+"""Tests of processes: signals, orphaned processes, and descriptions of exit codes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ try:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     time.sleep(60)
 finally:
-    open(sys.argv[1], "w").write("told")
+    open(sys.argv[1], "w").write("stopped")
 """
 
 LAUNCHER = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
 
 
-def test_a_process_whose_starter_was_killed_is_told_to_stop(tmp_path: Path) -> None:
-    word = tmp_path / "word"
+def test_process_stops_when_its_parent_is_killed(tmp_path: Path) -> None:
+    file = tmp_path / "stopped.txt"
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, ORPHAN, str(word)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LAUNCHER, ORPHAN, str(file)], stdout=subprocess.PIPE, text=True
     )
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == "begun\n"
@@ -37,27 +37,27 @@ def test_a_process_whose_starter_was_killed_is_told_to_stop(tmp_path: Path) -> N
     launcher.wait()
     launcher.stdout.close()
     for _ in range(300):
-        if word.exists():
+        if file.exists():
             break
         time.sleep(0.1)
-    assert word.read_text() == "told"
+    assert file.read_text() == "stopped"
 
 
-def test_a_signal_that_comes_while_children_are_started_is_not_lost() -> None:
+def test_signal_during_the_start_of_children_is_not_lost() -> None:
     program = """
 import os, signal
 from labrl.processes import signals_wait_in_children
-heard = []
-signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
+received = []
+signal.signal(signal.SIGTERM, lambda *_: received.append(1))
 with signals_wait_in_children():
     os.kill(os.getpid(), signal.SIGTERM)
-    assert not heard
-assert heard, "lost"
+    assert not received
+assert received, "the signal was lost"
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_programs_of_a_process_that_heeds_no_signals_heed_them() -> None:
+def test_programs_started_by_a_process_that_ignores_signals_react_to_them() -> None:
     program = """
 import os, signal, subprocess, sys
 from labrl.processes import ignore_signals
@@ -70,9 +70,11 @@ assert child.wait() == -signal.SIGTERM
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
 
 
-def test_how_a_process_ended_is_told_in_words() -> None:
+def test_end_of_a_process_is_described_by_exit_code_or_signal() -> None:
     assert "3" in how_it_ended(3)
     assert "SIGKILL" in how_it_ended(-signal.SIGKILL)
     assert "SIGSEGV" in how_it_ended(-signal.SIGSEGV)
     assert "99" in how_it_ended(-99)
-    assert len(how_it_ended(-signal.SIGKILL)) > len(how_it_ended(-signal.SIGSEGV)), "a hint at memory"
+    assert len(how_it_ended(-signal.SIGKILL)) > len(how_it_ended(-signal.SIGSEGV)), (
+        "SIGKILL needs a hint that memory may have run out"
+    )

@@ -1,4 +1,4 @@
-"""A profile of some frames and the state of a failure are saved."""
+"""Tests of meta.profile, of the state saved at a crash, and of the seconds spent in each phase."""
 
 from __future__ import annotations
 
@@ -25,30 +25,31 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Breaks(Callback):
-    """Fails at frame 200."""
+    """Callback that fails at frame 200."""
 
     def step(self, session: Any) -> None:
         if session.clock.frame >= 200:
             raise RuntimeError("broken on purpose")
 
 
-def learned(folder: str) -> list[dict[str, Any]]:
+def training_rows(folder: str) -> list[dict[str, Any]]:
+    """Read the training rows of the first session, without wall time and fps."""
     rows = read_rows(Path(folder) / "session_0" / "train.csv")
     return [{name: cell for name, cell in row.items() if name not in ("wall", "fps")} for row in rows]
 
 
-def test_a_profiled_window_leaves_a_trace_and_a_table_and_learns_the_same() -> None:
-    labrl.train([*SMALL, "+meta.profile={start: 128, frames: 128}", "hydra.run.dir=runs/seen"])
-    folder = Path("runs/seen/session_0/profile")
+def test_profile_writes_trace_and_table_and_changes_no_training_row() -> None:
+    labrl.train([*SMALL, "+meta.profile={start: 128, frames: 128}", "hydra.run.dir=runs/profiled"])
+    folder = Path("runs/profiled/session_0/profile")
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert any("aten::" in str(event.get("name")) for event in events)
     assert "Self CPU" in (folder / "table.txt").read_text()
-    labrl.train([*SMALL, "hydra.run.dir=runs/unseen"])
-    assert not Path("runs/unseen/session_0/profile").exists()
-    assert learned("runs/seen") == learned("runs/unseen")
+    labrl.train([*SMALL, "hydra.run.dir=runs/plain"])
+    assert not Path("runs/plain/session_0/profile").exists()
+    assert training_rows("runs/profiled") == training_rows("runs/plain")
 
 
-def test_a_run_that_ends_within_the_window_writes_what_was_seen() -> None:
+def test_profile_is_written_when_the_run_ends_within_the_window() -> None:
     labrl.train(
         [
             *QUIET,
@@ -70,14 +71,14 @@ def test_a_run_that_ends_within_the_window_writes_what_was_seen() -> None:
         ("true", "type", "meta.profile"),
     ],
 )
-def test_a_window_that_is_none_is_refused(window: str, code: str, key: str) -> None:
+def test_invalid_profile_window_is_refused(window: str, code: str, key: str) -> None:
     with pytest.raises(InputError) as refused:
         resolve(compose([f"meta.profile={window}"]))
     assert (refused.value.code, refused.value.key) == (code, key)
 
 
 @pytest.mark.parametrize("on_crash", ["skip", "save"])
-def test_the_state_at_a_crash_is_kept_where_asked_for_and_never_resumed_from(on_crash: str) -> None:
+def test_crash_state_is_saved_only_on_request_and_not_among_checkpoints(on_crash: str) -> None:
     breaking = "+callbacks.breaks={_target_: test_profile_and_crash.Breaks}"
     result = labrl.train([*SMALL, breaking, f"meta.on_crash={on_crash}", "hydra.run.dir=one"])
     assert result.exit_code == 1
@@ -91,7 +92,7 @@ def test_the_state_at_a_crash_is_kept_where_asked_for_and_never_resumed_from(on_
         assert str(session / "crash") in (session / "session.log").read_text()
 
 
-def test_seconds_are_told_by_what_they_were_spent_on() -> None:
+def test_result_contains_the_seconds_of_each_phase() -> None:
     session = labrl.train([*SMALL, "hydra.run.dir=one"]).sessions[0]
     assert set(session.phases) == {"act", "env", "learn", "callbacks"}
     assert 0 < sum(session.phases.values()) <= session.wall * 1.01

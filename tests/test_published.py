@@ -1,4 +1,4 @@
-"""Our runs beside published scores: the same setting, the same measure, and no claim beyond what was run."""
+"""Tests of the comparison with published scores: settings, verdicts, and the page of results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_with(path: Path, scores: list[float], session_status: str = "finished", **changes: Any) -> Any:
-    """A run whose sessions have the same return in every row."""
+    """Write and load a run with one session per score, which has that return in every row."""
     config = config_with(env__id="CartPole-v1", **changes)
     sessions = [rows_of(range(100, 1001, 100), [score] * 10) for score in scores]
     return load_run(write_run(path, sessions, config=config, session_status=session_status))
@@ -37,19 +37,19 @@ def run_with(path: Path, scores: list[float], session_status: str = "finished", 
     [
         ([480, 490, 485, 495], "better"),
         ([400, 410, 405, 415], "worse"),
-        ([400, 500, 430, 480], "equal"),  # the published one lies in our interval
-        ([447, 447, 447, 447], "equal"),  # off by less than a hundredth
+        ([400, 500, 430, 480], "equal"),  # the published score lies in our interval
+        ([447, 447, 447, 447], "equal"),  # differs by less than one percent
         ([400, 410, 405], "unfinished"),
     ],
 )
-def test_a_verdict_is_about_four_finished_sessions(tmp_path: Path, scores: list[float], verdict: str) -> None:
+def test_verdict_needs_four_finished_sessions(tmp_path: Path, scores: list[float], verdict: str) -> None:
     result = judged(CELL, run_with(tmp_path / "a", scores))
     assert (result.verdict, result.sessions) == (verdict, len(scores))
     assert result.score is not None
     assert result.score.value == pytest.approx(sum(scores) / len(scores))
 
 
-def test_another_setting_or_a_run_broken_off_compares_nothing(tmp_path: Path) -> None:
+def test_other_setting_interrupted_or_missing_run_is_not_compared(tmp_path: Path) -> None:
     scores = [480.0, 490, 485, 495]
     assert judged(CELL, run_with(tmp_path / "a", scores, env__num_envs=8)).verdict == "other setting"
     assert (
@@ -58,7 +58,7 @@ def test_another_setting_or_a_run_broken_off_compares_nothing(tmp_path: Path) ->
     assert judged(CELL, None).verdict == "not run"
 
 
-def test_the_table_has_every_cell_and_falling_short_in_bold(tmp_path: Path) -> None:
+def test_table_has_every_cell_and_worse_ones_in_bold(tmp_path: Path) -> None:
     found = [judged(CELL, run_with(tmp_path / "a", [400.0, 410, 405, 415])), judged(CELL, None)]
     lines = as_markdown(found).splitlines()
     assert lines[2].startswith("| **CartPole-v1** | **1,000** | **ppo** | **450.0** | **407.5 [")
@@ -66,7 +66,7 @@ def test_the_table_has_every_cell_and_falling_short_in_bold(tmp_path: Path) -> N
     assert summary(found) == "1 worse, 1 not run"
 
 
-def test_recipes_have_the_published_setting() -> None:
+def test_recipes_have_the_published_settings() -> None:
     composed = {
         overrides: to_plain(compose([overrides])) for overrides in {cell.overrides[0] for cell in cells()}
     }
@@ -77,13 +77,13 @@ def test_recipes_have_the_published_setting() -> None:
         assert (plain["meta"]["log_frequency"], plain["meta"]["max_session"]) == (cell.log_frequency, 4)
 
 
-def test_every_published_cell_is_known() -> None:
+def test_published_cells_are_complete_and_unique() -> None:
     assert len(cells()) == 28
     assert {cell.env_id for cell in cells()} == set(ENVS)
     assert len({cell.name for cell in cells()}) == 28
 
 
-def test_a_cell_begins_goes_on_and_is_left_alone_when_done(
+def test_benchmark_starts_resumes_and_skips_cells(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
@@ -98,13 +98,13 @@ def test_a_cell_begins_goes_on_and_is_left_alone_when_done(
     ]
     run_with(folder, [240.0] * 4)
     assert results.command(cell.overrides, folder) == [f"+resume={folder}"]
-    asked: list[list[str]] = []
-    monkeypatch.setattr(results, "_train", lambda overrides, seconds: asked.append(overrides) or 0)
+    started: list[list[str]] = []
+    monkeypatch.setattr(results, "_train", lambda overrides, seconds: started.append(overrides) or 0)
     overrides = ["cartpole_ddqn_per", "cartpole_ppo", "--root", str(tmp_path / "runs")]
     assert results.main(overrides) == 0
-    assert [run[:2] for run in asked] == [["experiment=slm_lab/cartpole", "agent=ppo"]]
+    assert [run[:2] for run in started] == [["experiment=slm_lab/cartpole", "agent=ppo"]]
     assert results.main([*overrides, "--minutes", "0"]) == 0
-    assert len(asked) == 1
+    assert len(started) == 1
     page = (tmp_path / "results.md").read_text()
     assert "1 other setting" in page or "not run" in page
     with pytest.raises(SystemExit) as ended:
@@ -113,7 +113,7 @@ def test_a_cell_begins_goes_on_and_is_left_alone_when_done(
     assert "cartpole_nobody" in capsys.readouterr().err
 
 
-def test_atari_is_told_with_its_frames_and_a_curve_of_each_game(
+def test_page_has_frames_and_a_curve_for_each_atari_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
@@ -132,7 +132,7 @@ def test_atari_is_told_with_its_frames_and_a_curve_of_each_game(
     assert (tmp_path / "results.md").read_text() == page
 
 
-def test_three_sessions_have_the_interval_of_their_mean(
+def test_page_shows_the_interval_of_the_mean_of_three_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
@@ -143,23 +143,27 @@ def test_three_sessions_have_the_interval_of_their_mean(
     assert "| 20.0, 30.0, 40.0 | 30.0 [20.0, 40.0] |" in page
 
 
-def test_what_was_measured_stays_on_the_page_without_its_run(
+def test_page_keeps_earlier_results_when_their_run_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
     sarsa = next(cell for cell in cells() if cell.name == "cartpole_sarsa")
 
-    def four_at(root: str, score: float, **how: Any) -> str:
+    def page_after_run(root: str, score: float, **options: Any) -> str:
         setting = {"num_envs": sarsa.num_envs, "max_frame": sarsa.frames}
         changes = {f"env__{key}": value for key, value in setting.items()}
         scores = [score + change for change in (-1, 0, 0, 1)]
         run_with(
-            tmp_path / root / sarsa.name, scores, meta__log_frequency=sarsa.log_frequency, **changes, **how
+            tmp_path / root / sarsa.name,
+            scores,
+            meta__log_frequency=sarsa.log_frequency,
+            **changes,
+            **options,
         )
         results.write_page(tmp_path / root)
         return (tmp_path / "results.md").read_text()
 
-    page = four_at("first", 480.0)
+    page = page_after_run("first", 480.0)
     assert "| sarsa | 430.9 | 480.0 [" in page
     (row,) = record.read(tmp_path / "results" / "cells.csv").values()
     assert re.fullmatch(r"[0-9a-f]{40}\+?|", row["commit"])
@@ -168,12 +172,12 @@ def test_what_was_measured_stays_on_the_page_without_its_run(
     results.write_page(tmp_path / "another machine")
     assert (tmp_path / "results.md").read_text() == page
     assert record.read(tmp_path / "results" / "cells.csv") == {"cartpole_sarsa": row}
-    assert four_at("begun anew", 460.0, session_status="interrupted") == page
-    assert "| sarsa | 430.9 | 490.0 [" in four_at("run again", 490.0)
+    assert page_after_run("interrupted", 460.0, session_status="interrupted") == page
+    assert "| sarsa | 430.9 | 490.0 [" in page_after_run("run again", 490.0)
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "dqn", "rainbow"])
-def test_atari_recipes_differ_in_the_protocol_alone(agent: str) -> None:
+def test_atari_recipes_v4_and_v5_differ_in_sticky_actions_only(agent: str) -> None:
     overrides = [f"agent={agent}", "env=breakout"]
     v4, v5 = (to_plain(compose([f"experiment=atari/{name}", *overrides])) for name in ("v4", "v5"))
     assert (v4["env"].pop("sticky_actions"), v5["env"].pop("sticky_actions")) == (0.0, 0.25)

@@ -1,4 +1,4 @@
-"""The network of the DQN family: one stream or two, and noise that is drawn by who asks."""
+"""Tests of the Q-network: outputs, dueling streams, noisy layers, and copies."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def noise_of(net: QNetwork, *rows: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize(
     "changes", [{}, {"head": [8]}, {"head": [8], "dueling": True, "noisy": 0.5}], ids=str
 )
-def test_outputs_for_each_action(space: gym.Space, changes: dict[str, Any]) -> None:
+def test_outputs_have_one_row_per_action(space: gym.Space, changes: dict[str, Any]) -> None:
     net = network(space, **changes)
     inputs = torch.from_numpy(net.layout(np.stack([space.sample() for _ in range(5)])))
     assert net(inputs).outputs.shape == (5, 4, 3)
     assert net(inputs).outputs.dtype == torch.float32
 
 
-def test_dueling_is_value_plus_what_an_action_is_better_than_the_mean() -> None:
+def test_dueling_outputs_are_value_plus_centred_advantage() -> None:
     net, inputs = network(dueling=True, head=[8]), torch.randn(5, 3)
     assert net.value is not None
     value = net.value(net.torso(inputs), None)
@@ -56,7 +56,7 @@ def test_dueling_is_value_plus_what_an_action_is_better_than_the_mean() -> None:
     )
 
 
-def test_noisy_layer_is_the_papers_sum_of_means_and_scaled_outer_products() -> None:
+def test_noisy_layer_follows_the_paper() -> None:
     torch.manual_seed(0)
     layer, inputs = NoisyLinear(3, 2, 0.5), torch.randn(4, 3)
     torch.testing.assert_close(layer.weight_sigma, torch.full((2, 3), 0.5 / 3**0.5))
@@ -67,36 +67,36 @@ def test_noisy_layer_is_the_papers_sum_of_means_and_scaled_outer_products() -> N
     torch.testing.assert_close(layer(inputs, None), inputs @ layer.weight.T + layer.bias)
 
 
-def test_factor_noise_is_the_signed_root_of_a_normal() -> None:
+def test_factor_noise_is_the_signed_root_of_normal_noise() -> None:
     noise = factor_noise((20_000,), torch.Generator().manual_seed(0))
     normal = noise.sign() * noise.square()
     assert float(normal.mean()) == pytest.approx(0, abs=0.03)
     assert float(normal.std()) == pytest.approx(1, abs=0.03)
 
 
-def test_one_noise_for_all_rows_or_one_for_each() -> None:
+def test_noise_may_be_shared_by_all_rows_or_given_per_row() -> None:
     net, inputs = network(dueling=True, head=[8], noisy=0.5), torch.randn(1, 3).repeat(4, 1)
-    one, each = noise_of(net), noise_of(net, 4)
-    same = net(inputs, noise=one).outputs
+    shared, per_row = noise_of(net), noise_of(net, 4)
+    same = net(inputs, noise=shared).outputs
     torch.testing.assert_close(same, same[:1].repeat(4, 1, 1))
-    different = net(inputs, noise=each).outputs
+    different = net(inputs, noise=per_row).outputs
     for row in range(4):
-        torch.testing.assert_close(different[row], net(inputs, noise=each[row]).outputs[row])
+        torch.testing.assert_close(different[row], net(inputs, noise=per_row[row]).outputs[row])
     assert not torch.equal(different[0], different[1])
 
 
-def test_every_layer_of_both_streams_has_noise_of_its_own() -> None:
+def test_every_layer_of_both_streams_has_its_own_noise() -> None:
     net, inputs = network(dueling=True, head=[8], noisy=0.5), torch.randn(2, 3)
     assert net.num_noise == (16 + 8) + (8 + 4 * 3) + (16 + 8) + (8 + 3)
     noise = noise_of(net)
     reference = net(inputs, noise=noise).outputs
-    for place in range(0, net.num_noise, 7):
+    for index in range(0, net.num_noise, 7):
         changed = noise.clone()
-        changed[place] += 1
-        assert not torch.equal(net(inputs, noise=changed).outputs, reference), place
+        changed[index] += 1
+        assert not torch.equal(net(inputs, noise=changed).outputs, reference), index
 
 
-def test_without_noise_a_noisy_network_is_its_mean() -> None:
+def test_noisy_network_without_noise_uses_its_mean_weights() -> None:
     net, inputs = network(noisy=0.5, head=[8]), torch.randn(2, 3)
     before = net(inputs).outputs
     for layer in net.advantage.layers:
@@ -106,21 +106,21 @@ def test_without_noise_a_noisy_network_is_its_mean() -> None:
     torch.testing.assert_close(net(inputs, noise=noise_of(net)).outputs, before)
 
 
-def test_a_copy_has_layers_of_its_own() -> None:
+def test_deep_copy_shares_no_weights() -> None:
     net, inputs = network(dueling=True, head=[8]), torch.randn(2, 3)
-    twin = copy.deepcopy(net)
+    copied = copy.deepcopy(net)
     before = net(inputs).outputs
-    for parameter in twin.parameters():
+    for parameter in copied.parameters():
         parameter.data.zero_()
     torch.testing.assert_close(net(inputs).outputs, before)
-    assert not twin(inputs).outputs.any()
+    assert not copied(inputs).outputs.any()
 
 
-def test_the_last_layer_keeps_all_digits_under_bfloat16() -> None:
+def test_last_layer_computes_in_float32_under_bfloat16() -> None:
     net, inputs = network(head=[8]), torch.randn(64, 3)
     net.advantage.layers[-1].bias.data.fill_(100.0)  # type: ignore[union-attr, operator]
     with torch.autocast("cpu", torch.bfloat16):
         outputs = net(inputs).outputs
-    # bfloat16 has steps of a half at 100
+    # bfloat16 numbers near 100 are 0.5 apart, so in bfloat16 few outputs would differ.
     assert len(outputs[:, 0, 0].unique()) > 40
     torch.testing.assert_close(outputs, net(inputs).outputs, atol=0.1, rtol=0)

@@ -1,4 +1,4 @@
-"""Episodes are recorded as seed and actions, cost the loop nothing, and survive an interruption."""
+"""Tests of recorded episodes: seed and actions play back exactly and survive an interruption."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ CARTPOLE = [*QUIET, "agent=random", "env=cartpole", "env.num_envs=3", "meta.eval
 
 
 def run(folder: Path, *overrides: str) -> Path:
-    """Returns the folder of the first session's episodes."""
+    """Train and return the folder of the first session's episodes."""
     assert labrl.train([*overrides, f"hydra.run.dir={folder}"]).exit_code == 0
     return folder / "session_0" / "episodes"
 
 
-def equal(one: RecordedEpisode, other: RecordedEpisode) -> bool:
-    plain, others = one.plain(), other.plain()
-    same = np.array_equal(plain.pop("actions"), others.pop("actions"))
-    plain["env"].pop("max_frame"), others["env"].pop("max_frame")
-    return same and plain == others
+def same_episode(one: RecordedEpisode, other: RecordedEpisode) -> bool:
+    """Return whether two episodes are equal except in the frame budget of their runs."""
+    fields, other_fields = one.plain(), other.plain()
+    same_actions = np.array_equal(fields.pop("actions"), other_fields.pop("actions"))
+    fields["env"].pop("max_frame"), other_fields["env"].pop("max_frame")
+    return same_actions and fields == other_fields
 
 
 @pytest.mark.parametrize("task", ["cartpole", "pendulum", "pong"])
-def test_recorded_episodes_play_again_to_the_bit(task: str, tmp_path: Path) -> None:
+def test_recorded_episodes_play_back_exactly(task: str, tmp_path: Path) -> None:
     episodes = run(tmp_path / "run", *small("random", task))
     best, last = (read_episode(episodes / f"{name}.npz") for name in ("best", "last"))
     assert recorded_names(episodes) == ["best", "last"]
@@ -41,43 +42,45 @@ def test_recorded_episodes_play_again_to_the_bit(task: str, tmp_path: Path) -> N
     assert len(last.actions) == last.length
     with open(tmp_path / "run" / "session_0" / "eval.csv") as file:
         rows = list(csv.DictReader(file))
-    # The window of this short run still holds all its episodes.
+    # This run is short enough that the last row's window contains all its episodes.
     assert best.episode_return == float(rows[-1]["return_max"])
     assert check(best) is None
     assert check(last) is None
 
 
-def test_a_replay_that_comes_out_otherwise_says_where(tmp_path: Path) -> None:
+def test_playback_reports_what_differs_from_the_recording(tmp_path: Path) -> None:
     episode = read_episode(run(tmp_path / "run", *CARTPOLE, "env.max_frame=600") / "last.npz")
-    plain = episode.plain()
+    fields = episode.plain()
     assert check(episode) is None
-    other = RecordedEpisode(**{**plain, "episode_return": 3.5})
+    other = RecordedEpisode(**{**fields, "episode_return": 3.5})
     difference = str(check(other))
     assert f"{episode.episode_return:g}" in difference
     assert "3.5" in difference
-    longer = RecordedEpisode(**{**plain, "length": episode.length + 1})
+    longer = RecordedEpisode(**{**fields, "length": episode.length + 1})
     assert str(episode.length + 1) in str(check(longer))
-    shorter = RecordedEpisode(**{**plain, "actions": episode.actions[:-1]})
+    shorter = RecordedEpisode(**{**fields, "actions": episode.actions[:-1]})
     assert str(episode.length - 1) in str(check(shorter))
-    moved = RecordedEpisode(**{**plain, "final_observation": "0"})
-    assert check(moved) is not None
-    reseeded = RecordedEpisode(**{**plain, "seed": episode.seed + 1})
+    other_observation = RecordedEpisode(**{**fields, "final_observation": "0"})
+    assert check(other_observation) is not None
+    reseeded = RecordedEpisode(**{**fields, "seed": episode.seed + 1})
     assert check(reseeded) is not None
 
 
 @pytest.mark.parametrize("evaluation", [[], ["meta.rigorous_eval=3"]])
-def test_a_resumed_run_records_what_an_unbroken_one_does(tmp_path: Path, evaluation: list[str]) -> None:
+def test_resumed_run_records_the_same_episodes_as_an_uninterrupted_one(
+    tmp_path: Path, evaluation: list[str]
+) -> None:
     overrides = [*CARTPOLE, *evaluation, "meta.log_frequency=150", "meta.record_episodes=each"]
-    unbroken = run(tmp_path / "unbroken", *overrides, "env.max_frame=1500")
+    uninterrupted = run(tmp_path / "uninterrupted", *overrides, "env.max_frame=1500")
     resumed = run(tmp_path / "resumed", *overrides, "env.max_frame=900")
     labrl.train([f"+resume={tmp_path / 'resumed'}", "env.max_frame=1500"])
     names = ["best", "last", "300", "600", "900", "1200", "1500"]
-    assert recorded_names(unbroken) == recorded_names(resumed) == names
+    assert recorded_names(uninterrupted) == recorded_names(resumed) == names
     for name in names:
-        assert equal(*(read_episode(folder / f"{name}.npz") for folder in (unbroken, resumed))), name
+        assert same_episode(*(read_episode(each / f"{name}.npz") for each in (uninterrupted, resumed))), name
 
 
-def test_a_resume_takes_back_what_was_recorded_after_its_checkpoint(tmp_path: Path) -> None:
+def test_resume_removes_episodes_recorded_after_the_checkpoint(tmp_path: Path) -> None:
     overrides = [*CARTPOLE, "meta.record_episodes=each", "env.max_frame=600"]
     episodes = run(tmp_path / "run", *overrides)
     write_episode(episodes, "700", read_episode(episodes / "last.npz"))
@@ -88,7 +91,7 @@ def test_a_resume_takes_back_what_was_recorded_after_its_checkpoint(tmp_path: Pa
     assert read_episode(episodes / "best.npz").episode_return < 1e9
 
 
-def test_with_an_evaluation_of_its_own_its_episodes_are_recorded(tmp_path: Path) -> None:
+def test_evaluation_episodes_are_recorded_when_evaluation_is_separate(tmp_path: Path) -> None:
     episodes = run(tmp_path / "run", *CARTPOLE, "env.max_frame=900", "meta.rigorous_eval=4")
     best, last = (read_episode(episodes / f"{name}.npz") for name in ("best", "last"))
     assert (best.source, last.source) == ("evaluation", "evaluation")
@@ -99,7 +102,7 @@ def test_with_an_evaluation_of_its_own_its_episodes_are_recorded(tmp_path: Path)
     assert check(best) is None
 
 
-def test_recording_can_be_left_out_and_changes_nothing_of_the_run(tmp_path: Path) -> None:
+def test_recording_can_be_disabled_and_does_not_change_the_run(tmp_path: Path) -> None:
     overrides = [*CARTPOLE, "env.max_frame=600"]
     episodes = run(tmp_path / "without", *overrides, "meta.record_episodes=none")
     assert not episodes.exists()
@@ -109,22 +112,22 @@ def test_recording_can_be_left_out_and_changes_nothing_of_the_run(tmp_path: Path
     assert rows[0] == rows[1]
 
 
-def test_actions_that_were_handed_out_stay_as_they_are() -> None:
+def test_recorded_actions_keep_their_values_when_the_record_grows() -> None:
     record = ActionRecord(2, Discrete(6), capacity=8)
     draws = np.random.default_rng(0).integers(0, 6, (500, 2))
-    kept, begin = [], 0
+    views, begin = [], 0
     for step, actions in enumerate(draws, 1):
         record.append(actions)
         if step % 7 == 0:
             record.begin(np.array([True, False]))
-            kept.append((begin, record.last(0, 7)))
+            views.append((begin, record.last(0, 7)))
             begin = step
         if step % 50 == 0:
             record.begin(np.array([False, True]))
-    assert all(np.array_equal(view, draws[start : start + 7, 0]) for start, view in kept)
+    assert all(np.array_equal(view, draws[start : start + 7, 0]) for start, view in views)
 
 
-def test_a_damaged_file_is_told_of(tmp_path: Path) -> None:
+def test_truncated_episode_file_is_reported_as_damaged(tmp_path: Path) -> None:
     path = run(tmp_path / "run", *CARTPOLE, "env.max_frame=300") / "last.npz"
     content = path.read_bytes()
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Options of memories that make no sense are refused before anything is built, with what to type instead."""
+"""Tests of invalid options of recurrent agents: each is refused with an override that avoids it."""
 
 from __future__ import annotations
 
@@ -10,115 +10,115 @@ from labrl.errors import Code
 from labrl.trial.trial import check
 
 CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
-    "a network with a memory for an agent that replays single steps": (
+    "recurrent network for an agent that replays single transitions": (
         ["agent=sac", "env=pendulum", "agent/network=lstm"],
         "agent.network.torso",
         "unsupported",
         ["agent=recurrent_ppo"],
     ),
-    "a sequence for a network without a memory": (
+    "sequence length with a plain network in recurrent_ppo": (
         ["agent=recurrent_ppo", "agent/network=mlp"],
         "agent.sequence_length",
         "contradiction",
         ["agent.sequence_length=null", "agent/network=gru"],
     ),
-    "the same for an agent that is plain by default": (
+    "sequence length with a plain network in ppo": (
         ["agent=ppo", "agent.sequence_length=8"],
         "agent.sequence_length",
         "contradiction",
         ["agent.sequence_length=null", "agent/network=gru"],
     ),
-    "minibatches of parts of whole rollouts": (
+    "minibatch smaller than a rollout without sequences": (
         ["agent=ppo", "agent/network=gru", "agent.horizon=64", "agent.batch_size=32"],
         "agent.batch_size",
         "contradiction",
         ["agent.horizon=64", "32", "agent.sequence_length"],
     ),
-    "a memory that torch does not have": (
+    "unknown kind of recurrent network": (
         ["agent=recurrent_ppo", "agent.network.torso.kind=rnn"],
         "agent.network.torso.kind",
         "unknown-option",
         ["gru", "lstm", "rnn"],
     ),
-    "sequences that do not fill the rollout": (
+    "sequence length that does not divide the rollout": (
         ["agent=recurrent_ppo", "agent.horizon=64", "agent.sequence_length=24"],
         "agent.sequence_length",
         "contradiction",
         ["agent.horizon=64", "24", "agent.sequence_length=16"],
     ),
-    "a sequence longer than the rollout": (
+    "sequence longer than the rollout": (
         ["agent=recurrent_ppo", "agent.horizon=64", "agent.sequence_length=128"],
         "agent.sequence_length",
         "contradiction",
         ["agent.horizon=64", "128", "agent.sequence_length=64"],
     ),
-    "minibatches of parts of sequences": (
+    "minibatch smaller than a sequence": (
         ["agent=recurrent_ppo", "agent.horizon=64", "agent.sequence_length=32", "agent.batch_size=16"],
         "agent.batch_size",
         "contradiction",
         ["agent.sequence_length=32", "16", "agent.batch_size=32"],
     ),
-    "whole episodes for an agent that learns from sequences": (
+    "whole episodes for a recurrent agent": (
         ["agent=recurrent_a2c", "agent.horizon=null", "agent.episodes=4"],
         "agent.episodes",
         "unsupported",
         ["4", "agent.episodes=null", "agent.horizon=16"],
     ),
-    "self-imitation of single steps": (
+    "self-imitation for a recurrent agent": (
         ["agent=recurrent_ppo", "agent/self_imitation=replay"],
         "agent.self_imitation",
         "unsupported",
         ["agent/self_imitation=none"],
     ),
-    "a burn-in that leaves nothing to learn from": (
+    "burn-in as long as the sequence": (
         ["agent=recurrent_dqn", "agent.memory.sequence_length=16", "agent.memory.burn_in=16"],
         "agent.memory.burn_in",
         "contradiction",
         ["burn_in", "sequence_length", "16", "8"],
     ),
-    "a sequence longer than what is kept of an environment": (
+    "sequence too long for the buffer of one environment": (
         ["agent=recurrent_dqn", "env.num_envs=4", "agent.memory.capacity=128", "agent.learning_starts=0"],
         "agent.memory.capacity",
         "contradiction",
         ["sequence_length", "32", "128", "agent.memory.capacity=200"],
     ),
-    "minibatches of parts of replayed sequences": (
+    "minibatch that is no multiple of a replayed sequence": (
         ["agent=recurrent_dqn", "agent.batch_size=40"],
         "agent.batch_size",
         "contradiction",
         ["burn_in", "16", "40", "agent.batch_size=48"],
     ),
-    "single transitions for an agent that replays sequences": (
+    "buffer of transitions for an agent that replays sequences": (
         ["agent=recurrent_dqn", "agent/memory=prioritized"],
         "agent.memory",
         "unsupported",
         ["agent/memory=sequences", "agent=dqn"],
     ),
-    "sequences for an agent that replays single transitions": (
+    "buffer of sequences for an agent that replays transitions": (
         ["agent=dqn", "agent/memory=sequences"],
         "agent.memory",
         "unsupported",
         ["agent/memory=uniform", "agent/memory=prioritized", "agent=recurrent_dqn"],
     ),
-    "a network without a memory for DQN with one": (
+    "plain network for recurrent_dqn": (
         ["agent=recurrent_dqn", "agent/network=wide"],
         "agent.memory",
         "unsupported",
         ["agent/network=gru"],
     ),
-    "a compiled memory": (
+    "compiled recurrent network": (
         ["agent=recurrent_dqn", "meta.compile=true"],
         "meta.compile",
         "unsupported",
         ["meta.compile=false"],
     ),
-    "a memory inside a memory": (
+    "recurrent network inside a recurrent network": (
         ["agent=recurrent_ppo", "agent/network@agent.network.torso=gru"],
         "agent.network.torso.torso",
         "unsupported",
         ["agent.network.torso.layers=2"],
     ),
-    "a torso inside that cannot read the observations": (
+    "inner torso unsuited to the observations": (
         ["agent=recurrent_ppo", "agent/network@agent.network.torso=nature_cnn"],
         "agent.network.torso",
         "unsupported",
@@ -128,7 +128,7 @@ CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
 
 
 @pytest.mark.parametrize(("overrides", "key", "code", "named"), CASES.values(), ids=CASES)
-def test_it_is_refused_with_the_way_out(
+def test_invalid_option_is_refused_with_an_alternative(
     overrides: list[str], key: str, code: Code | None, named: list[str]
 ) -> None:
     with refused(code, key, *named):
@@ -153,5 +153,5 @@ ALLOWED = {
 
 
 @pytest.mark.parametrize("overrides", ALLOWED.values(), ids=ALLOWED)
-def test_on_policy_agents_take_networks_with_and_without_a_memory(overrides: list[str]) -> None:
+def test_on_policy_agents_accept_plain_and_recurrent_networks(overrides: list[str]) -> None:
     check(resolve(compose(overrides)))

@@ -1,4 +1,4 @@
-"""A whole sequence gives what step after step gives, and nothing is remembered across an episode's end."""
+"""Tests of recurrent networks: sequences equal single steps, and episodes do not affect each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CNN = component("agent.network.torso", "agent/network=nature_cnn", features=8)
 KINDS = [("gru", 1), ("lstm", 1), ("lstm", 2)]
 
 
-def memory(
+def recurrent_network(
     kind: str = "gru", layers: int = 1, torso: Component = MLP, space: gym.Space = VECTOR
 ) -> Recurrent:
     torch.manual_seed(0)
@@ -31,8 +31,8 @@ def memory(
     return Recurrent(config, observation_space=space)
 
 
-def looked(space: gym.Space, sequences: int, length: int) -> Tensor:
-    """[sequences, length, *obs]"""
+def observations(space: gym.Space, sequences: int, length: int) -> Tensor:
+    """Draw random observations. [sequences, length, *observation]"""
     rng = np.random.default_rng(0)
     shape = (sequences, length, *(space.shape or ()))
     if space.dtype == np.uint8:
@@ -40,94 +40,99 @@ def looked(space: gym.Space, sequences: int, length: int) -> Tensor:
     return torch.from_numpy(rng.normal(size=shape).astype(np.float32))
 
 
-def stepped(net: Recurrent, seen: Tensor, state: Tensor, start: np.ndarray) -> tuple[Tensor, Tensor]:
-    """One observation at a time, the state set to 0 at each start. As `unrolled`."""
+def step_by_step(net: Recurrent, inputs: Tensor, state: Tensor, start: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Compute one step at a time, with the state set to 0 at each start.
+
+    inputs: observations, [sequences, length, *observation].
+    start: where an episode starts, [sequences, length].
+    Returns features, [sequences, length, features], and the state after the last step.
+    """
     features = []
-    for t in range(seen.shape[1]):
+    for t in range(inputs.shape[1]):
         state = state * ~torch.from_numpy(start[:, t : t + 1])
-        output, state = net(seen[:, t], state)
+        output, state = net(inputs[:, t], state)
         features.append(output)
     return torch.stack(features, dim=1), state
 
 
-def unrolled(net: Recurrent, seen: Tensor, state: Tensor, start: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return features, [sequences, length, n], and the state after the last steps, computed at once."""
+def at_once(net: Recurrent, inputs: Tensor, state: Tensor, start: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Compute all steps in one call. Arguments and results are those of `step_by_step`."""
     pieces = Pieces.of(start)
-    features, after = net(seen.flatten(0, 1), pieces.states(state), pieces.lengths)
+    features, after = net(inputs.flatten(0, 1), pieces.states(state), pieces.lengths)
     last = [*(pieces.first[1:] - 1), len(pieces.lengths) - 1]
-    return features.view(*seen.shape[:2], -1), after[last]
+    return features.view(*inputs.shape[:2], -1), after[last]
 
 
 @pytest.mark.parametrize(("kind", "layers"), KINDS)
 @pytest.mark.parametrize(("torso", "space"), [(MLP, VECTOR), (CNN, IMAGE)], ids=["mlp", "cnn"])
-def test_a_sequence_at_once_is_step_after_step_with_resets(
+def test_sequence_at_once_equals_single_steps_with_resets(
     kind: str, layers: int, torso: Component, space: gym.Space
 ) -> None:
-    net = memory(kind, layers, torso, space)
-    seen = looked(space, 6, 7)
+    net = recurrent_network(kind, layers, torso, space)
+    inputs = observations(space, 6, 7)
     if space is IMAGE:
-        seen = torch.from_numpy(net.layout(seen.flatten(0, 1).numpy())).unflatten(0, (6, 7))
+        inputs = torch.from_numpy(net.layout(inputs.flatten(0, 1).numpy())).unflatten(0, (6, 7))
     state = torch.randn(6, net.state_size)
     start = np.random.default_rng(1).random((6, 7)) < 0.3
     start[0], start[1] = False, True
     for ours, expected in zip(
-        unrolled(net, seen, state, start), stepped(net, seen, state, start), strict=True
+        at_once(net, inputs, state, start), step_by_step(net, inputs, state, start), strict=True
     ):
         torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "layers"), KINDS)
-def test_gradients_are_those_of_step_after_step_with_resets(kind: str, layers: int) -> None:
-    seen, start = looked(VECTOR, 4, 6), np.random.default_rng(2).random((4, 6)) < 0.3
+def test_gradients_at_once_equal_those_of_single_steps_with_resets(kind: str, layers: int) -> None:
+    inputs, start = observations(VECTOR, 4, 6), np.random.default_rng(2).random((4, 6)) < 0.3
     gradients = []
-    for way in (unrolled, stepped):
-        net = memory(kind, layers)
-        way(net, seen, torch.ones(4, net.state_size), start)[0].square().sum().backward()
+    for compute in (at_once, step_by_step):
+        net = recurrent_network(kind, layers)
+        compute(net, inputs, torch.ones(4, net.state_size), start)[0].square().sum().backward()
         gradients.append([parameter.grad for parameter in net.parameters()])
     for ours, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
-def test_an_episode_does_not_know_what_was_before_it(kind: str) -> None:
-    net, start = memory(kind), np.zeros((2, 6), np.bool_)
+def test_features_do_not_depend_on_earlier_episodes(kind: str) -> None:
+    net, start = recurrent_network(kind), np.zeros((2, 6), np.bool_)
     start[:, 3] = True
-    one, other = looked(VECTOR, 2, 6), looked(VECTOR, 2, 6)
+    one, other = observations(VECTOR, 2, 6), observations(VECTOR, 2, 6)
     other[:, :3] += 1
     zeros = torch.zeros(2, net.state_size)
-    ours, others = (unrolled(net, seen, zeros, start)[0] for seen in (one, other))
+    ours, others = (at_once(net, inputs, zeros, start)[0] for inputs in (one, other))
     assert not torch.allclose(ours[:, :3], others[:, :3])
     torch.testing.assert_close(ours[:, 3:], others[:, 3:])
     torch.testing.assert_close(ours[:, 3], net(one[:, 3])[0])
 
 
-def test_the_first_layer_of_an_lstm_is_torch_s_own_cell() -> None:
-    net, seen = memory("lstm"), looked(VECTOR, 3, 2)
+def test_lstm_layer_equals_torch_lstm_cell() -> None:
+    net, inputs = recurrent_network("lstm"), observations(VECTOR, 3, 2)
     cell = torch.nn.LSTMCell(8, 5)
     cell.load_state_dict({name.removesuffix("_l0"): value for name, value in net.core.state_dict().items()})
     carried = torch.randn(3, 5), torch.randn(3, 5)
-    features, state = net(seen[:, 0], torch.cat(carried, dim=1))
-    output, inner = cell(net.torso(seen[:, 0]), carried)
+    features, state = net(inputs[:, 0], torch.cat(carried, dim=1))
+    output, cell_state = cell(net.torso(inputs[:, 0]), carried)
     torch.testing.assert_close(features, output)
-    torch.testing.assert_close(state, torch.cat([output, inner], dim=1))
+    torch.testing.assert_close(state, torch.cat([output, cell_state], dim=1))
 
 
-def test_a_copy_on_the_same_weights_learns_and_follows() -> None:
-    net, seen = memory(), looked(VECTOR, 3, 4)
+def test_replica_shares_weights_and_computes_the_same_gradients() -> None:
+    net, inputs = recurrent_network(), observations(VECTOR, 3, 4)
     start, state = np.zeros((3, 4), np.bool_), torch.zeros(3, 5)
     flat = FlatParameters(net)
-    twin = flat.replica(net)
+    replica = flat.replica(net)
     with torch.no_grad():
         flat.vector += 0.1
-    torch.testing.assert_close(unrolled(net, seen, state, start), unrolled(twin, seen, state, start))
-    unrolled(twin, seen, state, start)[0].sum().backward()
-    unrolled(net, seen, state, start)[0].sum().backward()
-    for ours, others in zip(net.parameters(), twin.parameters(), strict=True):
+    torch.testing.assert_close(at_once(net, inputs, state, start), at_once(replica, inputs, state, start))
+    at_once(replica, inputs, state, start)[0].sum().backward()
+    at_once(net, inputs, state, start)[0].sum().backward()
+    for ours, others in zip(net.parameters(), replica.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, others.grad)
     assert flat.vector.grad is not None
     assert flat.vector.grad.count_nonzero()
     frozen = copy.deepcopy(net)
     with torch.no_grad():
         flat.vector += 0.1
-    ours, old = unrolled(net, seen, state, start)[0], unrolled(frozen, seen, state, start)[0]
+    ours, old = at_once(net, inputs, state, start)[0], at_once(frozen, inputs, state, start)[0]
     assert not torch.allclose(ours, old)

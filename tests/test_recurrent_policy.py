@@ -1,4 +1,4 @@
-"""PPO and A2C with a memory: whole sequences, states that go on or begin, and a cue that is not forgotten."""
+"""Tests of recurrent PPO and A2C: sequences, recurrent states, gradients, and a task that needs memory."""
 
 from __future__ import annotations
 
@@ -24,45 +24,48 @@ IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
 
 
 def stepwise(network: Any, world: Recorded) -> dict[str, torch.Tensor]:
-    """Return the outputs of the network for a recorded rollout, one observation after the other.
+    """Compute a network's outputs for a recorded rollout, one step at a time.
 
-    parameters and value of each step, the state before it, and the value of what it led to, 0 after a
-    termination. [t, num_envs, ...] each.
+    Returns the parameters and value of each step, the recurrent state before it, and the value of the next
+    observation, which is 0 after a termination. All are [steps, num_envs, ...].
     """
     state = torch.zeros(len(world.seen[0]), network.state_size)
-    kept: dict[str, list[torch.Tensor]] = {"parameters": [], "value": [], "next_value": [], "state": []}
+    outputs: dict[str, list[torch.Tensor]] = {"parameters": [], "value": [], "next_value": [], "state": []}
     for observation, step in zip(world.seen, world.steps, strict=True):
-        kept["state"].append(state)
+        outputs["state"].append(state)
         parameters, value, state = network(torch.from_numpy(observation), state)
-        kept["parameters"].append(parameters)
-        kept["value"].append(value)
-        led_to = network(torch.from_numpy(step.next_observation), state)[1]
-        kept["next_value"].append(led_to * ~torch.from_numpy(step.terminated))
+        outputs["parameters"].append(parameters)
+        outputs["value"].append(value)
+        next_value = network(torch.from_numpy(step.next_observation), state)[1]
+        outputs["next_value"].append(next_value * ~torch.from_numpy(step.terminated))
         state = state * ~torch.from_numpy(step.episode_over[:, None])
-    return {name: torch.stack(values) for name, values in kept.items()}
+    return {name: torch.stack(values) for name, values in outputs.items()}
 
 
 def reference(
     network: Any, world: Recorded, length: int, gamma: float, lam: float
 ) -> dict[str, torch.Tensor]:
-    """Outputs with gradients over sequences of `length`, advantages and targets, all [t, num_envs]."""
+    """Compute outputs with gradients through sequences of `length` steps, advantages and value targets.
+
+    All are [steps, num_envs, ...].
+    """
     with torch.no_grad():
-        then = stepwise(network, world)
+        rollout = stepwise(network, world)
     reward = torch.from_numpy(np.stack([step.reward for step in world.steps]))
     ended = torch.from_numpy(np.stack([step.terminated | step.episode_over for step in world.steps]))
-    error = reward + gamma * then["next_value"] - then["value"]
-    advantage, following = torch.zeros_like(error), torch.zeros_like(error[0])
+    error = reward + gamma * rollout["next_value"] - rollout["value"]
+    advantage, next_advantage = torch.zeros_like(error), torch.zeros_like(error[0])
     for t in reversed(range(len(error))):
-        advantage[t] = following = error[t] + gamma * lam * following * ~ended[t]
+        advantage[t] = next_advantage = error[t] + gamma * lam * next_advantage * ~ended[t]
     outputs: dict[str, list[torch.Tensor]] = {"parameters": [], "value": []}
     for t, (observation, step) in enumerate(zip(world.seen, world.steps, strict=True)):
-        state = then["state"][t] if t % length == 0 else state  # noqa: F821
+        state = rollout["state"][t] if t % length == 0 else state  # noqa: F821
         parameters, value, state = network(torch.from_numpy(observation), state)
         outputs["parameters"].append(parameters)
         outputs["value"].append(value)
         state = state * ~torch.from_numpy(step.episode_over[:, None])
     now = {name: torch.stack(values) for name, values in outputs.items()}
-    return {**now, "advantage": advantage, "target": advantage + then["value"]}
+    return {**now, "advantage": advantage, "target": advantage + rollout["value"]}
 
 
 PPO_CASE, A2C_CASE = (
@@ -81,7 +84,7 @@ PPO_CASE, A2C_CASE = (
     ],
     ids=["ppo-gru", "ppo-lstm-shared", "a2c-gru-shared", "a2c-lstm"],
 )
-def test_a_gradient_is_the_one_of_stepping_through_each_sequence(
+def test_gradient_equals_that_of_stepping_through_each_sequence(
     agent_name: str, overrides: tuple[str, ...], length: int, lam: float, network: str, shared: bool
 ) -> None:
     options = [f"agent/network={network}", f"agent.network.shared={shared}", "agent.entropy_coef=0.02"]
@@ -104,7 +107,7 @@ def test_a_gradient_is_the_one_of_stepping_through_each_sequence(
         torch.testing.assert_close(ours.grad, parameter.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_the_state_goes_on_from_rollout_to_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recurrent_state_carries_over_to_the_next_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock, _ = build("recurrent_ppo", *TINY, *PPO, "agent.lr=0")
     batches, world = rollouts(monkeypatch), Recorded(noise())
     play(agent, clock, world, 24)
@@ -119,34 +122,34 @@ def test_the_state_goes_on_from_rollout_to_rollout(monkeypatch: pytest.MonkeyPat
     assert batches[1].state[:4].count_nonzero()
 
 
-def test_truncation_bootstraps_from_the_true_final_observation_and_what_was_remembered_there(
+def test_truncation_bootstraps_from_the_final_observation_and_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     overrides = ("agent.horizon=2", "agent.sequence_length=2", "agent.batch_size=8", "agent.gae_lambda=0")
     agent, _, _ = build("recurrent_ppo", *TINY, *overrides, "agent.gamma=0.5")
     batches = rollouts(monkeypatch)
     first, final, reset = (np.full((4, 3), x, np.float32) for x in (0.1, 2.0, -2.0))
-    truncated, no = np.array([True, False, False, False]), np.zeros(4, np.bool_)
+    truncated, never = np.array([True, False, False, False]), np.zeros(4, np.bool_)
     reward = np.ones(4, np.float32)
-    following = np.where(truncated[:, None], reset, final)
+    next_observation = np.where(truncated[:, None], reset, final)
     network = copy.deepcopy(network_of(agent))
     agent.act(Observation(first))
-    agent.observe(Step(following, final, reward, no, truncated, truncated))
-    agent.act(Observation(following))
-    agent.observe(Step(following, following, reward, no, no, no))
+    agent.observe(Step(next_observation, final, reward, never, truncated, truncated))
+    agent.act(Observation(next_observation))
+    agent.observe(Step(next_observation, next_observation, reward, never, never, never))
     agent.learn()
     with torch.no_grad():
         fresh = torch.zeros(1, network.state_size)
         _, value, state = network(torch.from_numpy(first[:1]), fresh)
-        remembering = network(torch.from_numpy(final[:1]), state)[1]
-        forgetful = network(torch.from_numpy(final[:1]), fresh)[1]
-    assert abs(float(remembering - forgetful)) > 1e-3
-    # Sequence after sequence: the first step of every environment is every second row.
+        with_state = network(torch.from_numpy(final[:1]), state)[1]
+        without_state = network(torch.from_numpy(final[:1]), fresh)[1]
+    assert abs(float(with_state - without_state)) > 1e-3
+    # Rows are ordered by sequences of two steps, so every second row is the first step of an environment.
     advantage = batches[0].advantage[::2]
-    torch.testing.assert_close(advantage, (1 + 0.5 * remembering - value).expand(4), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(advantage, (1 + 0.5 * with_state - value).expand(4), rtol=1e-4, atol=1e-5)
 
 
-def test_minibatches_are_of_whole_sequences_and_each_is_taken_once_an_epoch(
+def test_minibatches_are_whole_sequences_used_once_per_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     agent, clock, _ = build("recurrent_ppo", *TINY, *PPO[:2], "agent.batch_size=16", "agent.epochs=2")
@@ -161,34 +164,34 @@ def test_minibatches_are_of_whole_sequences_and_each_is_taken_once_an_epoch(
     assert not torch.equal(*orders)
 
 
-def test_evaluation_carries_a_state_of_its_own() -> None:
+def test_evaluation_has_its_own_recurrent_state() -> None:
     plain, clock, _ = build("recurrent_ppo", *TINY, *PPO)
     play(plain, clock, noise(), 18)
     disturbed, clock, _ = build("recurrent_ppo", *TINY, *PPO)
-    world, seen, rng = noise(), np.ones((9, 3), np.float32), np.random.default_rng(0)
+    world, observation, rng = noise(), np.ones((9, 3), np.float32), np.random.default_rng(0)
     play(disturbed, clock, world, 7)
-    begin, go_on = np.ones(9, np.bool_), np.zeros(9, np.bool_)
-    disturbed.evaluation_action(Observation(seen, start=begin), rng)
-    disturbed.greedy_action(Observation(seen, start=go_on))
+    begin, continued = np.ones(9, np.bool_), np.zeros(9, np.bool_)
+    disturbed.evaluation_action(Observation(observation, start=begin), rng)
+    disturbed.greedy_action(Observation(observation, start=continued))
     play(disturbed, clock, world, 11)
     assert torch.equal(weights_of(network_of(plain)), weights_of(network_of(disturbed)))
 
     agent, network = disturbed, network_of(disturbed)
-    looks, state, expected = torch.from_numpy(seen), torch.zeros(9, network.state_size), []
+    inputs, state, expected = torch.from_numpy(observation), torch.zeros(9, network.state_size), []
     with torch.no_grad():
-        for _ in range(3):  # what is drawn by at the first, second and third look
-            parameters, _, state = network(looks, state)
+        for _ in range(3):  # policies at the first, second and third observation
+            parameters, _, state = network(inputs, state)
             expected.append(parameters.softmax(1).numpy())
     assert not np.allclose(expected[0], expected[2])
     partly = np.arange(9) < 3
-    shown = [
-        next(iter(agent.policy_numbers(Observation(seen, start=start)).values()))
-        for start in (begin, go_on, partly)
+    found = [
+        next(iter(agent.policy_numbers(Observation(observation, start=start)).values()))
+        for start in (begin, continued, partly)
     ]
-    np.testing.assert_allclose(shown[0], expected[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(shown[1], expected[1], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(shown[2][:3], expected[0][:3], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(shown[2][3:], expected[2][3:], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[2][:3], expected[0][:3], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[2][3:], expected[2][3:], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ def test_evaluation_carries_a_state_of_its_own() -> None:
     [("recurrent_ppo", PPO, 3), ("recurrent_ppo", PPO, 17), ("recurrent_a2c", A2C, 12)],
     ids=["ppo-3", "ppo-17", "a2c-12"],
 )
-def test_a_restored_agent_has_the_same_future(agent: str, overrides: tuple[str, ...], steps: int) -> None:
+def test_restored_agent_has_the_same_future(agent: str, overrides: tuple[str, ...], steps: int) -> None:
     assert_same_future(lambda: build(agent, "agent/network=lstm", *TINY, *overrides), noise(), steps)
 
 
@@ -205,7 +208,7 @@ def test_a_restored_agent_has_the_same_future(agent: str, overrides: tuple[str, 
     [("ppo", "gru", PPO), ("a2c", "lstm", (*A2C, "agent.gae_lambda=0.8"))],
     ids=["ppo", "a2c"],
 )
-def test_the_plain_agent_with_a_recurrent_network_is_the_recurrent_one(
+def test_plain_agent_with_a_recurrent_network_equals_the_recurrent_one(
     agent: str, network: str, overrides: tuple[str, ...]
 ) -> None:
     learned = []
@@ -217,7 +220,7 @@ def test_the_plain_agent_with_a_recurrent_network_is_the_recurrent_one(
     assert torch.equal(*learned)
 
 
-def test_without_a_sequence_length_gradients_reach_back_through_the_whole_rollout() -> None:
+def test_gradients_span_the_rollout_when_sequence_length_is_null() -> None:
     learned = []
     for length in ("null", "12", "4"):
         overrides = (
@@ -233,7 +236,7 @@ def test_without_a_sequence_length_gradients_reach_back_through_the_whole_rollou
     assert not torch.equal(learned[0], learned[2])
 
 
-def test_recurrent_a2c_with_a_plain_network_is_a2c() -> None:
+def test_recurrent_a2c_with_a_plain_network_equals_a2c() -> None:
     learned = []
     for name in ("recurrent_a2c", "a2c"):
         same = ("agent/network=mlp", "agent/optimizer=adam", "agent.lr=1e-3", "agent.gae_lambda=0.8", *A2C)
@@ -244,7 +247,7 @@ def test_recurrent_a2c_with_a_plain_network_is_a2c() -> None:
 
 
 @pytest.mark.parametrize("agent", ["recurrent_ppo", "recurrent_a2c"])
-def test_continuous_actions_are_learned_too(agent: str) -> None:
+def test_continuous_actions_are_learned(agent: str) -> None:
     overrides = PPO if agent == "recurrent_ppo" else A2C
     player, clock, _ = build(agent, *TINY, *overrides, action=BOX)
     world = noise()
@@ -254,7 +257,7 @@ def test_continuous_actions_are_learned_too(agent: str) -> None:
     assert all(np.isfinite(value) for value in player.metrics().values())
 
 
-def test_workers_share_sequences_whole_and_may_be_more_than_there_are() -> None:
+def test_gradient_is_the_same_for_any_number_of_workers() -> None:
     gradients = []
     for threads in (1, 3, 9):
         overrides = ("agent.horizon=8", "agent.sequence_length=4", "agent.batch_size=32", "agent.epochs=1")
@@ -287,7 +290,7 @@ QUICK = ("agent.horizon=32", "agent.batch_size=128", "agent.lr=3e-3")
     ],
     ids=["ppo", "ppo with lstm", "a2c"],
 )
-def test_the_cue_of_the_first_step_is_remembered_to_the_last(
+def test_cue_of_the_first_step_is_remembered_until_the_last(
     agent: str, overrides: tuple[str, ...], steps: int
 ) -> None:
     corridor = {"observation": Corridor.SPACE, "action": Corridor.ACTIONS, "num_envs": 16}
@@ -297,7 +300,7 @@ def test_the_cue_of_the_first_step_is_remembered_to_the_last(
 
 
 @pytest.mark.slow
-def test_who_remembers_nothing_is_right_half_of_the_time() -> None:
+def test_agent_without_recurrent_state_is_right_half_of_the_time() -> None:
     overrides = (
         "agent.horizon=32",
         "agent.batch_size=128",

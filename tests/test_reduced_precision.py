@@ -1,4 +1,4 @@
-"""Shortcuts of bfloat16 change no number: narrow weights, packed weights, outputs kept from acting."""
+"""Tests of faster bfloat16: weights rounded once, packed weights, and layer outputs kept from acting."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ pytestmark = pytest.mark.usefixtures("without_amx")
 BF16 = compute(2, torch.bfloat16)
 SPACE = gym.spaces.Box(0, 255, (4, 44, 36), np.uint8)
 ROWS = Rows(torch.from_numpy(np.random.default_rng(0).integers(0, 256, (36, 44, 36, 4), np.uint8)))
-PICTURES = ROWS.inputs.numpy()
+IMAGES_OF_ROWS = ROWS.inputs.numpy()
 PLAIN = options("agent.network.torso", "agent/network=nature_cnn", features=2048)
-"""Features enough for their weights to be large; layers that can be packed."""
+"""A Nature CNN whose weights are large and whose layers can be packed."""
 TANH = replace(PLAIN, activation="Tanh")
-"""Layers that cannot."""
-SEEN: list[int] = []
-"""Rows of each call of a network."""
+"""A Nature CNN whose layers cannot be packed, because of their activation."""
+ROWS_PER_CALL: list[int] = []
+"""Number of rows of each forward pass of an ImageNetwork."""
 
 
-class Pictures(nn.Module):
-    """A network on a Nature CNN."""
+class ImageNetwork(nn.Module):
+    """Network of two outputs on a Nature CNN that records the rows of each forward pass."""
 
     def __init__(self, config: NatureCNNConfig = PLAIN, space: gym.spaces.Box = SPACE) -> None:
         super().__init__()
@@ -66,23 +66,23 @@ class Pictures(nn.Module):
         self.torso = NatureCNN(config, space)
         for layer in self.torso.modules():
             if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.normal_(layer.bias, std=0.1)  # that one is left out would not be seen otherwise
+                nn.init.normal_(layer.bias, std=0.1)  # a zero bias would hide that it is left out
         with torch.no_grad():
             self.output = Output(self.torso(torch.zeros(1, 44, 36, 4)).shape[1], 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        SEEN.append(len(x))
+        ROWS_PER_CALL.append(len(x))
         return self.output(self.torso(x))
 
 
 def learner_of(network: nn.Module, num_workers: int = 1) -> Learner[Any]:
-    SEEN.clear()
+    ROWS_PER_CALL.clear()
     return make_learner(
         network, Spaces(SPACE, gym.spaces.Discrete(2), 4), compute(num_workers, torch.bfloat16), ADAM
     )
 
 
-def by_torch(network: nn.Module) -> Tensor:
+def autocast_output(network: nn.Module) -> Tensor:
     with torch.no_grad(), autocast():
         return network(ROWS.inputs).float()
 
@@ -95,19 +95,19 @@ def packed_of(network: nn.Module) -> FastNatureCNN:
     return found[0]
 
 
-def assert_near(found: Any, expected: Tensor) -> None:
+def assert_close(found: Any, expected: Tensor) -> None:
     tensor = torch.as_tensor(found).float()
     torch.testing.assert_close(tensor, expected, rtol=0.02, atol=0.02 * float(expected.abs().max()))
 
 
-# Narrow weights.
+# Rounded weights (NarrowWeights).
 
 
-def test_narrow_weights_give_what_autocast_gives_bit_for_bit() -> None:
-    learner = learner_of(Pictures(TANH))
-    for _ in range(3):  # the second and third time after a change of the weights
+def test_rounded_weights_equal_autocast_bit_for_bit() -> None:
+    learner = learner_of(ImageNetwork(TANH))
+    for _ in range(3):  # the weights change after each pass
         expected, means = reference(learner.network, ROWS, autocast())
-        assert np.array_equal(learner.forward(PICTURES), by_torch(learner.network))
+        assert np.array_equal(learner.forward(IMAGES_OF_ROWS), autocast_output(learner.network))
         assert torch.equal(learner.gradient(mean_loss, ROWS), means)
         found = gradients(learner)
         assert all(each.dtype == torch.float32 for each in (*found, *learner.network.parameters()))
@@ -119,23 +119,25 @@ def test_narrow_weights_give_what_autocast_gives_bit_for_bit() -> None:
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("config", [TANH, PLAIN], ids=["narrow", "packed"])
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_change_of_the_weights_is_seen(change: Any, config: NatureCNNConfig, num_workers: int) -> None:
-    learner = learner_of(Pictures(config), num_workers)
-    first = learner.forward(PICTURES)
+def test_every_change_of_the_weights_takes_effect(
+    change: Any, config: NatureCNNConfig, num_workers: int
+) -> None:
+    learner = learner_of(ImageNetwork(config), num_workers)
+    first = learner.forward(IMAGES_OF_ROWS)
     learner.gradient(mean_loss, ROWS)
     change(learner, ROWS)
-    seen = learner.forward(PICTURES)
-    assert not np.array_equal(seen, first)
-    assert_near(seen, by_torch(learner.network))
+    output = learner.forward(IMAGES_OF_ROWS)
+    assert not np.array_equal(output, first)
+    assert_close(output, autocast_output(learner.network))
     expected, _ = reference(learner.network, ROWS, autocast())
     learner.gradient(mean_loss, ROWS)
     for found, gradient in zip(gradients(learner), expected, strict=True):
-        assert_near(found, gradient)
+        assert_close(found, gradient)
     learner.close()
 
 
-def test_copies_share_large_rounded_weights_of_image_torsos() -> None:
-    network = Pictures(TANH)
+def test_copies_share_the_large_rounded_weights_of_image_torsos() -> None:
+    network = ImageNetwork(TANH)
     narrow, copies = NarrowWeights(network), [copy.deepcopy(network) for _ in range(2)]
     assert narrow
     for each in copies:
@@ -151,11 +153,11 @@ def test_copies_share_large_rounded_weights_of_image_torsos() -> None:
     assert narrow.behind
     narrow.refresh()
     assert torch.equal(large[0], network.torso.linear[0].weight.to(torch.bfloat16))  # type: ignore[index]
-    assert not NarrowWeights(Pictures(replace(TANH, features=3)))
+    assert not NarrowWeights(ImageNetwork(replace(TANH, features=3)))
 
 
 class Exact(nn.Module):
-    """A network of one's own whose large layer computes in float32, beside one that may be rounded."""
+    """User-defined network with one large layer that computes in float32 and one that may be rounded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,12 +171,12 @@ class Exact(nn.Module):
             return self.large(features.float())
 
 
-def test_weights_that_may_meet_float32_stay_as_they_are() -> None:
+def test_weights_used_in_float32_are_not_rounded() -> None:
     learner = learner_of(Exact())
     expected, _ = reference(learner.network, ROWS, autocast())
     learner.gradient(mean_loss, ROWS)
     assert all(map(torch.equal, gradients(learner), expected))
-    assert np.array_equal(learner.forward(PICTURES), by_torch(learner.network))
+    assert np.array_equal(learner.forward(IMAGES_OF_ROWS), autocast_output(learner.network))
     learner.close()
 
 
@@ -185,71 +187,71 @@ def test_weights_that_may_meet_float32_stay_as_they_are() -> None:
         *((PLAIN, size, slices) for size, slices in ((1, 1), (15, 1), (16, 2))),
     ],
 )
-def test_few_rows_are_left_to_one_worker(config: NatureCNNConfig, size: int, slices: int) -> None:
-    network = Pictures(config)
+def test_small_minibatches_are_computed_by_one_worker(
+    config: NatureCNNConfig, size: int, slices: int
+) -> None:
+    network = ImageNetwork(config)
     if config is PLAIN:
         packed_of(network)
     learner = learner_of(network, 2)
-    learner.forward(PICTURES[:size])
-    assert len(SEEN) == slices
-    assert sum(SEEN) == size
+    learner.forward(IMAGES_OF_ROWS[:size])
+    assert len(ROWS_PER_CALL) == slices
+    assert sum(ROWS_PER_CALL) == size
     learner.close()
 
 
-# Packed weights.
+# Packed weights (PackedLayers).
 
 
 @pytest.mark.parametrize("features", [2048, 3, None])
-def test_packed_layers_give_what_autocast_gives(
-    features: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    network = Pictures(replace(PLAIN, features=features))
+def test_packed_layers_are_close_to_autocast(features: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = ImageNetwork(replace(PLAIN, features=features))
     fast = packed_of(network)
     with torch.no_grad(), autocast():
         expected = network.torso(ROWS.inputs).float()
     fast.packed.refresh()
-    monkeypatch.setattr(NatureCNN, "forward", None)  # the layers are not asked
+    monkeypatch.setattr(NatureCNN, "forward", None)  # the layers themselves must not be called
     with torch.inference_mode(), autocast():
         found = fast(ROWS.inputs)
     assert found.shape == expected.shape
-    assert_near(found, expected)
+    assert_close(found, expected)
     assert expected.std() > 0.1
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 100), (55, 255), (np.arange(36), 255)])
-def test_packed_layers_read_the_bytes_of_any_range(low: Any, high: int) -> None:
+def test_packed_layers_scale_pixels_of_any_range(low: Any, high: int) -> None:
     bounds = np.broadcast_arrays(low, high, np.zeros(SPACE.shape))[:2]
-    network = Pictures(space=gym.spaces.Box(*bounds, dtype=np.uint8))
+    network = ImageNetwork(space=gym.spaces.Box(*bounds, dtype=np.uint8))
     packed_of(network)
     learner = learner_of(network)
-    assert_near(learner.forward(PICTURES), by_torch(network))
+    assert_close(learner.forward(IMAGES_OF_ROWS), autocast_output(network))
     learner.close()
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_workers_act_by_packed_weights_and_learn_with_the_layers(
+def test_workers_act_with_packed_weights_and_learn_with_the_layers(
     num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network = Pictures()
+    network = ImageNetwork()
     packed_of(network)
     learner = learner_of(network, num_workers)
-    expected, by_layers = by_torch(network), NatureCNN.forward
+    expected, forward = autocast_output(network), NatureCNN.forward
     monkeypatch.setattr(NatureCNN, "forward", None)
-    assert_near(learner.forward(PICTURES), expected)
-    monkeypatch.setattr(NatureCNN, "forward", by_layers)
-    slopes, means = reference(network, ROWS, autocast())
+    assert_close(learner.forward(IMAGES_OF_ROWS), expected)
+    monkeypatch.setattr(NatureCNN, "forward", forward)
+    expected_gradients, means = reference(network, ROWS, autocast())
     torch.testing.assert_close(learner.gradient(mean_loss, ROWS), means)
-    for found, slope in zip(gradients(learner), slopes, strict=True):
-        assert_near(found, slope)
+    for found, gradient in zip(gradients(learner), expected_gradients, strict=True):
+        assert_close(found, gradient)
     assert network.torso.first.weight.grad is not None
     assert network.torso.first.weight.grad.any()
     learner.close()
 
 
-def test_what_is_differentiated_or_stale_or_not_rounded_is_computed_by_the_layers(
+def test_layers_compute_when_stale_differentiated_or_in_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fast = packed_of(Pictures())
+    fast = packed_of(ImageNetwork())
     calls: list[bool] = []
     outputs = PackedLayers.outputs
 
@@ -259,7 +261,7 @@ def test_what_is_differentiated_or_stale_or_not_rounded_is_computed_by_the_layer
 
     monkeypatch.setattr(PackedLayers, "outputs", spy)
     with torch.inference_mode(), autocast():
-        fast(ROWS.inputs)  # not packed yet
+        fast(ROWS.inputs)  # the weights have not been packed yet
     fast.packed.refresh()
     with autocast():
         fast(ROWS.inputs)
@@ -272,15 +274,15 @@ def test_what_is_differentiated_or_stale_or_not_rounded_is_computed_by_the_layer
 
 
 class Derived(NatureCNN):
-    """A torso of one's own."""
+    """User-defined torso derived from NatureCNN."""
 
 
-def changed(change: str) -> Pictures:
+def network_with(change: str) -> ImageNetwork:
     if change in ("activation", "layer norm"):
-        return Pictures(TANH if change == "activation" else replace(PLAIN, layer_norm=True))
-    network = Pictures()
+        return ImageNetwork(TANH if change == "activation" else replace(PLAIN, layer_norm=True))
+    network = ImageNetwork()
     torso: Any = network.torso
-    if change == "a part more":
+    if change == "extra layer":
         torso.linear = nn.Sequential(torso.linear[0], nn.Tanh())
     elif change == "no activation":
         torso.linear = torso.linear[0]
@@ -288,11 +290,11 @@ def changed(change: str) -> Pictures:
         torso.convolutions[1].padding = (1, 1)
     elif change == "no bias":
         torso.first.bias = None
-    elif change == "a parametrization":
+    elif change == "parametrization":
         parametrize.register_parametrization(torso.first, "weight", Doubled())
     elif change == "two torsos":
         network.add_module("other", NatureCNN(PLAIN, SPACE))
-    elif change == "a class of one's own":
+    elif change == "derived class":
         network.torso.__class__ = Derived
     return network
 
@@ -302,41 +304,41 @@ def changed(change: str) -> Pictures:
     [
         "activation",
         "layer norm",
-        "a part more",
+        "extra layer",
         "no activation",
         "padding",
         "no bias",
-        "a parametrization",
+        "parametrization",
         "two torsos",
-        "a class of one's own",
+        "derived class",
     ],
 )
-def test_layers_that_do_more_are_not_packed(change: str) -> None:
-    network = changed(change)
+def test_torsos_that_differ_from_plain_nature_cnn_are_not_packed(change: str) -> None:
+    network = network_with(change)
     assert install_packed([copy.deepcopy(network)]) == []
-    if change != "padding":  # the layers after it do not fit
+    if change != "padding":  # with padding the shapes of the later layers do not fit
         learner = learner_of(network)
-        assert_near(learner.forward(PICTURES), by_torch(network))
+        assert_close(learner.forward(IMAGES_OF_ROWS), autocast_output(network))
         learner.close()
 
 
-def test_a_build_of_torch_that_cannot_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_not_packed_when_torch_lacks_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> None:
         raise RuntimeError("not compiled with it")
 
     monkeypatch.setattr(PackedLayers, "refresh", missing)
-    network = Pictures()
+    network = ImageNetwork()
     assert install_packed([copy.deepcopy(network)]) == []
     learner = learner_of(network)
-    assert np.array_equal(learner.forward(PICTURES), by_torch(network))
+    assert np.array_equal(learner.forward(IMAGES_OF_ROWS), autocast_output(network))
     learner.close()
 
 
 @pytest.mark.parametrize("config", [TANH, PLAIN], ids=["narrow", "packed"])
-def test_hooks_and_parametrizations_that_come_later_are_respected(config: NatureCNNConfig) -> None:
-    learner = learner_of(Pictures(config), 2)
+def test_hooks_and_parametrizations_added_later_take_effect(config: NatureCNNConfig) -> None:
+    learner = learner_of(ImageNetwork(config), 2)
     network = learner.network
-    before = learner.forward(PICTURES)
+    before = learner.forward(IMAGES_OF_ROWS)
     calls: list[int] = []
 
     def halved(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
@@ -348,7 +350,7 @@ def test_hooks_and_parametrizations_that_come_later_are_respected(config: Nature
         calls.clear()
         if doubled:
             parametrize.register_parametrization(network.torso.convolutions[1], "weight", Doubled())
-        assert np.array_equal(learner.forward(PICTURES), by_torch(network))
+        assert np.array_equal(learner.forward(IMAGES_OF_ROWS), autocast_output(network))
         expected, means = reference(network, ROWS, autocast())
         calls_before = len(calls)
         assert torch.equal(learner.gradient(mean_loss, ROWS), means)
@@ -356,86 +358,86 @@ def test_hooks_and_parametrizations_that_come_later_are_respected(config: Nature
         assert all(map(torch.equal, gradients(learner), expected))
     parametrize.remove_parametrizations(network.torso.convolutions[1], "weight", leave_parametrized=False)
     hook.remove()
-    assert np.array_equal(learner.forward(PICTURES), before)
+    assert np.array_equal(learner.forward(IMAGES_OF_ROWS), before)
     learner.close()
 
 
-# Outputs kept from acting.
+# Layer outputs kept from acting (KeptOutputs).
 
 
-def keeping(num_workers: int = 1) -> Learner[Any]:
-    packed_of(Pictures())
-    learner = learner_of(Pictures(), num_workers)
+def learner_keeping_outputs(num_workers: int = 1) -> Learner[Any]:
+    packed_of(ImageNetwork())
+    learner = learner_of(ImageNetwork(), num_workers)
     assert learner.keep_outputs(len(ROWS))
     return learner
 
 
-def slopes_of(learner: Learner[Any], kept: bool) -> Tensor:
+def gradient_of(learner: Learner[Any], kept: bool) -> Tensor:
     learner.gradient(mean_loss, ROWS, rows=slice(0, len(ROWS)) if kept else None)
     return learner.flat.gradient.clone()
 
 
 def act(learner: Learner[Any], *cuts: int) -> None:
     for begin, end in pairwise(cuts):
-        learner.forward(PICTURES[begin:end], rows=slice(begin, end))
+        learner.forward(IMAGES_OF_ROWS[begin:end], rows=slice(begin, end))
 
 
-@pytest.mark.parametrize("cuts", [(0, 36), (0, 3, 20, 36)], ids=["at once", "in turn"])
+@pytest.mark.parametrize("cuts", [(0, 36), (0, 3, 20, 36)], ids=["at once", "in parts"])
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_kept_outputs_give_the_gradient_of_the_layers(
+def test_gradient_from_kept_outputs_is_close_to_that_of_the_layers(
     num_workers: int, cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = keeping(num_workers)
+    learner = learner_keeping_outputs(num_workers)
     act(learner, *cuts)
-    expected = slopes_of(learner, kept=False)
-    monkeypatch.setattr(NatureCNN, "forward", None)  # no layer computes forward
-    found = slopes_of(learner, kept=True)
-    assert_near(found, expected)
+    expected = gradient_of(learner, kept=False)
+    monkeypatch.setattr(NatureCNN, "forward", None)  # the gradient must need no forward pass
+    found = gradient_of(learner, kept=True)
+    assert_close(found, expected)
     assert expected.abs().max() > 0
     learner.close()
 
 
-def test_what_other_weights_gave_or_nobody_computed_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    uses = uses_of(monkeypatch)
-    learner = keeping()
-    slopes_of(learner, kept=True)
+def test_missing_or_outdated_outputs_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = spy_on_kept_outputs(monkeypatch)
+    learner = learner_keeping_outputs()
+    gradient_of(learner, kept=True)
     act(learner, 0, len(ROWS) // 2)
-    slopes_of(learner, kept=True)
+    gradient_of(learner, kept=True)
     assert uses == [False, False]
     act(learner, 0, len(ROWS))
-    slopes_of(learner, kept=True)
+    gradient_of(learner, kept=True)
     assert uses == [False, False, True]
 
     learner.step(0.1)
-    assert torch.equal(slopes_of(learner, kept=True), slopes_of(learner, kept=False))
-    learner.forward(PICTURES)  # by the new weights, but not kept
-    assert torch.equal(slopes_of(learner, kept=True), slopes_of(learner, kept=False))
+    assert torch.equal(gradient_of(learner, kept=True), gradient_of(learner, kept=False))
+    learner.forward(IMAGES_OF_ROWS)  # with the new weights, but without keeping outputs
+    assert torch.equal(gradient_of(learner, kept=True), gradient_of(learner, kept=False))
     assert uses == [False, False, True, False, False]
     learner.close()
 
 
-def test_hooks_see_all_layers_where_outputs_are_kept() -> None:
-    learner = keeping()
+def test_hooks_are_called_although_outputs_are_kept() -> None:
+    learner = learner_keeping_outputs()
     act(learner, 0, len(ROWS))
     calls: list[int] = []
     hook = learner.network.torso.linear.register_forward_hook(lambda *_: calls.append(1))
-    assert torch.equal(slopes_of(learner, kept=True), slopes_of(learner, kept=False))
+    assert torch.equal(gradient_of(learner, kept=True), gradient_of(learner, kept=False))
     assert len(calls) == 2
     hook.remove()
     learner.close()
 
 
-def test_nothing_is_kept_of_too_much_or_beside_weights_that_others_write(
+def test_outputs_are_not_kept_when_too_large_or_weights_are_shared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    learner = keeping()
+    learner = learner_keeping_outputs()
     monkeypatch.setattr(reduced_precision, "MOST_KEPT_BYTES", 1000)
     assert not learner.keep_outputs(len(ROWS))
     monkeypatch.undo()
     assert learner.keep_outputs(len(ROWS))
     learner.flat.move_to(learner.weights.clone())
     assert not learner.keep_outputs(len(ROWS))
-    assert not learner_of(Pictures(TANH)).keep_outputs(len(ROWS))
+    assert not learner_of(ImageNetwork(TANH)).keep_outputs(len(ROWS))
     learner.close()
 
 
@@ -446,12 +448,12 @@ def a2c(*overrides: str) -> tuple[A2C, Any, Any]:
     return build("a2c", *overrides, observation=IMAGES, action=gym.spaces.Discrete(3), compute=BF16)
 
 
-def images() -> Noise:
+def image_noise() -> Noise:
     return Noise(IMAGES, 4, 0)
 
 
-def uses_of(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """A list that grows whenever kept outputs are asked for, by whether they are there."""
+def spy_on_kept_outputs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list that gets, at each lookup of kept outputs, whether they were available."""
     uses: list[bool] = []
     of = KeptOutputs.of
 
@@ -464,17 +466,17 @@ def uses_of(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return uses
 
 
-def test_a2c_learns_from_what_it_acted_by_and_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed_of(Pictures())
-    uses = uses_of(monkeypatch)
+def test_a2c_learns_about_the_same_with_and_without_kept_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed_of(ImageNetwork())
+    uses = spy_on_kept_outputs(monkeypatch)
     agent, clock, _ = a2c()
-    assert play(agent, clock, images(), 20) == 4
+    assert play(agent, clock, image_noise(), 20) == 4
     assert len(uses) >= 4
     assert all(uses)
     monkeypatch.setattr(reduced_precision, "MOST_KEPT_BYTES", 0)
     other, clock, _ = a2c()
     before = len(uses)
-    assert play(other, clock, images(), 20) == 4
+    assert play(other, clock, image_noise(), 20) == 4
     assert len(uses) == before
     torch.testing.assert_close(
         agent.weights.vector.detach(), other.weights.vector.detach(), rtol=0.05, atol=1e-3
@@ -482,20 +484,20 @@ def test_a2c_learns_from_what_it_acted_by_and_as_without(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("steps", [pytest.param(0, marks=pytest.mark.matrix), 13, 15])
-def test_a_resume_within_a_rollout_is_exact(steps: int) -> None:
-    assert_same_future(a2c, images(), steps, further=12)
+def test_resume_within_a_rollout_is_exact(steps: int) -> None:
+    assert_same_future(a2c, image_noise(), steps, further=12)
 
 
 @pytest.mark.parametrize(
     "overrides",
     [("a2c", "agent.horizon=null", "agent.episodes=2"), ("recurrent_a2c", "agent.horizon=5")],
-    ids=["episodes", "memory"],
+    ids=["episodes", "recurrent"],
 )
-def test_rollouts_whose_rows_lie_otherwise_are_computed_again(
+def test_kept_outputs_are_not_used_for_rollouts_with_another_row_order(
     overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed_of(Pictures())
-    uses = uses_of(monkeypatch)
+    packed_of(ImageNetwork())
+    uses = spy_on_kept_outputs(monkeypatch)
     agent, clock, _ = build(*overrides, observation=IMAGES, compute=BF16)
-    assert play(agent, clock, images(), 12) > 0
+    assert play(agent, clock, image_noise(), 12) > 0
     assert not uses

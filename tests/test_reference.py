@@ -1,4 +1,4 @@
-"""docs/reference/ says what the code and the YAML files say."""
+"""Test of docs/reference/: the generated pages agree with the code and the YAML files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def test_the_generated_reference_is_current() -> None:
+def test_generated_reference_is_up_to_date() -> None:
     pages = runpy.run_path(str(DOCS / "generate_reference.py"))["pages"]()
     home = DOCS / "reference"
     files = [*(home / "keys").glob("*.md"), home / "python.md"]

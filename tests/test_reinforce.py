@@ -1,4 +1,4 @@
-"""REINFORCE follows the gradient of whole episodes' returns, and knows what a time limit hides."""
+"""Tests of REINFORCE: gradients of episode returns with each baseline, truncation, and simple tasks."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ BASELINES = {
     "mean": ["agent.baseline=mean"],
     "value": ["agent.baseline=value", "agent.value_coef=0.5"],
 }
-ONE = gym.spaces.Box(0, 1, (1,), np.float32)
+OBSERVATION = gym.spaces.Box(0, 1, (1,), np.float32)
 
 
 class Bandit:
-    """One decision a game; `pay` says what an action is worth."""
+    """Environment with episodes of one step whose reward is `pay(action)`."""
 
     def __init__(self, pay: object, num_envs: int) -> None:
         self._pay, self.observation = pay, np.ones((num_envs, 1), np.float32)
 
     def step(self, action: np.ndarray) -> Step:
-        yes, no = np.ones(len(action), np.bool_), np.zeros(len(action), np.bool_)
+        always, never = np.ones(len(action), np.bool_), np.zeros(len(action), np.bool_)
         reward = np.array([self._pay(a) for a in action], np.float32)  # type: ignore[operator]
-        return Step(self.observation, self.observation, reward, yes, no, yes)
+        return Step(self.observation, self.observation, reward, always, never, always)
 
 
 @pytest.mark.parametrize("baseline", ["none", "mean", "value"])
-def test_an_update_is_the_gradient_of_the_returns_less_the_baseline(
+def test_update_is_the_gradient_of_returns_minus_the_baseline(
     baseline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = [*BASELINES[baseline], "agent.normalize_advantage=false", "agent.gamma=0.9"]
@@ -52,7 +52,7 @@ def test_an_update_is_the_gradient_of_the_returns_less_the_baseline(
     world, batches, network = Recorded(noise(1)), rollouts(monkeypatch), copy.deepcopy(network_of(agent))
     while not play(agent, clock, world, 1):
         pass
-    target, following = [], torch.zeros(1)
+    reversed_returns, episode_return = [], torch.zeros(1)
     for step in reversed(world.steps):
         with torch.no_grad():
             final = (
@@ -61,41 +61,41 @@ def test_an_update_is_the_gradient_of_the_returns_less_the_baseline(
                 else torch.zeros(1)
             )
         if step.episode_over[0]:
-            following = final if step.truncated[0] and not step.terminated[0] else torch.zeros(1)
-        following = torch.from_numpy(step.reward) + 0.9 * following
-        target.append(following)
-    wanted = torch.cat(target[::-1])
+            episode_return = final if step.truncated[0] and not step.terminated[0] else torch.zeros(1)
+        episode_return = torch.from_numpy(step.reward) + 0.9 * episode_return
+        reversed_returns.append(episode_return)
+    returns = torch.cat(reversed_returns[::-1])
     observation = torch.from_numpy(np.concatenate(world.seen))
     parameters, value, _ = network(observation)
     policy = torch.distributions.Categorical(logits=parameters)
-    advantage = wanted - (wanted.mean() if baseline == "mean" else value.detach())
+    advantage = returns - (returns.mean() if baseline == "mean" else value.detach())
     loss = -(advantage * policy.log_prob(batches[0].action)).mean() - 0.01 * policy.entropy().mean()
     if baseline == "value":
-        loss = loss + 0.5 * 0.5 * (wanted - value).square().mean()
+        loss = loss + 0.5 * 0.5 * (returns - value).square().mean()
     loss.backward()
     for ours, expected in zip(network_of(agent).parameters(), network.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_an_episode_under_way_is_learned_from_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_learns_from_each_episode_once_when_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, clock, _ = build("reinforce", "agent.episodes=3")
     world, batches = Recorded(noise()), rollouts(monkeypatch)
     play(agent, clock, world, 120)
     rows = sum(len(batch.action) for batch in batches)
     ended = np.stack([step.terminated | step.episode_over for step in world.steps])
     last = [int(np.flatnonzero(ended[:, env])[-1]) + 1 for env in range(4)]
-    held = agent.state_dict()["rollout"]  # with the episodes that have ended since the last update
+    held = agent.state_dict()["rollout"]  # includes episodes that ended since the last update
     assert rows <= sum(last)
     assert rows + int((held["end"] - held["first"]).sum()) == sum(last)
-    seen = torch.cat([batch.observation for batch in batches])
-    assert len(torch.unique(seen, dim=0)) == rows, "no step is learned from twice"
+    observations = torch.cat([batch.observation for batch in batches])
+    assert len(torch.unique(observations, dim=0)) == rows, "a step was learned from twice"
 
 
-def test_it_finds_the_best_arm() -> None:
+def test_reinforce_finds_the_best_arm_of_a_bandit() -> None:
     for baseline in ("none", "mean", "value"):
         overrides = [f"agent.baseline={baseline}", "agent.lr=0.02", "agent.episodes=16"]
         agent, clock, _ = build(
-            "reinforce", *overrides, observation=ONE, action=gym.spaces.Discrete(4), num_envs=8
+            "reinforce", *overrides, observation=OBSERVATION, action=gym.spaces.Discrete(4), num_envs=8
         )
         play(agent, clock, Bandit(lambda arm: float(arm == 2), 8), 100)
         with torch.no_grad():
@@ -108,7 +108,7 @@ def test_it_finds_the_best_arm() -> None:
     ids=["switches", "choices"],
 )
 @pytest.mark.parametrize("agent_name", ["reinforce", "a2c", "ppo"])
-def test_several_choices_at_once_are_learned_each(
+def test_every_component_of_a_composite_action_is_learned(
     agent_name: str, action: gym.Space, best: np.ndarray
 ) -> None:
     overrides = {
@@ -116,7 +116,7 @@ def test_several_choices_at_once_are_learned_each(
         "a2c": ["agent.lr=0.01", "agent/optimizer=adam", "agent.horizon=8"],
         "ppo": ["agent.lr=0.01", "agent.horizon=8", "agent.batch_size=32"],
     }[agent_name]
-    agent, clock, _ = build(agent_name, *overrides, observation=ONE, action=action, num_envs=8)
+    agent, clock, _ = build(agent_name, *overrides, observation=OBSERVATION, action=action, num_envs=8)
     play(agent, clock, Bandit(lambda tried: float((tried == best).mean()), 8), 200)
     chosen = agent.greedy_action(Observation(np.ones((1, 1), np.float32)))
     assert action.contains(chosen[0])
@@ -125,7 +125,7 @@ def test_several_choices_at_once_are_learned_each(
 
 @pytest.mark.parametrize("bounds", ["clip", "rescale", "squash"])
 @pytest.mark.parametrize("agent_name", ["reinforce", "a2c", "ppo"])
-def test_continuous_actions_are_learned_within_any_bounds(agent_name: str, bounds: str) -> None:
+def test_continuous_actions_are_learned_with_each_kind_of_bounds(agent_name: str, bounds: str) -> None:
     space = gym.spaces.Box(np.array([0], np.float32), np.array([10], np.float32))
     overrides = {
         "reinforce": ["agent.lr=0.02", "agent.episodes=16"],
@@ -134,7 +134,12 @@ def test_continuous_actions_are_learned_within_any_bounds(agent_name: str, bound
     }[agent_name]
     overrides += ["agent.log_std_init=-1"]
     agent, clock, _ = build(
-        agent_name, *overrides, f"agent.action_bounds={bounds}", observation=ONE, action=space, num_envs=8
+        agent_name,
+        *overrides,
+        f"agent.action_bounds={bounds}",
+        observation=OBSERVATION,
+        action=space,
+        num_envs=8,
     )
     play(agent, clock, Bandit(lambda a: -abs(float(a[0]) - 2.5), 8), 240)
     chosen = agent.greedy_action(Observation(np.ones((1, 1), np.float32)))
@@ -144,11 +149,11 @@ def test_continuous_actions_are_learned_within_any_bounds(agent_name: str, bound
 
 @pytest.mark.parametrize("steps", [2, 17, 40])
 @pytest.mark.parametrize("baseline", ["mean", "value"])
-def test_a_restored_agent_has_the_same_future(steps: int, baseline: str) -> None:
+def test_restored_agent_has_the_same_future(steps: int, baseline: str) -> None:
     assert_same_future(lambda: build("reinforce", *BASELINES[baseline], "agent.episodes=4"), noise(), steps)
 
 
-def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
+def test_session_fails_when_a_rollout_would_fill_the_ram(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("labrl.memory.rollout.memory_available", lambda: 1000)
@@ -166,8 +171,8 @@ def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
         f"hydra.run.dir={tmp_path}/run",
     ]
     assert main(overrides) == 1
-    said = capsys.readouterr()
-    assert "env.num_envs" in said.out + said.err
+    output = capsys.readouterr()
+    assert "env.num_envs" in output.out + output.err
 
 
 @pytest.mark.parametrize(
@@ -180,21 +185,21 @@ def test_episodes_that_fill_the_memory_end_the_session_and_not_the_machine(
     ],
 )
 @pytest.mark.parametrize("baseline", ["mean", "none"])
-def test_options_of_values_that_nobody_learns_are_refused(override: str, baseline: str) -> None:
+def test_value_options_are_refused_without_a_value_baseline(override: str, baseline: str) -> None:
     overrides = ["agent=reinforce", "env=cartpole", "preset=none", f"agent.baseline={baseline}"]
     config = resolve(compose([*overrides, override]))
     with refused("contradiction", override.partition("=")[0], f"agent.baseline={baseline}", "baseline=value"):
         Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
 
 
-def test_learned_values_need_a_weight() -> None:
+def test_value_baseline_requires_value_coef() -> None:
     overrides = ["agent=reinforce", "env=cartpole", "preset=none", "agent.baseline=value"]
     config = resolve(compose(overrides))
     with refused("contradiction", "agent.value_coef", "agent.baseline=value", "agent.value_coef=0.5"):
         Reinforce.check(config.agent.config, Spaces(*describe(config.env), 1))
 
 
-def test_a_run_without_an_update_says_so(tmp_path: Path) -> None:
+def test_run_without_an_update_logs_the_reason(tmp_path: Path) -> None:
     overrides = ["agent=reinforce", "env=cartpole", "preset=none", "agent.episodes=1000", "env.max_frame=200"]
     overrides += ["meta=dev", "meta.max_session=1", "wandb=disabled", f"hydra.run.dir={tmp_path / 'run'}"]
     run = labrl.train(overrides)

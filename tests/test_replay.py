@@ -1,4 +1,4 @@
-"""Samples of a replay buffer equal what was seen, and never reach over an episode's end."""
+"""Tests of the replay buffer: samples equal the stored transitions and stay within their episodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from labrl.workspace import Workspace
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_what_can_be_sampled_is_what_a_naive_memory_of_whole_episodes_gives(data: st.DataObject) -> None:
+def test_transitions_equal_those_of_a_naive_buffer_of_episodes(data: st.DataObject) -> None:
     draw = data.draw
     space = draw(st.sampled_from([VECTOR, STACK, NUMBER]))
     num_envs, n_step = draw(st.integers(1, 5)), draw(st.integers(1, 4))
@@ -57,7 +57,7 @@ def test_what_can_be_sampled_is_what_a_naive_memory_of_whole_episodes_gives(data
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10_000), stratified=st.booleans())
-def test_every_draw_is_one_of_what_can_be_sampled(seed: int, stratified: bool) -> None:
+def test_every_sample_is_one_of_the_stored_transitions(seed: int, stratified: bool) -> None:
     rng = np.random.default_rng(seed)
     num_envs, n_step = int(rng.integers(1, 4)), int(rng.integers(1, 4))
     capacity = num_envs * 12
@@ -70,17 +70,17 @@ def test_every_draw_is_one_of_what_can_be_sampled(seed: int, stratified: bool) -
         naive.add(observation, action, step)
         for memory in memories:
             memory.add(observation, action, step)
-    there = {naive.seen[env][t].observation.tobytes(): (t, env) for t, env in naive.sampleable()}
+    stored = {naive.seen[env][t].observation.tobytes(): (t, env) for t, env in naive.sampleable()}
     for memory in memories:
         for _ in range(5):
             sample = memory.sample(50, 0)
             memory.update_priorities(sample.index, rng.normal(size=50))
-            pairs = [there[observation.tobytes()] for observation in sample.observation]
+            pairs = [stored[observation.tobytes()] for observation in sample.observation]
             assert_all_as_seen(sample, naive, pairs)
 
 
 @pytest.mark.parametrize("n_step", [1, 3])
-def test_a_truncated_window_bootstraps_from_the_true_final_observation(n_step: int) -> None:
+def test_truncated_window_bootstraps_from_the_final_observation(n_step: int) -> None:
     memory = uniform(VECTOR, 1, n_step, capacity=20, newest_share=1)
     world = World(VECTOR, 1, 0, ends=0, lives=0)
     for t in range(3):
@@ -96,30 +96,30 @@ def test_a_truncated_window_bootstraps_from_the_true_final_observation(n_step: i
     assert len(memory) == 3
 
 
-def test_a_lost_life_ends_the_window_and_the_value_but_not_the_frames() -> None:
+def test_lost_life_ends_the_n_step_window_but_not_the_image_stack() -> None:
     memory = uniform(STACK, 1, 2, capacity=20, newest_share=1)
     world = World(STACK, 1, 0, ends=0, lives=0)
-    seen = list(world.steps(4))
-    seen[1][2].terminated[:] = True
-    for observation, action, step in seen:
+    steps = list(world.steps(4))
+    steps[1][2].terminated[:] = True
+    for observation, action, step in steps:
         memory.add(observation, action, step)
-    sample = everything(memory)  # steps 2, 1, 0: the window of step 3 is not whole yet
-    np.testing.assert_array_equal(sample.observation, [seen[t][0][0] for t in (2, 1, 0)])
+    sample = everything(memory)  # steps 2, 1, 0: the n-step window of step 3 is incomplete
+    np.testing.assert_array_equal(sample.observation, [steps[t][0][0] for t in (2, 1, 0)])
     np.testing.assert_allclose(sample.discount, [0.9**2, 0, 0])
     np.testing.assert_allclose(
-        sample.reward[1:], [seen[1][2].reward[0], seen[0][2].reward[0] + 0.9 * seen[1][2].reward[0]]
+        sample.reward[1:], [steps[1][2].reward[0], steps[0][2].reward[0] + 0.9 * steps[1][2].reward[0]]
     )
 
 
 @pytest.mark.parametrize("space", [VECTOR, NUMBER])
-def test_the_capacity_of_small_observations_is_exact_however_short_the_episodes(space: gym.Space) -> None:
-    memory = uniform(space, 3, capacity=31)  # ten for each environment
+def test_capacity_of_vectors_is_exact_even_with_short_episodes(space: gym.Space) -> None:
+    memory = uniform(space, 3, capacity=31)  # 10 transitions per environment
     for observation, action, step in World(space, 3, 0, ends=0.9).steps(50):
         memory.add(observation, action, step)
     assert len(memory) == 30
 
 
-def test_frames_are_stored_once() -> None:
+def test_images_of_stacked_observations_are_stored_once() -> None:
     space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     memory = uniform(space, 8, capacity=8000)
     assert memory.num_bytes < 1.1 * 8000 * 84 * 84
@@ -133,9 +133,9 @@ def test_frames_are_stored_once() -> None:
         gym.spaces.Box(0, 255, (6, 9, 8), np.uint8),
         STACK,
     ],
-    ids=["colours last", "colours first", "two pictures in colour", "a stack"],
+    ids=["channels last", "channels first", "two colour images", "stack"],
 )
-def test_images_that_are_no_stacks_come_back_as_they_were(
+def test_images_without_stacking_are_returned_unchanged(
     space: gym.Space, caplog: pytest.LogCaptureFixture
 ) -> None:
     memory = uniform(space, 2, capacity=40, newest_share=1)
@@ -144,32 +144,32 @@ def test_images_that_are_no_stacks_come_back_as_they_were(
         memory.add(observation, action, step)
         naive.add(observation, action, step)
     assert_all_as_seen(everything(memory), naive, naive.sampleable())
-    # A stack that is none costs two frames a step: what this takes from the capacity is told.
+    # Unrelated stacks need two images per step, so fewer transitions fit, which must be logged.
     assert (len(memory) < 40) == (space is STACK) == ("fewer transitions" in caplog.text)
 
 
 @pytest.mark.parametrize("game", ["pong", "breakout"])
-def test_stacks_are_what_the_ale_gave(game: str) -> None:
+def test_stacks_of_atari_games_are_returned_unchanged(game: str) -> None:
     settings = {"image_size": 12, "max_episode_frames": 120, "frame_skip": 4}
     env = make_env(atari(game, num_envs=3, **settings), seed=1, num_threads=1)
     memory = uniform(env.observation_space, 3, capacity=3 * 60, newest_share=1)
-    before, seen = env.reset(), []
+    observation, seen = env.reset(), []
     for step in play(env, sampled(env, 1), 90):
-        # Copied, because the memory must not depend on the environment's arrays.
-        seen.append((before.copy(), step.next_observation.copy()))
-        memory.add(before, np.zeros(3, np.int64), step)
-        before = step.observation
+        # Copied, because the buffer must not depend on the environment's arrays.
+        seen.append((observation.copy(), step.next_observation.copy()))
+        memory.add(observation, np.zeros(3, np.int64), step)
+        observation = step.observation
     env.close()
     sample = everything(memory)
     assert len(memory) > 3 * 50
-    given = {(one[e].tobytes(), two[e].tobytes()) for one, two in seen[-60:] for e in range(3)}
+    expected = {(one[e].tobytes(), two[e].tobytes()) for one, two in seen[-60:] for e in range(3)}
     pairs = zip(sample.observation, sample.next_observation, strict=True)
-    assert {(one.tobytes(), two.tobytes()) for one, two in pairs} == given
+    assert {(one.tobytes(), two.tobytes()) for one, two in pairs} == expected
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 17, 128])
 @pytest.mark.parametrize("build", [uniform, prioritized])
-def test_one_environment_or_128(num_envs: int, build: type[Replay]) -> None:
+def test_any_number_of_environments(num_envs: int, build: type[Replay]) -> None:
     memory = build(STACK, num_envs, 2, capacity=num_envs * 8, newest_share=1)
     naive = NaiveReplay(STACK, num_envs, num_envs * 8, 2)
     for observation, action, step in World(STACK, num_envs, 0).steps(20):
@@ -178,7 +178,7 @@ def test_one_environment_or_128(num_envs: int, build: type[Replay]) -> None:
     assert_all_as_seen(everything(memory), naive, naive.sampleable())
 
 
-def test_every_transition_is_as_likely_as_any_other() -> None:
+def test_uniform_buffer_samples_all_transitions_equally_often() -> None:
     memory = uniform(NUMBER, 3, capacity=30)
     for observation, action, step in World(NUMBER, 3, 0).steps(25):
         memory.add(observation, action, step)
@@ -190,7 +190,9 @@ def test_every_transition_is_as_likely_as_any_other() -> None:
 
 @pytest.mark.parametrize("build", [uniform, prioritized])
 @pytest.mark.parametrize(("share", "newest"), [(0, 0), (1 / 32, 1), (0.1, 4), (0.25, 8), (1, 32)])
-def test_a_share_of_each_batch_is_the_newest(build: type[Replay], share: float, newest: int) -> None:
+def test_newest_share_of_a_minibatch_is_the_newest_transitions(
+    build: type[Replay], share: float, newest: int
+) -> None:
     memory = build(VECTOR, 2, 3, capacity=1000, newest_share=share)
     naive = NaiveReplay(VECTOR, 2, 1000, 3)
     for observation, action, step in World(VECTOR, 2, 1).steps(400):
@@ -202,7 +204,7 @@ def test_a_share_of_each_batch_is_the_newest(build: type[Replay], share: float, 
     assert len(sample.index) == 32
 
 
-def test_actions_of_any_shape_and_long_floats_are_kept_as_the_learner_needs_them() -> None:
+def test_float64_observations_and_matrix_actions_become_float32() -> None:
     space = gym.spaces.Box(-1, 1, (2,), np.float64)
     config = options("agent.memory", "agent=dqn", capacity=10, newest_share=1)
     memory = Replay(
@@ -216,17 +218,23 @@ def test_actions_of_any_shape_and_long_floats_are_kept_as_the_learner_needs_them
         generator=np.random.default_rng(0),
     )
     observation, action = np.full((1, 2), 0.25), np.arange(6.0).reshape(1, 2, 3)
-    no = np.zeros(1, np.bool_)
-    memory.add(observation, action, Step(observation, observation, np.ones(1, np.float32), no, no, no))
-    # What the step led to comes as a copy after a resume: it is compared, not stored again.
-    memory.add(observation.copy(), action, Step(observation, observation, np.ones(1, np.float32), no, no, no))
+    never = np.zeros(1, np.bool_)
+    memory.add(
+        observation, action, Step(observation, observation, np.ones(1, np.float32), never, never, never)
+    )
+    # After a resume the observation is a copy of the next observation: it is compared and not stored again.
+    memory.add(
+        observation.copy(),
+        action,
+        Step(observation, observation, np.ones(1, np.float32), never, never, never),
+    )
     sample = everything(memory)
     np.testing.assert_array_equal(sample.action, [action[0]] * 2)
     assert sample.action.dtype == sample.observation.dtype == np.float32
 
 
 class Recent(Replay):
-    """Draws the newest half of what each environment has, the newest twice as heavy."""
+    """Buffer that draws from the newer half of each environment and doubles the weight of the newest step."""
 
     def draw(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         env = self.generator.integers(0, self.num_envs, count)
@@ -237,7 +245,7 @@ class Recent(Replay):
         return np.where(step == self.complete[env] - 1, 1, 0.5).astype(np.float32)
 
 
-def test_a_memory_of_ones_own_says_what_is_drawn_and_with_what_weight() -> None:
+def test_derived_buffer_decides_on_draws_and_weights() -> None:
     memory, naive = uniform(VECTOR, 2, capacity=40, cls=Recent), NaiveReplay(VECTOR, 2, 40, 1)
     for observation, action, step in World(VECTOR, 2, 0).steps(30):
         memory.add(observation, action, step)
@@ -249,38 +257,38 @@ def test_a_memory_of_ones_own_says_what_is_drawn_and_with_what_weight() -> None:
     np.testing.assert_array_equal(sample.weight, np.where(steps == 29, 1, 0.5))
 
 
-def test_a_sample_does_not_change_with_the_memory() -> None:
+def test_sample_does_not_change_when_the_buffer_does() -> None:
     memory = uniform(STACK, 2, capacity=20)
     world = World(STACK, 2, 0)
     for observation, action, step in world.steps(10):
         memory.add(observation, action, step)
     sample = memory.sample(8, 0)
-    arrays = [array for array in vars(sample).values() if array is not None]  # there is no mask here
+    arrays = [array for array in vars(sample).values() if array is not None]  # masks are None here
     before = [array.copy() for array in arrays]
     for observation, action, step in world.steps(30):
         memory.add(observation, action, step)
     memory.sample(8, 0)
-    for array, was in zip(arrays, before, strict=True):
-        np.testing.assert_array_equal(array, was)
+    for array, old in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(array, old)
 
 
 @pytest.mark.parametrize("build", [uniform, prioritized])
 @pytest.mark.parametrize("space", [VECTOR, STACK], ids=["vector", "stack"])
 @pytest.mark.parametrize("before", [0, 1, 30])
-def test_episodes_that_a_resume_cuts_end_with_what_was_played(
+def test_episode_cut_by_a_resume_ends_at_its_last_step(
     before: int, space: gym.Space, build: Callable[..., Replay]
 ) -> None:
     memory = build(space, 3, 2, capacity=300, newest_share=1)
     naive, world = NaiveReplay(space, 3, 300, 2), World(space, 3, seed=1)
     played = list(world.steps(before))
-    lost, yes = world.observation, np.ones(3, np.bool_)
+    lost, always = world.observation, np.ones(3, np.bool_)
     world.observation = fresh = world.look()
-    for number, (seen, action, step) in enumerate(played, 1):
-        memory.add(seen, action, step)
-        cut = dataclasses.replace(step, truncated=yes, episode_over=yes, observation=fresh)
-        naive.add(seen, action, cut if number == before else step)
-    nothing = Step(fresh, lost, np.zeros(3, np.float32), ~yes, yes, yes, void=True)
-    memory.add(lost, np.zeros(3, np.int64), nothing)
+    for number, (observation, action, step) in enumerate(played, 1):
+        memory.add(observation, action, step)
+        cut = dataclasses.replace(step, truncated=always, episode_over=always, observation=fresh)
+        naive.add(observation, action, cut if number == before else step)
+    void = Step(fresh, lost, np.zeros(3, np.float32), ~always, always, always, void=True)
+    memory.add(lost, np.zeros(3, np.int64), void)
     for given_step in world.steps(20):
         memory.add(*given_step)
         naive.add(*given_step)
@@ -288,24 +296,26 @@ def test_episodes_that_a_resume_cuts_end_with_what_was_played(
 
 
 @pytest.mark.parametrize("build", [uniform, prioritized])
-def test_many_cuts_in_a_full_memory_leave_each_transition_its_own_observations(
+def test_cuts_in_a_full_buffer_leave_transitions_unchanged(
     build: Callable[..., Replay],
 ) -> None:
-    """A cut stores what the next episodes begin with, for which frames of one-step episodes leave no room."""
+    """Regression test: a cut stores the first observations of new episodes, for which there was no room."""
     memory, world = build(VECTOR, 2, capacity=20, newest_share=1), World(VECTOR, 2, seed=3, ends=1)
-    yes, nothing = np.ones(2, np.bool_), np.zeros(2, np.float32)
-    told = {}
+    always, no_reward = np.ones(2, np.bool_), np.zeros(2, np.float32)
+    expected = {}
     for number in range(60):
-        seen, action, step = world.step()
-        memory.add(seen, action, step)
+        observation, action, step = world.step()
+        memory.add(observation, action, step)
         for env in range(2):
-            told[float(step.reward[env])] = seen[env], step.next_observation[env]
+            expected[float(step.reward[env])] = observation[env], step.next_observation[env]
         if number % 3 == 0:
             lost, world.observation = world.observation, world.look()
-            memory.add(lost, action, Step(world.observation, lost, nothing, ~yes, yes, yes, void=True))
+            memory.add(
+                lost, action, Step(world.observation, lost, no_reward, ~always, always, always, void=True)
+            )
         sample = everything(memory)
         for row, reward in enumerate(sample.reward):
-            before, after = told[float(reward)]
+            before, after = expected[float(reward)]
             np.testing.assert_array_equal(sample.observation[row], before)
             np.testing.assert_array_equal(sample.next_observation[row], after)
     assert len(memory) > 10

@@ -1,4 +1,4 @@
-"""SAC, CrossQ, TD3 and DDPG: each update is the paper's, actions fit their box, all of it goes on exactly."""
+"""Tests of SAC, CrossQ, TD3 and DDPG: updates follow the papers, actions stay in bounds, resume is exact."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ IMAGE = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
 
 
 class World(Noise):
-    """A world as for DQN, with actions of any shape."""
+    """Random environment, as for DQN, that accepts actions of any shape."""
 
     def step(self, action: np.ndarray) -> Any:
         return super().step(action.reshape(len(action), -1).sum(1))
 
 
 def gaussian(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """tanh of a sample and its log-density, by torch's own distributions."""
+    """Compute tanh of a Gaussian sample and its log-density by PyTorch's distributions."""
     mean, log_std = outputs.chunk(2, dim=1)
     base = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
     squashed = torch.distributions.TransformedDistribution(
@@ -55,8 +55,11 @@ def gaussian(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     return action, squashed.log_prob(action).sum(1)
 
 
-def softly(policy: Any, critics: Critics, observation: Tensor, noise: Tensor, alpha: float) -> Tensor:
-    """The soft value of each state, min Q - alpha log pi, sampled or as a sum over all actions. [batch]"""
+def soft_value(policy: Any, critics: Critics, observation: Tensor, noise: Tensor, alpha: float) -> Tensor:
+    """Compute the soft value of each state, min Q - alpha log pi. [batch]
+
+    noise: [batch, action size] for one sample per state; empty ([batch, 0]) for a sum over discrete actions.
+    """
     outputs = policy(observation)
     if noise.shape[1] == 0:
         probability = torch.softmax(outputs, 1)
@@ -77,6 +80,7 @@ def mean_entropy(policy: Any, observation: Tensor, noise: Tensor) -> float:
 
 
 def taken(critics: Critics, batch: Transitions) -> Tensor:
+    """Compute the critics' values of the actions taken. [critics, batch]"""
     values = critics(batch.observation, batch.action)
     if values.dim() == 3:
         return torch.stack([value[torch.arange(len(value)), batch.action] for value in values])
@@ -93,15 +97,15 @@ def assert_same(one: torch.nn.Module, other: torch.nn.Module) -> None:
 
 
 @pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
-def test_an_update_of_sac_is_the_papers(action: gym.Space) -> None:
-    """Two updates, computed here from the equations alone, with torch's Adam."""
+def test_sac_update_follows_the_paper(action: gym.Space) -> None:
+    """Compare two updates with a computation from the paper's equations and PyTorch's Adam."""
     agent, _, streams = build(config_of("sac", f"agent.lr={LR}", f"agent.target.tau={TAU}"), action)
     disturb(agent)
     nets = copy.deepcopy(agent.modules())
     policy, critics, target = nets["policy"], nets["critics"], nets["target"]
     log_alpha = torch.zeros(1, requires_grad=True)
     optimizers = adam(policy), adam(critics), torch.optim.Adam([log_alpha], lr=LR)
-    aim = -2.0 if action is BOX else 0.6 * math.log(3)
+    target_entropy = -2.0 if action is BOX else 0.6 * math.log(3)
     noises = copy.deepcopy(streams.torch("noise"))
     for update in (1, 2):
         batch = made_up(action, seed=update)
@@ -110,18 +114,18 @@ def test_an_update_of_sac_is_the_papers(action: gym.Space) -> None:
         errors = agent.update(batch)
 
         with torch.no_grad():
-            value = softly(policy, target, batch.next_observation, noise[0], alpha)
-            goal = batch.reward + batch.discount * value
-        error = taken(critics, batch) - goal
+            value = soft_value(policy, target, batch.next_observation, noise[0], alpha)
+            target_value = batch.reward + batch.discount * value
+        error = taken(critics, batch) - target_value
         optimizers[1].zero_grad()
         (0.5 * error.square().sum(0) * batch.weight).mean().backward()
         optimizers[1].step()
         optimizers[0].zero_grad()
-        (-softly(policy, critics, batch.observation, noise[1], alpha).mean()).backward()
+        (-soft_value(policy, critics, batch.observation, noise[1], alpha).mean()).backward()
         entropy = mean_entropy(nets["policy"], batch.observation, noise[1])
         optimizers[0].step()
         optimizers[2].zero_grad()
-        (log_alpha * (entropy - aim)).sum().backward()
+        (log_alpha * (entropy - target_entropy)).sum().backward()
         optimizers[2].step()
         with torch.no_grad():
             for slow, fast in zip(target.parameters(), critics.parameters(), strict=True):
@@ -133,8 +137,8 @@ def test_an_update_of_sac_is_the_papers(action: gym.Space) -> None:
 
 
 @pytest.mark.parametrize("name", ["td3", "ddpg"])
-def test_an_update_of_td3_and_ddpg_is_the_papers(name: str) -> None:
-    """The first updates, in which TD3 leaves policy and targets alone every other time."""
+def test_td3_and_ddpg_updates_follow_the_papers(name: str) -> None:
+    """Compare three updates, of which TD3 changes policy and target networks in the second only."""
     overrides = (f"agent.lr={LR}", f"agent.target.tau={TAU}")
     agent, _, streams = build(config_of(name, *overrides))
     disturb(agent)
@@ -152,8 +156,8 @@ def test_an_update_of_td3_and_ddpg_is_the_papers(name: str) -> None:
                 noise = (0.2 * torch.randn((16, 2), generator=noises)).clamp(-0.5, 0.5)
                 action = (action + noise).clamp(-1, 1)
             values = slow_critics(batch.next_observation, action)
-            goal = batch.reward + batch.discount * values.min(0).values
-        error = critics(batch.observation, batch.action) - goal
+            target_value = batch.reward + batch.discount * values.min(0).values
+        error = critics(batch.observation, batch.action) - target_value
         assert len(error) == (2 if name == "td3" else 1)
         optimizers[1].zero_grad()
         (error.square().sum(0) * batch.weight).mean().backward()
@@ -172,7 +176,7 @@ def test_an_update_of_td3_and_ddpg_is_the_papers(name: str) -> None:
 
 
 @pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
-def test_crossqs_critics_see_both_halves_in_one_pass_and_are_their_own_target(action: gym.Space) -> None:
+def test_crossq_update_uses_one_pass_for_both_steps_and_no_target(action: gym.Space) -> None:
     agent, _, streams = build(config_of("crossq", f"agent.lr={LR}"), action)
     disturb(agent)
     assert set(agent.modules()) == {"policy", "critics"}
@@ -189,16 +193,16 @@ def test_crossqs_critics_see_both_halves_in_one_pass_and_are_their_own_target(ac
             choice, actions = torch.softmax(outputs, 1), batch.action
             log_prob = (choice * choice.log()).sum(1)
     values = critics(torch.cat([batch.observation, batch.next_observation]), actions)
-    now, following = values[:, :16], values[:, 16:].detach()
-    smaller = torch.minimum(following[0], following[1])
+    now, after = values[:, :16], values[:, 16:].detach()
+    smaller = torch.minimum(after[0], after[1])
     if action is CHOICE:
         now = now[:, torch.arange(16), batch.action]
         smaller = (smaller * choice).sum(1)
-    goal = batch.reward + batch.discount * (smaller - log_prob)
-    (0.5 * (now - goal).square().sum(0) * batch.weight).mean().backward()
+    target_value = batch.reward + batch.discount * (smaller - log_prob)
+    (0.5 * (now - target_value).square().sum(0) * batch.weight).mean().backward()
     optimizer.step()
     assert_same(agent.modules()["critics"], critics)
-    assert_same(agent.modules()["policy"], policy)  # every third update only
+    assert_same(agent.modules()["policy"], policy)  # the policy learns at every third update only
     for own, other in zip(agent.modules()["critics"].buffers(), critics.buffers(), strict=True):
         torch.testing.assert_close(own, other)
     for _ in range(2):
@@ -207,7 +211,7 @@ def test_crossqs_critics_see_both_halves_in_one_pass_and_are_their_own_target(ac
         assert_same(agent.modules()["policy"], policy)
 
 
-def test_crossqs_policy_learns_by_values_that_the_minibatch_does_not_change() -> None:
+def test_crossq_policy_loss_leaves_the_critics_statistics_unchanged() -> None:
     agent, clock, _ = build(config_of("crossq"))
     play(agent, clock, World(VECTOR, 4), 30)
     policy, critics = agent.modules()["policy"], agent.modules()["critics"]
@@ -219,23 +223,23 @@ def test_crossqs_policy_learns_by_values_that_the_minibatch_does_not_change() ->
     after = critics.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.state_dict().items())
     with torch.no_grad():
-        value = softly(policy, before.eval(), batch.observation, noise, agent.metrics()["temperature"])
+        value = soft_value(policy, before.eval(), batch.observation, noise, agent.metrics()["temperature"])
     torch.testing.assert_close(loss.detach(), -value.mean())
 
 
 @pytest.mark.parametrize(("name", "action"), KINDS)
-def test_a_restored_agent_goes_on_to_the_bit(name: str, action: gym.Space) -> None:
+def test_restored_agent_has_the_same_future(name: str, action: gym.Space) -> None:
     overrides = ("agent/memory=prioritized", "agent.n_step=2")
     agent, clock, streams = build(config_of(name, *overrides), action)
     world = World(VECTOR, 4)
     play(agent, clock, world, 15)
-    state, drawn = copy.deepcopy(agent.state_dict()), copy.deepcopy(streams.state_dict())
+    state, streams_state = copy.deepcopy(agent.state_dict()), copy.deepcopy(streams.state_dict())
     frame, same_world = clock.frame, copy.deepcopy(world)
     assert play(agent, clock, world, 10) == 40
 
     restored, clock, streams = build(config_of(name, *overrides), action)
     restored.load_state_dict(state)
-    streams.load_state_dict(drawn)
+    streams.load_state_dict(streams_state)
     clock.tick(frame)
     play(restored, clock, same_world, 10)
     for module, other in zip(agent.modules().values(), restored.modules().values(), strict=True):
@@ -245,9 +249,7 @@ def test_a_restored_agent_goes_on_to_the_bit(name: str, action: gym.Space) -> No
 
 
 @pytest.mark.parametrize(("name", "action"), KINDS)
-def test_metrics_have_the_same_keys_before_and_after_learning_and_change_nothing(
-    name: str, action: gym.Space
-) -> None:
+def test_metrics_have_the_same_keys_before_and_after_learning(name: str, action: gym.Space) -> None:
     agent, clock, _ = build(config_of(name), action)
     before = agent.metrics()
     assert math.isnan(before["loss_critic"])
@@ -260,20 +262,20 @@ def test_metrics_have_the_same_keys_before_and_after_learning_and_change_nothing
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_actions_fill_the_box_and_stay_inside(name: str) -> None:
-    """Random, exploring and best actions are checked; stored actions lie in (-1, 1)."""
+def test_actions_fill_their_box_and_stay_inside(name: str) -> None:
+    """Check random, exploring and best actions; stored actions must lie in [-1, 1]."""
     agent, clock, _ = build(config_of(name))
     disturb(agent)
     with torch.no_grad():
         for weight in agent.modules()["policy"].parameters():
-            weight.mul_(100)  # far into the tails of tanh
-    look = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+            weight.mul_(100)  # large outputs, far into the tails of tanh
+    observation = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     kinds = []
     for frame in (0, 10_000):
         clock.tick(frame)
-        kinds.append(np.concatenate([agent.act(Observation(look)) for _ in range(200)]))
+        kinds.append(np.concatenate([agent.act(Observation(observation)) for _ in range(200)]))
         assert np.abs(agent.decision()["action"]).max() <= 1
-    kinds.append(agent.evaluation_action(Observation(look), np.random.default_rng(0)))
+    kinds.append(agent.evaluation_action(Observation(observation), np.random.default_rng(0)))
     for actions in kinds:
         assert actions.dtype == np.float32
         assert all(BOX.contains(action) for action in actions)
@@ -281,16 +283,16 @@ def test_actions_fill_the_box_and_stay_inside(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "action"), [("sac", CHOICE), ("td3", BOX)])
-def test_two_workers_find_the_gradient_of_one_on_images(name: str, action: gym.Space) -> None:
+def test_two_workers_compute_the_gradient_of_one_on_images(name: str, action: gym.Space) -> None:
     gradients: list[list[Tensor]] = []
     IMAGE.seed(0)
-    looks = np.stack([IMAGE.sample() for _ in range(32)])
+    images = np.stack([IMAGE.sample() for _ in range(32)])
     overrides = [*SMALL_CNN, *(["agent.policy_delay=1"] if name == "td3" else [])]
     for num_threads in (1, 2):
         agent, _, _ = build(config_of(name, *overrides), action, IMAGE, num_threads=num_threads)
         nets = agent.modules()
-        seen = torch.from_numpy(nets["policy"].layout(looks))
-        batch = replace(made_up(action), observation=seen[:16], next_observation=seen[16:])
+        observations = torch.from_numpy(nets["policy"].layout(images))
+        batch = replace(made_up(action), observation=observations[:16], next_observation=observations[16:])
         errors = agent.update(batch)
         threads = [thread for thread in threading.enumerate() if thread.name.startswith("learner")]
         assert bool(threads) == (num_threads > 1)
@@ -301,16 +303,16 @@ def test_two_workers_find_the_gradient_of_one_on_images(name: str, action: gym.S
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
-def test_two_threads_inside_large_products_repeat_to_the_bit_and_leave_the_number_of_threads() -> None:
+def test_two_threads_in_large_products_are_exact_and_set_back() -> None:
     large = ("agent.network.torso.mlp.hidden=[128,128]", "agent.batch_size=256")
     before, weights = torch.get_num_threads(), []
-    for overrides, inside in ((large, 2), (large, 2), ((), before)):
+    for overrides, num_threads in ((large, 2), (large, 2), ((), before)):
         agent, clock, _ = build(config_of("sac", *overrides), num_threads=2)
         critics = agent.modules()["critics"]
-        seen: set[int] = set()
-        handle = critics.register_forward_hook(lambda *_, seen=seen: seen.add(torch.get_num_threads()))
+        found: set[int] = set()
+        handle = critics.register_forward_hook(lambda *_, found=found: found.add(torch.get_num_threads()))
         assert play(agent, clock, World(VECTOR, 4), 68) > 10
-        assert seen == {inside}
+        assert found == {num_threads}
         assert torch.get_num_threads() == before
         handle.remove()
         weights.append(torch.cat([weight.detach().flatten() for weight in critics.parameters()]))
@@ -321,12 +323,11 @@ def test_two_threads_inside_large_products_repeat_to_the_bit_and_leave_the_numbe
     ("name", "action"),
     [("sac", BOX), ("sac", CHOICE), ("td3", BOX), ("td3_bc", BOX), ("tqc", BOX)],
 )
-def test_two_threads_on_halves_find_the_gradient_of_one_and_repeat_to_the_bit(
-    name: str, action: gym.Space
-) -> None:
-    """Large products by kernels: each thread takes one half of the minibatch, of an odd size too.
+def test_two_threads_on_halves_compute_the_gradient_of_one(name: str, action: gym.Space) -> None:
+    """Split large products, computed by kernels, into halves of a minibatch of an odd size.
 
-    The loss of TD3+BC needs the whole minibatch, which then stays on one thread.
+    The result must be close to that of one thread and exactly repeatable. The loss of TD3+BC needs the whole
+    minibatch, so one thread computes it.
     """
     overrides = ["agent.network.torso.mlp.hidden=[128,128]", "agent.batch_size=512"]
     overrides += ["agent.policy_delay=1"] if name.startswith("td3") else []
@@ -339,49 +340,55 @@ def test_two_threads_on_halves_find_the_gradient_of_one_and_repeat_to_the_bit(
         assert bool(threads) == (num_threads > 1 and agent.TRAITS.halves)
         nets = agent.modules()
         weights = [*nets["critics"].parameters(), *nets["policy"].parameters()]
-        # Small numbers of a gradient are sums that cancel.
+        # Small entries of a gradient are sums that nearly cancel, so errors are relative to the largest.
         gradients.append([errors, *(weight.grad / weight.grad.abs().max() for weight in weights)])
         agent.close()
-    for one, other, again in zip(*gradients, strict=True):
+    for one, other, repeated in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
-        assert torch.equal(other, again)
+        assert torch.equal(other, repeated)
 
 
-def test_critics_side_by_side_are_the_perceptrons_that_they_are_made_of() -> None:
-    """Each has its own weights; layer normalization, and torsos of one's own, are computed one by one."""
+def test_stacked_critics_equal_separate_perceptrons() -> None:
+    """Compare stacked critics, each with its own weights, with a computation of one at a time.
+
+    Critics with layer normalization are not stacked.
+    """
     config = config_of("sac").agent.config.network
     spaces = Spaces(VECTOR, BOX, 1)
     stacked = Critics(config, spaces, 3)
     assert stacked.perceptrons is not None
-    look, action = torch.randn(5, 3), torch.randn(5, 2)
-    values = stacked(look, action)
+    observation, action = torch.randn(5, 3), torch.randn(5, 2)
+    values = stacked(observation, action)
     for i, value in enumerate(values):
-        x = torch.cat([look, action], 1)
+        x = torch.cat([observation, action], 1)
         for weight, bias in zip(stacked.perceptrons.weights, stacked.perceptrons.biases, strict=True):
             last = x @ weight[i] + bias[i]
             x = torch.relu(last)
         torch.testing.assert_close(value, last.squeeze(1))
     assert len(values.unique()) == 15
-    torch.testing.assert_close(stacked(look, action, first=True), values[:1])
+    torch.testing.assert_close(stacked(observation, action, first=True), values[:1])
     normalized = Critics(
         config_of("sac", "agent.network.torso.mlp.layer_norm=true").agent.config.network, spaces, 2
     )
     assert normalized.perceptrons is None
-    assert normalized(look, action).shape == (2, 5)
+    assert normalized(observation, action).shape == (2, 5)
 
 
 ON_IMAGES = [(name, action) for name, action in KINDS if name not in ("ddpg", "td3_bc")]
-NARROW = [("sac", BOX), ("crossq", CHOICE)]
+BF16_CASES = [("sac", BOX), ("crossq", CHOICE)]
 
 
 @pytest.mark.parametrize(
     ("name", "action", "precision"),
     [
         *((name, action, "fp32") for name, action in ON_IMAGES),
-        *(pytest.param(*one, "bf16", marks=() if one in NARROW else pytest.mark.matrix) for one in ON_IMAGES),
+        *(
+            pytest.param(*one, "bf16", marks=() if one in BF16_CASES else pytest.mark.matrix)
+            for one in ON_IMAGES
+        ),
     ],
 )
-def test_images_are_learned_from(name: str, action: gym.Space, precision: str) -> None:
+def test_agents_learn_from_images(name: str, action: gym.Space, precision: str) -> None:
     small = f"agent.network.torso.{'features' if name == 'crossq' else 'cnn.features'}=16"
     agent, clock, _ = build(config_of(name, small), action, IMAGE, num_threads=2, precision=precision)
     assert play(agent, clock, World(IMAGE, 4), 11) == 4
@@ -390,7 +397,7 @@ def test_images_are_learned_from(name: str, action: gym.Space, precision: str) -
 
 
 @pytest.mark.parametrize("name", ["sac", "tqc", "td3", "crossq", "iql"])
-def test_choices_as_observations_are_learned_from(name: str) -> None:
+def test_agents_learn_from_discrete_observations(name: str) -> None:
     class Doors(World):
         def _look(self) -> np.ndarray:
             return self._rng.integers(5, size=self._num_envs)
@@ -400,18 +407,18 @@ def test_choices_as_observations_are_learned_from(name: str) -> None:
     assert np.isfinite(agent.metrics()["grad_norm_critic"])
 
 
-def test_the_first_actions_are_by_chance_or_by_the_policy() -> None:
-    look = np.zeros((4, 3), np.float32)
-    by_chance, _, streams = build(config_of("td3"))
-    expected = streams.numpy("policy").bit_generator.state
-    by_chance.act(Observation(look))
-    assert streams.numpy("policy").bit_generator.state != expected
+def test_first_actions_are_random_or_from_the_policy() -> None:
+    observation = np.zeros((4, 3), np.float32)
+    random, _, streams = build(config_of("td3"))
+    before = streams.numpy("policy").bit_generator.state
+    random.act(Observation(observation))
+    assert streams.numpy("policy").bit_generator.state != before
     by_policy, _, _ = build(config_of("td3", "agent.warmup_actions=policy", "agent.noise.std=0.0"))
-    best = by_policy.evaluation_action(Observation(look), np.random.default_rng(0))
-    np.testing.assert_array_equal(by_policy.act(Observation(look)), best)
+    best = by_policy.evaluation_action(Observation(observation), np.random.default_rng(0))
+    np.testing.assert_array_equal(by_policy.act(Observation(observation)), best)
 
 
-def test_a_non_finite_loss_stops_with_term_and_frame() -> None:
+def test_non_finite_loss_raises_an_error_with_its_term() -> None:
     agent, clock, _ = build(config_of("td3", "agent.lr=1e30"))
     with pytest.raises(NonFiniteError) as caught:
         play(agent, clock, World(VECTOR, 4), 40)
@@ -428,7 +435,7 @@ def test_schedules_follow_the_clock() -> None:
     assert math.isnan(metrics["target_entropy"])
 
 
-def test_a_fixed_temperature_is_not_learned() -> None:
+def test_fixed_temperature_is_not_learned() -> None:
     agent, clock, _ = build(config_of("sac", "agent.temperature=0.3"))
     play(agent, clock, World(VECTOR, 4), 20)
     assert agent.metrics()["temperature"] == 0.3

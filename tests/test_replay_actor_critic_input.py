@@ -1,4 +1,4 @@
-"""Unsupported options of off-policy actor-critics are refused early, with the key and the way out."""
+"""Tests of unsupported options of off-policy actor-critics: each is refused with its key and alternatives."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ def check(agent: str, action: gym.Space, *overrides: str, observation: gym.Space
 
 
 def critic(torso: str) -> str:
-    """The override that gives critics a torso of their own."""
+    """Return the override that gives the critics their own torso."""
     rest = "activation: ReLU, initialization: uniform, layer_norm: false"
     return f"agent.network.critic_torso={{_target_: labrl.networks.torso.{torso}, {rest}}}"
 
 
 @pytest.mark.parametrize("agent", ["td3", "ddpg"])
-def test_continuous_agents_name_those_for_choices(agent: str) -> None:
+def test_discrete_actions_are_refused_with_suitable_agents(agent: str) -> None:
     others = [f"agent={other}" for other in ("ppo", "dqn", "sac", "crossq", "iql")]
     with refused("unsupported", "agent", f"agent={agent}", "Box", "Discrete(4)", *others):
         check(agent, CHOICE)
 
 
 @pytest.mark.parametrize("agent", ["sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql"])
-def test_a_box_without_bounds_or_of_whole_numbers_is_refused(agent: str) -> None:
+def test_unbounded_and_integer_boxes_are_refused(agent: str) -> None:
     for space in (gym.spaces.Box(-np.inf, 1, (2,), np.float32), gym.spaces.Box(0, 9, (2,), np.int64)):
         with refused("unsupported", "agent", agent, str(space), "agent=ppo"):
             check(agent, space)
 
 
-def test_a_minibatch_of_one_transition_has_no_variance_to_normalize_by() -> None:
+def test_crossq_refuses_a_minibatch_of_one() -> None:
     with refused("range", "agent.batch_size", "2"):
         check("crossq", BOX, "agent.batch_size=1")
 
@@ -58,38 +58,38 @@ def test_a_minibatch_of_one_transition_has_no_variance_to_normalize_by() -> None
         (CHOICE, "1.5", ["got 1.5", "1.39", "0.832"]),
     ],
 )
-def test_a_target_entropy_that_cannot_be_met_is_refused(
+def test_unreachable_target_entropy_is_refused(
     agent: str, action: gym.Space, target: str, named: list[str]
 ) -> None:
     with refused("range", "agent.target_entropy", *named):
         check(agent, action, f"agent.target_entropy={target}")
 
 
-def test_entropies_that_can_be_met_are_accepted() -> None:
+def test_reachable_target_entropies_are_accepted() -> None:
     check("sac", BOX, "agent.target_entropy=-3")
     check("sac", BOX, "agent.target_entropy={kind: linear, start: -1, end: -4, horizon: 1000}")
     check("sac", CHOICE, "agent.target_entropy=0.2")
     check("sac", gym.spaces.Discrete(1), "agent.target_entropy=0")
 
 
-def test_a_target_for_a_fixed_temperature_is_refused() -> None:
-    ways_out = "agent.temperature=null", "agent.target_entropy=null"
-    with refused("contradiction", "agent.target_entropy", *ways_out):
+def test_target_entropy_with_a_fixed_temperature_is_refused() -> None:
+    alternatives = "agent.temperature=null", "agent.target_entropy=null"
+    with refused("contradiction", "agent.target_entropy", *alternatives):
         check("sac", BOX, "agent.temperature=0.2", "agent.target_entropy=-1")
 
 
-def test_a_critic_that_reads_images_in_another_way_is_refused() -> None:
-    ways_out = "agent.network.torso", "agent.network.critic_torso=null"
-    with refused("contradiction", "agent.network.critic_torso", *ways_out):
+def test_mlp_critic_beside_a_cnn_policy_is_refused() -> None:
+    alternatives = "agent.network.torso", "agent.network.critic_torso=null"
+    with refused("contradiction", "agent.network.critic_torso", *alternatives):
         check("sac", CHOICE, critic("MLP, hidden: [8]"), observation=IMAGE)
 
 
-def test_a_network_that_cannot_read_the_observations_is_refused() -> None:
+def test_network_unsuited_to_the_observations_is_refused() -> None:
     with refused("unsupported", "agent.network.torso"):
         check("sac", BOX, "agent/network=nature_cnn")
 
 
-def test_a_critic_that_cannot_read_the_observations_is_refused_by_its_own_key() -> None:
+def test_critic_unsuited_to_the_observations_is_refused_with_its_key() -> None:
     with refused("unsupported", "agent.network.critic_torso"):
         check("sac", BOX, critic("NatureCNN, features: 8"))
 
@@ -115,7 +115,7 @@ def test_a_critic_that_cannot_read_the_observations_is_refused_by_its_own_key() 
         (["agent=sac", "env.max_frame=500"], "agent.learning_starts", "contradiction", ["env.max_frame="]),
     ],
 )
-def test_wrong_values_name_what_is_allowed(
+def test_invalid_values_are_refused_with_the_allowed_ones(
     overrides: list[str], key: str, code: Code | None, named: list[str]
 ) -> None:
     with refused(code, key, *named):

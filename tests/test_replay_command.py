@@ -1,4 +1,4 @@
-"""`labrl-replay` shows a recorded episode, and trials end with videos of their own."""
+"""Tests of `labrl-replay`, of the videos made at the end of a trial, and of rendered images."""
 
 from __future__ import annotations
 
@@ -34,61 +34,61 @@ CARTPOLE = [
 ]
 
 
-def lengths(path: Path) -> tuple[int, int, int]:
-    """Pictures, height and width of a video that any browser plays."""
+def video_size(path: Path) -> tuple[int, int, int]:
+    """Return the number of images, height and width of a video, whose format every browser must support."""
     with av.open(str(path)) as video:
         stream = video.streams.video[0]
         assert (stream.codec_context.name, stream.codec_context.pix_fmt) == ("h264", "yuv420p")
         return sum(1 for _ in video.decode(stream)), stream.height, stream.width
 
 
-def test_best_last_and_any_other_are_shown_and_checked(
+def test_playback_makes_a_video_of_each_recorded_episode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = labrl.train([*CARTPOLE, "meta.record_episodes=each", f"hydra.run.dir={tmp_path / 'run'}"]).folder
     session = run / "session_0"
     for name in ("best", "last", "300"):
         assert replay([str(run), f"episode={name}"]) == DONE, capsys.readouterr().err
-        count, height, width = lengths(session / "videos" / f"{name}.mp4")
+        count, height, width = video_size(session / "videos" / f"{name}.mp4")
         assert count == read_episode(session / "episodes" / f"{name}.npz").length + 1
         assert height % 2 == width % 2 == 0
     best = read_episode(session / "episodes" / "best.npz")
     write_episode(session / "episodes", "best", RecordedEpisode(**{**best.plain(), "seed": best.seed + 1}))
-    assert replay([str(run)]) == FAILED, "another seed gives another episode"
+    assert replay([str(run)]) == FAILED, "an episode with a changed seed passed the check"
 
 
-def test_an_atari_game_is_shown_in_colours(tmp_path: Path) -> None:
+def test_video_of_an_atari_game_is_in_colour(tmp_path: Path) -> None:
     overrides = [*small("random", "pong"), "env.max_frame=100"]
     run = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]).folder
     assert replay([str(run), "episode=last"]) == DONE
     video = run / "session_0" / "videos" / "last.mp4"
-    assert lengths(video) == (41, 420, 320)
+    assert video_size(video) == (41, 420, 320)
     with av.open(str(video)) as file:
         red, _, blue = next(file.decode(video=0)).to_ndarray(format="rgb24")[200, 160].astype(int)
     assert red - blue > 40
 
 
 @pytest.mark.uses_videos
-def test_a_trial_ends_with_videos_of_its_best_session_unless_told_not_to(tmp_path: Path) -> None:
+def test_trial_ends_with_videos_unless_videos_is_false(tmp_path: Path) -> None:
     overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
     result = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
-    made = result.folder / "session_0" / "videos"
-    assert sorted(path.name for path in made.iterdir()) == ["best.mp4", "last.mp4"]
-    assert lengths(made / "best.mp4")[0] > 1
+    videos = result.folder / "session_0" / "videos"
+    assert sorted(path.name for path in videos.iterdir()) == ["best.mp4", "last.mp4"]
+    assert video_size(videos / "best.mp4")[0] > 1
     labrl.train([*overrides, "meta.videos=false", f"hydra.run.dir={tmp_path / 'without'}"])
     assert not (tmp_path / "without" / "session_0" / "videos").exists()
 
 
 @pytest.mark.uses_videos
 @pytest.mark.parametrize("command", ["report", "resume", "experiment"])
-def test_videos_lost_to_a_kill_are_made_later(
+def test_videos_missing_after_a_kill_are_made_later(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were lost, and half a video stayed behind."""
+    """Regression test: a kill while videos were rendered lost them and left an incomplete file behind."""
     overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
     path = tmp_path / "run"
-    whole = ["-m", *overrides, "seed=1", f"hydra.sweep.dir={path}", "hydra.sweep.subdir=0"]
-    whole += ["hydra/launcher=basic"]
+    experiment = ["-m", *overrides, "seed=1", f"hydra.sweep.dir={path}", "hydra.sweep.subdir=0"]
+    experiment += ["hydra/launcher=basic"]
 
     class Killed(BaseException):
         pass
@@ -99,7 +99,7 @@ def test_videos_lost_to_a_kill_are_made_later(
     with monkeypatch.context() as patch:
         patch.setattr(playback, "render_videos", killed)
         with pytest.raises(Killed):
-            main(whole if command == "experiment" else [*overrides, f"hydra.run.dir={path}"])
+            main(experiment if command == "experiment" else [*overrides, f"hydra.run.dir={path}"])
     videos = next(path.glob("**/session_0")) / "videos"
     videos.mkdir()
     (videos / ".best.999999999.tmp.mp4").write_bytes(b"half a video")
@@ -108,34 +108,36 @@ def test_videos_lost_to_a_kill_are_made_later(
     if command == "report":
         assert report([str(path)]) == DONE
     elif command == "resume":
-        assert main([f"+resume={path}"]) == WRONG_INPUT, "it has finished"
+        assert main([f"+resume={path}"]) == WRONG_INPUT, "a finished run was resumed"
     else:
         assert main(["-m", f"+resume={path}"]) == DONE
     assert sorted(videos.iterdir()) == sorted([running, videos / "best.mp4", videos / "last.mp4"])
     made = {one.name: one.stat().st_mtime_ns for one in videos.iterdir()}
     assert report([str(path)]) == DONE
-    assert {one.name: one.stat().st_mtime_ns for one in videos.iterdir()} == made, "once"
+    assert {one.name: one.stat().st_mtime_ns for one in videos.iterdir()} == made, (
+        "videos were rendered twice"
+    )
 
 
 @pytest.mark.uses_videos
-def test_a_trial_whose_environment_cannot_be_drawn_ends_well_with_a_line(
+def test_trial_succeeds_with_a_message_when_rendering_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
     import gymnasium
 
     def broken(*overrides: object) -> None:
-        raise RuntimeError("no drawing here")
+        raise RuntimeError("rendering fails")
 
     monkeypatch.setattr(gymnasium.envs.classic_control.CartPoleEnv, "render", broken)
     assert main([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
-    said = capsys.readouterr().out
-    assert "env.id=CartPole-v1" in said
+    stdout = capsys.readouterr().out
+    assert "env.id=CartPole-v1" in stdout
     assert list((tmp_path / "run" / "session_0" / "videos").iterdir()) == []
 
 
-def drawn(cls: type, **settings: object) -> np.ndarray:
-    """The picture of the first state."""
+def first_image(cls: type, **settings: object) -> np.ndarray:
+    """Render the first state of an environment."""
     env = watch(own_env(cls, settings, fresh_env_per_episode=False))
     try:
         env.reset(np.ones(1, np.bool_), np.zeros(1, np.int64))
@@ -148,23 +150,23 @@ def drawn(cls: type, **settings: object) -> np.ndarray:
     "kind",
     ["byte", "fraction", "real", "wide numbers", "grey", "one colour", "transparent", "list"],
 )
-def test_a_picture_may_be_of_any_usual_kind(kind: str) -> None:
-    picture = drawn(Drawn, kind=kind)
-    assert (picture.shape, picture.dtype) == ((30, 40, 3), np.uint8)
-    assert (picture == 99).all()
+def test_images_of_any_usual_format_become_rgb_bytes(kind: str) -> None:
+    image = first_image(Drawn, kind=kind)
+    assert (image.shape, image.dtype) == ((30, 40, 3), np.uint8)
+    assert (image == 99).all()
 
 
 @pytest.mark.parametrize("cls", [ListOnly, AlwaysDrawn])
-def test_an_environment_need_not_know_the_usual_render_mode(cls: type) -> None:
-    assert (drawn(cls) == 99).all()
+def test_environments_without_rgb_array_mode_are_rendered(cls: type) -> None:
+    assert (first_image(cls) == 99).all()
 
 
 @pytest.mark.parametrize(
     "kind", ["none", "text", "empty list", "no pixels", "channels first", "complex", "raises", "exits"]
 )
-def test_what_is_no_picture_is_refused(kind: str) -> None:
+def test_invalid_image_is_refused(kind: str) -> None:
     with refused("environment", "env.make"):
-        drawn(Drawn, kind=kind)
+        first_image(Drawn, kind=kind)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_what_is_no_picture_is_refused(kind: str) -> None:
         *(({"render_fps": odd, "render_modes": None}, 30) for odd in (0, -1, float("inf"), float("nan"))),
     ],
 )
-def test_metadata_may_say_nothing_of_the_speed(metadata: object, speed: float) -> None:
+def test_speed_defaults_to_30_when_metadata_is_missing_or_invalid(metadata: object, speed: float) -> None:
     env = watch(own_env(Drawn, {"metadata": metadata}, fresh_env_per_episode=False))
     env.close()
     assert env.frames_per_second == speed
@@ -183,7 +185,7 @@ def test_metadata_may_say_nothing_of_the_speed(metadata: object, speed: float) -
 
 @pytest.mark.uses_videos
 @pytest.mark.parametrize("kind", ["unseen", "raises later", "changing"])
-def test_an_episode_is_checked_with_and_without_pictures(
+def test_playback_checks_the_episode_with_and_without_images(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make = (
@@ -197,20 +199,20 @@ def test_an_episode_is_checked_with_and_without_pictures(
     ]
     run = labrl.train([*overrides, *own, "env.max_frame=300", f"hydra.run.dir={tmp_path / 'run'}"]).folder
     session = run / "session_0"
-    pictures = kind == "changing"
-    assert (session / "videos" / "best.mp4").exists() is pictures
+    has_images = kind == "changing"
+    assert (session / "videos" / "best.mp4").exists() is has_images
     assert replay([str(run)]) == 0
-    assert (session / "videos" / "best.mp4").exists() is pictures
+    assert (session / "videos" / "best.mp4").exists() is has_images
     assert main([f"+enjoy={run}", "episodes=1"]) == 0
     assert len(list(run.glob("enjoy/*/result.json"))) == 1
-    assert len(list(run.glob("enjoy/*/*.mp4"))) == int(pictures)
+    assert len(list(run.glob("enjoy/*/*.mp4"))) == int(has_images)
     best = read_episode(session / "episodes" / "best.npz")
     write_episode(session / "episodes", "best", RecordedEpisode(**{**best.plain(), "seed": best.seed + 1}))
     assert replay([str(run)]) == 1
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_ctrl_c_while_videos_are_made_leaves_a_finished_run(
+def test_ctrl_c_during_rendering_leaves_a_finished_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*given: object) -> None:
@@ -219,24 +221,24 @@ def test_ctrl_c_while_videos_are_made_leaves_a_finished_run(
     monkeypatch.setattr(playback, "render_videos", interrupted)
     overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
     assert main([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]) == 130
-    said = "".join(capsys.readouterr())
-    assert f"labrl-report {tmp_path / 'run'}" in said
-    assert "+resume" not in said
+    output = "".join(capsys.readouterr())
+    assert f"labrl-report {tmp_path / 'run'}" in output
+    assert "+resume" not in output
     assert RunFolder.open(tmp_path / "run").status == "finished"
 
 
 @pytest.mark.parametrize("size", [(1, 1), (33, 47), (210, 160), (400, 600), (2, 900)])
-def test_pictures_of_any_size_make_a_video(size: tuple[int, int], tmp_path: Path) -> None:
+def test_images_of_any_size_make_a_video(size: tuple[int, int], tmp_path: Path) -> None:
     with write_mp4(tmp_path / "video.mp4", 12.5) as video:
         for shade in range(0, 250, 50):
             video.add(np.full((*size, 3), shade, np.uint8))
-    count, height, width = lengths(tmp_path / "video.mp4")
+    count, height, width = video_size(tmp_path / "video.mp4")
     assert count == 5
     assert height % 2 == width % 2 == 0
     assert height / width == pytest.approx(size[0] / size[1], rel=0.01)
 
 
-def test_a_video_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_video_leaves_no_file(tmp_path: Path) -> None:
     def failing() -> None:
         with write_mp4(tmp_path / "video.mp4", 10) as video:
             video.add(np.zeros((20, 20, 3), np.uint8))
@@ -247,24 +249,28 @@ def test_a_video_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def answer(*overrides: str) -> set[str]:
+def test_missing_episode_session_or_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refusal_words(*overrides: str) -> set[str]:
         assert replay(list(overrides)) == WRONG_INPUT
-        return {one.strip(" ,.:;?()'") for one in capsys.readouterr().err.split()}
+        return {word.strip(" ,.:;?()'") for word in capsys.readouterr().err.split()}
 
     run = labrl.train([*CARTPOLE, f"hydra.run.dir={tmp_path / 'run'}"]).folder
     capsys.readouterr()
-    assert {"episode=700", "best", "last", "meta.record_episodes=each"} <= answer(str(run), "episode=700")
-    assert {"episode", "first", "best", "last"} <= answer(str(run), "episode=first")
-    assert {"session=1", "0"} <= answer(str(run), "session=1")
-    assert {"episodes=1", "episode"} <= answer(str(run), "episodes=1")
-    assert str(tmp_path / "nowhere") in answer(str(tmp_path / "nowhere"))
+    assert {"episode=700", "best", "last", "meta.record_episodes=each"} <= refusal_words(
+        str(run), "episode=700"
+    )
+    assert {"episode", "first", "best", "last"} <= refusal_words(str(run), "episode=first")
+    assert {"session=1", "0"} <= refusal_words(str(run), "session=1")
+    assert {"episodes=1", "episode"} <= refusal_words(str(run), "episodes=1")
+    assert str(tmp_path / "nowhere") in refusal_words(str(tmp_path / "nowhere"))
     for path in (run / "session_0" / "episodes").iterdir():
         path.unlink()
-    assert {str(run), "meta.record_episodes=none"} <= answer(str(run))
+    assert {str(run), "meta.record_episodes=none"} <= refusal_words(str(run))
 
 
-OWN = """
+OWN_ENVIRONMENT = """
 import gymnasium as gym
 import numpy as np
 
@@ -289,14 +295,14 @@ class Lamp(gym.Env):
 """
 
 
-def test_an_environment_of_ones_own_is_found_as_when_it_was_played(tmp_path: Path) -> None:
-    (tmp_path / "lamp.py").write_text(OWN)
+def test_user_module_is_importable_for_training_and_playback(tmp_path: Path) -> None:
+    (tmp_path / "lamp.py").write_text(OWN_ENVIRONMENT)
     made = ["env=gymnasium", "env.id=null", "env.name=lamp", "+env.make._target_=lamp.Lamp"]
     overrides = [*QUIET, "agent=random", *made, "env.num_envs=1", "env.max_frame=40", "hydra.run.dir=run"]
     programs = [f"from labrl.cli import main; sys.exit(main({overrides}))"]
     programs.append("from labrl.cli import replay; sys.exit(replay(['run']))")
     for program in programs:
-        # without the working folder on Python's path, as the installed commands have it
+        # -P keeps the working folder off Python's path, as the installed commands do.
         command = [sys.executable, "-P", "-c", f"import sys; {program}"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr + done.stdout
+        completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert completed.returncode == 0, completed.stderr + completed.stdout

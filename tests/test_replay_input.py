@@ -1,4 +1,4 @@
-"""A replay memory that cannot be is refused before training, with what is wrong and what to type."""
+"""Tests of invalid replay buffers: wrong settings, too little room, and unsuitable files are refused."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ ATARI = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
 
 def add(memory: Replay, steps: int, seed: int = 0, space: gym.Space = STACK) -> World:
-    """Vector steps of a world of two environments."""
+    """Add vector steps of two random environments to the buffer."""
     world = World(space, 2, seed)
     for observation, action, step in world.steps(steps):
         memory.add(observation, action, step)
     return world
 
 
-def test_a_capacity_without_a_whole_window_is_refused() -> None:
+def test_capacity_below_one_n_step_window_is_refused() -> None:
     with refused("contradiction", "agent.memory.capacity", "31", "agent.memory.capacity=32"):
         uniform(VECTOR, 8, 3, capacity=31)
     uniform(VECTOR, 8, 3, capacity=32)
@@ -52,7 +52,7 @@ def test_a_capacity_without_a_whole_window_is_refused() -> None:
         ({"stratified": 1}, "type", "stratified", ["true", "false"]),
     ],
 )
-def test_a_wrong_setting_is_told_by_its_key(
+def test_invalid_setting_is_refused_with_its_key(
     setting: dict[str, Any], code: Code | None, key: str, named: list[str]
 ) -> None:
     node = component("agent.memory", "agent=dqn agent/memory=prioritized").plain()
@@ -60,20 +60,20 @@ def test_a_wrong_setting_is_told_by_its_key(
         dataclass_of(Component, {**node, **setting}, "agent.memory")
 
 
-def test_too_little_memory_is_found_before_training() -> None:
-    asked = "agent.memory.capacity=10000000000"
-    with refused("resources", "agent.memory.capacity", asked, "75,290 GB", "agent.memory.storage=mmap"):
+def test_capacity_larger_than_the_ram_is_refused() -> None:
+    override = "agent.memory.capacity=10000000000"
+    with refused("resources", "agent.memory.capacity", override, "75,290 GB", "agent.memory.storage=mmap"):
         uniform(ATARI, 8, capacity=10**10)
 
 
-def test_the_capacity_that_is_proposed_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proposed_capacity_fits_into_the_ram(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace, "memory_available", lambda sharers: 100_000_000)
     with refused("resources", "agent.memory.capacity", "0.1 GB", "agent.memory.capacity=13000"):
         uniform(ATARI, 8, capacity=10**6)
     uniform(ATARI, 8, capacity=13_000)
 
 
-def test_sessions_that_begin_together_share_the_memory() -> None:
+def test_sessions_that_start_together_divide_the_ram() -> None:
     one, three = memory_available(), memory_available(sharers=1000)
     assert one is not None
     assert three is not None
@@ -82,26 +82,26 @@ def test_sessions_that_begin_together_share_the_memory() -> None:
         uniform(ATARI, 8, capacity=one // 84 // 84 // 2, sharers=1000)
 
 
-def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_limit_of_a_container_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace, "_CGROUP", tmp_path)
     free = memory_available()
     assert free is not None
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
     (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 100000\n")
-    assert memory_available() == 630_000  # cached files make room when needed, and a tenth stays free
+    assert memory_available() == 630_000  # file cache counts as free, and a tenth is left free
     assert memory_available(sharers=4) == 225_000
     (tmp_path / "memory.max").write_text("max\n")
     assert (memory_available() or 0) > 1_000_000
 
 
-def test_a_disk_with_too_little_room_is_found_before_training(tmp_path: Path) -> None:
+def test_capacity_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
     with refused("resources", "agent.memory.capacity", str(tmp_path / "replay")):
         uniform(ATARI, 8, capacity=10**10, folder=tmp_path / "replay")
     assert list((tmp_path / "replay").iterdir()) == []
 
 
-def test_a_disk_that_fills_up_while_the_room_is_reserved_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_no_files_are_left_when_reserving_disk_space_fails(tmp_path: Path) -> None:
     with (
         file_size_limit(100_000),
         refused("resources", "agent.memory.capacity", "agent.memory.capacity=1000"),
@@ -110,44 +110,44 @@ def test_a_disk_that_fills_up_while_the_room_is_reserved_leaves_nothing_behind(t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_room_on_the_disk_is_reserved_at_once(tmp_path: Path) -> None:
+def test_disk_space_is_reserved_when_the_buffer_is_created(tmp_path: Path) -> None:
     memory = uniform(ATARI, 2, capacity=400, folder=tmp_path)
     taken = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
     assert taken >= memory.num_bytes >= 400 * 84 * 84
 
 
 @pytest.mark.parametrize("name", ["frames", "transitions", "written"])
-def test_a_missing_file_is_told_on_a_resume(name: str, tmp_path: Path) -> None:
+def test_missing_file_is_reported_on_resume(name: str, tmp_path: Path) -> None:
     memory = uniform(STACK, 2, capacity=40, folder=tmp_path)
     add(memory, 10)
     state = saved(memory)
     (tmp_path / f"{name}.npy").unlink()
-    gone = tmp_path if name == "written" else tmp_path / f"{name}.npy"
-    with damaged(gone):
+    named = tmp_path if name == "written" else tmp_path / f"{name}.npy"
+    with damaged(named):
         load(uniform(STACK, 2, capacity=40, folder=tmp_path), state)
 
 
-def test_files_that_are_all_gone_are_told_on_a_resume(tmp_path: Path) -> None:
+def test_missing_folder_of_files_is_reported_on_resume(tmp_path: Path) -> None:
     memory = uniform(STACK, 2, capacity=40, folder=tmp_path / "one")
     add(memory, 10)
     with damaged(tmp_path / "two"):
         load(uniform(STACK, 2, capacity=40, folder=tmp_path / "two"), saved(memory))
 
 
-def test_a_truncated_or_foreign_file_is_told(tmp_path: Path) -> None:
+def test_truncated_or_foreign_file_is_reported(tmp_path: Path) -> None:
     add(uniform(STACK, 2, capacity=40, folder=tmp_path), 10)
     frames = tmp_path / "frames.npy"
-    whole = frames.read_bytes()
-    frames.write_bytes(whole[:-7])
+    content = frames.read_bytes()
+    frames.write_bytes(content[:-7])
     with damaged(frames):
         uniform(STACK, 2, capacity=40, folder=tmp_path)
-    assert frames.read_bytes() == whole[:-7]
+    assert frames.read_bytes() == content[:-7]
     frames.write_text("not an array")
     with damaged(frames):
         uniform(STACK, 2, capacity=40, folder=tmp_path)
 
 
-def test_files_of_another_capacity_are_told_and_left_alone(tmp_path: Path) -> None:
+def test_files_of_another_capacity_are_refused_and_kept(tmp_path: Path) -> None:
     add(uniform(STACK, 2, capacity=40, folder=tmp_path), 10)
     before = (tmp_path / "frames.npy").read_bytes()
     with damaged(tmp_path / "frames.npy") as error:
@@ -156,23 +156,23 @@ def test_files_of_another_capacity_are_told_and_left_alone(tmp_path: Path) -> No
     assert (tmp_path / "frames.npy").read_bytes() == before
 
 
-def test_a_checkpoint_of_another_memory_is_refused() -> None:
+def test_checkpoint_of_another_capacity_is_refused() -> None:
     memory = uniform(STACK, 2, capacity=40)
     add(memory, 10)
     with refused("changed-past", "agent.memory.capacity", "2 environments", "20 transitions"):
         load(uniform(STACK, 2, capacity=50), saved(memory))
 
 
-@pytest.mark.parametrize("was", ["ram", "mmap"])
-def test_storage_cannot_change_on_a_resume(was: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("storage", ["ram", "mmap"])
+def test_change_of_storage_on_resume_is_refused(storage: str, tmp_path: Path) -> None:
     in_memory, in_files = uniform(STACK, 2, capacity=40), uniform(STACK, 2, capacity=40, folder=tmp_path)
-    old, new = (in_memory, in_files) if was == "ram" else (in_files, in_memory)
+    old, new = (in_memory, in_files) if storage == "ram" else (in_files, in_memory)
     add(old, 10)
-    with refused("changed-past", "agent.memory.storage", f"agent.memory.storage={was}"):
+    with refused("changed-past", "agent.memory.storage", f"agent.memory.storage={storage}"):
         load(new, saved(old))
 
 
-def test_an_observation_that_does_not_follow_is_refused() -> None:
+def test_observation_that_is_not_the_previous_next_one_is_refused() -> None:
     memory = uniform(STACK, 2, capacity=40)
     world = add(memory, 3)
     _, action, step = world.step()
@@ -180,7 +180,7 @@ def test_an_observation_that_does_not_follow_is_refused() -> None:
         memory.add(world.look(), action, step)
 
 
-def test_observations_of_another_type_than_the_spaces_are_refused() -> None:
+def test_observations_of_another_dtype_than_the_space_are_refused() -> None:
     memory = uniform(STACK, 2, capacity=40)
     observation, action, step = World(STACK, 2, 0).step()
     with refused("unsupported", "transforms", "float32", "uint8"):
@@ -188,7 +188,7 @@ def test_observations_of_another_type_than_the_spaces_are_refused() -> None:
 
 
 @pytest.mark.parametrize("build", [uniform, prioritized])
-def test_nothing_can_be_sampled_before_the_first_window_is_whole(build: Any) -> None:
+def test_nothing_is_sampled_before_the_first_n_step_window_is_complete(build: Any) -> None:
     memory = build(VECTOR, 2, 3, capacity=40, newest_share=1)
     world = World(VECTOR, 2, 0, ends=0, lives=0)
     for observation, action, step in world.steps(2):

@@ -1,4 +1,4 @@
-"""Priorities are those of the paper, and stay with their transitions whatever the rings do."""
+"""Tests of prioritized replay: priorities and weights follow the paper and stay with their transitions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ ALPHA, EPS = 0.5, 0.01
 
 
 def relative_priorities(memory: PrioritizedReplay) -> np.ndarray:
-    """Return the priorities of all transitions, the newest first, relative to the smallest; beta must be
-    1."""
+    """Return the priorities of all transitions, newest first, divided by the smallest. Requires beta = 1."""
     return 1 / everything(memory).weight
 
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_each_transition_has_the_priority_of_its_last_error(data: st.DataObject) -> None:
+def test_priority_is_that_of_the_last_error_of_a_transition(data: st.DataObject) -> None:
     num_envs, n_step = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     space, seed = data.draw(st.sampled_from([VECTOR, STACK])), data.draw(st.integers(0, 10_000))
     capacity = num_envs * (n_step + 1 + data.draw(st.integers(0, 12)))
@@ -49,7 +48,7 @@ def test_each_transition_has_the_priority_of_its_last_error(data: st.DataObject)
             largest = max([largest, *new.values()])
             past.append((sample.index, pairs))
         if past and rng.random() < 0.3:
-            # Errors that come late, when some of their transitions have left.
+            # Errors may arrive when some of their transitions have already been overwritten.
             index, late = past[int(rng.integers(len(past)))]
             memory.update_priorities(index, np.full(len(index), 2.0))
             priority.update({pair: (2 + EPS) ** ALPHA for pair in late if pair in priority})
@@ -59,7 +58,7 @@ def test_each_transition_has_the_priority_of_its_last_error(data: st.DataObject)
 
 
 def filled(seed: int = 0, steps: int = 50, **options: object) -> PrioritizedReplay:
-    """Thirty numbers, those of steps 40 to 49 of three environments, each with an error of its own."""
+    """Fill a buffer with 30 transitions, the last 10 steps of 3 environments, and give each its own error."""
     memory = prioritized(NUMBER, 3, seed=seed, **{"capacity": 30, "newest_share": 1, **options})
     for observation, action, step in World(NUMBER, 3, 0).steps(steps):
         memory.add(observation, action, step)
@@ -68,41 +67,41 @@ def filled(seed: int = 0, steps: int = 50, **options: object) -> PrioritizedRepl
     return memory
 
 
-def drawing(memory: PrioritizedReplay, **options: object) -> PrioritizedReplay:
-    """A memory of the same content that draws by priority, not the newest."""
+def drawing_by_priority(memory: PrioritizedReplay, **options: object) -> PrioritizedReplay:
+    """Copy a buffer into one that draws all its samples by priority, none because they are the newest."""
     other = prioritized(NUMBER, 3, **{"capacity": 30, "newest_share": 0, **options})
     load(other, saved(memory))
     return other
 
 
-def test_stratified_draws_are_as_many_as_the_priorities_say() -> None:
+def test_stratified_draws_are_proportional_to_the_priorities() -> None:
     memory = filled(alpha=1.0, eps=1e-9)
     order = everything(memory).index
-    index = drawing(memory, alpha=1.0).sample(4650, 0).index
+    index = drawing_by_priority(memory, alpha=1.0).sample(4650, 0).index
     counts = np.array([np.count_nonzero(index == one) for one in order])
-    # Ten draws for each unit of priority; one more or less at either end of a part.
+    # Expect 10 draws per unit of priority, with an error of one at either end of a stratum.
     np.testing.assert_allclose(counts, np.arange(1, 31) * 10, atol=2)
 
 
-def test_draws_that_are_not_stratified_follow_the_priorities_by_chance() -> None:
+def test_unstratified_draws_follow_the_priorities_at_random() -> None:
     memory = filled(alpha=1.0, eps=1e-9)
     order = everything(memory).index
-    index = drawing(memory, alpha=1.0, stratified=False).sample(46_500, 0).index
+    index = drawing_by_priority(memory, alpha=1.0, stratified=False).sample(46_500, 0).index
     counts = np.array([np.count_nonzero(index == one) for one in order])
     expected = np.arange(1, 31) * 100
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected)).all()
     assert (np.abs(counts - expected) > 5).any()
 
 
-def test_alpha_zero_is_uniform() -> None:
+def test_draws_are_uniform_when_alpha_is_zero() -> None:
     memory = filled(alpha=0.0)
-    sample = drawing(memory, alpha=0.0).sample(300, 0)
+    sample = drawing_by_priority(memory, alpha=0.0).sample(300, 0)
     assert set(np.unique(sample.index, return_counts=True)[1]) <= {9, 10, 11}
     np.testing.assert_array_equal(sample.weight, 1)
 
 
 @pytest.mark.parametrize(("frame", "beta"), [(0, 0.4), (500, 0.7), (2000, 1.0)])
-def test_weights_follow_beta_and_the_largest_of_a_batch_is_one(frame: int, beta: float) -> None:
+def test_weights_follow_beta_and_the_largest_in_a_minibatch_is_one(frame: int, beta: float) -> None:
     schedule = LinearSchedule(kind="linear", start=0.4, end=1.0, horizon=1000, warmup=0)
     memory = filled(alpha=1.0, eps=1e-9, beta=schedule)
     weight = memory.sample(30, frame).weight
@@ -110,7 +109,7 @@ def test_weights_follow_beta_and_the_largest_of_a_batch_is_one(frame: int, beta:
     assert weight.max() == 1
 
 
-def test_what_is_new_has_the_largest_priority_so_far_even_when_its_owner_has_left() -> None:
+def test_new_transitions_get_the_largest_priority_ever_seen() -> None:
     memory = prioritized(NUMBER, 1, capacity=5, alpha=1.0, beta=1.0, eps=1e-9, newest_share=1)
     world = World(NUMBER, 1, 0)
     for observation, action, step in world.steps(5):
@@ -121,7 +120,7 @@ def test_what_is_new_has_the_largest_priority_so_far_even_when_its_owner_has_lef
     np.testing.assert_allclose(relative_priorities(memory), [8, 8, 1, 1, 1])
 
 
-def test_errors_must_be_finite() -> None:
+def test_non_finite_errors_are_refused() -> None:
     memory = filled()
     index = everything(memory).index[:2]
     with pytest.raises(ValueError, match="finite"):
@@ -129,9 +128,7 @@ def test_errors_must_be_finite() -> None:
 
 
 @pytest.mark.parametrize(("frame", "alpha"), [(0, 1.0), (500, 0.5), (2000, 0.0)])
-def test_a_priority_is_made_by_the_exponent_of_the_frame_at_which_it_was_learned_from(
-    frame: int, alpha: float
-) -> None:
+def test_priority_uses_alpha_at_the_frame_of_the_sample(frame: int, alpha: float) -> None:
     schedule = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=1000, warmup=0)
     memory = filled(alpha=schedule, eps=1e-9, beta=1.0)
     sample = memory.sample(30, frame)

@@ -1,4 +1,4 @@
-"""A replay memory goes on from a checkpoint bit for bit, though its files have been written to since."""
+"""Tests of resuming a replay buffer: exact even if its files were written to after the checkpoint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Steps = list[tuple[np.ndarray, np.ndarray, Step]]
 
 
 def run(memory: Replay, steps: Steps) -> list[Transitions]:
-    """Add the steps, with a batch learned from after each."""
+    """Add the steps, sample after each, and update the priorities; return the samples."""
     samples = []
     for number, (observation, action, step) in enumerate(steps):
         memory.add(observation, action, step)
@@ -36,7 +36,7 @@ def run(memory: Replay, steps: Steps) -> list[Transitions]:
 
 
 def copied(steps: Steps) -> Steps:
-    """Return the same numbers in other arrays, as environments give them after a resume."""
+    """Return the same steps in new arrays, as environments provide them after a resume."""
     copies = [(o.copy(), a.copy(), Step(*(np.copy(getattr(s, n)) for n in FIELDS))) for o, a, s in steps]
     for (_, _, step), (observation, _, _) in pairwise(copies):
         step.observation = observation
@@ -50,35 +50,35 @@ FIELDS = ("observation", "next_observation", "reward", "terminated", "truncated"
 @pytest.mark.parametrize("storage", ["ram", "mmap"])
 @pytest.mark.parametrize("space", [VECTOR, STACK, NUMBER])
 @pytest.mark.parametrize("before", [0, 3, 20, 75])
-def test_the_future_of_a_loaded_memory_is_the_same(
+def test_loaded_buffer_gives_the_same_samples(
     build: Any, storage: str, space: gym.Space, before: int, tmp_path: Path
 ) -> None:
-    kept = 30  # vector steps that may follow the checkpoint
+    kept = 30  # vector steps that may be added after the checkpoint
     options = {"capacity": 60, "folder": tmp_path if storage == "mmap" else None, "frames_kept": 3 * kept}
     steps = list(World(space, 3, seed=before, ends=0.03).steps(before + kept + 40))
     first = build(space, 3, 3, **options)
     run(first, steps[:before])
     state = saved(first)
     future = run(first, steps[before : before + kept])
-    # The process is killed here: nothing is closed, and the files hold what came after the checkpoint.
+    # As after a kill, nothing is closed, and the files contain steps that followed the checkpoint.
     second = build(space, 3, 3, seed=99, **options)
     load(second, state)
-    again = run(second, copied(steps[before:]))
-    for one, other in zip(future, again, strict=False):
+    resumed = run(second, copied(steps[before:]))
+    for one, other in zip(future, resumed, strict=False):
         assert_same(one, other)
     third = build(space, 3, 3, seed=98, **options)
     if storage == "ram" or before == 0:
         load(third, state)
-        for one, other in zip(again, run(third, steps[before:]), strict=True):
+        for one, other in zip(resumed, run(third, steps[before:]), strict=True):
             assert_same(one, other)
 
 
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_a_checkpoint_in_files_is_exact_or_refused(
+def test_checkpoint_of_buffer_files_is_exact_or_refused(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Interrupted and gone back again and again, with episodes of any length, frames never come out wrong."""
+    """Interrupt and go back to earlier checkpoints repeatedly, with episodes of any length."""
     draw, folder = data.draw, tmp_path_factory.mktemp("replay")
     steps_in_all, every = 100, 10
     space, seed = draw(st.sampled_from([VECTOR, STACK])), draw(st.integers(0, 10_000))
@@ -100,7 +100,7 @@ def test_a_checkpoint_in_files_is_exact_or_refused(
         try:
             load(memory, states[start])
         except LabrlError as error:
-            assert "agent.memory" in str(error)  # noqa: PT017 - both outcomes are right
+            assert "agent.memory" in str(error)  # noqa: PT017 - a refusal is allowed too
             continue
         for t in range(start, min(start + draw(st.integers(1, 30)), steps_in_all)):
             for one, other in zip(expected[t], run(memory, steps[t : t + 1]), strict=True):
@@ -109,7 +109,7 @@ def test_a_checkpoint_in_files_is_exact_or_refused(
 
 @pytest.mark.parametrize("build", [uniform, prioritized])
 @pytest.mark.parametrize("storage", ["ram", "mmap"])
-def test_it_goes_through_a_checkpoint_on_the_disk(build: Any, storage: str, tmp_path: Path) -> None:
+def test_buffer_is_restored_from_a_checkpoint_on_disk(build: Any, storage: str, tmp_path: Path) -> None:
     folder = tmp_path / "replay" if storage == "mmap" else None
     options = {"capacity": 60, "folder": folder, "frames_kept": 20}
     steps = list(World(STACK, 2, 0).steps(60))
@@ -127,7 +127,7 @@ def test_it_goes_through_a_checkpoint_on_the_disk(build: Any, storage: str, tmp_
         assert_same(one, other)
 
 
-def test_a_checkpoint_of_files_is_small(tmp_path: Path) -> None:
+def test_checkpoint_of_a_memory_mapped_buffer_is_small(tmp_path: Path) -> None:
     space = gym.spaces.Box(0, 255, (4, 40, 40), np.uint8)
     memory = uniform(space, 2, capacity=1000, folder=tmp_path)
     run(memory, list(World(space, 2, 0).steps(20)))
@@ -136,8 +136,8 @@ def test_a_checkpoint_of_files_is_small(tmp_path: Path) -> None:
     assert memory.state_dict()["transitions"]["content"] is None
 
 
-def test_a_state_in_memory_is_the_memory_itself_and_only_what_is_filled() -> None:
-    """A copy took the memory of a second buffer at each checkpoint."""
+def test_state_dict_in_ram_is_a_view_of_the_filled_rows() -> None:
+    """Regression test: a copy needed the RAM of a second buffer at each checkpoint."""
     memory = prioritized(STACK, 2, capacity=30)
     run(memory, list(World(STACK, 2, 0).steps(10)))
     content = memory.state_dict()["transitions"]["content"]
@@ -145,25 +145,25 @@ def test_a_state_in_memory_is_the_memory_itself_and_only_what_is_filled() -> Non
     assert [len(rows) for rows in content["rows"]] == [10 * memory.rows.itemsize] * 2
     for array in (*content["rows"], *content["frames"]):
         (tensor,) = (one for one in pack({"": array})[""].values() if isinstance(one, torch.Tensor))
-        assert tensor.data_ptr() == array.ctypes.data, "written without a copy"
+        assert tensor.data_ptr() == array.ctypes.data, "packing for the checkpoint copied the array"
 
 
-def test_a_state_has_nothing_else_of_the_process_between_its_numbers() -> None:
-    """A copy of rows left the bytes between their fields as it found them: equal runs had unequal ones."""
+def test_state_dict_has_no_arbitrary_bytes_between_fields() -> None:
+    """Regression test: padding between fields was uninitialized, so checkpoints of equal runs differed."""
     memory = uniform(VECTOR, 2, capacity=400)
     run(memory, list(World(VECTOR, 2, 0).steps(50)))
     rows = memory.rows
-    kept = rows.view(np.uint8)[:, : 50 * rows.itemsize]
+    filled = rows.view(np.uint8)[:, : 50 * rows.itemsize]
     used = sum(kind.itemsize for kind, *_ in rows.dtype.fields.values())
-    assert used < rows.itemsize, "there are bytes between fields"
+    assert used < rows.itemsize, "the rows have no padding, so this test checks nothing"
     for _ in range(5):
-        dirty = [np.full(kept.nbytes, 255, np.uint8) for _ in range(20)]
-        del dirty  # what is given back is what the next arrays are made of
-        for rows, expected in zip(memory.state_dict()["transitions"]["content"]["rows"], kept, strict=True):
+        dirty = [np.full(filled.nbytes, 255, np.uint8) for _ in range(20)]
+        del dirty  # the next arrays probably reuse this memory
+        for rows, expected in zip(memory.state_dict()["transitions"]["content"]["rows"], filled, strict=True):
             np.testing.assert_array_equal(rows, expected)
 
 
-def test_files_of_a_run_that_had_no_checkpoint_yet_are_begun_anew(tmp_path: Path) -> None:
+def test_files_without_a_checkpoint_are_overwritten(tmp_path: Path) -> None:
     options = {"capacity": 40, "folder": tmp_path, "frames_kept": 40}
     steps = list(World(STACK, 2, 0, ends=0.02).steps(200))
     run(uniform(STACK, 2, **options), steps)
@@ -174,23 +174,23 @@ def test_files_of_a_run_that_had_no_checkpoint_yet_are_begun_anew(tmp_path: Path
 
 
 @pytest.mark.parametrize("build", [uniform, prioritized])
-def test_where_it_lies_and_what_is_spare_never_changes_what_is_drawn(build: Any, tmp_path: Path) -> None:
+def test_storage_and_spare_room_do_not_change_the_samples(build: Any, tmp_path: Path) -> None:
     steps = list(World(STACK, 2, 0, ends=0.02).steps(100))
     expected = run(build(STACK, 2, capacity=40), steps)
-    for kept in (0, 20, 57):
-        memory = build(STACK, 2, capacity=40, folder=tmp_path / str(kept), frames_kept=kept)
+    for frames_kept in (0, 20, 57):
+        memory = build(STACK, 2, capacity=40, folder=tmp_path / str(frames_kept), frames_kept=frames_kept)
         for one, other in zip(expected, run(memory, steps), strict=True):
             assert_same(one, other)
 
 
-def test_checkpoints_may_become_rarer_or_more_frequent_on_a_resume(tmp_path: Path) -> None:
+def test_checkpoint_frequency_may_change_on_resume(tmp_path: Path) -> None:
     steps = list(World(STACK, 2, 0, ends=0.02).steps(100))
     first = uniform(STACK, 2, capacity=40, folder=tmp_path, frames_kept=20)
     run(first, steps[:60])
     state = saved(first)
     future = run(first, steps[60:70])
-    for kept in (4, 200):
-        second = uniform(STACK, 2, capacity=40, folder=tmp_path, frames_kept=kept)
+    for frames_kept in (4, 200):
+        second = uniform(STACK, 2, capacity=40, folder=tmp_path, frames_kept=frames_kept)
         load(second, state)
         for one, other in zip(future, run(second, steps[60:70]), strict=True):
             assert_same(one, other)
@@ -198,10 +198,10 @@ def test_checkpoints_may_become_rarer_or_more_frequent_on_a_resume(tmp_path: Pat
 
 @pytest.mark.parametrize("ends", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("jumps", [0.0, 0.2, 1.0])
-def test_a_checkpoint_is_exact_until_the_room_of_its_files_is_spent(
+def test_checkpoint_is_exact_until_the_spare_room_is_used_up(
     jumps: float, ends: float, tmp_path: Path
 ) -> None:
-    """However many frames observations share, and however short episodes are."""
+    """Vary how many images observations share and how short episodes are."""
     options = {"capacity": 40, "folder": tmp_path}
     workspace = Workspace(tmp_path, frames_kept=40)
     first = uniform(STACK, 2, 2, workspace=workspace, **options)
@@ -209,19 +209,19 @@ def test_a_checkpoint_is_exact_until_the_room_of_its_files_is_spent(
     run(first, steps[:30])
     state = saved(first)
     workspace.mark()
-    future, there = [], 30
-    while workspace.spent <= 1 and there < 50:
-        future += run(first, steps[there : there + 1])
-        there += 1
-    assert there >= (50 if ends == jumps == 0 else 36)
+    future, end = [], 30
+    while workspace.spent <= 1 and end < 50:
+        future += run(first, steps[end : end + 1])
+        end += 1
+    assert end >= (50 if ends == jumps == 0 else 36)
     second = uniform(STACK, 2, 2, frames_kept=40, **options)
     load(second, state)
-    for one, other in zip(future, run(second, steps[30:there]), strict=True):
+    for one, other in zip(future, run(second, steps[30:end]), strict=True):
         assert_same(one, other)
 
 
-def test_a_checkpoint_whose_frames_were_overwritten_is_refused_for_good(tmp_path: Path) -> None:
-    """Episodes of one step: four frames each, where the spare room is for 25."""
+def test_checkpoint_with_overwritten_images_is_always_refused(tmp_path: Path) -> None:
+    """Store one-step episodes, which need four images each, so that the spare room is soon used up."""
     options = {"capacity": 40, "folder": tmp_path, "frames_kept": 20}
     steps = list(World(STACK, 2, 0, ends=1, jumps=1).steps(39))
     memory, states = uniform(STACK, 2, 2, **options), {}
@@ -231,7 +231,7 @@ def test_a_checkpoint_whose_frames_were_overwritten_is_refused_for_good(tmp_path
         run(memory, [step])
     with pytest.raises(LabrlError, match=str(tmp_path)):
         load(uniform(STACK, 2, 2, **options), states[30])
-    # Going back to a newer one brings nothing of the older one back.
+    # Going back to a newer checkpoint does not restore the images of the older one.
     newer = uniform(STACK, 2, 2, **options)
     load(newer, states[34])
     run(newer, steps[34:35])

@@ -1,4 +1,4 @@
-"""`report.html` is one file that says what came out, what to keep in mind and where it comes from."""
+"""Tests of `report.html` of trials and experiments: results, warnings, charts, tables and provenance."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock
 from labrl.storage.run_folder import RunFolder
 
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
+HTML = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
 
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three seeds and a failed one, resumed once, with everything that a report shows."""
+    """Write a trial with three finished sessions, a failed one and a resume; it has all that reports show."""
     path = tmp_path_factory.mktemp("trial") / "a"
     loss = [float("inf"), float("nan"), *([0.5] * 8)]
     first = [{**row, "loss": value} for row, value in zip(rising(100, noise=1), loss, strict=True)]
@@ -68,20 +68,18 @@ def statistics(trial: Path) -> dict[str, Any]:
     return json.loads((trial / "statistics.json").read_text())
 
 
-def test_it_says_what_was_reached_how_sure_that_is_and_what_to_keep_in_mind(
-    page: ReportPage, statistics: dict[str, Any]
-) -> None:
+def test_report_shows_result_interval_date_and_warnings(page: ReportPage, statistics: dict[str, Any]) -> None:
     assert page.sections == ["curves", "episodes", "seeds", "statistics", "configuration", "origin"]
     assert ("a", {"href": "#seeds"}) in page.elements
-    told = r"\b1[01]\d(\.\d)? \(\D*\b3\b\D*95 %\D*[\d.]+\D+1[12]\d"
-    assert re.search(told, page.text)
+    result = r"\b1[01]\d(\.\d)? \(\D*\b3\b\D*95 %\D*[\d.]+\D+1[12]\d"
+    assert re.search(result, page.text)
     assert "2026-11-21 16:25 UTC" in page.text
     assert statistics["counted"] == 3
-    assert any("loss" in warning for warning in statistics["warnings"]), "values that are not finite"
+    assert any("loss" in warning for warning in statistics["warnings"]), "non-finite values need a warning"
     assert not [warning for warning in statistics["warnings"] if warning not in page.text]
 
 
-def test_a_failed_session_is_named_with_its_error_and_the_others_are_told(
+def test_failed_session_is_shown_with_its_error_and_left_out(
     page: ReportPage, statistics: dict[str, Any]
 ) -> None:
     head, *seeds = page.table("seeds")
@@ -94,17 +92,17 @@ def test_a_failed_session_is_named_with_its_error_and_the_others_are_told(
     assert left_out["reason"] in page.text
 
 
-def test_its_charts_are_the_middle_and_every_seed_over_frames_and_wall_time(page: ReportPage) -> None:
+def test_charts_have_each_session_and_their_middle_by_frame_and_wall_time(page: ReportPage) -> None:
     chart = page.chart("Return")
     names = [line["name"] for line in chart["lines"]]
     assert names == [*(f"session {i}" for i in range(4)), "interquartile mean of 4"]
     assert list(chart["axes"]) == ["frame", "wall"]
     assert chart["lines"][0]["views"]["frame"]["x"] == list(range(100, 1001, 100))
     loss = page.chart("Loss")["lines"][0]["views"]["frame"]["y"]
-    assert loss == [None, None, *([0.5] * 8)], "what is not finite is a gap"
+    assert loss == [None, None, *([0.5] * 8)], "non-finite values must be gaps"
 
 
-def test_nothing_in_it_is_fetched(page: ReportPage) -> None:
+def test_report_loads_nothing_from_elsewhere(page: ReportPage) -> None:
     for tag, attributes in page.elements:
         for name in ("src", "href"):
             address = attributes.get(name) or ""
@@ -114,10 +112,10 @@ def test_nothing_in_it_is_fetched(page: ReportPage) -> None:
     assert not re.search(r"url\((?!#)", page.source)
 
 
-def test_it_tells_the_command_what_differs_from_the_defaults_and_each_resume(page: ReportPage) -> None:
-    again = "labrl --config-dir /own agent.lr=0.1 agent.lr=0.2 env.max_frame=1000 seed=1"
-    assert again in page.text, (
-        "the last of several counts, and the seed and the folder of own groups are named"
+def test_report_shows_command_changed_values_and_resumes(page: ReportPage) -> None:
+    command = "labrl --config-dir /own agent.lr=0.1 agent.lr=0.2 env.max_frame=1000 seed=1"
+    assert command in page.text, (
+        "the command must have the last value of each key, the seed and the folder of the user's groups"
     )
     assert page.table("configuration")[1:] == [["agent.lr", "0.001", "0.0003"]]
     (resume,) = page.table("origin", 2)[1:]
@@ -131,22 +129,24 @@ def test_small_videos_are_embedded_and_large_ones_linked(page: ReportPage) -> No
     assert ("a", {"href": "session_0/videos/last%20%231.mp4"}) in page.elements
 
 
-def test_names_and_overrides_that_hold_html_are_shown_as_text(tmp_path: Path) -> None:
-    config = config_with(env__name=EVIL, agent__lr=EVIL)
-    path = write_long_run(tmp_path / "a", sessions=1, rows=10, agent=EVIL, typed=[f"agent.lr={EVIL}"])
+def test_html_in_names_and_overrides_is_shown_as_text(tmp_path: Path) -> None:
+    config = config_with(env__name=HTML, agent__lr=HTML)
+    path = write_long_run(tmp_path / "a", sessions=1, rows=10, agent=HTML, typed=[f"agent.lr={HTML}"])
     run = RunFolder.open(path)
-    run.config.write_text(json.dumps(config))  # YAML too
-    write_json(run.changed, [{"key": EVIL, "default": EVIL, "value": [EVIL]}])
-    write_session(run, 1, rows_of([100], [1.0]), "failed", error=EVIL)
-    write_experiment(tmp_path, [("a", {"error": EVIL})], command=[EVIL], overrides=[EVIL])
+    run.config.write_text(json.dumps(config))  # JSON is also YAML
+    write_json(run.changed, [{"key": HTML, "default": HTML, "value": [HTML]}])
+    write_session(run, 1, rows_of([100], [1.0]), "failed", error=HTML)
+    write_experiment(tmp_path, [("a", {"error": HTML})], command=[HTML], overrides=[HTML])
     for page in (report_of(path), report_of(tmp_path)):
-        assert len([tag for tag, _ in page.elements if tag == "script"]) == 2, "the data and the report's own"
+        assert len([tag for tag, _ in page.elements if tag == "script"]) == 2, (
+            "only the data and the report's own script may be there"
+        )
         assert "img" not in {tag for tag, _ in page.elements}
         assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
-        assert EVIL in page.text.replace("  ", " ")
+        assert HTML in page.text.replace("  ", " ")
 
 
-def test_one_seed_has_no_interval_and_a_return_that_still_rises_is_told(tmp_path: Path) -> None:
+def test_verdict_has_no_interval_for_one_seed_and_notes_rising_returns(tmp_path: Path) -> None:
     up, level = ([50.0 + slope * step for step in range(20)] for slope in (1.0, 0.0))
     rising_run, level_run = (
         build(write_run(tmp_path / name, [rows_of(list(range(50, 1050, 50)), values)]))
@@ -156,20 +156,20 @@ def test_one_seed_has_no_interval_and_a_return_that_still_rises_is_told(tmp_path
     assert rising_run.verdict.count(".") > level_run.verdict.count(".")
 
 
-def test_a_run_that_goes_on_is_marked_as_such_and_so_are_a_killed_and_an_empty_one(tmp_path: Path) -> None:
+def test_running_killed_and_empty_runs_are_marked(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(100)], status="running", session_status=None)
     with FolderLock(path):
-        going_on = report_of(path)
-    assert ("span", {"class": "status warn"}) in going_on.elements
-    assert "running" in going_on.words
-    assert "100 % of its 1,000 frames" in going_on.text
+        running = report_of(path)
+    assert ("span", {"class": "status warn"}) in running.elements
+    assert "running" in running.words
+    assert "100 % of its 1,000 frames" in running.text
     assert "killed" in report_of(path).words
     empty = build(write_run(tmp_path / "empty", [[]]))
     assert empty.verdict
     assert empty.verdict in ReportPage(empty.path).text
 
 
-def test_a_run_that_was_broken_off_is_told_by_the_frames_it_reached_not_by_its_last_row(
+def test_interrupted_run_shows_its_last_frame_instead_of_its_last_row(
     tmp_path: Path,
 ) -> None:
     path = write_run(tmp_path / "a", [], status="interrupted", config=config_with(env__max_frame=300_000))
@@ -186,7 +186,7 @@ def test_a_run_that_was_broken_off_is_told_by_the_frames_it_reached_not_by_its_l
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two seeds of two agents; a trial that failed without a folder, and one that waits."""
+    """Write an experiment: two seeds of two agents, a failed trial without a folder, and a waiting one."""
     home = tmp_path_factory.mktemp("experiment")
     trials: list[tuple[str, dict[str, Any]]] = []
     for index, (agent, to) in enumerate([("ppo", 100), ("ppo", 104), ("dqn", 50), ("dqn", 52)]):
@@ -199,20 +199,22 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_experiment(home, trials, command=["labrl", "-m", "seed=0,1"], resumes=[resume])
 
 
-def test_an_experiment_ranks_its_groups_and_links_its_trials(experiment: Path) -> None:
+def test_experiment_ranks_groups_and_links_trials(experiment: Path) -> None:
     built = build(experiment)
     page = ReportPage(built.path)
     assert built.verdict.index("ppo has a final return") < built.verdict.index("dqn with")
-    assert built.statistics["envs"][0]["best"] is None, "two seeds against two cannot tell"
+    assert built.statistics["envs"][0]["best"] is None, "two seeds per group are too few for a best group"
     assert [row[0] for row in page.table("scores")[1:]] == ["ppo", "dqn"]
-    assert [row[0] for row in page.table("scores", 1)[1:]] == ["ppo", "dqn"], "how likely one beats the other"
+    assert [row[0] for row in page.table("scores", 1)[1:]] == ["ppo", "dqn"], (
+        "the second table must have the probability of improvement"
+    )
     assert ("a", {"href": "2/report.html"}) in page.elements
     head, *trials = page.table("trials")
     assert [row[0] for row in trials] == list("012345")
     assert [row[head.index("status")] for row in trials[3:]] == ["finished", "failed", "waiting"]
     assert trials[4][-1] == "no memory"
     (warning,) = (one for one in built.warnings if "folder" in one)
-    assert re.findall(r"\d+", warning) == ["4"], "trial 5 has not begun"
+    assert re.findall(r"\d+", warning) == ["4"], "only trial 4 lacks a folder; trial 5 has not started"
     assert warning in page.text
     chart = page.chart("Return")
     centers = {line["name"]: line["colour"] for line in chart["lines"] if line["role"] == "center"}
@@ -223,12 +225,12 @@ def test_an_experiment_ranks_its_groups_and_links_its_trials(experiment: Path) -
     )
 
 
-def test_an_experiment_is_told_the_same_wherever_its_report_lies(experiment: Path, tmp_path: Path) -> None:
-    here, there = report_of(experiment), ReportPage(build(experiment, tmp_path / "away").path)
-    assert here.text == there.text.replace(str(tmp_path / "away"), str(experiment))
+def test_report_of_an_experiment_is_the_same_in_another_folder(experiment: Path, tmp_path: Path) -> None:
+    inside, outside = report_of(experiment), ReportPage(build(experiment, tmp_path / "away").path)
+    assert inside.text == outside.text.replace(str(tmp_path / "away"), str(experiment))
 
 
-def test_environments_are_compared_one_by_one_and_warnings_name_theirs(tmp_path: Path) -> None:
+def test_environments_are_compared_separately_and_named_in_warnings(tmp_path: Path) -> None:
     for env, seeds in (("cartpole", 3), ("acrobot", 2)):
         config = config_with(env__name=env)
         write_run(tmp_path / env, [rising(100 + seed) for seed in range(seeds)], config=config)
@@ -243,7 +245,7 @@ def test_environments_are_compared_one_by_one_and_warnings_name_theirs(tmp_path:
     assert [warning.split(",")[0] for warning in few] == ["cartpole", "acrobot"]
 
 
-def test_long_curves_keep_their_spikes_and_gaps_and_a_report_stays_small(tmp_path: Path) -> None:
+def test_long_curves_are_thinned_but_keep_spikes_and_gaps(tmp_path: Path) -> None:
     values = np.sin(np.arange(50_000) / 5000)
     values[[17, 31_000]] = 50, -50
     values[40_000] = np.nan
@@ -260,8 +262,8 @@ def test_long_curves_keep_their_spikes_and_gaps_and_a_report_stays_small(tmp_pat
     assert (path / "report.html").stat().st_size < 2_000_000
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write to any folder")
+def test_read_only_folder_is_refused(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(100)])
     path.chmod(0o500)
     with pytest.raises(InputError) as refused:
@@ -269,7 +271,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert (refused.value.code, refused.value.key) == ("usage", str(path))
 
 
-def test_trials_of_the_same_name_in_two_experiments_have_each_its_own_numbers(tmp_path: Path) -> None:
+def test_trials_of_the_same_name_in_two_experiments_are_kept_apart(tmp_path: Path) -> None:
     for experiment, to in (("one", 500), ("two", 20)):
         config = config_with(agent__lr=to)
         write_run(tmp_path / experiment / "0_ppo_cartpole", [rising(to)], config=config)

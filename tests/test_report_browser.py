@@ -1,4 +1,4 @@
-"""The report as a person has it: in a browser, on a telephone, in the dark, on paper."""
+"""Tests of the report in a browser: layout, dark theme, interaction, and printing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from labrl.analysis.report.build import build
 from labrl.storage.atomic import write_json
 from labrl.storage.run_folder import RunFolder
 
-EVIL = "</script><img src=x onerror=\"document.title='hit'\">'\""
+HTML = "</script><img src=x onerror=\"document.title='hit'\">'\""
 
 
 @pytest.fixture(scope="module")
@@ -28,19 +28,19 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of three sessions, one of which failed; its names hold HTML."""
+    """Write the report of a trial with three sessions, one of them failed, whose names contain HTML."""
     path = write_long_run(
-        tmp_path_factory.mktemp("trial") / "run", sessions=2, rows=300, env__name=f"pong {EVIL}"
+        tmp_path_factory.mktemp("trial") / "run", sessions=2, rows=300, env__name=f"pong {HTML}"
     )
     run = RunFolder.open(path)
-    write_session(run, 2, rows_of([100, 200], [1.0, float("nan")]), "failed", error=EVIL)
-    write_json(run.changed, [{"key": "agent.lr", "default": 1, "value": EVIL}])
+    write_session(run, 2, rows_of([100, 200], [1.0, float("nan")]), "failed", error=HTML)
+    write_json(run.changed, [{"key": "agent.lr", "default": 1, "value": HTML}])
     return build(path).path
 
 
 @pytest.fixture
 def window(browser: Browser, trial: Path) -> Iterator[Opened]:
-    """The trial's report; nothing may go wrong in it."""
+    """Open the trial's report, and check after the test that it had no errors and loaded nothing else."""
     with opened(browser, trial) as found:
         yield found
     assert found.errors == []
@@ -48,41 +48,41 @@ def window(browser: Browser, trial: Path) -> Iterator[Opened]:
 
 
 def curves(page: Page, key: str) -> int:
-    """Return how many curves of a key are drawn in all charts."""
+    """Return the number of curves with this key in all charts."""
     return page.locator(f'svg .curve[data-key="{key}"] .line').count()
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
-def test_a_trial_opens_without_errors_and_fits_any_width(
+def test_report_has_no_errors_and_fits_any_width(
     browser: Browser, trial: Path, scheme: str, width: int
 ) -> None:
     with opened(browser, trial, scheme, width) as window:
         page = window.page
         assert curves(page, "session-0") > 5
-        drawn = page.locator("svg .line").first.get_attribute("d")
-        assert drawn is not None
-        assert drawn.count("L") > 100
+        path = page.locator("svg .line").first.get_attribute("d")
+        assert path is not None
+        assert path.count("L") > 100
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.title() != "hit"
         assert page.locator("img").count() == 0
-        assert EVIL in page.inner_text("h1")
-        paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+        assert HTML in page.inner_text("h1")
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (background == "rgb(255, 255, 255)") == (scheme == "light")
         boxes = [box.bounding_box() for box in page.locator(".figures > div").all()]
-        whole = page.locator(".figures").bounding_box()
-        assert whole is not None
+        figures = page.locator(".figures").bounding_box()
+        assert figures is not None
         rows: dict[float, float] = {}
         for box in boxes:
             assert box is not None
             rows[box["y"]] = rows.get(box["y"], 0.0) + box["width"]
-        assert all(abs(filled - whole["width"]) < 12 for filled in rows.values()), (
-            "key figures fill their rows"
+        assert all(abs(filled - figures["width"]) < 12 for filled in rows.values()), (
+            "the key figures do not fill their rows"
         )
     assert window.errors == []
 
 
-def test_a_run_of_one_row_shows_it_and_its_ticks_differ(browser: Browser, tmp_path: Path) -> None:
-    """It was a speck of one pixel, over ticks from 4095.5 to 4096.5 and five times the same `-3e-9`."""
+def test_run_with_one_row_has_visible_points_and_distinct_ticks(browser: Browser, tmp_path: Path) -> None:
+    """Regression test: a single row was drawn as one pixel, with five ticks that were all `-3e-9`."""
     rows = rows_of([4096], [20.0], loss=[-3e-9])
     path = write_run(tmp_path / "run", [rows, rows_of([4096], [30.0], loss=[-3e-9])])
     with opened(browser, build(path).path) as window:
@@ -94,11 +94,11 @@ def test_a_run_of_one_row_shows_it_and_its_ticks_differ(browser: Browser, tmp_pa
             dots = figure.locator("svg .dots").first
             assert dots.evaluate("node => node.getBBox().height") >= 5
         band = window.page.locator("figure").first.locator(".band")
-        assert band.count() == 1, "the interval is a bar"
+        assert band.count() == 1, "the interval of a single point must be a bar"
     assert window.errors == []
 
 
-def test_ticks_of_huge_values_have_an_exponent_and_no_unit(browser: Browser, tmp_path: Path) -> None:
+def test_ticks_of_huge_values_have_exponents(browser: Browser, tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [rows_of([1000, 2000, 3000], [1e30, 3e30, 2e30])])
     with opened(browser, build(path).path) as window:
         figure = window.page.locator("figure").first
@@ -109,7 +109,7 @@ def test_ticks_of_huge_values_have_an_exponent_and_no_unit(browser: Browser, tmp
     assert window.errors == []
 
 
-def test_a_seed_can_be_hidden_and_comes_back(window: Opened) -> None:
+def test_button_hides_and_shows_a_seed(window: Opened) -> None:
     page = window.page
     button = page.get_by_role("button", name="session 1")
     shown = curves(page, "session-1")
@@ -122,7 +122,7 @@ def test_a_seed_can_be_hidden_and_comes_back(window: Opened) -> None:
     assert curves(page, "session-1") == shown
 
 
-def test_dragging_zooms_all_curves_and_a_double_click_shows_all_again(window: Opened) -> None:
+def test_dragging_zooms_all_charts_and_double_click_resets(window: Opened) -> None:
     page = window.page
     ticks = "figure >> nth=0 >> svg text"
     before = page.locator(ticks).all_text_contents()
@@ -141,27 +141,25 @@ def test_dragging_zooms_all_curves_and_a_double_click_shows_all_again(window: Op
     assert page.locator(ticks).all_text_contents() == before
 
 
-def test_values_wall_time_a_logarithmic_scale_and_the_theme_are_a_move_away(window: Opened) -> None:
+def test_tooltip_wall_time_log_scale_and_theme_buttons_work(window: Opened) -> None:
     page = window.page
     page.locator("figure .plot").first.hover()
-    said = page.locator(".tip").first.inner_text()
+    tooltip = page.locator(".tip").first.inner_text()
     for word in ("frames", "session 0", "session 1"):
-        assert word in said
+        assert word in tooltip
     page.get_by_role("button", name="wall time").click()
     assert "wall time (hours)" in str(page.locator("figure svg").first.text_content())
     log = page.get_by_role("button", name="log").first
     log.click()
     assert log.get_attribute("aria-pressed") == "true"
-    papers = []
+    backgrounds = []
     for theme in ("Dark", "Light"):
         page.get_by_role("button", name=theme).click()
-        papers.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert papers[0] != papers[1] == "rgb(255, 255, 255)"
+        backgrounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert backgrounds[0] != backgrounds[1] == "rgb(255, 255, 255)"
 
 
-def test_groups_of_an_experiment_are_hidden_with_their_seeds_and_tables_are_sorted(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_groups_are_hidden_with_their_seeds_and_tables_are_sortable(browser: Browser, tmp_path: Path) -> None:
     for index, agent in enumerate(("ppo", "ppo", "dqn", "dqn")):
         config = config_with(agent___target_=f"labrl.{agent}", seed=index)
         rows = rising(50 + 10 * index, noise=index, rows=40)
@@ -177,16 +175,14 @@ def test_groups_of_an_experiment_are_hidden_with_their_seeds_and_tables_are_sort
         head = page.locator("#trials th", has_text="final return")
         column = page.locator("#trials td:nth-child(6)")
         head.click()
-        down = [float(text) for text in column.all_text_contents()]
-        assert down == sorted(down, reverse=True)
+        descending = [float(text) for text in column.all_text_contents()]
+        assert descending == sorted(descending, reverse=True)
         head.click()
-        assert [float(text) for text in column.all_text_contents()] == down[::-1]
+        assert [float(text) for text in column.all_text_contents()] == descending[::-1]
     assert window.errors == []
 
 
-def test_it_prints_on_white_paper_with_what_is_folded_away(
-    browser: Browser, trial: Path, tmp_path: Path
-) -> None:
+def test_report_prints_on_white_with_all_details_open(browser: Browser, trial: Path, tmp_path: Path) -> None:
     with opened(browser, trial, "dark") as window:
         page = window.page
         page.pdf(path=tmp_path / "report.pdf", format="A4", print_background=True)
@@ -197,4 +193,4 @@ def test_it_prints_on_white_paper_with_what_is_folded_away(
     assert window.errors == []
     assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
     image = np.asarray(Image.open(tmp_path / "print.png").convert("L"))
-    assert np.median(image) > 250, "black on white, whatever the theme"
+    assert np.median(image) > 250, "the dark theme must be printed black on white"

@@ -1,4 +1,4 @@
-"""A search's report shows its history, what mattered, and the best against the default."""
+"""Tests of the report of a search: history, hyperparameters, trials, and the best against the default."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ SPACE = {
 
 
 def trials() -> list[dict[str, Any]]:
-    """Ten finished, five pruned, of which two reported a value only on the way, and five failed."""
+    """Make 20 trials: 10 complete, 5 failed and 5 pruned, of which 2 have only intermediate values."""
     rng = np.random.default_rng(0)
-    found = []
+    made = []
     for number in range(20):
         state = ["complete", "complete", "pruned", "fail"][number % 4]
         params = {"agent.lr": 10 ** rng.uniform(-4, -2), "agent.kind": ["a", "<b>"][number % 2]}
-        silent = state == "fail" or number in (2, 6)
-        found.append(
+        without_value = state == "fail" or number in (2, 6)
+        made.append(
             {
                 "number": number,
                 "params": params | {"agent.epochs": 1 + number % 4},
-                "values": None if silent else [float(number)],
+                "values": None if without_value else [float(number)],
                 "state": state,
                 "intermediate": [[1000, 1.0], [2000, 1.5]],
                 "error": "out of <luck>" if state == "fail" else None,
             }
         )
-    return found
+    return made
 
 
 def info(objective: list[str] | None = None, **facts: Any) -> dict[str, Any]:
@@ -62,6 +62,7 @@ def result(**facts: Any) -> SearchResult:
 
 
 def candidate(trial: int | None, *values: float) -> dict[str, Any]:
+    """Make a confirmed candidate with a value for each fresh seed; the default if `trial` is None."""
     searched = None if trial is None else [20.0]
     mean = float(np.mean(values))
     return {
@@ -74,7 +75,7 @@ def candidate(trial: int | None, *values: float) -> dict[str, Any]:
 
 
 def page_of(folder: Path, facts: dict[str, Any]) -> ReportPage:
-    """The report of a search whose first trial has a run folder."""
+    """Write and read the report of a search whose first trial has a run folder."""
     write_run(folder / "0", [rising(1.0)])
     facts["trials"][0]["folder"] = "0"
     write_json(folder / EXPERIMENT_MARKER, {"status": "finished", **facts})
@@ -86,37 +87,39 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> ReportPage:
     return page_of(tmp_path_factory.mktemp("search"), info())
 
 
-def test_a_grid_is_no_search() -> None:
+def test_grid_has_no_search_result() -> None:
     assert read_search({"kind": "grid", "trials": []}) is None
 
 
-def test_the_history_has_a_point_for_every_trial_that_ended(page: ReportPage) -> None:
-    """Pruned trials that had not come to a value had none."""
+def test_history_has_a_point_for_every_ended_trial(page: ReportPage) -> None:
+    """Regression test: pruned trials without a final value were missing from the chart."""
     chart = page.chart("Value of each trial")
     views = {line["key"]: line["views"]["trial"] for line in chart["lines"]}
     counts = {key: len(view["x"]) for key, view in views.items()}
     assert counts == {"search-complete": 10, "search-pruned": 5, "search-fail": 5, "search-best": 11}
-    assert views["search-pruned"]["y"][:2] == [1.5, 1.5], "what they reported last"
+    assert views["search-pruned"]["y"][:2] == [1.5, 1.5], "pruned trials need their last reported value"
     _, _, failed, best = chart["lines"]
     assert "out of <luck>" in failed["labels"][0]
-    assert best["step"], "the best so far is what it was until a better trial comes"
-    assert views["search-best"]["x"][-1] == 19, "to the last trial"
-    assert chart["axes"]["trial"]["whole"], "there is no trial 0.5"
+    assert best["step"], "the best value so far must be drawn in steps"
+    assert views["search-best"]["x"][-1] == 19, "the best value so far must reach the last trial"
+    assert chart["axes"]["trial"]["whole"], "an axis of trial numbers must have whole ticks"
 
 
-def test_hyperparameters_have_importance_parallel_coordinates_and_slices(page: ReportPage) -> None:
+def test_hyperparameters_have_importances_parallel_plot_and_slices(page: ReportPage) -> None:
     assert {row[0] for row in page.table("hyperparameters")[1:]} == set(SPACE)
     parallel = next(chart for chart in page.charts if "key" in chart["axes"])
     assert parallel["axes"]["key"]["ticks"] == ["lr", "kind", "epochs"]
     assert len(parallel["lines"]) == 15
-    assert {line["role"] for line in parallel["lines"]} == {"center", "reference"}, "none behind a button"
+    assert {line["role"] for line in parallel["lines"]} == {"center", "reference"}, (
+        "no line may be hidden behind a button"
+    )
     slices = [chart for chart in page.charts if "place" in chart["axes"]]
     lr, kind, epochs = (chart["axes"]["place"] for chart in slices)
     assert (lr["log"], kind["ticks"], epochs["whole"]) == (True, ["a", "<b>"], True)
     assert [len(line["views"]["place"]["x"]) for line in slices[0]["lines"]] == [10, 5]
 
 
-def test_every_trial_stands_in_a_table_the_best_first_and_its_error_is_text(page: ReportPage) -> None:
+def test_table_has_all_trials_best_first_with_errors_as_text(page: ReportPage) -> None:
     head, *rows = page.table("search-trials")
     assert head == ["trial", "state", "final_return", *SPACE]
     assert [row[0] for row in rows][:2] == ["17", "16"]
@@ -125,7 +128,7 @@ def test_every_trial_stands_in_a_table_the_best_first_and_its_error_is_text(page
     assert "<luck>" not in page.source
 
 
-def test_several_objectives_have_a_front_and_no_best(tmp_path: Path) -> None:
+def test_two_objectives_have_a_pareto_front_and_no_best_trial(tmp_path: Path) -> None:
     two = info(["final_return", "wall"])
     two["trials"] = [{**one, "values": one["values"] and [*one["values"], 1.0]} for one in two["trials"]]
     search = read_search(two)
@@ -137,23 +140,23 @@ def test_several_objectives_have_a_front_and_no_best(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("default", "overlaps"), [([60.0, 160.0, 200.0], True), ([10.0, 20.0, 30.0], False)])
-def test_a_better_mean_whose_interval_overlaps_the_defaults_is_said_to_be_undecided(
-    default: list[float], overlaps: bool
-) -> None:
+def test_verdict_is_undecided_when_the_intervals_overlap(default: list[float], overlaps: bool) -> None:
     chosen = [candidate(3, 150.0, 165.0, 180.0), candidate(None, *default)]
     search = result(confirm={"winner": 3, "held": True, "candidates": chosen})
     assert search.confirmed_best is search.winner
     text = " ".join(verdict(search))
-    assert ("search.confirm.sessions" in text) == overlaps, "which tells what to raise"
+    assert ("search.confirm.sessions" in text) == overlaps, (
+        "an undecided verdict must name the key that gives more seeds"
+    )
 
 
 def verdict_of(page: ReportPage) -> str:
-    """The sentences at the top of a report."""
+    """Return the verdict at the top of a report."""
     (found,) = re.findall(r'<p class="verdict">(.*?)</p>', page.source, re.DOTALL)
     return found
 
 
-def test_it_says_whether_the_winner_held_and_marks_the_default_where_that_is_better(tmp_path: Path) -> None:
+def test_default_is_marked_when_it_is_better_than_the_winner(tmp_path: Path) -> None:
     chosen = [candidate(17, 5.0), candidate(3, 9.0), candidate(None, 10.0)]
     confirm = {"winner": 3, "held": False, "candidates": chosen}
     page = page_of(tmp_path, info(confirm=confirm, best={"command": "labrl agent.lr=1"}))
@@ -165,8 +168,8 @@ def test_it_says_whether_the_winner_held_and_marks_the_default_where_that_is_bet
     assert page.text.index("Best, confirmed: the default") < page.text.index("Trial 3 (")
 
 
-def test_the_value_on_fresh_seeds_leads_and_the_one_of_the_search_is_called_lucky(tmp_path: Path) -> None:
-    """A report had the lucky 109.4 of one seed above the 101.3 of three fresh ones, and lost their frames."""
+def test_verdict_puts_fresh_seeds_before_the_value_of_the_search(tmp_path: Path) -> None:
+    """Regression test: the lucky 109.4 of one seed came before the 101.3 of three fresh ones."""
     for name, to, seeds in (("0", 109.4, 1), ("1", 90.0, 1), ("confirm_trial_0_0", 101.3, 3)):
         write_run(tmp_path / name, [rising(to)] * seeds)
     write_run(tmp_path / "confirm_default_0", [rising(95.0)])
@@ -193,5 +196,7 @@ def test_the_value_on_fresh_seeds_leads_and_the_one_of_the_search_is_called_luck
     assert [line["name"] for line in fresh["lines"]] == ["trial 0", "the default"]
 
 
-def test_a_search_that_was_not_confirmed_calls_its_best_value_lucky(page: ReportPage) -> None:
-    assert re.search(r"\b15 trials\b", verdict_of(page)), "of so many it is the best"
+def test_verdict_of_an_unconfirmed_search_states_the_number_of_trials(page: ReportPage) -> None:
+    assert re.search(r"\b15 trials\b", verdict_of(page)), (
+        "the verdict must say out of how many trials the best was chosen"
+    )

@@ -1,4 +1,4 @@
-"""A trial ends with its report, made by another process; `labrl-report` makes it again or compares runs."""
+"""Tests of making reports: at the end of a trial or experiment, and by `labrl-report`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.report
-def test_a_trial_ends_with_its_report_and_what_differs_from_the_defaults() -> None:
+def test_trial_ends_with_a_report_and_a_list_of_changed_values() -> None:
     result = labrl.train([*QUICK, "env.max_frame=512"])
     assert result.report == result.folder / "report.html"
     assert result.report.exists()
@@ -40,21 +40,21 @@ def test_a_trial_ends_with_its_report_and_what_differs_from_the_defaults() -> No
     assert {"key": "env.max_frame", "default": 100000.0, "value": 512} in changed
     assert "seed" not in {entry["key"] for entry in changed}
     (session,) = json.loads((result.folder / "statistics.json").read_text())["sessions"]
-    assert result.returns == [session["final_return"]], "one return, whoever shows it"
+    assert result.returns == [session["final_return"]], "result and statistics.json must show the same return"
     (entry,) = entries(result.folder.parent)
     assert entry["final_return"] == session["final_return"]
 
 
-def test_a_trial_makes_a_report_only_if_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Path] = []
-    monkeypatch.setattr(reporting, "make_report", lambda folder, prepared: asked.append(folder))
-    silent = labrl.train([*QUICK, "meta.report=false"])
-    assert (asked, silent.report) == ([], None)
+def test_trial_makes_no_report_when_report_is_false(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    monkeypatch.setattr(reporting, "make_report", lambda folder, prepared: made.append(folder))
+    without = labrl.train([*QUICK, "meta.report=false"])
+    assert (made, without.report) == ([], None)
     labrl.train(QUICK)
-    assert len(asked) == 1
+    assert len(made) == 1
 
 
-def test_an_experiment_gets_one_unless_no_trial_wants_it(
+def test_experiment_makes_a_report_if_a_trial_wants_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(reporting, "make_report", lambda folder: folder / "report.html")
@@ -67,15 +67,15 @@ def test_an_experiment_gets_one_unless_no_trial_wants_it(
 
 
 class Process:
-    """Replaces `subprocess.Popen`, with a chosen end."""
+    """Replacement of `subprocess.Popen` that ends with a given exit code or exception."""
 
-    def __init__(self, returncode: int = 0, error: BaseException | None = None, said: str = "") -> None:
-        self.returncode, self.error, self.said, self.killed = returncode, error, said, False
+    def __init__(self, returncode: int = 0, error: BaseException | None = None, stderr: str = "") -> None:
+        self.returncode, self.error, self.stderr, self.killed = returncode, error, stderr, False
 
     def communicate(self, timeout: float) -> tuple[str, str]:
         if self.error is not None:
             raise self.error
-        return "", self.said
+        return "", self.stderr
 
     def kill(self) -> None:
         self.killed = True
@@ -88,7 +88,7 @@ class Process:
 @pytest.mark.parametrize(
     ("process", "reason"),
     [
-        (Process(1, said="Traceback\nMemoryError: too much\n"), "MemoryError: too much"),
+        (Process(1, stderr="Traceback\nMemoryError: too much\n"), "MemoryError: too much"),
         (Process(-9), "exit code -9"),
         (Process(error=subprocess.TimeoutExpired("x", 1)), "it took longer than"),
         (Process(error=KeyboardInterrupt()), "interrupted"),
@@ -96,32 +96,32 @@ class Process:
     ],
     ids=["failed", "killed", "hung", "Ctrl-C", "not started"],
 )
-def test_a_report_that_fails_is_one_line_and_no_harm(
+def test_failed_report_is_one_line_and_leaves_no_process(
     process: Process, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *words, **options: process)
     assert reporting.make_report(tmp_path / "a run") is None
-    said = capsys.readouterr().out
-    assert reason in said
-    assert f"labrl-report '{tmp_path}/a run'" in said
-    assert len(said.splitlines()) == 1
-    assert process.killed, "nothing of it is left behind"
+    stdout = capsys.readouterr().out
+    assert reason in stdout
+    assert f"labrl-report '{tmp_path}/a run'" in stdout
+    assert len(stdout.splitlines()) == 1
+    assert process.killed, "the process of the report was left running"
 
 
-def test_one_folder_is_made_again_in_place_even_of_a_killed_run(
+def test_labrl_report_rewrites_the_report_even_of_a_killed_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_run(tmp_path / "a", [rising(100)], status="running", session_status=None)
     assert report([str(path)]) == 0
-    said = capsys.readouterr().out
-    assert f"report: {path / 'report.html'}" in said
-    assert "cartpole" in said
-    assert "was killed" in said
+    stdout = capsys.readouterr().out
+    assert f"report: {path / 'report.html'}" in stdout
+    assert "cartpole" in stdout
+    assert "was killed" in stdout
     assert (path / "report.html").exists()
     assert RunFolder.open(path).changed.exists()
 
 
-def test_latest_is_the_newest_run_or_the_experiment_that_it_is_part_of(tmp_path: Path) -> None:
+def test_latest_is_the_newest_run_or_its_experiment(tmp_path: Path) -> None:
     assert report(["latest"]) == 2
     alone = write_run(tmp_path / "runs" / "a", [rising(10)], created="2026-01-01")
     assert report(["latest"]) == 0
@@ -134,36 +134,38 @@ def test_latest_is_the_newest_run_or_the_experiment_that_it_is_part_of(tmp_path:
     assert not (trial / "report.html").exists()
 
 
-def test_several_runs_are_compared_where_one_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_runs_are_compared_in_the_given_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for index, lr in enumerate((1e-3, 1e-3, 1e-4)):
         config = config_with(agent__lr=lr, seed=index)
         write_run(tmp_path / "runs" / str(index), [rising(10 + index, noise=index)], config=config)
     assert report(["runs/*", "--out", "out", "--by", "agent.lr", "--format", "csv"]) == 0
-    said = capsys.readouterr()
-    header, *rows = said.out.splitlines()
+    output = capsys.readouterr()
+    header, *rows = output.out.splitlines()
     assert header.startswith("env,group,")
     assert [row.split(",")[1] for row in rows] == ["lr=0.001", "lr=0.0001"]
-    assert said.err.startswith("report: ")
+    assert output.err.startswith("report: ")
     assert (tmp_path / "out" / "report.html").exists()
     assert report(["runs/0", "runs/2", "--format", "latex"]) == 0
     assert "\\toprule" in capsys.readouterr().out
     assert (tmp_path / "comparison" / "report.html").exists()
 
 
-def test_of_several_folders_those_without_a_run_are_passed_over_with_one_word(
+def test_folders_without_a_run_are_skipped_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`labrl-report runs/*`, as the shell writes it out, gave up at the first empty folder."""
+    """Regression test: `labrl-report runs/*`, expanded by the shell, failed at the first empty folder."""
     write_run(tmp_path / "runs" / "b", [rising(10)])
     for name in ("a", "c"):
         (tmp_path / "runs" / name).mkdir()
-    (tmp_path / "runs" / "notes.txt").write_text("of mine")
-    words = ["runs/a", "runs/b", "runs/c", "runs/notes.txt"]
-    assert report(words) == 0
+    (tmp_path / "runs" / "notes.txt").write_text("notes of the user")
+    arguments = ["runs/a", "runs/b", "runs/c", "runs/notes.txt"]
+    assert report(arguments) == 0
     assert (tmp_path / "comparison" / "report.html").exists()
     records = [entry for entry in caplog.records if entry.name == find_runs.__module__]
-    (said,) = (entry.getMessage() for entry in records)
-    assert "runs/a, runs/c, runs/notes.txt" in said
+    (warning,) = (entry.getMessage() for entry in records)
+    assert "runs/a, runs/c, runs/notes.txt" in warning
     capsys.readouterr()
     assert report(["runs/a", "runs/c"]) == WRONG_INPUT
     assert "runs/a, runs/c" in capsys.readouterr().err
@@ -176,7 +178,7 @@ def test_of_several_folders_those_without_a_run_are_passed_over_with_one_word(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "named"),
     [
         (["empty"], "empty"),
         (["other"], "other"),
@@ -186,23 +188,23 @@ def test_of_several_folders_those_without_a_run_are_passed_over_with_one_word(
         (["begun"], "begun"),
     ],
 )
-def test_bad_input_is_refused_by_the_word_or_folder(
-    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_wrong_argument_is_refused_by_its_name(
+    arguments: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "notes.txt").write_text("of another program")
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "other" / "notes.txt").write_text("file of another program")
+    (tmp_path / "file").write_text("a file in place of a folder")
     write_run(tmp_path / "runs" / "0", [rising(1)])
     (tmp_path / "begun").mkdir()
     write_experiment(tmp_path / "begun", [("0", {"status": "waiting"})])
-    assert report(words) == WRONG_INPUT
-    assert told in capsys.readouterr().err
+    assert report(arguments) == WRONG_INPUT
+    assert named in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_locale_without_utf8_is_no_end_of_a_report(several: bool, tmp_path: Path) -> None:
-    """There was a UnicodeDecodeError; a folder with an umlaut in its name ended with another one."""
+def test_report_is_written_under_a_locale_without_utf8(several: bool, tmp_path: Path) -> None:
+    """Regression test: non-ASCII text in a configuration or a folder's name caused a UnicodeDecodeError."""
     path = write_run(tmp_path / "größe", [rising(10)], config=config_with(env__name="Grüße → ±"))
     places, page = [str(path)], path / "report.html"
     if several:
@@ -210,18 +212,18 @@ def test_a_locale_without_utf8_is_no_end_of_a_report(several: bool, tmp_path: Pa
         page = tmp_path / "größer" / "report.html"
     locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     program = "from labrl.cli import report; raise SystemExit(report())"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program, *places],
         env={**os.environ, **locale},
         capture_output=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     assert "Grüße → ±" in page.read_text()
     assert "größe" in page.read_text()
 
 
-def test_help_of_labrl_report_waits_for_nothing_heavy() -> None:
+def test_labrl_report_help_imports_no_large_package() -> None:
     program = (
         "import sys\n"
         "from labrl.cli import report\n"
@@ -231,9 +233,7 @@ def test_help_of_labrl_report_waits_for_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
 
-def test_a_run_that_cannot_be_written_to_has_its_report_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_of_a_read_only_run_is_written_to_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(folder: RunFolder) -> None:
         raise PermissionError(13, "Permission denied")
 

@@ -1,4 +1,4 @@
-"""A run can be repeated in a new folder, and one line says whether it came out the same."""
+"""Tests of +rerun: a run is repeated in a new folder and compared with the original."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def first(capsys: pytest.CaptureFixture[str]) -> Path:
-    assert main([*QUICK, "hydra.run.dir=runs/first"]) == 0  # with a seed that nobody has chosen
+    """Make the original run, without a seed, so that a random one is drawn."""
+    assert main([*QUICK, "hydra.run.dir=runs/first"]) == 0
     capsys.readouterr()
     return Path("runs/first")
 
 
 def newest() -> Path:
+    """Return the newest run folder beside that of the original run."""
     return max((path for path in Path("runs").iterdir() if path.name != "first"), key=lambda path: path.name)
 
 
-def test_equal_in_every_row_and_said_so(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_rerun_is_recorded_as_equal(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["+rerun=runs/first"]) == 0
     assert str(first.absolute()) in capsys.readouterr().out
     info = json.loads((newest() / "run.json").read_text())
     assert (info["rerun_of"], info["equal"], info["status"]) == (str(first.absolute()), True, "finished")
 
 
-def test_the_first_difference_is_named(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_difference_is_reported(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = first / "session_0" / "train.csv"
     lines = table.read_text().splitlines()
     column = lines[0].split(",").index("return_mean")
@@ -45,13 +47,13 @@ def test_the_first_difference_is_named(first: Path, capsys: pytest.CaptureFixtur
     cells[column] = "12.5"
     table.write_text("\n".join([*lines[:3], ",".join(cells), *lines[4:]]) + "\n")
     assert main(["+rerun=runs/first", "hydra.run.dir=second"]) == 1
-    said = capsys.readouterr().out
-    (line,) = [line for line in said.splitlines() if "session_0/train.csv" in line]
-    assert all(override in line for override in ("384", "return_mean", "12.5"))
+    stdout = capsys.readouterr().out
+    (line,) = [line for line in stdout.splitlines() if "session_0/train.csv" in line]
+    assert all(word in line for word in ("384", "return_mean", "12.5"))
     assert not json.loads(Path("second/run.json").read_text())["equal"]
 
 
-def test_a_missing_row_is_a_difference(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_row_is_reported_as_a_difference(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open(first / "session_0" / "eval.csv", "a") as table:
         table.write(
             (first / "session_0" / "eval.csv").read_text().splitlines()[1].replace("512", "640") + "\n"
@@ -61,14 +63,16 @@ def test_a_missing_row_is_a_difference(first: Path, capsys: pytest.CaptureFixtur
     assert "640" in line
 
 
-def test_a_run_that_was_left_is_compared_as_far_as_it_came(first: Path) -> None:
+def test_incomplete_run_is_compared_up_to_its_last_row(first: Path) -> None:
     table = first / "session_0" / "train.csv"
     table.write_text("".join(table.read_text().splitlines(keepends=True)[:3]))
     assert main(["+rerun=latest", "meta.eval_frequency=512"]) == 0
     assert json.loads((newest() / "run.json").read_text())["equal"]
 
 
-def test_what_would_not_be_the_same_run_is_refused(first: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rerun_with_edits_that_change_the_run_is_refused(
+    first: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["+rerun=runs/first", "env.num_envs=4"]) == 2
     assert re.search(r"env\.num_envs +8 +4", capsys.readouterr().err)
     assert [path.name for path in Path("runs").iterdir()] == ["first"]

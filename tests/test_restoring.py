@@ -1,7 +1,7 @@
-"""Every part that the package has, or ever gets, comes back from a checkpoint with an equal future.
+"""Tests of restoring every part from a checkpoint: an interrupted session equals an uninterrupted one.
 
-Agents, their parts, transforms and callbacks are found in the package, so that one which is added later and
-forgets its state fails here without anybody having thought of it.
+Agents, their parts, transforms and callbacks are found in the package, so a part that is added later and does
+not save its state fails here without further work.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ OPTIONS = {
 SHORT = ["env.max_frame=224", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]
 SHORT += ["meta.rigorous_eval=1", "env.max_episode_steps=40"]
 STOP = 164
-"""Frame in the middle of a rollout, and of a run."""
+"""Frame in the middle of a rollout and of the run."""
 
 
 class Watch(Callback):
-    """Looks at everything all the time, and stops the session at a frame."""
+    """Callback that reads metrics and states, which must not matter, and stops the session at a frame."""
 
     def __init__(self, stop_at: int) -> None:
         self.stop_at = stop_at
@@ -64,19 +64,24 @@ class Watch(Callback):
 
 
 def session_in(folder: Path, config: TrialConfig) -> Session:
+    """Make session 0 of a run in `folder`, which is created if necessary."""
     run = RunFolder(folder) if folder.exists() else RunFolder.create(folder)
     return Session(config, 0, run.session(0), num_threads=1)
 
 
-def broken_off(folder: Path, config: TrialConfig, frame: int) -> None:
+def run_until(folder: Path, config: TrialConfig, frame: int) -> None:
+    """Start a run and interrupt it at `frame`."""
     session = session_in(folder, config)
     session.callbacks.insert(0, Watch(frame))
     session.run()
     assert session.clock.frame == frame
 
 
-def gone_on(folder: Path, config: TrialConfig, forget: str | None = None) -> None:
-    """Restore from the disk and run to the end; `forget`: a part whose state is as if never saved."""
+def resume(folder: Path, config: TrialConfig, forget: str | None = None) -> None:
+    """Restore a session from its newest checkpoint and run it to the end.
+
+    forget: a part that starts with a fresh state instead of the saved one.
+    """
     latest = CheckpointStore(folder / "session_0" / "checkpoints", 1).latest()
     assert latest is not None
     session = session_in(folder, config)
@@ -92,7 +97,7 @@ def gone_on(folder: Path, config: TrialConfig, forget: str | None = None) -> Non
 
 
 def future(folder: Path) -> dict[str, Any]:
-    """Return all that can be seen of a run, times aside."""
+    """Return the rows, final state, best frame, TensorBoard points and progress of a run, without times."""
     session = folder / "session_0"
     best = CheckpointStore(session / "checkpoints", 1).best()
     points = scalars(session / "tensorboard") if (session / "tensorboard").exists() else {}
@@ -108,8 +113,8 @@ def future(folder: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def unbroken_future(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Return the future of an unbroken run of `overrides`; several tests compare with the same."""
+def uninterrupted_future(overrides: tuple[str, ...]) -> dict[str, Any]:
+    """Return the future of an uninterrupted run. Cached, because several tests compare with the same run."""
     with tempfile.TemporaryDirectory() as folder:
         session_in(Path(folder) / "run", resolve(compose(list(overrides)))).run()
         return future(Path(folder) / "run")
@@ -118,11 +123,11 @@ def unbroken_future(overrides: tuple[str, ...]) -> dict[str, Any]:
 def changed_futures(
     folder: Path, overrides: list[str], frame: int = STOP, forget: str | None = None
 ) -> list[str]:
-    """Return what differs between the unbroken run of `overrides` and one that was interrupted at `frame`."""
+    """Return where a run that was interrupted at `frame` and resumed differs from an uninterrupted one."""
     config = resolve(compose(overrides))
-    broken_off(folder / "run", config, frame)
-    gone_on(folder / "run", config, forget)
-    return unequal(unbroken_future(tuple(overrides)), future(folder / "run"))
+    run_until(folder / "run", config, frame)
+    resume(folder / "run", config, forget)
+    return unequal(uninterrupted_future(tuple(overrides)), future(folder / "run"))
 
 
 def modules(package: ModuleType) -> Iterator[ModuleType]:
@@ -131,7 +136,7 @@ def modules(package: ModuleType) -> Iterator[ModuleType]:
 
 
 def classes(package: ModuleType) -> Iterator[type]:
-    """Those that a module of `package` defines."""
+    """Return the classes that the modules of `package` define."""
     for module in modules(package):
         for _, found in inspect.getmembers(module, inspect.isclass):
             if found.__module__ == module.__name__:
@@ -141,74 +146,72 @@ def classes(package: ModuleType) -> Iterator[type]:
 @pytest.mark.parametrize(
     "agent", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in AGENTS]
 )
-def test_every_agent_goes_on_exactly(agent: str, tmp_path: Path) -> None:
+def test_every_agent_resumes_exactly(agent: str, tmp_path: Path) -> None:
     overrides = [*small(agent, "cartpole"), *SHORT]
     try:
         check(resolve(compose(overrides)))
-    except InputError:  # continuous actions only
+    except InputError:  # the agent supports continuous actions only
         overrides = [*small(agent, "pendulum"), *SHORT]
     assert changed_futures(tmp_path, overrides) == []
 
 
-def named(agent: str) -> set[str]:
-    """The options that the file of an agent names as its parts."""
+def default_options(agent: str) -> set[str]:
+    """Return the options that the defaults list of an agent's YAML file selects."""
     defaults = yaml.safe_load((config_folder() / "agent" / f"{agent}.yaml").read_text()).get("defaults", [])
     parts = [part for one in defaults if isinstance(one, dict) for part in one.items()]
     return {f"agent/{group.removeprefix('override ')}={option}" for group, option in parts}
 
 
 SOURCES = {"agent/offline=run", "agent/offline=minari"}
-"""Options that need a run or a dataset: test_offline.py tests them."""
+"""Options that need a run or a dataset, which are tested in test_offline.py."""
 
 
-@pytest.mark.parametrize("option", sorted(OPTIONS.difference(SOURCES, *map(named, AGENTS))))
-def test_every_other_part_of_an_agent_goes_on_exactly(option: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", sorted(OPTIONS.difference(SOURCES, *map(default_options, AGENTS))))
+def test_every_part_that_is_no_default_resumes_exactly(option: str, tmp_path: Path) -> None:
     assert changed_futures(tmp_path, *fitting(option)) == []
 
 
-WITH = {"agent/optimizer=torch": ["agent.optimizer.name=AdamW"]}
-"""Further overrides that an option needs."""
+NEEDED_OVERRIDES = {"agent/optimizer=torch": ["agent.optimizer.name=AdamW"]}
+"""Overrides that an option needs in addition."""
 
 
 @functools.cache
 def parts(agent: str) -> set[str]:
-    """The keys of an agent, among them those of its parts."""
+    """Return the keys of an agent's configuration, which include those of its parts."""
     return set(map(str, compose([f"agent={agent}"]).agent))
 
 
 def fitting(option: str) -> tuple[list[str], int]:
-    """A small run with `option`, of the first agent that takes it, and where to break it off."""
+    """Return the overrides of a small run with an agent that accepts `option`, and where to interrupt it."""
     part = option.removeprefix("agent/").partition("=")[0]
     for agent in ("ppo", "recurrent_ppo", "dqn", *AGENTS):
         if part not in parts(agent):
             continue
-        pictures = ["env.max_frame=64", "env.image_size=44"]
-        tasks = [("cartpole", SHORT, STOP), ("pendulum", SHORT, STOP), ("pong", pictures, 50)]
+        images = ["env.max_frame=64", "env.image_size=44"]
+        tasks = [("cartpole", SHORT, STOP), ("pendulum", SHORT, STOP), ("pong", images, 50)]
         tasks += [("lamp", ["env.max_frame=64"], 50), ("bits", SHORT, STOP)]
         for task, budget, frame in tasks:
             try:
-                overrides = [*small(agent, task), *budget, option, *WITH.get(option, [])]
+                overrides = [*small(agent, task), *budget, option, *NEEDED_OVERRIDES.get(option, [])]
                 check(resolve(compose(overrides)))
                 return overrides, frame
             except InputError:
                 continue
-    raise AssertionError(f"no agent takes {option}")
+    raise AssertionError(f"no agent accepts {option}")
 
 
 @pytest.mark.parametrize(("agent", "task"), [("dqn", "cartpole"), ("sac", "pendulum")])
-def test_an_optimizer_by_its_name_goes_on_exactly_off_policy_too(
-    agent: str, task: str, tmp_path: Path
-) -> None:
+def test_off_policy_agent_with_torch_optimizer_resumes_exactly(agent: str, task: str, tmp_path: Path) -> None:
     overrides = [*small(agent, task), *SHORT, "agent/optimizer=torch", "agent.optimizer.name=NAdam"]
     assert changed_futures(tmp_path, overrides) == []
 
 
-def test_a_memory_in_files_goes_on_exactly(tmp_path: Path) -> None:
+def test_memory_mapped_replay_buffer_resumes_exactly(tmp_path: Path) -> None:
     overrides = [*small("rainbow", "cartpole"), *SHORT, "agent.memory.storage=mmap"]
     assert changed_futures(tmp_path, overrides) == []
 
 
-def test_every_agents_class_has_an_option_that_is_tested() -> None:
+def test_every_agent_class_has_a_tested_option() -> None:
     agents = {f"{found.__module__}.{found.__name__}" for found in classes(labrl.agents) if is_agent(found)}
     targets = {str(compose([f"agent={agent}"]).agent["_target_"]) for agent in AGENTS}
     assert agents == targets == set(SMALL) - set(AGENTS)
@@ -226,76 +229,80 @@ TRANSFORMS = {
     "reward=shift": ["transforms.tested.shift=0.5"],
     "reward=sign": [],
 }
-"""The options of transforms, with the values that they need."""
+"""Options of transforms, with the overrides that they need."""
 
 
-def as_tested(option: str) -> list[str]:
-    """The overrides that add a transform by the name of `tested`."""
+def transform_overrides(option: str) -> list[str]:
+    """Return the overrides that add a transform under the name `tested`."""
     group, _, name = option.partition("=")
     return [f"+transforms/{group}@transforms.tested={name}", *TRANSFORMS[option]]
 
 
-def test_every_transform_has_an_option_that_is_tested() -> None:
+def test_every_transform_has_a_tested_option() -> None:
     found = {kind for kind in classes(labrl.agents) if hasattr(kind, "Config") and hasattr(kind, "collect")}
-    targets = {str(compose(as_tested(option)).transforms.tested["_target_"]) for option in TRANSFORMS}
+    targets = {
+        str(compose(transform_overrides(option)).transforms.tested["_target_"]) for option in TRANSFORMS
+    }
     assert targets == {f"{kind.__module__}.{kind.__name__}" for kind in found}
 
 
 @pytest.mark.parametrize("option", TRANSFORMS)
-def test_every_transform_goes_on_exactly(option: str, tmp_path: Path) -> None:
-    assert changed_futures(tmp_path, [*small("ppo", "cartpole"), *SHORT, *as_tested(option)]) == []
+def test_every_transform_resumes_exactly(option: str, tmp_path: Path) -> None:
+    assert changed_futures(tmp_path, [*small("ppo", "cartpole"), *SHORT, *transform_overrides(option)]) == []
 
 
-def test_every_callback_takes_part_in_what_is_tested(tmp_path: Path) -> None:
-    """One that is not among the defaults needs a test of its own beside this one."""
+def test_every_callback_is_part_of_the_tested_sessions(tmp_path: Path) -> None:
+    """Find callbacks that the default configuration does not use, which need tests of their own."""
     overrides = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
     session = session_in(tmp_path / "run", resolve(compose(overrides)))
     session.close()
-    taking_part = {type(callback) for callback in session.callbacks}
+    used = {type(callback) for callback in session.callbacks}
     known = {found for found in classes(labrl.session.callbacks) if issubclass(found, Callback)}
-    # Neither remembers anything; tests of their own: test_profile_and_crash.py, test_search_processes.py.
+    # These have no state; they are tested in test_profile_and_crash.py and test_search_processes.py.
     on_demand = {"Profile", "ReportToSearch"}
     assert {found.__name__ for found in known} - {"Callback"} - on_demand == {
-        found.__name__ for found in taking_part
+        found.__name__ for found in used
     }
 
 
-def test_callbacks_go_on_exactly(tmp_path: Path) -> None:
+def test_callbacks_resume_exactly(tmp_path: Path) -> None:
     overrides = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
     assert changed_futures(tmp_path, overrides, frame=204) == []
 
 
 @pytest.mark.parametrize("frame", [92, 128, 184, 224])
-def test_broken_off_where_rows_are_written_too(frame: int, tmp_path: Path) -> None:
+def test_interruption_at_a_frame_with_rows_resumes_exactly(frame: int, tmp_path: Path) -> None:
     overrides = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
     assert changed_futures(tmp_path, overrides, frame) == []
 
 
 @pytest.mark.parametrize("part", ["clock", "streams", "episodes", "env", "transforms", "agent", "Evaluate:0"])
-def test_a_part_that_forgets_its_state_is_found_out(part: str, tmp_path: Path) -> None:
+def test_part_without_its_saved_state_is_detected(part: str, tmp_path: Path) -> None:
     normalize = "+transforms/observation@transforms.seen=normalize"
     overrides = [*small("ppo", "cartpole"), *SHORT, normalize]
-    # Where the best evaluation comes before the stop, there is something to forget.
-    seed = next(seed for seed in range(99) if unbroken_future((*overrides, f"seed={seed}"))["best"] < STOP)
+    # The best evaluation must precede the interruption, or else Evaluate has nothing to forget.
+    seed = next(
+        seed for seed in range(99) if uninterrupted_future((*overrides, f"seed={seed}"))["best"] < STOP
+    )
     try:
         assert changed_futures(tmp_path, [*overrides, f"seed={seed}"], forget=part)
     except AssertionError:
         raise
     except Exception:
-        return  # found out already by what fits no more
+        return  # the inconsistent state already raised an error
 
 
-def test_whatever_a_session_holds_is_saved_or_known_to_need_it_not(tmp_path: Path) -> None:
+def test_every_attribute_of_a_session_is_saved_or_derived(tmp_path: Path) -> None:
     session = session_in(tmp_path / "run", resolve(compose(small("ppo", "cartpole"))))
     session.env.reset()
     saved = set(session.state_dict())
     session.close()
     given = {"config", "index", "folder", "seed", "num_threads"}
-    # The observation is the environment's, seen through the transforms; a signal ends with its process;
-    # the agent itself acts, and learns alone.
+    # The observation is that of the environment after the transforms; a signal does not outlast its process;
+    # `source`, `act`, `team` and `view` are built from the configuration and the agent.
     derived = {"_observation", "interruption", "team", "source", "act", "view"}
-    # When a callback is due follows from the clock; the recorder saves the episodes that it was given; states
-    # before the end of the budget are those of callbacks.
+    # The clock decides when a callback is due; the recorder saves its own episodes; states before the end of
+    # the budget are those of callbacks.
     derived |= {"_next_frame", "_next_time", "highlights", "evaluate", "_before_the_end"}
-    # The noise scale of gradients is measured where they are computed, by `compute`.
+    # The noise scale of gradients belongs to `compute`, which measures it.
     assert set(vars(session)) | {"noise"} == saved | given | derived

@@ -1,4 +1,4 @@
-"""A run that was broken off, however, and resumed is to the bit the run that was not."""
+"""Tests of resuming interrupted runs: a resumed run equals an uninterrupted one bit for bit."""
 
 from __future__ import annotations
 
@@ -37,31 +37,32 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
     assert main([*PPO, TENSORBOARD, f"hydra.run.dir={folder}"]) == 0
     return folder
 
 
 def board(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return frame and value of all TensorBoard points by tag, without wall time and fps."""
     found = scalars(folder / "session_0" / "tensorboard")
     return {tag: values for tag, values in found.items() if not tag.endswith(("wall", "fps"))}
 
 
-def test_killed_at_any_moment_it_loses_nothing_but_time(unbroken: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes_exactly(uninterrupted: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "killed"
     overrides = [*PPO, TENSORBOARD, folder_override(folder)]
-    code, said = broken_off(folder, overrides, signal.SIGKILL, Moment(800, seconds=0.03))
-    assert code == -signal.SIGKILL, said
+    code, output = broken_off(folder, overrides, signal.SIGKILL, Moment(800, seconds=0.03))
+    assert code == -signal.SIGKILL, output
     assert 0 < newest_checkpoint(folder) < 2400
-    (tmp_path / "runs" / "killed_before_its_start").mkdir()  # as Hydra makes it
+    (tmp_path / "runs" / "killed_before_its_start").mkdir()  # an empty folder, as Hydra creates it
     assert main(["+resume=latest"]) == 0
-    assert differences(unbroken, folder) == []
-    assert board(folder) == board(unbroken), "no doubled and no missing point"
+    assert differences(uninterrupted, folder) == []
+    assert board(folder) == board(uninterrupted), "TensorBoard has duplicate or missing points"
 
 
 class MovesTheRun(Callback):
-    """Moves the folder of the run away while it is played."""
+    """Callback that moves the run folder while the run is training."""
 
     frequencies = (100,)
 
@@ -70,51 +71,53 @@ class MovesTheRun(Callback):
             Path("runs/here").rename("runs/there")
 
 
-def test_moved_away_while_it_runs_it_has_failed_and_goes_on_where_it_is(
-    unbroken: Path, capsys: pytest.CaptureFixture[str]
+def test_run_folder_moved_while_training_can_be_resumed(
+    uninterrupted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moves = "+callbacks.moves._target_=test_resume.MovesTheRun"
     assert main([*PPO, TENSORBOARD, moves, folder_override(Path("runs/here"))]) == FAILED
-    said = capsys.readouterr().err
-    assert str(Path("runs/here").absolute()) in said
-    assert "+resume=" in said
+    stderr = capsys.readouterr().err
+    assert str(Path("runs/here").absolute()) in stderr
+    assert "+resume=" in stderr
     assert not Path("runs/here").exists()
     assert main(["+resume=runs/there"]) == 0
-    assert differences(unbroken, Path("runs/there")) == []
+    assert differences(uninterrupted, Path("runs/there")) == []
 
 
-def test_told_to_stop_it_says_the_command_that_goes_on_exactly(
-    unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_terminated_run_prints_the_command_that_resumes_it(
+    uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "a folder's name"
     overrides = [*PPO, folder_override(folder)]
-    code, said = broken_off(folder, overrides, signal.SIGTERM, Moment(400, seconds=0.02))
-    assert code == 143, said
-    (command,) = re.findall(r"labrl \+resume=.*|labrl '\+resume=.*", said)
+    code, output = broken_off(folder, overrides, signal.SIGTERM, Moment(400, seconds=0.02))
+    assert code == 143, output
+    (command,) = re.findall(r"labrl \+resume=.*|labrl '\+resume=.*", output)
     assert main(shlex.split(command)[1:]) == 0
-    assert differences(unbroken, folder) == []
+    assert differences(uninterrupted, folder) == []
 
 
-def test_extended_it_equals_the_run_that_had_the_larger_budget_from_the_beginning(
-    unbroken: Path, tmp_path: Path
+def test_extended_run_equals_a_run_that_started_with_the_larger_budget(
+    uninterrupted: Path, tmp_path: Path
 ) -> None:
-    """The shorter budget ends between two rows, so its end has rows that the longer run has not."""
+    """The shorter budget ends between two regular rows, so its last row must be removed on resume."""
     assert main([*PPO, TENSORBOARD, "env.max_frame=1288", "hydra.run.dir=short"]) == 0
     assert [row["frame"] for row in rows(Path("short/session_0/train.csv"))][-1] == "1288"
     assert main(["+resume=short", "env.max_frame=2400"]) == 0
-    assert differences(unbroken, tmp_path / "short") == []
-    assert board(tmp_path / "short") == board(unbroken)
+    assert differences(uninterrupted, tmp_path / "short") == []
+    assert board(tmp_path / "short") == board(uninterrupted)
 
 
-def test_extended_it_keeps_nothing_of_the_evaluation_at_its_former_end(tmp_path: Path) -> None:
-    """The score at frame 2,000, the first end, is above those at multiples of 900 with this seed."""
+def test_extended_run_drops_the_evaluation_at_its_former_end(tmp_path: Path) -> None:
+    """With this seed the return at frame 2,000, the first end, is above those at multiples of 900."""
     overrides = [*small("random", "cartpole"), "env.num_envs=1", "meta.log_frequency=400"]
     overrides += ["meta.rigorous_eval=1", "meta.eval_frequency=900", "meta.record_episodes=each"]
     overrides = [override for override in overrides if override != "seed=5"] + ["seed=0"]
     short, long = tmp_path / "short", tmp_path / "long"
     assert main([*overrides, "env.max_frame=2000", "hydra.run.dir=short"]) == 0
     checkpoints = CheckpointStore(short / "session_0" / "checkpoints", 1)
-    assert checkpoints.best_frame() == 2000, "it would be none, did it not score"
+    assert checkpoints.best_frame() == 2000, (
+        "the evaluation at the former end must be the best, or this test checks nothing"
+    )
     video = short / "session_0" / "videos" / "2000.mp4"
     video.parent.mkdir(exist_ok=True)
     video.write_bytes(b"of an episode that will be taken back")
@@ -132,8 +135,8 @@ def test_extended_it_keeps_nothing_of_the_evaluation_at_its_former_end(tmp_path:
     assert returns == [21.0, 21.0]
 
 
-def test_an_edited_configuration_is_what_the_run_goes_on_with(tmp_path: Path) -> None:
-    """The way of SLM Lab. Schedules that follow the budget stay as the file has them."""
+def test_run_resumes_with_the_edited_config_yaml(tmp_path: Path) -> None:
+    """Edit the file, as users of SLM Lab do. Schedules that follow the budget keep the values in the file."""
     overrides = [override for override in PPO if override not in pins(PPO)]
     overrides = [
         override for override in overrides if "horizon=" not in override or override == "agent.horizon=16"
@@ -147,7 +150,7 @@ def test_an_edited_configuration_is_what_the_run_goes_on_with(tmp_path: Path) ->
     assert differences(Path("short"), Path("long")) == []
 
 
-def test_a_budget_that_schedules_follow_is_refused_with_the_words_that_pin_them(
+def test_new_budget_is_refused_with_overrides_that_pin_its_schedules(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [override for override in PPO if override not in pins(PPO)]
@@ -157,27 +160,27 @@ def test_a_budget_that_schedules_follow_is_refused_with_the_words_that_pin_them(
     assert main([*quick, "env.max_frame=256", "hydra.run.dir=short"]) == 0
     before = {path: path.read_bytes() for path in Path("short").rglob("*") if path.is_file()}
     assert main(["+resume=short", "env.max_frame=512"]) == 2
-    said = capsys.readouterr().err
-    assert re.search(r"agent\.lr\.horizon +256 +512 .*env\.max_frame", said)
+    stderr = capsys.readouterr().err
+    assert re.search(r"agent\.lr\.horizon +256 +512 .*env\.max_frame", stderr)
     assert {path: path.read_bytes() for path in Path("short").rglob("*") if path.is_file()} == before
-    way_out = re.findall(r"[\w.]+\.horizon=256\b", said)
-    assert main(["+resume=short", "env.max_frame=512", *way_out]) == 0
-    assert main([*quick, "env.max_frame=512", *way_out, "hydra.run.dir=long"]) == 0
+    pinning = re.findall(r"[\w.]+\.horizon=256\b", stderr)
+    assert main(["+resume=short", "env.max_frame=512", *pinning]) == 0
+    assert main([*quick, "env.max_frame=512", *pinning, "hydra.run.dir=long"]) == 0
     assert differences(Path("short"), Path("long")) == []
 
 
-def test_interrupted_again_and_again_it_ends_as_the_unbroken_one(unbroken: Path, tmp_path: Path) -> None:
-    """Budgets stand in for signals: each end is a stop, with a checkpoint, at an odd frame."""
+def test_run_interrupted_several_times_resumes_exactly(uninterrupted: Path, tmp_path: Path) -> None:
+    """Use budgets instead of signals: each ends the run with a checkpoint between two regular ones."""
     assert main([*PPO, "env.max_frame=200", "hydra.run.dir=run"]) == 0
     for budget in (456, 800, 1304, 2400):
         assert main(["+resume=run", f"env.max_frame={budget}"]) == 0
-    assert differences(unbroken, Path("run")) == []
+    assert differences(uninterrupted, Path("run")) == []
     resumes = json.loads(Path("run/run.json").read_text())["resumes"]
     assert [entry["frames"] for entry in resumes] == [{"0": 200}, {"0": 456}, {"0": 800}, {"0": 1304}]
 
 
-def test_killed_before_the_first_checkpoint_it_starts_from_the_beginning(unbroken: Path) -> None:
-    """The kill leaves the configuration, perhaps rows, and no state."""
+def test_run_killed_before_its_first_checkpoint_starts_again(uninterrupted: Path) -> None:
+    """Such a kill leaves the configuration and perhaps rows, but no state."""
     assert main([*PPO, TENSORBOARD, "env.max_frame=400", "hydra.run.dir=run"]) == 0
     for checkpoint in Path("run/session_0/checkpoints").iterdir():
         for file in checkpoint.iterdir():
@@ -186,12 +189,12 @@ def test_killed_before_the_first_checkpoint_it_starts_from_the_beginning(unbroke
     Path("run/session_0/result.json").unlink()
     assert main(["+resume=run", "env.max_frame=2400"]) == 0
     assert json.loads(Path("run/run.json").read_text())["resumes"][-1]["frames"] == {"0": 0}
-    assert differences(unbroken, Path("run")) == []
-    assert board(Path("run")) == board(unbroken)
+    assert differences(uninterrupted, Path("run")) == []
+    assert board(Path("run")) == board(uninterrupted)
 
 
-def test_a_broken_checkpoint_is_passed_over_and_the_frame_that_it_says_is_the_one_it_goes_on_from(
-    unbroken: Path, capsys: pytest.CaptureFixture[str]
+def test_damaged_checkpoint_is_skipped_and_the_frame_reported(
+    uninterrupted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*PPO, TENSORBOARD, "env.max_frame=1200", "hydra.run.dir=run"]) == 0
     store = CheckpointStore(Path("run/session_0/checkpoints"), 1)
@@ -199,28 +202,28 @@ def test_a_broken_checkpoint_is_passed_over_and_the_frame_that_it_says_is_the_on
     (store.folder / f"frame_{newest:012d}" / "state.pt").write_bytes(b"half of it")
     capsys.readouterr()
     assert main(["+resume=run", "env.max_frame=2400"]) == 0
-    said = capsys.readouterr()
-    assert f"{before:,}" in said.out
-    assert f"frame_{newest:012d}" in said.out + said.err, "and the broken one is named"
-    assert differences(unbroken, Path("run")) == []
+    output = capsys.readouterr()
+    assert f"{before:,}" in output.out
+    assert f"frame_{newest:012d}" in output.out + output.err, "the damaged checkpoint is not named"
+    assert differences(uninterrupted, Path("run")) == []
     entry = json.loads(Path("run/run.json").read_text())["resumes"][-1]
     assert entry["frames"] == {"0": before}
 
 
-def test_frequencies_may_change_and_nothing_is_learned_otherwise(unbroken: Path) -> None:
+def test_change_of_frequencies_does_not_change_what_is_learned(uninterrupted: Path) -> None:
     assert main([*PPO, "env.max_frame=1200", "hydra.run.dir=run"]) == 0
     edits = ["env.max_frame=2400", "meta.log_frequency=400", "meta.rigorous_eval=1", "meta.keep_last=1"]
     assert main(["+resume=run", *edits, "meta.eval_frequency=1200"]) == 0
-    found = differences(unbroken, Path("run"))
-    assert found == ["session_0/train.csv", "session_0/eval.csv"], "the rows alone"
+    found = differences(uninterrupted, Path("run"))
+    assert found == ["session_0/train.csv", "session_0/eval.csv"], "only the rows may differ"
     frames = [row["frame"] for row in rows(Path("run/session_0/train.csv"))]
     assert frames == ["200", "400", "600", "800", "1000", "1200", "1600", "2000", "2400"]
 
 
-def test_files_made_for_frequent_checkpoints_have_them_as_often_when_rows_become_rare(
+def test_memory_mapped_buffer_keeps_its_checkpoint_frequency(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Else memory would overwrite what the newest checkpoint counts on, and a kill would end the run."""
+    """With rarer checkpoints the buffer would overwrite transitions that a resume after a kill needs."""
     overrides = [*small("dqn", "cartpole"), "agent.memory.storage=mmap", "meta.log_frequency=40"]
     assert main([*overrides, "env.max_frame=320", "hydra.run.dir=run"]) == 0
     edits = ["env.max_frame=800", "meta.log_frequency=400", "meta.eval_frequency=400"]
@@ -245,7 +248,7 @@ class Dice(gymnasium.Env):
 """
 
 
-def test_an_environment_that_does_not_repeat_is_told_of_and_goes_on_with_fresh_episodes(
+def test_nondeterministic_environment_resumes_with_new_episodes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "dice.py").write_text(DICE)
@@ -255,8 +258,8 @@ def test_an_environment_that_does_not_repeat_is_told_of_and_goes_on_with_fresh_e
         main([*overrides, "env.fresh_env_per_episode=false", "env.max_frame=600", "hydra.run.dir=run"]) == 0
     )
     assert main(["+resume=run", "env.max_frame=1200"]) == 0
-    told = capsys.readouterr().err
-    assert "dice" in told, "a warning that names the environment"
+    warning = capsys.readouterr().err
+    assert "dice" in warning, "no warning names the environment"
     log = Path("run/session_0/session.log").read_text()
     assert "dice" in log
     frames = [int(row["frame"]) for row in rows(Path("run/session_0/train.csv"))]

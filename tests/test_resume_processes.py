@@ -1,4 +1,4 @@
-"""Sessions of one trial are broken off and gone on with each by itself; an orphan ends by itself."""
+"""Tests of resuming trials with several sessions, and of sessions whose trial process was killed."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ QUICK += ["meta.report=false", "meta.videos=false"]
 
 
 def content(folder: Path) -> dict[Path, bytes]:
+    """Read all files of a folder except locks."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def test_only_what_is_missing_is_run_and_all_is_shown(
+def test_resume_runs_only_unfinished_and_new_sessions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One of two sessions has finished when a kill comes; later a third one is added."""
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    assert main([*QUICK, "meta.max_session=2", f"hydra.run.dir={whole}"]) == 0
-    shutil.copytree(whole, run)
+    """Simulate a kill after one of two sessions has finished; later add a third session."""
+    complete, run = tmp_path / "complete", tmp_path / "run"
+    assert main([*QUICK, "meta.max_session=2", f"hydra.run.dir={complete}"]) == 0
+    shutil.copytree(complete, run)
     killed = run / "session_1"
     (killed / "result.json").unlink()
     shutil.rmtree(killed / "checkpoints" / "frame_000000000512")
@@ -43,17 +44,17 @@ def test_only_what_is_missing_is_run_and_all_is_shown(
     capsys.readouterr()
 
     assert main([f"+resume={run}"]) == 0
-    said = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     assert json.loads((run / "run.json").read_text())["resumes"][-1]["frames"] == {"1": 384}
-    assert [line[0] for line in re.findall(r"^(\d) +finished +512", said, re.MULTILINE)] == ["0", "1"]
+    assert [line[0] for line in re.findall(r"^(\d) +finished +512", stdout, re.MULTILINE)] == ["0", "1"]
     assert content(run / "session_0") == done
-    assert differences(whole, run) == []
+    assert differences(complete, run) == []
 
     done = content(run / "session_0") | content(run / "session_1")
     assert main([f"+resume={run}", "meta.max_session=3"]) == 0
-    said = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     assert json.loads((run / "run.json").read_text())["resumes"][-1]["frames"] == {"2": 0}
-    assert len(re.findall(r"^\d +finished +512", said, re.MULTILINE)) == 3
+    assert len(re.findall(r"^\d +finished +512", stdout, re.MULTILINE)) == 3
     assert content(run / "session_0") | content(run / "session_1") == done
     info = json.loads((run / "run.json").read_text())
     assert [session["seed"] for session in info["sessions"]] == [session_seed(1, i) for i in range(3)]
@@ -65,10 +66,11 @@ def test_only_what_is_missing_is_run_and_all_is_shown(
     sessions = json.loads((run / "run.json").read_text())["sessions"]
     assert [session["status"] for session in sessions] == ["finished", "failed", "finished"]
     assert [session["frame"] for session in sessions] == [768, 512, 768], (
-        "one that cannot begin keeps its past"
+        "a session that cannot start must keep its frame"
     )
     assert (
-        sessions[1]["return_mean"] == json.loads((whole / "session_1/result.json").read_text())["return_mean"]
+        sessions[1]["return_mean"]
+        == json.loads((complete / "session_1/result.json").read_text())["return_mean"]
     )
 
     assert main([f"+resume={run}", "meta.max_session=1"]) == 2
@@ -76,18 +78,18 @@ def test_only_what_is_missing_is_run_and_all_is_shown(
 
 
 @needs_proc
-def test_sessions_whose_trial_is_killed_save_and_end_and_are_not_resumed_before(
+def test_orphaned_sessions_save_and_block_a_resume_until_they_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
     with started(folder, *ENDLESS, "meta.max_session=2") as process:
         wait_for(lambda: frame(folder, 0) and frame(folder, 1), process)
         assert main([f"+resume={folder}"]) == 2
-        told = capsys.readouterr().err
-        assert str(folder) in told
-        assert f"{process.pid} " in told
+        stderr = capsys.readouterr().err
+        assert str(folder) in stderr
+        assert f"{process.pid} " in stderr
         sessions = children(process)
-        os.kill(sessions[0], signal.SIGSTOP)  # in the middle of a step, for as long as we like
+        os.kill(sessions[0], signal.SIGSTOP)  # keeps the session from ending
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         try:
@@ -95,7 +97,7 @@ def test_sessions_whose_trial_is_killed_save_and_end_and_are_not_resumed_before(
             assert f"{sessions[0]} " in capsys.readouterr().err
         finally:
             os.kill(sessions[0], signal.SIGCONT)
-        process.communicate()  # until the last of them has let go of its output
+        process.communicate()  # returns when the last session has closed its output
     for index in (0, 1):
         progress = json.loads((folder / f"session_{index}" / "progress.json").read_text())
         assert progress["status"] == "interrupted"
@@ -104,9 +106,7 @@ def test_sessions_whose_trial_is_killed_save_and_end_and_are_not_resumed_before(
         pass
 
 
-def test_a_session_that_is_left_gets_as_many_threads_as_it_had_among_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_session_keeps_its_number_of_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     assert main([*QUICK, "meta.max_session=2", f"hydra.run.dir={run}"]) == 0
     shutil.rmtree(run / "session_1")

@@ -1,4 +1,4 @@
-"""Edits that contradict the past are refused with the way out, and leave the run unchanged."""
+"""Tests of refused resumes: edits that contradict the past, damaged runs, wrong paths, and +force."""
 
 from __future__ import annotations
 
@@ -27,33 +27,36 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def played(overrides: list[str], folders: pytest.TempPathFactory) -> Path:
+def finished_run(overrides: list[str], folders: pytest.TempPathFactory) -> Path:
+    """Run the overrides to the end and return the run folder."""
     folder = folders.mktemp("finished") / "one"
     assert main([*overrides, f"hydra.run.dir={folder}"]) == 0
     return folder
 
 
-def copied(run: Path) -> Path:
+def copy_of(run: Path) -> Path:
+    """Copy a run folder to runs/one in the working folder."""
     return Path(shutil.copytree(run, "runs/one"))
 
 
 @pytest.fixture(scope="module")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return played(QUICK, tmp_path_factory)
+def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished_run(QUICK, tmp_path_factory)
 
 
 @pytest.fixture
-def finished(once: Path) -> Path:
-    return copied(once)
+def finished(finished_once: Path) -> Path:
+    return copy_of(finished_once)
 
 
 def content(folder: Path) -> dict[Path, bytes]:
+    """Read all files of a folder except locks."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
-def test_an_end_that_was_not_recorded_is_found_out(status: RunStatus, finished: Path) -> None:
-    """A kill after the last session's end left a run to go on with, and to go on was refused each time."""
+def test_kill_after_the_last_session_ended_leaves_a_finished_run(status: RunStatus, finished: Path) -> None:
+    """Regression test: a run killed after its last session looked unfinished but could not be resumed."""
     run = RunFolder.open(finished)
     info = run.info()
     run.set_status(status, sessions=[])
@@ -86,14 +89,14 @@ def test_an_end_that_was_not_recorded_is_found_out(status: RunStatus, finished: 
     ],
     ids=str,
 )
-def test_refused_and_left_as_it_is(
+def test_contradicting_edit_is_refused_and_changes_no_file(
     overrides: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(Path())
     assert main(["+resume=runs/one", *overrides]) == WRONG_INPUT
-    said = capsys.readouterr().err
-    assert [word for word in named if word not in said] == []
-    assert "Traceback" not in said
+    stderr = capsys.readouterr().err
+    assert [word for word in named if word not in stderr] == []
+    assert "Traceback" not in stderr
     assert content(Path()) == before
 
 
@@ -115,38 +118,38 @@ def test_refused_and_left_as_it_is(
     ],
     ids=str,
 )
-def test_what_names_no_run_is_answered_with_what_to_name(
+def test_wrong_path_of_a_run_is_refused_with_a_right_one(
     overrides: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(overrides) == WRONG_INPUT
-    said = capsys.readouterr().err
-    assert [word for word in named if word not in said] == []
+    stderr = capsys.readouterr().err
+    assert [word for word in named if word not in stderr] == []
 
 
-def test_latest_without_a_run_says_where_it_looked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_latest_without_a_run_names_the_searched_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["+resume=latest"]) == WRONG_INPUT
     assert str(Path("runs").absolute()) in capsys.readouterr().err
 
 
-def test_latest_is_the_newest_run_that_agrees_with_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_latest_is_the_newest_run_with_the_chosen_options(capsys: pytest.CaptureFixture[str]) -> None:
     main([*QUICK, "hydra.run.dir=runs/c"])
     main([*QUICK, "env=pendulum", "hydra.run.dir=runs/b"])
     main(["-m", *QUICK, "hydra/launcher=basic", "env=acrobot", "hydra.sweep.dir=runs/a"])
-    Path("runs/killed before it began").mkdir()
-    RunFolder.create("runs/killed before it began")
+    Path("runs/killed before its start").mkdir()
+    RunFolder.create("runs/killed before its start")
     RunFolder.create("runs/damaged").path.joinpath("run.json").write_text("{")
-    for overrides, said in {
-        "": "labrl -m +resume=runs/a",  # an experiment has a command of its own
+    for overrides, named in {
+        "": "labrl -m +resume=runs/a",  # experiments are resumed by another command
         "env=cartpole": "runs/c",
         "agent=random env=pendulum": "runs/b",
         "meta=default preset=auto:random:cartpole": "runs/c",
     }.items():
         capsys.readouterr()
         assert main(["+resume=latest", *overrides.split()]) == 2
-        assert said in capsys.readouterr().err
+        assert named in capsys.readouterr().err
 
 
-def test_forced_it_goes_on_and_says_so_in_the_run_folder(finished: Path) -> None:
+def test_forced_resume_is_recorded_in_the_run_folder(finished: Path) -> None:
     overrides = ["env.max_frame=128", "env.max_episode_steps=9", "+force=true", "meta.log_frequency=16"]
     assert main(["+resume=runs/one", *overrides]) == 0
     info = json.loads(Path("runs/one/run.json").read_text())
@@ -160,7 +163,7 @@ def test_forced_it_goes_on_and_says_so_in_the_run_folder(finished: Path) -> None
     assert json.loads(Path("runs/one/resumes/1/provenance.json").read_text())["seed"] == 1
     assert yaml.safe_load(Path("runs/one/config.yaml").read_text())["env"]["max_episode_steps"] == 9
 
-    assert main(["+resume=runs/one", "env.max_frame=192"]) == 0, "the edits of before are still there"
+    assert main(["+resume=runs/one", "env.max_frame=192"]) == 0, "the forced edits were lost"
     resumes = json.loads(Path("runs/one/run.json").read_text())["resumes"]
     assert [entry["forced"] for entry in resumes] == [True, False]
 
@@ -171,53 +174,53 @@ LEARNED = ["agent=dqn", "env=cartpole", "env.max_frame=300", "agent.learning_sta
 @pytest.fixture(scope="module")
 def learned_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     overrides = [*LEARNED, *QUIET, "meta.max_session=1", "meta.report=false", "meta.videos=false", "seed=1"]
-    return played(overrides, tmp_path_factory)
+    return finished_run(overrides, tmp_path_factory)
 
 
 @pytest.fixture
 def learned(learned_once: Path) -> Path:
-    return copied(learned_once)
+    return copy_of(learned_once)
 
 
 @pytest.mark.parametrize(
     "overrides",
     [["agent.network.torso.mlp.hidden=[32,32]"], ["agent/memory=prioritized"], ["agent/value=quantile"]],
 )
-def test_force_cannot_make_a_state_fit_what_is_built(
+def test_force_is_refused_when_the_state_does_not_fit(
     overrides: list[str], learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The folder once kept the edit: neither +resume nor +enjoy could load anything of the run any more."""
+    """Regression test: the folder kept such an edit, so that +resume and +enjoy could not load the run."""
     before = content(learned)
     assert main(["+resume=runs/one", "env.max_frame=400", *overrides, "+force=true"]) == 2
-    told = capsys.readouterr().err
-    assert str(Path("runs/one/session_0/checkpoints").absolute()) in told
-    assert "Traceback" not in told
+    stderr = capsys.readouterr().err
+    assert str(Path("runs/one/session_0/checkpoints").absolute()) in stderr
+    assert "Traceback" not in stderr
     assert content(learned) == before
     assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 0
     assert main(["+resume=runs/one", "env.max_frame=400"]) == 0
 
 
-def test_a_batch_of_another_size_can_be_forced(learned: Path) -> None:
+def test_change_of_batch_size_can_be_forced(learned: Path) -> None:
     assert main(["+resume=runs/one", "env.max_frame=400", "agent.batch_size=64", "+force=true"]) == 0
 
 
-def test_a_checkpoint_that_does_not_fit_is_told_when_it_is_to_be_enjoyed(
+def test_enjoy_refuses_a_checkpoint_that_does_not_fit(
     learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = learned / "config.yaml"
     config.write_text(config.read_text().replace("- 256", "- 32"))
     assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 2
-    told = capsys.readouterr().err
-    assert re.search(r"checkpoints/\w+", told)
-    assert len(told.splitlines()) == 1
+    stderr = capsys.readouterr().err
+    assert re.search(r"checkpoints/\w+", stderr)
+    assert len(stderr.splitlines()) == 1
 
 
-def test_an_unneeded_force_is_not_recorded_as_one(finished: Path) -> None:
+def test_unnecessary_force_is_not_recorded(finished: Path) -> None:
     assert main(["+resume=runs/one", "env.max_frame=128", "+force=true"]) == 0
     assert not json.loads(Path("runs/one/run.json").read_text())["resumes"][0]["forced"]
 
 
-def test_other_code_and_packages_are_told_and_do_not_keep_it_from_going_on(
+def test_other_versions_are_reported_and_do_not_prevent_a_resume(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path("runs/one/provenance.json")
@@ -226,18 +229,18 @@ def test_other_code_and_packages_are_told_and_do_not_keep_it_from_going_on(
     facts["python"]["version"] = "3.0"
     path.write_text(json.dumps(facts))
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"Python 3\.0 -> .*; torch 1\.0 -> ", said)
+    stdout = capsys.readouterr().out
+    assert re.search(r"Python 3\.0 -> .*; torch 1\.0 -> ", stdout)
 
 
-def test_a_drawn_seed_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_keeps_a_drawn_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK[:-1], "hydra.run.dir=one"]) == 0
     seed = yaml.safe_load(Path("one/config.yaml").read_text())["seed"]
     assert main(["+resume=one", "env.max_frame=128"]) == 0
     assert yaml.safe_load(Path("one/config.yaml").read_text())["seed"] == seed
 
 
-def test_the_configuration_of_a_resumed_run_can_be_seen_first(
+def test_cfg_job_prints_the_configuration_of_a_resume(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(Path())
@@ -247,7 +250,7 @@ def test_the_configuration_of_a_resumed_run_can_be_seen_first(
     assert content(Path()) == before
 
 
-def test_a_users_own_groups_are_found_again(tmp_path: Path) -> None:
+def test_resume_finds_the_users_config_dir(tmp_path: Path) -> None:
     (tmp_path / "mine" / "meta").mkdir(parents=True)
     (tmp_path / "mine" / "meta" / "calm.yaml").write_text(
         "defaults: [default, _self_]\nprogress: false\ntensorboard: false\n"
@@ -258,82 +261,80 @@ def test_a_users_own_groups_are_found_again(tmp_path: Path) -> None:
     assert json.loads(Path("one/session_0/result.json").read_text())["frame"] == 128
 
 
-def test_a_path_may_be_quoted_as_other_words_are(finished: Path) -> None:
+def test_path_of_a_run_may_be_quoted(finished: Path) -> None:
     assert main([f"+resume='{finished}'", "env.max_frame=128"]) == 0
 
 
-def test_a_living_run_is_not_resumed_by_a_second_process(
+def test_running_run_is_not_resumed_by_a_second_process(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content(Path())
     with RunFolder.open("runs/one").lock():
         assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
-    said = capsys.readouterr().err
-    assert "runs/one" in said
-    assert str(os.getpid()) in said
+    stderr = capsys.readouterr().err
+    assert "runs/one" in stderr
+    assert str(os.getpid()) in stderr
     assert content(Path()) == before
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
 
 
-def test_nothing_but_broken_checkpoints_is_not_taken_for_a_beginning(
+def test_run_with_only_damaged_checkpoints_is_refused(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for file in finished.rglob("state.pt"):
         file.write_bytes(b"torn")
     before = content(finished)
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1, "one message, however many there are"
-    assert str(finished / "session_0" / "checkpoints") in said
-    assert "frame_000000000064" in said
-    assert "state.pt" in said
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == 1, "several damaged checkpoints need one message"
+    assert str(finished / "session_0" / "checkpoints") in stderr
+    assert "frame_000000000064" in stderr
+    assert "state.pt" in stderr
     assert content(finished) == before
 
 
-def test_rows_that_are_missing_are_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_rows_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "meta.log_frequency=16", "hydra.run.dir=one"]) == 0
     table = Path("one/session_0/train.csv")
     rows = table.read_text().splitlines(keepends=True)
     table.write_text("".join(rows[:-2]))
     assert main(["+resume=one", "env.max_frame=128"]) == 0
-    told = re.sub(r"\s+", " ", "".join(capsys.readouterr()))
-    assert re.search(r"train\.csv .* 32\b.* 64\b", told)
+    output = re.sub(r"\s+", " ", "".join(capsys.readouterr()))
+    assert re.search(r"train\.csv .* 32\b.* 64\b", output)
 
 
-def test_checkpoints_that_were_deleted_are_not_taken_for_a_beginning(
-    finished: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_with_deleted_checkpoints_is_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(finished / "session_0" / "checkpoints")
     before = content(finished)
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
-    said = capsys.readouterr().err
-    assert str(finished / "session_0" / "checkpoints") in said
+    stderr = capsys.readouterr().err
+    assert str(finished / "session_0" / "checkpoints") in stderr
     assert content(finished) == before
     shutil.rmtree(finished / "session_0")
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
 
 
-def test_the_newest_whole_checkpoint_is_taken_and_the_broken_one_named(
+def test_newest_undamaged_checkpoint_is_used_and_the_damaged_one_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([*QUICK, "hydra.run.dir=one", "meta.log_frequency=32"]) == 0
     assert main([*QUICK, "hydra.run.dir=two", "meta.log_frequency=32", "env.max_frame=128"]) == 0
     Path("one/session_0/checkpoints/frame_000000000064/state.pt").write_text("{}")
     assert main(["+resume=one", "env.max_frame=128"]) == 0
-    said = capsys.readouterr().err
-    assert "frame_000000000064" in said
-    assert "labrl.storage" not in said
-    assert re.search(r"session 0 .*\b32\b", said)
+    stderr = capsys.readouterr().err
+    assert "frame_000000000064" in stderr
+    assert "labrl.storage" not in stderr
+    assert re.search(r"session 0 .*\b32\b", stderr)
     assert "frame_000000000064" in Path("one/session_0/session.log").read_text()
     tables = [Path(folder, "session_0", "train.csv").read_text().splitlines() for folder in ("one", "two")]
     assert [line.split(",")[:4] for line in tables[0]] == [line.split(",")[:4] for line in tables[1]]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
-def test_every_signal_that_asks_for_a_stop_saves_and_tells_how_to_go_on(
+def test_every_stop_signal_saves_and_prints_the_resume_command(
     number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if signal.getsignal(number) == signal.SIG_IGN:  # the tests run under nohup, and labrl would heed that
+    if signal.getsignal(number) == signal.SIG_IGN:  # nohup ignores SIGHUP, and labrl leaves that unchanged
         signal.signal(number, signal.SIG_DFL)
     (tmp_path / "stops.py").write_text(
         "import os\n"
@@ -348,14 +349,14 @@ def test_every_signal_that_asks_for_a_stop_saves_and_tells_how_to_go_on(
     stop = f"+callbacks.stop={{_target_: stops.Stop, number: {int(number)}}}"
     overrides = [*QUICK, stop, "hydra.run.dir=one"]
     assert main(overrides) == (130 if number == signal.SIGINT else 143)
-    said = capsys.readouterr().out
+    stdout = capsys.readouterr().out
     assert Path("one/session_0/checkpoints/frame_000000000024").is_dir()
-    (command,) = re.findall(r"labrl \+resume=.*", said)
+    (command,) = re.findall(r"labrl \+resume=.*", stdout)
     assert main([*shlex.split(command)[1:], "~callbacks.stop"]) == 0
     assert json.loads(Path("one/session_0/result.json").read_text())["frame"] == 64
 
 
-def test_from_python_too(finished: Path) -> None:
+def test_resume_from_python(finished: Path) -> None:
     result = labrl.train(["+resume=runs/one", "env.max_frame=128"])
     assert (result.folder, result.sessions[0].frame) == (finished.resolve(), 128)
     with pytest.raises(InputError) as refused:
@@ -363,28 +364,31 @@ def test_from_python_too(finished: Path) -> None:
     assert refused.value.key == "env.max_frame"
 
 
-def edited(run: Path, before: str, after: str) -> Path:
+def edit_config(run: Path, before: str, after: str) -> Path:
+    """Replace a text that occurs once in the config.yaml of a run, and return the path of that file."""
     path = run / "config.yaml"
     assert path.read_text().count(before) == 1
     path.write_text(path.read_text().replace(before, after))
     return path
 
 
-def test_edits_of_the_configuration_in_the_run_folder_are_taken_up_and_recorded(
+def test_edits_of_config_yaml_are_used_and_recorded(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = edited(finished, "max_frame: 64", "max_frame: 1.28e2")
-    edited(finished, "keep_last: 2", "keep_last: 7")
+    path = edit_config(finished, "max_frame: 64", "max_frame: 1.28e2")
+    edit_config(finished, "keep_last: 2", "keep_last: 7")
     assert main([f"+resume={finished}", "meta.keep_last=3"]) == 0
-    told = next(line for line in capsys.readouterr().out.splitlines() if str(path) in line)
-    assert "env.max_frame 64 -> 128" in told
+    printed = next(line for line in capsys.readouterr().out.splitlines() if str(path) in line)
+    assert "env.max_frame 64 -> 128" in printed
     config = yaml.safe_load(path.read_text())
     assert (config["env"]["max_frame"], config["meta"]["keep_last"]) == (128, 3)
     (entry,) = json.loads((finished / "run.json").read_text())["resumes"]
-    assert entry["edited_in_config_yaml"] == ["env.max_frame"], "what was typed wins"
+    assert entry["edited_in_config_yaml"] == ["env.max_frame"], (
+        "a typed override must win over the edited file, which is then not recorded"
+    )
     assert entry["changed"][0] == {"key": "env.max_frame", "then": 64, "now": 128}
     assert "env.max_frame=128" in yaml.safe_load((finished / "overrides.yaml").read_text())
-    edited(finished, "max_frame: 128", "max_frame: 192")
+    edit_config(finished, "max_frame: 128", "max_frame: 192")
     assert labrl.train([f"+resume={finished}"]).sessions[0].frame == 192
 
 
@@ -398,22 +402,22 @@ def test_edits_of_the_configuration_in_the_run_folder_are_taken_up_and_recorded(
         ("max_episode_steps: null", "max_episode_steps: 9", "env.max_episode_steps"),
     ],
 )
-def test_edits_of_the_configuration_that_cannot_be_are_refused_with_file_and_key(
+def test_invalid_edits_of_config_yaml_are_refused_with_file_and_key(
     before: str, after: str, named: str, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    edited(finished, before, after)
-    found = content(finished)
+    edit_config(finished, before, after)
+    files = content(finished)
     assert main([f"+resume={finished}", "meta.max_session=2"]) == 2
-    said = capsys.readouterr().err
-    assert named in said
-    assert "config.yaml" in said
-    assert content(finished) == found
+    stderr = capsys.readouterr().err
+    assert named in stderr
+    assert "config.yaml" in stderr
+    assert content(finished) == files
 
 
-def test_a_run_is_repeated_as_it_was_and_enjoyed_as_its_configuration_stands(
+def test_rerun_ignores_and_enjoy_uses_edits_of_config_yaml(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = edited(finished, "max_episode_steps: null", "max_episode_steps: 3")
+    path = edit_config(finished, "max_episode_steps: null", "max_episode_steps: 3")
     capsys.readouterr()
     for overrides in (["+rerun=runs/one"], ["+enjoy=runs/one", "episodes=1", "videos=0"]):
         assert main(overrides) == 0
@@ -424,27 +428,29 @@ def test_a_run_is_repeated_as_it_was_and_enjoyed_as_its_configuration_stands(
     assert json.loads(result.read_text())["episodes"][0]["length"] == 3
 
 
-@pytest.mark.parametrize("how", ["deleted", "halved", "emptied"])
+@pytest.mark.parametrize("damage", ["deleted", "halved", "emptied"])
 @pytest.mark.parametrize("name", ["config.yaml", "overrides.yaml", "provenance.json", "run.json"])
-def test_a_finished_run_that_lacks_a_file_is_used_all_the_same(
-    name: str, how: str, finished: Path, capsys: pytest.CaptureFixture[str]
+def test_finished_run_with_a_damaged_file_can_still_be_used(
+    name: str, damage: str, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = finished / name
-    whole = path.read_bytes()
-    if how == "deleted":
+    original = path.read_bytes()
+    if damage == "deleted":
         path.unlink()
     else:
-        path.write_bytes(whole[: len(whole) // 2] if how == "halved" else b"")
+        path.write_bytes(original[: len(original) // 2] if damage == "halved" else b"")
     capsys.readouterr()
     assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 0
-    told = capsys.readouterr().out
-    assert name in told or (name, how) == ("overrides.yaml", "halved"), "half a list is a list"
+    stdout = capsys.readouterr().out
+    assert name in stdout or (name, damage) == ("overrides.yaml", "halved"), (
+        "half a list of overrides is still valid YAML"
+    )
     assert list_runs(["--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["status"], listed["agent"], listed["frames"]) == ("finished", "random", 64)
-    needed = name == "run.json" or (name == "config.yaml" and how != "deleted")
+    needed = name == "run.json" or (name == "config.yaml" and damage != "deleted")
     assert main(["+resume=runs/one", "env.max_frame=128"]) == (2 if needed else 0)
-    said = capsys.readouterr()
-    assert "killed" not in said.out + said.err
+    output = capsys.readouterr()
+    assert "killed" not in output.out + output.err
     if needed:
-        assert name in said.err
+        assert name in output.err

@@ -1,4 +1,4 @@
-"""A rollout gives back what was played, in its order, and minibatches of it are rows or whole sequences."""
+"""Tests of rollouts: stored steps come back in order, and minibatches are rows or whole sequences."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from labrl.step import Step
 ENVS, HORIZON, STATE = 3, 12, 2
 
 
-def made(length: int = 1) -> Rollout:
-    """Room for sequences of this length with a recurrent state; for single rows without one."""
+def make_rollout(length: int = 1) -> Rollout:
+    """Make a rollout of sequences with recurrent states, or of single rows without states if length is 1."""
     state_size = STATE if length > 1 else 0
     return Rollout(HORIZON, ENVS, sequence_length=length, state_size=state_size)
 
 
 def play(rollout: Rollout, steps: int, seed: int = 0, begin: int = 0) -> list[dict[str, Any]]:
-    """Random steps, some truncated, from number `begin` on; returns what was stored."""
-    told = []
+    """Add random steps, some of them truncated, starting at step `begin`; return what was stored."""
+    stored = []
     for t in range(begin, begin + steps):
         rng = np.random.default_rng((seed, t))
-        seen, final = rng.normal(size=(2, ENVS, 4)).astype(np.float32)
+        observation, final = rng.normal(size=(2, ENVS, 4)).astype(np.float32)
         truncated, terminated = rng.random((2, ENVS)) < 0.2
         size = STATE if rollout.sequence_length > 1 else 0
         state, after = rng.normal(size=(2, ENVS, size)).astype(np.float32)
         row = {
-            "observation": seen,
+            "observation": observation,
             "action": rng.integers(0, 5, ENVS),
             "parameters": rng.normal(size=(ENVS, 5)).astype(np.float32),
             "value": rng.normal(size=ENVS).astype(np.float32),
@@ -38,23 +38,24 @@ def play(rollout: Rollout, steps: int, seed: int = 0, begin: int = 0) -> list[di
         }
         rollout.add_choice(*row.values(), state)
         over = terminated | truncated
-        step = Step(seen, final, row["value"], terminated, truncated, over, next_mask=row["mask"])
+        step = Step(observation, final, row["value"], terminated, truncated, over, next_mask=row["mask"])
         rollout.add_outcome(step, state=after)
         cut = truncated & ~terminated
-        told.append({**row, "state": state, "over": over, "cut": final[cut], "cut_state": after[cut]})
-    return told
+        stored.append({**row, "state": state, "over": over, "cut": final[cut], "cut_state": after[cut]})
+    return stored
 
 
 def batch_of(rollout: Rollout) -> Minibatch:
+    """Return the whole rollout as one minibatch, with random advantages."""
     count = len(rollout.rows("action"))
     rng = np.random.default_rng(1)
     return rollout.batch(rng.normal(size=count).astype(np.float32), torch.arange(count).float())
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_a_batch_is_what_was_played_sequence_after_sequence(length: int) -> None:
-    rollout = made(length)
-    told = play(rollout, HORIZON)
+def test_batch_contains_the_stored_steps_ordered_by_sequence(length: int) -> None:
+    rollout = make_rollout(length)
+    stored = play(rollout, HORIZON)
     assert rollout.full
     batch = batch_of(rollout)
     assert len(batch) == HORIZON * ENVS // length
@@ -62,25 +63,25 @@ def test_a_batch_is_what_was_played_sequence_after_sequence(length: int) -> None
         (s * length + k, env) for s in range(HORIZON // length) for env in range(ENVS) for k in range(length)
     ]
     for name in ("observation", "action", "value", "mask"):
-        wanted = np.array([told[t][name][env] for t, env in order])
-        np.testing.assert_array_equal(getattr(batch, name).numpy(), wanted)
+        expected = np.array([stored[t][name][env] for t, env in order])
+        np.testing.assert_array_equal(getattr(batch, name).numpy(), expected)
     torch.testing.assert_close(batch.value_target, batch.advantage + batch.value)
     begins = order[::length]
-    np.testing.assert_array_equal(batch.state, np.array([told[t]["state"][env] for t, env in begins]))
+    np.testing.assert_array_equal(batch.state, np.array([stored[t]["state"][env] for t, env in begins]))
     for (t, env), start in zip(begins, batch.start, strict=True):
-        assert start.tolist() == [False, *(bool(told[t + k]["over"][env]) for k in range(length - 1))]
+        assert start.tolist() == [False, *(bool(stored[t + k]["over"][env]) for k in range(length - 1))]
 
 
-def test_rows_of_single_steps_are_read_without_a_copy() -> None:
-    rollout = made()
+def test_rows_of_single_steps_are_views() -> None:
+    rollout = make_rollout()
     play(rollout, HORIZON)
     assert np.shares_memory(rollout.rows("observation"), rollout["observation"])
     assert rollout.rows("observation").flags.c_contiguous
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_values_go_to_the_rows_that_they_are_of(length: int) -> None:
-    rollout = made(length)
+def test_values_are_set_in_the_order_of_the_rows(length: int) -> None:
+    rollout = make_rollout(length)
     play(rollout, HORIZON)
     values = np.random.default_rng(0).normal(size=HORIZON * ENVS).astype(np.float32)
     rollout.set_values(values)
@@ -88,8 +89,8 @@ def test_values_go_to_the_rows_that_they_are_of(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_an_epoch_takes_every_row_once_in_the_order_given(length: int) -> None:
-    rollout = made(length)
+def test_epoch_uses_every_row_once_in_the_given_order(length: int) -> None:
+    rollout = make_rollout(length)
     play(rollout, HORIZON)
     batch = batch_of(rollout)
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
@@ -108,36 +109,36 @@ def test_an_epoch_takes_every_row_once_in_the_order_given(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_slices_of_a_minibatch_put_together_are_the_minibatch(length: int) -> None:
-    rollout = made(length)
+def test_slices_of_a_minibatch_concatenate_to_the_minibatch(length: int) -> None:
+    rollout = make_rollout(length)
     play(rollout, HORIZON)
-    whole = next(batch_of(rollout).minibatches(torch.randperm(HORIZON * ENVS // length), 24))
-    for given in (batch_of(rollout), whole):
-        parts = [given[: len(given) // 3], given[len(given) // 3 :]]
-        assert sum(map(len, parts)) == len(given)
+    minibatch = next(batch_of(rollout).minibatches(torch.randperm(HORIZON * ENVS // length), 24))
+    for batch in (batch_of(rollout), minibatch):
+        parts = [batch[: len(batch) // 3], batch[len(batch) // 3 :]]
+        assert sum(map(len, parts)) == len(batch)
         for name in ("observation", "action", "advantage", "log_prob", "mask", "state"):
             together = torch.cat([getattr(part, name) for part in parts])
-            torch.testing.assert_close(together, getattr(given, name))
+            torch.testing.assert_close(together, getattr(batch, name))
 
 
 @pytest.mark.parametrize("length", [1, 4])
-def test_values_are_wanted_of_what_is_beyond_the_rows(length: int) -> None:
-    rollout = made(length)
-    told = play(rollout, HORIZON)
+def test_observations_beyond_the_rows_are_the_last_and_the_truncated_ones(length: int) -> None:
+    rollout = make_rollout(length)
+    stored = play(rollout, HORIZON)
     last, state = np.ones((ENVS, 4), np.float32), np.ones((ENVS, STATE if length > 1 else 0), np.float32)
     observation, states = rollout.beyond(last, state)
-    np.testing.assert_array_equal(observation, np.concatenate([last, *(row["cut"] for row in told)]))
-    np.testing.assert_array_equal(states, np.concatenate([state, *(row["cut_state"] for row in told)]))
+    np.testing.assert_array_equal(observation, np.concatenate([last, *(row["cut"] for row in stored)]))
+    np.testing.assert_array_equal(states, np.concatenate([state, *(row["cut_state"] for row in stored)]))
     assert rollout.advantages(np.zeros(len(observation), np.float32), 0.9, 0.8).shape == (HORIZON * ENVS,)
 
 
 @pytest.mark.parametrize("kind", ["rows", "sequences", "episodes"])
 @pytest.mark.parametrize("before", [0, 3, 8])
-def test_a_restored_rollout_goes_on_as_the_saved_one(kind: str, before: int) -> None:
+def test_restored_rollout_equals_the_saved_one(kind: str, before: int) -> None:
     def new() -> Rollout:
         if kind == "episodes":
             return Episodes(4, ENVS)
-        return made(4) if kind == "sequences" else made()
+        return make_rollout(4) if kind == "sequences" else make_rollout()
 
     one, other = new(), new()
     play(one, before)

@@ -1,4 +1,4 @@
-"""Sarsa's targets are the book's, and the values that it learns are those of the policy that acts."""
+"""Tests of Sarsa: lambda-return targets, and convergence to the values of the acting policy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SMALL = "agent.network.torso.mlp.hidden=[32]"
 
 
 def values_of_policy(left: float) -> NDArray:
-    """Q of the policy that goes left with this probability everywhere, by iteration. [states, actions]"""
+    """Compute Q of the policy that goes left with probability `left` in every state. [states, actions]"""
     q = np.zeros((Chain.STATES, 2))
     for _ in range(200):
         value = left * q[:, 0] + (1 - left) * q[:, 1]
@@ -36,7 +36,7 @@ def values_of_policy(left: float) -> NDArray:
 
 
 @pytest.mark.parametrize("expected", [False, True])
-def test_targets_are_lambda_returns_with_the_actions_that_were_taken(
+def test_targets_are_lambda_returns_of_the_actions_taken(
     expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = ["agent.horizon=6", "agent.trace_decay=0.7", "agent.gamma=0.9", f"agent.expected={expected}"]
@@ -44,10 +44,10 @@ def test_targets_are_lambda_returns_with_the_actions_that_were_taken(
     world, network = Recorded(noise(1, seed=2)), copy.deepcopy(agent.modules()["q_network"])
     taken: list[int] = []
     act = agent.act
-    agent.act = lambda seen: taken.append(act(seen)) or taken[-1]  # type: ignore[func-returns-value]
-    seen = minibatches(monkeypatch)
+    agent.act = lambda observation: taken.append(act(observation)) or taken[-1]  # type: ignore[func-returns-value]
+    batches = minibatches(monkeypatch)
     play(agent, clock, world, 7)
-    (batch,) = seen
+    (batch,) = batches
     actions = [int(action[0]) for action in taken]
     assert batch.action.tolist() == actions[:6]
 
@@ -63,27 +63,27 @@ def test_targets_are_lambda_returns_with_the_actions_that_were_taken(
     for t in reversed(range(6)):
         step = world.steps[t]
         if step.terminated[0]:
-            goal = 0.0
+            next_return = 0.0
         elif step.truncated[0]:
-            goal = None  # an action drawn for the last state: only its mean is known here
+            next_return = None  # depends on an action that the agent draws for the last state
         else:
             bootstrap = worth(step.next_observation, actions[t + 1])
-            goal = bootstrap if later is None else 0.3 * bootstrap + 0.7 * later
-        if goal is None and expected:
-            goal = worth(step.next_observation, 0)
-        later = None if goal is None else float(step.reward[0]) + 0.9 * goal
+            next_return = bootstrap if later is None else 0.3 * bootstrap + 0.7 * later
+        if next_return is None and expected:
+            next_return = worth(step.next_observation, 0)
+        later = None if next_return is None else float(step.reward[0]) + 0.9 * next_return
         found.append(later)
         if later is None:
             later = float(batch.target[t])
-    for ours, wanted in zip(batch.target.tolist(), found[::-1], strict=True):
-        assert wanted is None or ours == pytest.approx(wanted, abs=1e-4)
+    for ours, target in zip(batch.target.tolist(), found[::-1], strict=True):
+        assert target is None or ours == pytest.approx(target, abs=1e-4)
 
 
 @pytest.mark.parametrize(
     "overrides", [("agent.expected=true", "agent.trace_decay=0"), ("agent.trace_decay=0.9",)], ids=str
 )
-def test_values_become_those_of_the_policy_that_acts(overrides: tuple[str, ...]) -> None:
-    """The values of the random policy are known in closed form, and far from the best ones."""
+def test_values_converge_to_those_of_the_acting_policy(overrides: tuple[str, ...]) -> None:
+    """Compare with the values of the random policy, which differ clearly from the best ones."""
     decaying = "agent.lr={kind: linear, start: 1e-2, end: 1e-4, horizon: 7000}"
     overrides = (
         *overrides,
@@ -93,8 +93,8 @@ def test_values_become_those_of_the_policy_that_acts(overrides: tuple[str, ...])
         decaying,
         SMALL,
     )
-    two = gym.spaces.Discrete(2)
-    agent, clock, _ = build("sarsa", *overrides, observation=Chain.SPACE, action=two, num_envs=8)
+    actions = gym.spaces.Discrete(2)
+    agent, clock, _ = build("sarsa", *overrides, observation=Chain.SPACE, action=actions, num_envs=8)
     play(agent, clock, Chain(8), 1000)
     with torch.no_grad():
         found = agent.modules()["q_network"](torch.eye(Chain.STATES)).outputs.squeeze(2).numpy()
@@ -103,7 +103,7 @@ def test_values_become_those_of_the_policy_that_acts(overrides: tuple[str, ...])
     assert np.abs(Chain.best_values() - exact).max() > 0.2
 
 
-def test_the_action_after_an_update_was_chosen_before_it() -> None:
+def test_action_after_an_update_was_chosen_before_it() -> None:
     agent, clock, _ = build("sarsa", "agent.horizon=4", SMALL)
     play(agent, clock, noise(), 3)
     assert agent.state_dict()["next_action"] is None
@@ -115,12 +115,12 @@ def test_the_action_after_an_update_was_chosen_before_it() -> None:
 
 @pytest.mark.parametrize("steps", [3, 4, 9])
 @pytest.mark.parametrize("expected", [False, True])
-def test_a_restored_agent_has_the_same_future(steps: int, expected: bool) -> None:
+def test_restored_agent_has_the_same_future(steps: int, expected: bool) -> None:
     make: Any = lambda: build("sarsa", "agent.horizon=4", f"agent.expected={expected}", SMALL)  # noqa: E731
     assert_same_future(make, noise(), steps)
 
 
-def test_probabilities_are_those_of_the_choices() -> None:
+def test_exploration_gives_the_probabilities_of_its_actions() -> None:
     values = np.array([[1.0, 2.0, -np.inf], [0.0, 0.5, 1.0]])
     greedy = EpsilonGreedy(EpsilonGreedyConfig(epsilon=0.3)).probabilities(values, 0)
     np.testing.assert_allclose(greedy, [[0.15, 0.85, 0], [0.1, 0.1, 0.8]])
@@ -129,7 +129,7 @@ def test_probabilities_are_those_of_the_choices() -> None:
     np.testing.assert_allclose(Boltzmann(BoltzmannConfig(temperature=0.0)).probabilities(values, 0).max(1), 1)
 
 
-def test_what_it_cannot_learn_is_refused() -> None:
+def test_unsupported_options_of_sarsa_are_refused() -> None:
     config = config_of("sarsa").agent.config
     with refused("unsupported", "agent", "agent=sarsa", "Box", "agent=ppo"):
         Sarsa.check(config, Spaces(VECTOR, BOX, 1))
