@@ -81,6 +81,18 @@ def test_it_says_what_was_reached_how_sure_that_is_and_what_to_keep_in_mind(
     assert not [warning for warning in statistics["warnings"] if warning not in page.text]
 
 
+@pytest.mark.parametrize(("rows", "shown"), [(99, False), (100, True)])
+def test_the_score_over_the_last_hundred_rows_is_shown_where_there_are_so_many(
+    tmp_path: Path, rows: int, shown: bool
+) -> None:
+    path = write_run(tmp_path / "a", [rising(10, rows=rows), rising(12, rows=rows)])
+    write_session(RunFolder.open(path), 2, rising(5)[:2], "failed", error="it is not counted")
+    page, plain = report_of(path), json.loads((path / "statistics.json").read_text())
+    names = [row[0] for row in page.table("statistics", 1)]
+    assert len([name for name in names if "100 rows" in name]) == int(shown)
+    assert plain["measures"]["slm_final"]["n"] == 2, "the data have it in any case"
+
+
 def test_a_failed_session_is_named_with_its_error_and_the_others_are_told(
     page: ReportPage, statistics: dict[str, Any]
 ) -> None:

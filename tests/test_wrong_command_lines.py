@@ -198,6 +198,27 @@ def test_words_of_another_form_are_answered_with_the_command_that_was_meant(
     assert mistake.message.endswith(f" {MEANT[line]}")
 
 
+NEAR = {
+    "meta=fast": "meta=fast_atari",
+    "meta=defualt": "meta=default",
+    "env=brakeout": "env=breakout",
+    "env=cheetah": "env=half_cheetah",
+    "env=gridworld": None,
+    "agent=pppo": "agent=ppo",
+}
+"""Options that do not exist, and the nearest one, if any."""
+
+
+@pytest.mark.parametrize("line", NEAR)
+def test_an_option_is_answered_with_near_ones_of_its_own_group(
+    line: str, told: Callable[[str], tuple[Mistake, ...]]
+) -> None:
+    (mistake,) = told(line)
+    near = re.findall(r"Did you mean (.*?)(?: or .*)?\?", mistake.message)
+    assert near == ([] if NEAR[line] is None else [NEAR[line]])
+    assert "/on" not in mistake.message, "meta/async_unroll=on is an option of a part"
+
+
 ELSEWHERE = {
     "n_steps": "agent.horizon",
     "num_steps": "agent.horizon",

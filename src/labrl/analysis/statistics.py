@@ -56,7 +56,7 @@ MEASURES = {
     "final_return": "final return",
     "best_return": "best return",
     "area_under_curve": "average return (area under the curve)",
-    "slm_final": "mean of the last 100 rows",
+    "slm_final": f"SLM Lab's score (mean of the last {measures.SLM_WINDOW} rows)",
     "strength": "strength",
     "max_strength": "highest strength",
     "final_strength": "final strength",

@@ -158,7 +158,8 @@ def _is_choice(one: Override, loader: ConfigLoader) -> bool:
 def _options(group: str, loader: ConfigLoader) -> list[str]:
     """Return the options of a group, with those in folders, such as slm_lab/cartpole, at the end."""
     options = loader.get_group_options(group)
-    if group not in ("agent", "search", "hydra"):  # folders in these are the groups of their parts
+    # The folders in these are the groups of their parts.
+    if group not in ("agent", "search", "meta", "hydra"):
         for folder in loader.get_group_options(group, ObjectType.GROUP):
             options += [f"{folder}/{name}" for name in loader.get_group_options(f"{group}/{folder}")]
     return options
