@@ -138,8 +138,7 @@ def test_a_failed_session_and_one_that_never_started_are_told(tmp_path: Path) ->
     failed = {**json.loads(result.read_text()), "status": "failed", "error": "loss is nan"}
     result.write_text(json.dumps(failed))
     assert load_run(path).warnings == [
-        "session 1 has not started",
-        "session 2 has not started",
+        "sessions 1 and 2 have not started",
         "session 0: failed: loss is nan",
     ]
 

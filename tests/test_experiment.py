@@ -117,6 +117,14 @@ def test_a_grid_runs_every_combination_in_a_folder_of_its_own(capsys: pytest.Cap
     assert ["2", "env=cartpole"] in rows
 
 
+def test_trials_that_differ_only_in_the_seed_are_one_group_without_overrides(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["-m", *QUICK, ONE_PROCESS, "env.max_frame=512", "seed=1,2"]) == 0
+    heads = [line.split() for line in capsys.readouterr().out.splitlines() if "seeds" in line.split()]
+    assert ["final", "return", "seeds"] in heads
+
+
 def test_workers_give_each_trial_what_it_gets_alone() -> None:
     """Two processes at once, reused for the next trial: the same rows as in a run of its own."""
     assert main(["-m", *QUICK, "hydra.launcher.n_jobs=2", "seed=1,2,3"]) == 0

@@ -80,11 +80,11 @@ def test_a_trial_ends_with_videos_of_its_best_session_unless_told_not_to(tmp_pat
 
 
 @pytest.mark.uses_videos
-@pytest.mark.parametrize("command", ["report", "resume", "experiment"])
+@pytest.mark.parametrize("command", ["report", "resume", "unrecorded", "experiment"])
 def test_videos_lost_to_a_kill_are_made_later(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They were lost, and half a video stayed behind."""
+    """They were lost, and half a video stayed behind; or even the end of the run was not recorded."""
     overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
     path = tmp_path / "run"
     whole = ["-m", *overrides, "seed=1", f"hydra.sweep.dir={path}", "hydra.sweep.subdir=0"]
@@ -100,6 +100,8 @@ def test_videos_lost_to_a_kill_are_made_later(
         patch.setattr(playback, "render_videos", killed)
         with pytest.raises(Killed):
             main(whole if command == "experiment" else [*overrides, f"hydra.run.dir={path}"])
+    if command == "unrecorded":
+        RunFolder.open(path).set_status("running", videos_due=False)
     videos = next(path.glob("**/session_0")) / "videos"
     videos.mkdir()
     (videos / ".best.999999999.tmp.mp4").write_bytes(b"half a video")
@@ -107,7 +109,7 @@ def test_videos_lost_to_a_kill_are_made_later(
     running.write_bytes(b"of a process that lives")
     if command == "report":
         assert report([str(path)]) == DONE
-    elif command == "resume":
+    elif command in ("resume", "unrecorded"):
         assert main([f"+resume={path}"]) == WRONG_INPUT, "it has finished"
     else:
         assert main(["-m", f"+resume={path}"]) == DONE

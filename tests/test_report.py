@@ -235,6 +235,24 @@ def test_an_experiment_ranks_its_groups_and_links_its_trials(experiment: Path) -
     )
 
 
+def test_a_probability_has_the_decimals_of_its_interval(tmp_path: Path) -> None:
+    for agent, base in (("ppo", 100), ("dqn", 101)):
+        config = config_with(agent___target_=f"labrl.{agent}")
+        tables = [rising(base + seed) for seed in range(5)]
+        write_run(tmp_path / agent, tables, config=config, agent=agent)
+    for row in report_of(tmp_path).table("scores", 1)[1:]:
+        (pair,) = (cell for cell in row[1:] if cell)
+        assert len(re.findall(r"\d\.\d+", pair)) == 3
+        assert len({len(digits) for digits in re.findall(r"\.(\d+)", pair)}) == 1, pair
+
+
+def test_the_return_of_a_trial_of_several_sessions_is_that_of_the_terminal(tmp_path: Path) -> None:
+    for place, finals in enumerate([[1.0, 2.0, 3.0, 94.0], [1.0, 2.0, 6.0]]):
+        config = config_with(agent__lr=place + 1)
+        write_run(tmp_path / str(place), [rows_of([100], [final]) for final in finals], config=config)
+    assert [row[5] for row in report_of(tmp_path).table("trials")[1:]] == ["2.5", "3"]
+
+
 def test_an_experiment_is_told_the_same_wherever_its_report_lies(experiment: Path, tmp_path: Path) -> None:
     here, there = report_of(experiment), ReportPage(build(experiment, tmp_path / "away").path)
     assert here.text == there.text.replace(str(tmp_path / "away"), str(experiment))

@@ -191,6 +191,8 @@ def test_the_value_on_fresh_seeds_leads_and_the_one_of_the_search_is_called_luck
     assert json.loads((tmp_path / "statistics.json").read_text())["search"] == built.statistics["search"]
     fresh = ReportPage(built.path).chart("Return on fresh seeds")
     assert [line["name"] for line in fresh["lines"]] == ["trial 0", "the default"]
+    for row in ReportPage(built.path).table("best")[1:]:
+        assert len({len(digits) for digits in re.findall(r"\d+\.?(\d*)", " ".join(row[1:3]))}) == 1, row
 
 
 def test_a_search_that_was_not_confirmed_calls_its_best_value_lucky(page: ReportPage) -> None:
