@@ -150,7 +150,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
         if again.config_dir and not args.config_dir:
             arguments = ["--config-dir", again.config_dir, *arguments]
         args = get_args(arguments)
-    prepare(args.config_dir, args.overrides)
+    prepare(args.config_dir, args.overrides, args.multirun)
     if args.cfg and args.package and not args.multirun and _shows_null(args):
         print("null")
         return DONE

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, ValueType
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import BooleanNode, DictConfig, EnumNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.errors import LabrlError, Mistake, first_line
@@ -298,5 +298,33 @@ def _wrong_key(
     wrong = _wrong_value(one, cfg, check)
     if wrong:
         return wrong[0]
+    if isinstance(cause, OmegaConfBaseException) and (kind := _wrong_kind(key, value, cause.child_node)):
+        return kind
     advice = f"; to replace it by a value of another type, write ~{key} '+{override}'" if wrong == [] else ""
     return Mistake("type", key, f"{override}: {first_line(cause or error)}{advice}")
+
+
+def _wrong_kind(key: str, value: str, node: object) -> Mistake | None:
+    """Return the mistake for a value of a wrong kind, or None if the kind of the key is not known.
+
+    Only the keys of Hydra have kinds before the configuration is validated. node: what the key has now.
+    """
+    match node:
+        case EnumNode():
+            names = [one.name for one in node.enum_type]
+            allowed, typed = f"one of {', '.join(names)}", f"{key}={names[0]}"
+            return Mistake("unknown-option", key, f"{key} must be {allowed}, got {value}. Write {typed}.")
+        case BooleanNode():
+            allowed, typed = "true or false", f"{key}=true"
+        case IntegerNode():
+            allowed, typed = "a whole number", f"{key}=<number>"
+        case StringNode():
+            allowed, typed = "text", f"{key}=<text>"
+        case ListConfig():
+            allowed, typed = "a list", f"'{key}=[{value}]'"
+        case DictConfig():
+            allowed = "a group of keys"
+            typed = f"{key}.{next(iter(node))}=<value>" if len(node) else f"+{key}.<name>=<value>"
+        case _:
+            return None
+    return Mistake("type", key, f"{key} must be {allowed}, got {value}. Write {typed}.")

@@ -41,7 +41,7 @@ from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.provenance import write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus, SessionFolder
 from labrl.trial import playback, reporting
-from labrl.trial.composed import Composed, session_context
+from labrl.trial.composed import Composed, check_no_search, session_context
 from labrl.trial.devices import check_machine, threads_per_session
 from labrl.trial.result import SessionResult, TrialResult
 from labrl.trial.start_from import Beginning, find_beginning, lacks_beginning
@@ -68,13 +68,7 @@ def check(config: TrialConfig) -> None:
 
     Each component checks the whole configuration for what it does not support.
     """
-    if config.search.space:
-        raise InputError(
-            "search=<space> is for a search, and this is a single trial. Type labrl -m hydra/sweeper=optuna "
-            "search=<space> ..., or set search=none",
-            code="usage",
-            key="search",
-        )
+    check_no_search(config.search.space)
     observation_space, action_space = describe(config.env)
     images = sees_images(observation_space)
     check_machine(config, images)
