@@ -324,7 +324,7 @@ def _wrong_kind(key: str, value: str, node: object) -> Mistake | None:
             allowed, typed = "a list", f"'{key}=[{value}]'"
         case DictConfig():
             allowed = "a group of keys"
-            typed = f"{key}.{next(iter(node))}=<value>" if len(node) else f"+{key}.<name>=<value>"
+            typed = f"{key}.{next(map(str, node))}=<value>" if len(node) else f"+{key}.<name>=<value>"
         case _:
             return None
     return Mistake("type", key, f"{key} must be {allowed}, got {value}. Write {typed}.")
