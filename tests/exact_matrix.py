@@ -14,10 +14,12 @@ import argparse
 import contextlib
 import io
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +42,17 @@ from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 from labrl.trial.trial import check
 
+TRIES = 4
+"""How often a run that ends before its signal is started again, with a signal that comes earlier."""
+
 AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
+
+
+ENDED = "ended before the signal"
+
+
+class EndedFirstError(Exception):
+    """A run has ended before its signal came each time, so nothing was compared."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +91,27 @@ def labrl(*overrides: str) -> None:
 
 
 def by_signal(case: Case, number: signal.Signals, expected: int) -> str:
-    """Interrupt the run `kills` times by a signal and resume it each time. Return at which frames."""
+    """Interrupt the run `kills` times by a signal and resume it each time. Return at which frames.
+
+    Raises EndedFirstError if the run ends before the signal in each of several tries.
+    """
     frames: list[int] = []
     overrides = [*case.overrides, folder_override(case.folder)]
+    moment, tries = case.moment(), 1
     while len(frames) < case.kills:
-        code, output = broken_off(case.folder, overrides, number, case.moment(frames[-1] if frames else 0))
-        if code == 0:
-            if not frames:
-                raise RuntimeError("the run ended before the signal was sent")
+        code, output = broken_off(case.folder, overrides, number, moment)
+        if code == 0 and frames:
             return f"at frames {frames}, then ended before the next signal was sent"
+        if code == 0:
+            if tries == TRIES:
+                raise EndedFirstError
+            shutil.rmtree(case.folder)
+            moment, tries = Moment(moment.frame // 2, moment.seconds / 4), tries + 1
+            continue
         if code != expected:
             raise RuntimeError(f"ended with {code}, not {expected}:\n{output}")
         frames.append(newest_checkpoint(case.folder))
-        overrides = [f"+resume={case.folder}"]
+        overrides, moment = [f"+resume={case.folder}"], case.moment(frames[-1])
     labrl(f"+resume={case.folder}")
     return f"at frame {frames[0]}" if len(frames) == 1 else f"{len(frames)} times, at frames {frames}"
 
@@ -138,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     here = str(Path(__file__).parent)  # subprocesses import some environments from this folder
     os.environ["PYTHONPATH"] = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])])
     rng = np.random.default_rng(given.seed)
-    equal = total = 0
+    verdicts: Counter[str] = Counter()
     for agent in given.agents:
         for task in given.tasks:
             overrides = [*small(agent, task), *edits]
@@ -150,24 +170,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 labrl(*overrides, folder_override(uninterrupted))
                 for way in given.ways:
                     case = Case(overrides, uninterrupted, Path(scratch) / way, rng, given.kills)
-                    equal += report(f"{agent:<13} {task:<9} {way:<9}", WAYS[way], case)
-                    total += 1
-    print(f"{equal} of {total} equal to the bit")
-    return int(equal < total)
+                    verdicts[report(f"{agent:<13} {task:<9} {way:<9}", WAYS[way], case)] += 1
+    ended = verdicts.pop(ENDED, 0)
+    others = f", {ended} not compared: {ENDED}" if ended else ""
+    print(f"{verdicts['equal']} of {verdicts.total()} equal to the bit{others}")
+    return int(verdicts["equal"] < verdicts.total())
 
 
-def report(name: str, way: Callable[[Case], str], case: Case) -> bool:
-    """Run one case and print its line. Return whether the two runs are equal."""
+def report(name: str, way: Callable[[Case], str], case: Case) -> str:
+    """Run one case and print its line. Returns `equal`, `different` or ENDED."""
     began = time.monotonic()
     try:
         where = way(case)
         found = differences(case.uninterrupted, case.folder)
         found += recorded_differences(case.uninterrupted, case.folder)
+    except EndedFirstError:
+        print(f"{name} {ENDED}, {TRIES} times ({time.monotonic() - began:.0f} s)", flush=True)
+        return ENDED
     except (RuntimeError, AssertionError) as error:
         where, found = "", [str(error)]
     verdict = f"DIFFERENT: {', '.join(found[:5])}" if found else "equal"
     print(f"{name} {verdict:<6} {where} ({time.monotonic() - began:.0f} s)", flush=True)
-    return not found
+    return "different" if found else "equal"
 
 
 if __name__ == "__main__":

@@ -136,8 +136,7 @@ def test_failed_and_unstarted_sessions_give_warnings(tmp_path: Path) -> None:
     failed = {**json.loads(result.read_text()), "status": "failed", "error": "loss is nan"}
     result.write_text(json.dumps(failed))
     assert load_run(path).warnings == [
-        "session 1 has not started",
-        "session 2 has not started",
+        "sessions 1 and 2 have not started",
         "session 0: failed: loss is nan",
     ]
 

@@ -11,8 +11,10 @@ import pytest
 
 import labrl
 from labrl.cli import main
+from labrl.config.compose import compose, resolve
 from labrl.errors import WRONG_INPUT, InputError
 from labrl.trial.find import choices
+from labrl.trial.trial import high_rates
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
 
@@ -209,3 +211,25 @@ def test_train_raises_input_error_before_writing_files() -> None:
 
 def test_choices_ignore_overrides_that_do_not_identify_a_run() -> None:
     assert choices(["wandb=disabled", "search=ppo", "env=pong", "agent.lr=1"]) == {"env": "pong"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["agent.lr=1"], set()),
+        (["agent.lr=100"], {"agent.lr"}),
+        (["agent.lr=linear:0:2"], {"agent.lr"}),
+        (["agent=sac", "env=pendulum", "agent.critic_lr=1.5"], {"agent.critic_lr"}),
+        (["agent=random"], set()),
+    ],
+    ids=str,
+)
+def test_a_learning_rate_above_1_is_pointed_out(overrides: list[str], keys: set[str]) -> None:
+    assert set(high_rates(resolve(compose(overrides)).agent)) == keys
+
+
+def test_a_learning_rate_above_1_is_pointed_out_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK[1:], "agent.lr=100", "agent.horizon=8", "agent.batch_size=64", "env.num_envs=8"]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert "agent.lr" in first
+    assert "100" in first

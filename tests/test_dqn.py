@@ -223,9 +223,9 @@ def test_restored_agent_continues_exactly(agent: str, steps: int) -> None:
 @pytest.mark.parametrize("agent", ["dqn", "rainbow"])
 def test_two_workers_compute_the_gradient_of_one(agent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers use the same noise as one, and return the errors in the order of the samples."""
-    gradients, found, metrics = [], errors(monkeypatch), []
+    gradients, found, metrics, memory = [], errors(monkeypatch), [], "agent/memory=prioritized"
     for num_threads in (1, 2):
-        player, clock, _ = build(config_of(agent, *EARLY), IMAGE, num_threads=num_threads)
+        player, clock, _ = build(config_of(agent, *EARLY, memory), IMAGE, num_threads=num_threads)
         assert play(player, clock, Noise(IMAGE, 4), 11) == 1
         gradients.append(gradient_of(player.modules()["q_network"]))
         metrics.append([player.metrics()[name] for name in ("loss", "td_error", "q_mean", "q_max")])

@@ -118,6 +118,14 @@ def test_grid_runs_every_combination_in_its_own_folder(capsys: pytest.CaptureFix
     assert ["2", "env=cartpole"] in rows
 
 
+def test_trials_with_different_seeds_are_one_group_without_overrides(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["-m", *QUICK, ONE_PROCESS, "env.max_frame=512", "seed=1,2"]) == 0
+    heads = [line.split() for line in capsys.readouterr().out.splitlines() if "seeds" in line.split()]
+    assert ["final", "return", "seeds"] in heads
+
+
 def test_trial_in_a_worker_equals_the_same_run_alone() -> None:
     """Run three trials in two processes, so that one process runs two of them."""
     assert main(["-m", *QUICK, "hydra.launcher.n_jobs=2", "seed=1,2,3"]) == 0

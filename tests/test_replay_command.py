@@ -80,11 +80,14 @@ def test_trial_ends_with_videos_unless_videos_is_false(tmp_path: Path) -> None:
 
 
 @pytest.mark.uses_videos
-@pytest.mark.parametrize("command", ["report", "resume", "experiment"])
+@pytest.mark.parametrize("command", ["report", "resume", "unrecorded", "experiment"])
 def test_videos_missing_after_a_kill_are_made_later(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression test: a kill while videos were rendered lost them and left an incomplete file behind."""
+    """Regression test: a kill while videos were rendered lost them and left an incomplete file behind.
+
+    unrecorded: the kill came before the run's end was recorded.
+    """
     overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
     path = tmp_path / "run"
     experiment = ["-m", *overrides, "seed=1", f"hydra.sweep.dir={path}", "hydra.sweep.subdir=0"]
@@ -100,6 +103,8 @@ def test_videos_missing_after_a_kill_are_made_later(
         patch.setattr(playback, "render_videos", killed)
         with pytest.raises(Killed):
             main(experiment if command == "experiment" else [*overrides, f"hydra.run.dir={path}"])
+    if command == "unrecorded":
+        RunFolder.open(path).set_status("running", videos_due=False)
     videos = next(path.glob("**/session_0")) / "videos"
     videos.mkdir()
     (videos / ".best.999999999.tmp.mp4").write_bytes(b"half a video")
@@ -107,7 +112,7 @@ def test_videos_missing_after_a_kill_are_made_later(
     running.write_bytes(b"of a process that lives")
     if command == "report":
         assert report([str(path)]) == DONE
-    elif command == "resume":
+    elif command in ("resume", "unrecorded"):
         assert main([f"+resume={path}"]) == WRONG_INPUT, "a finished run was resumed"
     else:
         assert main(["-m", f"+resume={path}"]) == DONE

@@ -194,6 +194,8 @@ def test_verdict_puts_fresh_seeds_before_the_value_of_the_search(tmp_path: Path)
     assert json.loads((tmp_path / "statistics.json").read_text())["search"] == built.statistics["search"]
     fresh = ReportPage(built.path).chart("Return on fresh seeds")
     assert [line["name"] for line in fresh["lines"]] == ["trial 0", "the default"]
+    for row in ReportPage(built.path).table("best")[1:]:
+        assert len({len(digits) for digits in re.findall(r"\d+\.?(\d*)", " ".join(row[1:3]))}) == 1, row
 
 
 def test_verdict_of_an_unconfirmed_search_states_the_number_of_trials(page: ReportPage) -> None:

@@ -145,6 +145,29 @@ def test_a_session_that_died_early_is_left_out_and_named(tmp_path: Path) -> None
     assert any("session 2" in text and reason in text for text in told["warnings"])
 
 
+def test_what_several_sessions_share_is_said_once(tmp_path: Path) -> None:
+    tables = [rising(10, frames=frames) for frames in (400, 300, 500, 1000)]
+    path = write_run(tmp_path / "a", tables, status="interrupted", session_status="interrupted")
+    told = trial_statistics(load_run(path))
+    assert [re.findall(r"[\d,]+", reason) for reason in reasons(told)] == [
+        [frame, "1,000"] for frame in ("400", "300", "500")
+    ]
+    (left_out,) = (text for text in told["warnings"] if "1,000" in text)
+    assert re.findall(r"[\d,]+", left_out) == ["0", "2", "300", "500", "1,000"]
+    (counted,) = (text for text in told["warnings"] if "interrupted" in text and text != left_out)
+    assert "session 3" in counted
+
+
+def test_what_several_runs_share_is_said_once(tmp_path: Path) -> None:
+    for seed in range(5):
+        config = config_with(seed=seed)
+        write_run(tmp_path / f"r{seed}", [rising(10, frames=950)], config=config, status="killed")
+    told = group_statistics(find_runs([tmp_path]))
+    assert told["counted"] == 5
+    (killed,) = (text for text in told["warnings"] if "killed" in text)
+    assert "r0" in killed
+
+
 def test_a_session_that_is_nearly_there_counts_and_the_curve_says_how_many_there_are(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(10), rising(9, frames=900, rows=9)])
     told = trial_statistics(load_run(path))

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shlex
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -200,3 +201,15 @@ def test_the_working_folder_is_emptied_and_not_deleted(
     monkeypatch.chdir(tmp_path)
     RunFolder.create(".").discard_unplayed()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_the_locale_cannot_read_is_answered_with_the_variable_that_helps() -> None:
+    program = "import sys; from labrl.storage.folder import place; place(sys.argv[1], 'hydra.run.dir')"
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "läufe"], env=env, capture_output=True, check=False
+    )
+    assert ended.returncode == 1
+    assert b"PYTHONUTF8=1" in ended.stderr
+    env["PYTHONUTF8"] = "1"
+    assert subprocess.run([sys.executable, "-c", program, "läufe"], env=env, check=False).returncode == 0

@@ -66,6 +66,11 @@ def test_a_return_is_of_the_sessions_that_have_one_and_its_interval_that_of_the_
     assert alone.count("10.0") == 1, "in its own row, and in no mean"
 
 
+def test_no_line_ends_in_spaces() -> None:
+    lines = summary(session(0, frame=1000, final_return=1.0), session(1, frame=1000)).splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
 def test_a_score_of_evaluation_is_not_headed_as_one_of_training() -> None:
     facts = {"frame": 3008, "episodes": 40, "final_return": 245.3, "return_episodes": 40}
     evaluated = summary(session(0, **facts, best_return=174.7, best_source="evaluation"))

@@ -68,6 +68,17 @@ WRONG = {
     "meta.device=gpu": [("unknown-option", "meta.device")],
     "agent.lr=[1]": [("type", "agent.lr")],
     "hydra.run.dir=null": [("type", "hydra.run.dir")],
+    "hydra.verbose=maybe": [("range", "hydra.verbose")],
+    "hydra.job.num=x": [("type", "hydra.job.num")],
+    "hydra.job.chdir=maybe": [("type", "hydra.job.chdir")],
+    "hydra.mode=fast": [("unknown-option", "hydra.mode")],
+    "hydra.run=3": [("type", "hydra.run")],
+    "hydra.output_subdir=[1]": [("type", "hydra.output_subdir")],
+    "hydra.searchpath=[mine]": [("usage", "hydra.searchpath")],
+    "hydra.launcher=3": [("type", "hydra.launcher")],
+    "hydra.sweep.dir=x": [("usage", "hydra.sweep.dir")],
+    "hydra.job.env_set=3": [("type", "hydra.job.env_set")],
+    "hydra.job_logging=3": [("type", "hydra.job_logging")],
     "env.max_frame=10k seed=x": [("type", "env.max_frame"), ("type", "seed")],
     "agent.batch_size=100": [("contradiction", "agent.batch_size")],
     "meta.eval_episodes=5": [("contradiction", "meta.eval_episodes")],
@@ -106,9 +117,12 @@ WRONG = {
     "seed=1,2": [("usage", "seed")],
     "-m agent=ppo,dqnn": [("unknown-option", "agent")],
     "-m agent=ppo,dqn agent.horizon=32": [("unknown-key", "agent.horizon")],
+    "-m search=ppo seed=1,2": [("usage", "search")],
+    "-m seed=1,2 hydra.run.dir=x": [("usage", "hydra.run.dir")],
     "-m seed=1,2 agent.lrr=3": [("unknown-key", "agent.lrr")],
     "-m hydra.launcher.n_jobs=x seed=1,2": [("type", "hydra.launcher.n_jobs")],
     "-m hydra/sweeper=optuna search=ppoo": [("unknown-option", "search")],
+    "-m hydra/sweeper=optuna search=ppo hydra.sweeper.n_trials=abc": [("type", "hydra.sweeper.n_trials")],
     # back to a run
     "resume": [("syntax", "resume")],
     "+resume=": [("missing", "+resume")],
@@ -196,6 +210,27 @@ def test_words_of_another_form_are_answered_with_the_command_that_was_meant(
 ) -> None:
     (mistake,) = told(line)
     assert mistake.message.endswith(f" {MEANT[line]}")
+
+
+NEAR = {
+    "meta=fast": "meta=fast_atari",
+    "meta=defualt": "meta=default",
+    "env=brakeout": "env=breakout",
+    "env=cheetah": "env=half_cheetah",
+    "env=gridworld": None,
+    "agent=pppo": "agent=ppo",
+}
+"""Options that do not exist, and the nearest one, if any."""
+
+
+@pytest.mark.parametrize("line", NEAR)
+def test_an_option_is_answered_with_near_ones_of_its_own_group(
+    line: str, told: Callable[[str], tuple[Mistake, ...]]
+) -> None:
+    (mistake,) = told(line)
+    near = re.findall(r"Did you mean (.*?)(?: or .*)?\?", mistake.message)
+    assert near == ([] if NEAR[line] is None else [NEAR[line]])
+    assert "/on" not in mistake.message, "meta/async_unroll=on is an option of a part"
 
 
 ELSEWHERE = {

@@ -20,7 +20,10 @@ from labrl.steady_output import refused, steady_output
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from labrl.experiment.again import ExperimentAgain
     from labrl.storage.provenance import Typed
+    from labrl.trial.composed import Again
+    from labrl.trial.request import Request
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,25 +98,40 @@ def _full_error() -> bool:
 
 
 def _run(arguments: list[str], typed: Typed) -> int:
-    """Let Hydra compose and call a `Job` for each trial. Raises InputError if composing fails."""
-    import hydra
+    """Answer a question about the configuration, play a run, or train. Return the exit code."""
     from hydra._internal.utils import get_args
-    from hydra.errors import HydraException
 
-    from labrl.config import config_folder
-    from labrl.config.compose import explain, prepare
-    from labrl.config.extensions import kinds_replace
-    from labrl.config.keys import is_hydras
-    from labrl.experiment.again import ExperimentAgain, for_trials_alone
-    from labrl.experiment.job import Job, folders_remembered, remove_unused_folder
+    from labrl.config.compose import prepare
     from labrl.script import begin
-    from labrl.trial.composed import Again
-    from labrl.trial.find import completions
     from labrl.trial.request import request_of
-    from labrl.trial.resume import go_back
     from labrl.trial.torchrun import refuse_torchrun
 
     begin("labrl.cli.main")
+    _check_place()
+    _check_arguments(arguments)
+    if (others := _without_presets_asked(arguments)) is not None:
+        return _print_presets(get_args(others))
+    args = get_args(arguments)
+    if args.shell_completion and _complete(args):
+        return DONE
+    if args.multirun:
+        refuse_torchrun("-m")
+    request, again = request_of(args.overrides, args.multirun), None
+    if request is not None and request.kind == "enjoy":
+        return _enjoy(request)
+    if request is not None:
+        again = _earlier(request, args)
+        arguments = _continuing(again, arguments, args)
+        args = get_args(arguments)
+    prepare(args.config_dir, args.overrides, args.multirun)
+    if args.cfg and args.package and not args.multirun and _shows_null(args):
+        print("null")
+        return DONE
+    return _train(arguments, args, typed, again)
+
+
+def _check_place() -> None:
+    """Raise InputError if configurations cannot contain the path of the working directory."""
     if "${" in os.getcwd():
         raise InputError(
             f"the path of the working directory, {os.getcwd()}, contains ${{, which starts an interpolation "
@@ -121,39 +139,62 @@ def _run(arguments: list[str], typed: Typed) -> int:
             code="usage",
             key=os.getcwd(),
         )
-    _check_arguments(arguments)
-    if (others := _without_presets_asked(arguments)) is not None:
-        return _print_presets(get_args(others))
-    args = get_args(arguments)
-    if args.shell_completion:
-        _check_completion(args.overrides)
-    if args.shell_completion and (completed := completions(os.environ.get("COMP_LINE", ""))) is not None:
+
+
+def _complete(args: Namespace) -> bool:
+    """Print completions of a run folder. Return False if Hydra completes the command line instead."""
+    from labrl.trial.find import completions
+
+    _check_completion(args.overrides)
+    completed = completions(os.environ.get("COMP_LINE", ""))
+    if completed is not None:
         print("\n".join(completed))
-        return DONE
-    if args.multirun:
-        refuse_torchrun("-m")
-    request = request_of(args.overrides, args.multirun)
-    if request is not None and request.kind == "enjoy":
-        from labrl.trial.showing import enjoy_request
+    return completed is not None
 
-        asked = enjoy_request(request)
-        from labrl.trial.enjoy import enjoy
 
-        with signals_raise():
-            return enjoy(asked)
-    again: Again | ExperimentAgain | None = None
-    if request is not None:
-        whole = args.multirun and request.kind == "resume"
-        again = ExperimentAgain.of(request) if whole else go_back(request, args.config_dir)
-    if again is not None:
-        arguments = [one for one in arguments if one not in args.overrides] + again.overrides
-        if again.config_dir and not args.config_dir:
-            arguments = ["--config-dir", again.config_dir, *arguments]
-        args = get_args(arguments)
-    prepare(args.config_dir, args.overrides)
-    if args.cfg and args.package and not args.multirun and _shows_null(args):
-        print("null")
-        return DONE
+def _enjoy(request: Request) -> int:
+    """Let the policy of a run play. Return the exit code."""
+    from labrl.trial.showing import enjoy_request
+
+    asked = enjoy_request(request)
+    # Imported late: a wrong request must not wait for PyTorch.
+    from labrl.trial.enjoy import enjoy
+
+    with signals_raise():
+        return enjoy(asked)
+
+
+def _earlier(request: Request, args: Namespace) -> Again | ExperimentAgain:
+    """Return the earlier run or experiment that a request continues or repeats."""
+    from labrl.experiment.again import ExperimentAgain
+    from labrl.trial.resume import go_back
+
+    whole = args.multirun and request.kind == "resume"
+    return ExperimentAgain.of(request) if whole else go_back(request, args.config_dir)
+
+
+def _continuing(again: Again | ExperimentAgain, arguments: Sequence[str], args: Namespace) -> list[str]:
+    """Return the arguments with the overrides of an earlier run, and with its folder of groups.
+
+    args: the parsed arguments, whose overrides are replaced.
+    """
+    found = [one for one in arguments if one not in args.overrides] + again.overrides
+    return ["--config-dir", again.config_dir, *found] if again.config_dir and not args.config_dir else found
+
+
+def _train(arguments: list[str], args: Namespace, typed: Typed, again: Again | ExperimentAgain | None) -> int:
+    """Let Hydra compose and call a `Job` for each trial. Return the exit code.
+
+    Raises InputError if composing fails.
+    """
+    import hydra
+
+    from labrl.config import config_folder
+    from labrl.config.extensions import kinds_replace
+    from labrl.config.keys import is_hydras
+    from labrl.experiment.again import ExperimentAgain, for_trials_alone
+    from labrl.experiment.job import Job, folders_remembered, remove_unused_folder
+
     own = [override for override in args.overrides if not is_hydras(override)]
     job = Job(args.config_dir, _full_error(), typed, own, again)
     before_leaving.append(remove_unused_folder)
@@ -168,16 +209,25 @@ def _run(arguments: list[str], typed: Typed) -> int:
         except LabrlError:
             raise
         except Exception as error:
-            if isinstance(error, HydraException) or not isinstance(error, OSError):
-                raise explain(error, args.overrides, args.config_dir, args.multirun) from error
-            where = f" {os.path.abspath(error.filename)}" if error.filename else ""
-            raise InputError(
-                f"the run folder cannot be made ({error.strerror or error}:{where}): "
-                "set hydra.run.dir=<folder>, or with -m hydra.sweep.dir=<folder>",
-                code="usage",
-                key="hydra.sweep.dir" if args.multirun else "hydra.run.dir",
-            ) from error
+            raise _refusal(error, args) from error
     return job.exit_code
+
+
+def _refusal(error: Exception, args: Namespace) -> LabrlError:
+    """Explain an error of Hydra, which is that of an override unless a folder cannot be made."""
+    from hydra.errors import HydraException
+
+    from labrl.config.compose import explain
+
+    if isinstance(error, HydraException) or not isinstance(error, OSError):
+        return explain(error, args.overrides, args.config_dir, args.multirun)
+    where = f" {os.path.abspath(error.filename)}" if error.filename else ""
+    return InputError(
+        f"the run folder cannot be made ({error.strerror or error}:{where}): "
+        "set hydra.run.dir=<folder>, or with -m hydra.sweep.dir=<folder>",
+        code="usage",
+        key="hydra.sweep.dir" if args.multirun else "hydra.run.dir",
+    )
 
 
 def _check_completion(overrides: Sequence[str]) -> None:

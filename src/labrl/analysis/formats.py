@@ -104,6 +104,22 @@ def shortened(text: str, width: int) -> str:
     return f"{text[:front]}…{text[len(text) - (width - 1 - front) :]}"
 
 
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Join names, of which at most `most` are written: `a`, `a, b and c`, `a, b, c and 5 more`."""
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    *others, last = [*names[:most], *more]
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def sessions_text(numbers: Sequence[int]) -> str:
+    """Name sessions by their increasing numbers: `session 2`, `sessions 0, 1 and 3`, `sessions 0 to 7`."""
+    if len(numbers) == 1:
+        return f"session {numbers[0]}"
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"sessions {numbers[0]} to {numbers[-1]}"
+    return f"sessions {listed([str(number) for number in numbers], len(numbers))}"
+
+
 def widths_that_fit(
     cells: Sequence[Mapping[str, str]], columns: Sequence[str], dispensable: Sequence[str], width: int | None
 ) -> dict[str, int]:

@@ -54,7 +54,7 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
     this key.
     """
     if by is None:
-        collected = list(_together(runs, lambda run: run.group_key).values())
+        collected = list(together(runs, lambda run: run.group_key).values())
         names = _names([group[0] for group in collected])
     else:
         if by not in ("agent", "env") and all(value_at(run, by) is None for run in runs):
@@ -64,7 +64,7 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
                 code="unknown-key",
                 key="--by",
             )
-        collected = list(_together(runs, lambda run: (_value(run, by), run.env)).values())
+        collected = list(together(runs, lambda run: (_value(run, by), run.env)).values())
         values = [_value(group[0], by) for group in collected]
         names = values if by in ("agent", "env") else [f"{_short(by)}={value}" for value in values]
     return [
@@ -77,7 +77,7 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
 
 def by_env(groups: Iterable[Group]) -> dict[str, list[Group]]:
     """Return the groups of each environment. Returns of different environments have no common scale."""
-    return _together(groups, lambda group: group.env)
+    return together(groups, lambda group: group.env)
 
 
 def value_at(run: Run, key: str) -> Any:
@@ -132,7 +132,7 @@ def _brief_text(value: Any, digits: int) -> str:
     return value_text(float(f"{value:.{digits}g}") if isinstance(value, float) else value)
 
 
-def _together(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+def together(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Return the items of each key, in their order."""
     found: dict[Key, list[Item]] = {}
     for item in items:
@@ -148,7 +148,7 @@ def _names(firsts: Sequence[Run]) -> list[str]:
     """Name runs after their agent, and add the differences if others in the environment have the same
     agent."""
     named = {}
-    for rivals in _together(firsts, lambda run: (run.agent, run.env)).values():
+    for rivals in together(firsts, lambda run: (run.agent, run.env)).values():
         different = varied(rivals) if len(rivals) > 1 else {}
         columns = [
             (_short(key), distinct_texts(values, _brief_text)) for key, values in [*different.items()][:3]

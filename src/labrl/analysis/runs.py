@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from labrl.analysis.formats import path_text
+from labrl.analysis.formats import path_text, sessions_text
 from labrl.analysis.returns import recorded_return
 from labrl.analysis.rows import Column, Rows, known, read_rows, read_table
 from labrl.config.keys import traits
@@ -115,8 +115,6 @@ class SessionRun:
     def warnings(self) -> list[str]:
         """Messages about problems: why the session failed, and what its files lack."""
         found = [f"failed: {self.result['error']}"] if self.result.get("error") else []
-        if not found and self.status in ("killed", "interrupted"):
-            found.append(f"{self.status} before the end")
         found += [warning for table in self._tables for warning in table.warnings]
         if not self._run_is_alive and any(table.cut for table in self._tables):
             found.append("an incomplete last line is left out")  # normal while the file is being written
@@ -191,18 +189,21 @@ class Run:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """Messages about problems of the run and its sessions."""
+        """Messages about problems of the run and its sessions, each only once for all its sessions."""
         found = damages(self._folder)
         if self.status == "running":
             found.append("the run is still running: its numbers are not final")
         elif self.status == "killed":
             found.append("the run was killed and can be resumed")
         expected = self.config.get("meta", {}).get("max_session", 0)
-        missing = set(range(expected)) - {session.index for session in self.sessions}
-        found += [f"session {index} has not started" for index in sorted(missing)]
+        missing = sorted(set(range(expected)) - {session.index for session in self.sessions})
+        if missing:
+            found.append(f"{sessions_text(missing)} {'has' if len(missing) == 1 else 'have'} not started")
+        shared: dict[str, list[int]] = {}
         for session in self.sessions:
-            found += [f"session {session.index}: {warning}" for warning in session.warnings]
-        return found
+            for warning in session.warnings:
+                shared.setdefault(warning, []).append(session.index)
+        return found + [f"{sessions_text(numbers)}: {warning}" for warning, numbers in shared.items()]
 
     @property
     def name(self) -> str:

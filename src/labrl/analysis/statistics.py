@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from labrl.analysis import measures
 from labrl.analysis.baselines import Baseline, Threshold, human_range, random_baseline, threshold_of
-from labrl.analysis.groups import SEVERAL, Group, by_env
+from labrl.analysis.formats import listed, sessions_text
+from labrl.analysis.groups import SEVERAL, Group, by_env, together
 from labrl.analysis.intervals import (
     RUNS_FOR_IQM,
     Estimate,
@@ -56,7 +57,7 @@ MEASURES = {
     "final_return": "final return",
     "best_return": "best return",
     "area_under_curve": "average return (area under the curve)",
-    "slm_final": "mean of the last 100 rows",
+    "slm_final": f"SLM Lab's score (mean of the last {measures.SLM_WINDOW} rows)",
     "strength": "strength",
     "max_strength": "highest strength",
     "final_strength": "final strength",
@@ -169,7 +170,7 @@ def group_statistics(
     grid, returns = aligned([one["frame"] for one in scores], [one["return_mean"] for one in scores])
     agents = list(dict.fromkeys(run.agent for run in runs))
     left_out = [
-        {"run": entry["run"], "session": entry["index"], "reason": reason}
+        {"run": entry["run"], "session": entry["index"], "reason": reason.text}
         for entry, reason in zip(entries, reasons, strict=True)
         if reason is not None
     ]
@@ -200,7 +201,7 @@ def group_statistics(
             if scores
         },
         "curve": _curve(grid, returns),
-        "warnings": list(_warnings(runs, entries, left_out, baseline)),
+        "warnings": list(_warnings(runs, entries, reasons, baseline)),
     }
 
 
@@ -211,9 +212,29 @@ def scores_of(runs: Sequence[Run]) -> str:
     return "both" if len(rigorous) > 1 else "evaluation" if rigorous == {True} else "training"
 
 
+class Reason(NamedTuple):
+    """Why a session is not part of a sample."""
+
+    why: str
+    """The reason, with `{frame}` where it names the frame of the session."""
+    frame: float | None = None
+    """Frame at which the session ended, if that is the reason."""
+
+    @property
+    def text(self) -> str:
+        """The reason for this session alone."""
+        return self.of([self])
+
+    def of(self, those: Sequence[Reason]) -> str:
+        """Return the reason for several sessions, which differ at most in the frame."""
+        frames = sorted({one.frame for one in those if one.frame is not None})
+        ends = frames[:1] + frames[1:][-1:]
+        return self.why.replace("{frame}", " to ".join(f"{end:,.0f}" for end in ends))
+
+
 def reasons_to_leave_out(
     sessions: Sequence[tuple[Run, SessionRun]], of_tables: bool = True
-) -> Iterator[str | None]:
+) -> Iterator[Reason | None]:
     """Yield for each session of a group why it is not part of the sample, or None if it is.
 
     A session that played its whole budget, or that its evaluations ended early, is part of the sample, even
@@ -232,18 +253,20 @@ def reasons_to_leave_out(
         goal = min(furthest, run.max_frame or furthest)
         twin = None if one.seed is None else (run.group_key, one.seed)
         if not (len(one.scores["frame"]) if of_tables else one.outcome["final_return"] is not None):
-            yield "no episode has finished"
+            yield Reason("no episode has finished")
         elif run.path.parent in confirmed_in and not run.path.name.startswith(CONFIRMING):
-            yield "the search selected it by its return, so only the fresh seeds of its confirmation count"
+            yield Reason(
+                "the search selected it by its return, so only the fresh seeds of its confirmation count"
+            )
         elif end < FAR_ENOUGH * goal and not one.result.get("stop"):
             state = "is still at" if one.status == "running" else "ended at"
             if frame >= FAR_ENOUGH * goal:
                 state, frame = "has rows up to", end
-            yield f"{state} frame {frame:,.0f} of {goal:,.0f} ({one.status})"
+            yield Reason(f"{state} frame {{frame}} of {goal:,.0f} ({one.status})", frame)
         elif one.status == "failed":
-            yield f"failed at frame {frame:,.0f}"
+            yield Reason("failed at frame {frame}", frame)
         elif twin is not None and twin in seen:
-            yield f"the same seed and configuration as {seen[twin]}"
+            yield Reason(f"the same seed and configuration as {seen[twin]}")
         else:
             if twin is not None:
                 seen[twin] = f"session {one.index} of {run.name}"
@@ -272,16 +295,28 @@ def _curve(grid: np.ndarray, returns: np.ndarray) -> dict[str, list[Any]]:
 def _warnings(
     runs: Sequence[Run],
     entries: Sequence[Mapping[str, Any]],
-    left_out: Sequence[Mapping[str, Any]],
+    reasons: Sequence[Reason | None],
     baseline: Baseline | None,
 ) -> Iterator[str]:
+    """Yield the warnings of a sample, each only once for all runs or sessions that it concerns.
+
+    reasons: for each of `entries` why it is left out.
+    """
     several = len(runs) > 1
-    for run in runs:
-        for warning in run.warnings:
-            yield f"{run.name}: {warning}" if several else warning
-    for one in left_out:
-        where = f"{one['run']}, session {one['session']}" if several else f"session {one['session']}"
-        yield f"{where} is left out of the statistics: {one['reason']}"
+    said = [(warning, run.name) for run in runs for warning in run.warnings]
+    for warning, pairs in together(said, lambda pair: pair[0]).items():
+        yield f"{listed([name for _, name in pairs])}: {warning}" if several else warning
+    left_out = [(one, why) for one, why in zip(entries, reasons, strict=True) if why is not None]
+    for those in together(left_out, lambda pair: pair[1].why).values():
+        who, are = _named([one for one, _ in those], several), "is" if len(those) == 1 else "are"
+        yield f"{who} {are} left out of the statistics: {those[0][1].of([why for _, why in those])}"
+    unfinished = [
+        one
+        for one, why in zip(entries, reasons, strict=True)
+        if one["status"] in ("interrupted", "killed") and (why is None or why.frame is None)
+    ]
+    for status, ended in together(unfinished, lambda one: str(one["status"])).items():
+        yield f"{_named(ended, several)} {'was' if len(ended) == 1 else 'were'} {status} before the end"
     counted = len(entries) - len(left_out)
     early = [entry["frames"] for entry in entries if entry["stop"] and entry["counted"]]
     if early and counted > 1:
@@ -297,6 +332,13 @@ def _warnings(
         yield "some runs are scored by evaluation episodes, others by training episodes"
     if entries and baseline is None:
         yield "no random baseline: strength, efficiencies, stability and consistency are not defined"
+
+
+def _named(entries: Sequence[Mapping[str, Any]], several: bool) -> str:
+    """Return the names of sessions. several: whether they may belong to different runs."""
+    if not several:
+        return sessions_text([entry["index"] for entry in entries])
+    return listed([f"{entry['run']} (session {entry['index']})" for entry in entries])
 
 
 def compare(groups: Sequence[Group]) -> dict[str, Any]:

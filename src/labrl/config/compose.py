@@ -94,17 +94,22 @@ def hydra_initialized(config_dir: str | os.PathLike[str] | None) -> Iterator[Non
         GlobalHydra.instance().hydra = before
 
 
-def prepare(config_dir: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> None:
+def prepare(
+    config_dir: str | os.PathLike[str] | None = None,
+    overrides: Sequence[str] = (),
+    multirun: bool | None = None,
+) -> None:
     """Register labrl's extensions of Hydra and OmegaConf, and make the user's modules importable.
 
-    Raises InputError if `config_dir` is not a folder, and as `refuse_ignored` does.
+    multirun: whether the overrides are those of an experiment; None if that is not known. Raises InputError
+    if `config_dir` is not a folder, and as `refuse_ignored` does.
     """
     from labrl.config.extensions import register
     from labrl.mistakes.arguments import refuse_ignored
 
     if config_dir is not None and not os.path.isdir(config_dir):
         raise InputError(f"--config-dir {config_dir}: no such folder", code="not-found", key="--config-dir")
-    refuse_ignored(overrides)
+    refuse_ignored(overrides, multirun)
     register()
     find_modules(config_dir)
 

@@ -32,7 +32,7 @@ from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
 from labrl.storage.run_folder import RunFolder
-from labrl.trial.composed import check_start_from, misfit
+from labrl.trial.composed import check_no_search, check_start_from, misfit
 from labrl.trial.past import Past, row_of, table, unresolved, ways_out
 
 Compose = Callable[[list[str]], DictConfig]
@@ -363,6 +363,7 @@ def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
     try:
         check_values(trial.cfg)
         check_start_from(trial.cfg.start_from.run, trial.record.overrides)
+        check_no_search(trial.cfg.search.space)
     except InputError as error:
         if misfit(trial.cfg, trial.cfg.hydra.runtime.choices["agent"], error):
             return

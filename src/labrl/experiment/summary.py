@@ -51,7 +51,7 @@ def print_experiment(
 ) -> None:
     """Print a table of the trials and one of the groups, failures, and the path of the folder."""
     overrides = varying(records)
-    table = Table(title="trials", title_justify="left", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for name in ("#", "status", "final return", "overrides"):
         table.add_column(name, justify="right" if name == "final return" else "left", overflow="fold")
     shown = (
@@ -62,6 +62,7 @@ def print_experiment(
         reached = _return(outcome.returns if outcome else ())
         table.add_row(str(record.number), record.status, reached, " ".join(overrides[record.number]))
     if table.row_count:
+        say("trials")
         Terminal().print(table)
         say(MEANING)
     if len(records) > table.row_count:
@@ -95,22 +96,26 @@ def _print_groups(
     for record in records:
         own = [override for override in overrides[record.number] if split_override(override)[0] != "seed"]
         key = frozenset(own)  # A resume may have changed the order.
-        names.setdefault(key, " ".join(own) or "all")
+        names.setdefault(key, " ".join(own) or "-")
         groups.setdefault(key, []).extend(
             outcomes[record.number].returns if record.number in outcomes else ()
         )
     if all(len(returns) < 2 for returns in groups.values()):
         return
     most = max(map(len, groups.values()))
-    say(f"groups: {statistic_name(most)} of the seeds {INTERVALS}")
+    what = "the trials differ only in the seed;" if len(groups) == 1 else "groups:"
+    say(f"{what} {statistic_name(most)} of the seeds {INTERVALS}")
     table = Table(box=None, pad_edge=False)
-    for name in ("final return", "seeds", "overrides"):
+    # A single group is all trials: none has an override of its own.
+    columns = ("final return", "seeds", *(["overrides"] if len(groups) > 1 else []))
+    for name in columns:
         table.add_column(name, justify="left" if name == "overrides" else "right", overflow="fold")
     by_return = sorted(
         groups.items(), key=lambda group: -found.value if (found := group_return(group[1])) else math.inf
     )
     for key, returns in by_return:
-        table.add_row(_return(returns, interval=True), str(len(returns)), names[key])
+        row = [_return(returns, interval=True), str(len(returns)), names[key]]
+        table.add_row(*row[: len(columns)])
     Terminal().print(table)
 
 

@@ -34,11 +34,12 @@ FLAGS = {
 """Flags of `labrl`, which Hydra parses, and their allowed values."""
 
 
-def refuse_ignored(overrides: Sequence[str]) -> None:
-    """Raise InputError for overrides that Hydra accepts but ignores.
+def refuse_ignored(overrides: Sequence[str], multirun: bool | None = None) -> None:
+    """Raise InputError for overrides that Hydra accepts but ignores, or that break labrl's configuration.
 
     These are `~preset`, which it accepts for some agents only; a list of options of a group, of which it uses
-    the last; and loggers in `hydra.verbose` that no package has.
+    the last; loggers in `hydra.verbose` that no package has; a search path, which replaces that of labrl; a
+    launcher or sweeper without keys; and, if `multirun` is known, the folder of the other kind of run.
     """
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
@@ -58,6 +59,26 @@ def refuse_ignored(overrides: Sequence[str]) -> None:
                     code="range",
                     key=key,
                 )
+        if key == "hydra.searchpath":
+            raise InputError(
+                f"{override}: the search path contains labrl's presets and games and cannot be replaced. For "
+                "your own groups, write --config-dir=<folder>",
+                code="usage",
+                key=key,
+            )
+        if key in ("hydra.launcher", "hydra.sweeper") and value[:1] not in ("{", "$"):
+            raise InputError(
+                f"{key} must be a group of keys, got {value}. Write {key.replace('.', '/')}=<option>",
+                code="type",
+                key=key,
+            )
+        if multirun is not None and key == ("hydra.run.dir" if multirun else "hydra.sweep.dir"):
+            there, other = ("an experiment (-m)", "sweep") if multirun else ("a run without -m", "run")
+            raise InputError(
+                f"{override} has no effect on {there}. Write hydra.{other}.dir={value or '<folder>'}",
+                code="usage",
+                key=key,
+            )
         if several and group not in ("experiment", "preset") and (config_folder() / group).is_dir():
             raise InputError(
                 f"{override}: {group} takes one option, not a list. Write {key}=<option>, or labrl -m "

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, ValueType
 from hydra.errors import HydraException, MissingConfigException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import BooleanNode, DictConfig, EnumNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.errors import LabrlError, Mistake, first_line
@@ -158,7 +158,8 @@ def _is_choice(one: Override, loader: ConfigLoader) -> bool:
 def _options(group: str, loader: ConfigLoader) -> list[str]:
     """Return the options of a group, with those in folders, such as slm_lab/cartpole, at the end."""
     options = loader.get_group_options(group)
-    if group not in ("agent", "search", "hydra"):  # folders in these are the groups of their parts
+    # The folders in these are the groups of their parts.
+    if group not in ("agent", "search", "meta", "hydra"):
         for folder in loader.get_group_options(group, ObjectType.GROUP):
             options += [f"{folder}/{name}" for name in loader.get_group_options(f"{group}/{folder}")]
     return options
@@ -297,5 +298,33 @@ def _wrong_key(
     wrong = _wrong_value(one, cfg, check)
     if wrong:
         return wrong[0]
+    if isinstance(cause, OmegaConfBaseException) and (kind := _wrong_kind(key, value, cause.child_node)):
+        return kind
     advice = f"; to replace it by a value of another type, write ~{key} '+{override}'" if wrong == [] else ""
     return Mistake("type", key, f"{override}: {first_line(cause or error)}{advice}")
+
+
+def _wrong_kind(key: str, value: str, node: object) -> Mistake | None:
+    """Return the mistake for a value of a wrong kind, or None if the kind of the key is not known.
+
+    Only the keys of Hydra have kinds before the configuration is validated. node: what the key has now.
+    """
+    match node:
+        case EnumNode():
+            names = [one.name for one in node.enum_type]
+            allowed, typed = f"one of {', '.join(names)}", f"{key}={names[0]}"
+            return Mistake("unknown-option", key, f"{key} must be {allowed}, got {value}. Write {typed}.")
+        case BooleanNode():
+            allowed, typed = "true or false", f"{key}=true"
+        case IntegerNode():
+            allowed, typed = "a whole number", f"{key}=<number>"
+        case StringNode():
+            allowed, typed = "text", f"{key}=<text>"
+        case ListConfig():
+            allowed, typed = "a list", f"'{key}=[{value}]'"
+        case DictConfig():
+            allowed = "a group of keys"
+            typed = f"{key}.{next(map(str, node))}=<value>" if len(node) else f"+{key}.<name>=<value>"
+        case _:
+            return None
+    return Mistake("type", key, f"{key} must be {allowed}, got {value}. Write {typed}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
@@ -187,8 +188,11 @@ def place(value: Any, key: str) -> Path:
     try:
         path.encode()
     except UnicodeEncodeError as error:
+        encoding = sys.getfilesystemencoding()
+        locale = f", because Python reads paths as {encoding} here. Set PYTHONUTF8=1 before the command, or"
         raise InputError(
-            f"{key}={path} is not a valid UTF-8 path. Set {key}=<another folder>",
+            f"{key}={path} is not a valid UTF-8 path{'. Set' if encoding == 'utf-8' else locale} "
+            f"{key}=<another folder>",
             code="usage",
             key=key,
         ) from error

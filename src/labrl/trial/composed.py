@@ -102,6 +102,17 @@ def check_start_from(run: str | None, overrides: Sequence[str]) -> None:
         )
 
 
+def check_no_search(space: Mapping[str, Any] | None) -> None:
+    """Raise InputError if a trial that belongs to no search has a space to search in."""
+    if space:
+        raise InputError(
+            "search=<space> is for a search, which needs its sweeper. Type labrl -m hydra/sweeper=optuna "
+            "search=<space> ..., or set search=none",
+            code="usage",
+            key="search",
+        )
+
+
 class Again(ABC):
     """An earlier run that is continued or repeated, in its own folder or in a new one."""
 

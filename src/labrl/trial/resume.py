@@ -103,7 +103,8 @@ class Resume(Again):
                 left = _sessions_left(run, config)
                 if not left:
                     if run.status in ("running", "interrupted"):  # killed before it recorded its end
-                        run.set_status("finished", sessions=[one.read_result() for one in run.sessions()])
+                        sessions = [one.read_result() for one in run.sessions()]
+                        run.set_status("finished", sessions=sessions, videos_due=config.meta.videos)
                     make_videos(run)
                     raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
                 _check_saved(run, left, reached)

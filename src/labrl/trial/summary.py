@@ -41,7 +41,8 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     if result.stopped_at_start:
         say(f"interrupted before the first frame; to resume: {how_to_resume(result.folder)}", console)
         return
-    table = Table(title=f"sessions of seed {result.seed}", title_justify="left", box=None, pad_edge=False)
+    say(f"sessions of seed {result.seed}", console)  # the title of a table is padded to its width
+    table = Table(box=None, pad_edge=False)
     evaluated = any(session.best_source == "evaluation" for session in result.sessions)
     headings = {name: "best eval" if name == "best" and evaluated else name for name in COLUMNS}
     rows = [dict(zip(headings.values(), _row(session), strict=True)) for session in result.sessions]

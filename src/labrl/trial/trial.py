@@ -15,6 +15,7 @@ from labrl.agents.abilities import check_abilities
 from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
 from labrl.analysis.returns import recorded_return
+from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
@@ -28,6 +29,7 @@ from labrl.processes import (
     signals_raise,
     signals_wait_in_children,
 )
+from labrl.schedules import Schedule, largest
 from labrl.script import Carried
 from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
@@ -41,7 +43,7 @@ from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.provenance import write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus, SessionFolder
 from labrl.trial import playback, reporting
-from labrl.trial.composed import Composed, session_context
+from labrl.trial.composed import Composed, check_no_search, session_context
 from labrl.trial.devices import check_machine, threads_per_session
 from labrl.trial.result import SessionResult, TrialResult
 from labrl.trial.start_from import Beginning, find_beginning, lacks_beginning
@@ -68,13 +70,7 @@ def check(config: TrialConfig) -> None:
 
     Each component checks the whole configuration for what it does not support.
     """
-    if config.search.space:
-        raise InputError(
-            "search=<space> is for a search, and this is a single trial. Type labrl -m hydra/sweeper=optuna "
-            "search=<space> ..., or set search=none",
-            code="usage",
-            key="search",
-        )
+    check_no_search(config.search.space)
     observation_space, action_space = describe(config.env)
     images = sees_images(observation_space)
     check_machine(config, images)
@@ -89,6 +85,22 @@ def check(config: TrialConfig) -> None:
     check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
     check_callbacks(config)
     login.chosen(config.wandb)
+
+
+def high_rates(agent: Component) -> dict[str, float]:
+    """Return the largest value of each learning rate of an agent that exceeds 1, by key.
+
+    Such a rate is allowed, because there are optimizers and losses that need it.
+    """
+    settings = agent.config if isinstance(agent.config, dict) else vars(agent.config)
+    peaks = {
+        f"agent.{name}": largest(value)
+        for name, value in settings.items()
+        if name.rpartition("_")[2] == "lr"
+        and isinstance(value, int | Schedule)
+        and not isinstance(value, bool)
+    }
+    return {key: peak for key, peak in peaks.items() if peak > 1}
 
 
 def _check_room(num_sessions: int) -> None:
@@ -194,6 +206,10 @@ def run_sessions(
         say("meta.distributed: sessions update weights in no fixed order, so runs are not reproducible")
     if config.meta.async_unroll is not None:
         say("meta.async_unroll: the age of the acting weights varies, so runs are not reproducible")
+    for key, rate in high_rates(config.agent).items():
+        say(
+            f"{key} reaches {rate:g}: is that meant? With a learning rate above 1, networks hardly ever learn"
+        )
     inexact = [f"meta.{key}" for key in ("distributed", "async_unroll") if vars(config.meta)[key]]
     if inexact:
         run.set_status("running", inexact=inexact)

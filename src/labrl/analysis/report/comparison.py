@@ -16,7 +16,7 @@ from labrl.analysis.groups import Group, by_env, value_text, varied
 from labrl.analysis.intervals import SCORE_METHOD, curve
 from labrl.analysis.report.page import relative
 from labrl.analysis.report.search import search_content
-from labrl.analysis.returns import NAMES, GroupReturn, statistic_name
+from labrl.analysis.returns import NAMES, GroupReturn, group_return, statistic_name
 from labrl.analysis.runs import Experiment, Run
 from labrl.analysis.search import read_search, summary, verdict
 from labrl.analysis.series import AXES, TimeAxes, Views, split
@@ -95,6 +95,7 @@ def comparison_report(
             if (found := ranked(entry["groups"]))
         ],
         "trials": list(_trials(statistics, groups, folder, experiment)),
+        "several_sessions": any(len(run.sessions) > 1 for run in runs),
         "groups": groups,
         "info": info,
         "different": varied([group.runs[0] for group in groups]),
@@ -347,7 +348,7 @@ def _trials(
                 "group": group.name,
                 "status": run.status,
                 "seed": run.seed,
-                "final": float(np.mean(finals)) if finals else None,
+                "final": final.value if (final := group_return(finals)) else None,
                 "best": max((value for value in bests if value is not None), default=None),
                 "frames": max((one["frames"] for one in played), default=None),
                 "error": "",

@@ -16,6 +16,7 @@ from labrl.analysis.colours import agent_style
 from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import UNKNOWN, moment, number, typed
 from labrl.analysis.groups import value_text
+from labrl.analysis.measures import SLM_WINDOW
 from labrl.analysis.returns import NAMES
 from labrl.analysis.rows import known
 from labrl.analysis.runs import Run
@@ -89,7 +90,7 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
         "curves": curves,
         "videos": _videos(run),
         "notes": {index: str(note or "") for index, note in notes.items()},
-        "measures": MEASURES,
+        "measures": _shown_measures(run, statistics),
         "aggregate_names": NAMES,
         "again": None if again is None else shlex.join(["labrl", *map(str, again)]),
         "changed": _changed(run),
@@ -164,6 +165,18 @@ class TrialCurves:
             for line, own in zip(self._seeds, views, strict=True)
             if any(np.isfinite(view.y).any() for view in own.values())
         ]
+
+
+def _shown_measures(run: Run, statistics: Mapping[str, Any]) -> dict[str, str]:
+    """Return the measures of the table with their names.
+
+    SLM Lab's score is left out of a short run. Over all rows instead of the last 100, it would be mistaken
+    for another final return.
+    """
+    counted = {entry["index"] for entry in statistics["sessions"] if entry["counted"]}
+    tables = [known(one.train, "return_mean") for one in run.sessions if one.index in counted]
+    short = min(map(len, tables), default=0) < SLM_WINDOW
+    return {key: name for key, name in MEASURES.items() if key != "slm_final" or not short}
 
 
 def _verdict(run: Run, statistics: Mapping[str, Any]) -> Iterator[str]:

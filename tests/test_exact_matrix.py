@@ -1,0 +1,51 @@
+"""The harness of `make exact` counts a run that ends before its signal apart from those that differ."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import exact_matrix
+import numpy as np
+import pytest
+from exact_cases import Moment
+from exact_matrix import ENDED, TRIES, Case, by_signal, report
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    overrides = ["env.max_frame=1000", "meta.log_frequency=100"]
+    return Case(overrides, tmp_path / "unbroken", tmp_path / "run", np.random.default_rng(0), kills=1)
+
+
+def test_a_run_that_ends_first_is_started_again_with_an_earlier_signal(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moments: list[Moment] = []
+    codes = [0, 0, -signal.SIGKILL]
+
+    def broken_off(folder: Path, overrides: list[str], number: int, moment: Moment) -> tuple[int, str]:
+        assert not folder.exists(), "what an earlier try has left"
+        folder.mkdir()
+        moments.append(moment)
+        return codes[len(moments) - 1], ""
+
+    monkeypatch.setattr(exact_matrix, "broken_off", broken_off)
+    monkeypatch.setattr(exact_matrix, "labrl", lambda *overrides: None)
+    by_signal(case, signal.SIGKILL, -signal.SIGKILL)
+    assert len(moments) == 3
+    assert moments[0].frame > moments[1].frame >= moments[2].frame
+    assert moments[0].seconds > moments[1].seconds > moments[2].seconds
+
+
+def test_a_run_that_always_ends_first_is_no_difference(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def broken_off(folder: Path, *given: object) -> tuple[int, str]:
+        folder.mkdir()
+        tries.append(given)
+        return 0, ""
+
+    monkeypatch.setattr(exact_matrix, "broken_off", broken_off)
+    assert report("one", exact_matrix.killed, case) == ENDED
+    assert len(tries) == TRIES
