@@ -38,7 +38,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
     assert main([*SMALL, f"hydra.run.dir={folder}"]) == 0
     return folder
 
