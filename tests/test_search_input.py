@@ -24,7 +24,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "expected"),
     [
         (["agent.lrr=interval(0.1, 1)"], ["agent.lrr", "agent.lr?"]),
         (["agent.lr=interval(-1.0, 1.0)"], ["agent.lr=interval(-1.0, 1.0)"]),
@@ -90,11 +90,11 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_wrong_search_is_refused_with_its_key_and_leaves_no_folder(
-    overrides: list[str], says: list[str], capsys: pytest.CaptureFixture[str]
+    overrides: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*SEARCH, *overrides]) == WRONG_INPUT
     message = capsys.readouterr().err
-    assert not [part for part in says if part not in message], message
+    assert not [part for part in expected if part not in message], message
     assert not list(Path("runs").glob("*"))
 
 
@@ -155,7 +155,7 @@ def test_ready_space_selects_its_agent_presets_and_number_of_trials(name: str) -
     assert check_space(recipe) == resolve(compose([f"agent={name}", f"env={env}"]))
 
 
-def test_labrl_sweeper_replaces_hydras_of_the_same_name_and_keeps_its_samplers() -> None:
+def test_labrl_sweeper_replaces_hydras_and_keeps_its_samplers() -> None:
     for sampler in ("tpe", "gp", "cmaes", "random", "grid", "qmc", "nsgaii"):
         overrides = ["hydra/sweeper=optuna", f"hydra/sweeper/sampler={sampler}", "meta.max_trial=7"]
         node = compose(overrides, with_hydra=True).hydra.sweeper
@@ -179,7 +179,7 @@ def test_best_recipe_composes_to_the_configuration_of_the_best_trial(tmp_path: P
     params = {"agent.lr": 2.5e-4, "agent.network.torso.hidden": "[32]"}
     path = tmp_path / BEST
     path.parent.mkdir()
-    path.write_text(recipe.as_yaml(params, tmp_path, ["told"]))
+    path.write_text(recipe.as_yaml(params, tmp_path, ["a comment"]))
     assert to_plain(compose(["experiment=best"], tmp_path)) == to_plain(compose(recipe.configuration(params)))
     assert to_plain(compose(["experiment=best", "agent.lr=1"], tmp_path))["agent"]["lr"] == 1
 
@@ -219,7 +219,7 @@ def test_refused_search_leaves_existing_folders_unchanged() -> None:
     assert not list(Path("empty").iterdir())
 
 
-def test_space_that_sets_more_than_its_agent_is_refused_with_overrides_to_type(
+def test_space_that_sets_more_than_its_agent_is_refused_with_a_remedy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("my/search").mkdir(parents=True)

@@ -34,7 +34,10 @@ from labrl.trial import reporting
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """Run a search of six trials in order, so that it always prunes the same; its folder and exit code."""
+    """Run a search of six trials, one after the other, so that it always prunes the same ones.
+
+    Returns its folder and exit code.
+    """
     home = tmp_path_factory.mktemp("search") / "experiment"
     overrides = [
         override for override in OVERRIDES if not override.startswith(("search.confirm", "meta.report"))
@@ -98,7 +101,7 @@ def test_every_trial_records_what_is_needed_to_repeat_it(
     )
 
 
-def test_best_trial_is_confirmed_beside_the_default_and_written_as_a_recipe(
+def test_best_trial_is_confirmed_beside_the_default_and_saved_as_a_recipe(
     searched: tuple[Path, int], info: dict[str, Any]
 ) -> None:
     home = searched[0]

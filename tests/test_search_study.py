@@ -1,4 +1,4 @@
-"""Tests of studies: an interrupted study proposes the same trials as before, and each trial runs once."""
+"""Tests of studies: trials run once, and an interrupted study proposes the same as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_study_restarted_after_each_trial_proposes_the_same_trials(tmp_path: Pat
 
 def test_qmc_sampler_draws_categorical_values_anew_for_each_trial(tmp_path: Path) -> None:
     """Categorical values are not part of the quasi-random sequence, and once were the same in every trial."""
-    one = study(tmp_path, sampler=SAMPLERS["qmc"])
-    drawn = {next_of(one).params["y"] for _ in range(PLAN.total)}
+    tested = study(tmp_path, sampler=SAMPLERS["qmc"])
+    drawn = {next_of(tested).params["y"] for _ in range(PLAN.total)}
     assert len(drawn) > 1
 
 
@@ -70,15 +70,15 @@ def test_trial_of_a_dead_machine_continues_with_its_folder_values_and_seed(tmp_p
 
 
 def test_killed_trial_that_reports_again_gets_the_same_decision(tmp_path: Path) -> None:
-    one = study(tmp_path)
-    play(one, next_of(one))
-    second = next_of(one)
+    tested = study(tmp_path)
+    play(tested, next_of(tested))
+    second = next_of(tested)
     write_eval(second.folder, 10, -100.0)
     # The trial is killed after its value was stored and before the pruner was asked.
     storage = StudyStorage(f"journal:///{tmp_path / 'study.journal'}", tmp_path).optuna
-    begun = storage.get_study_id_from_name(PLAN.name)
+    study_id = storage.get_study_id_from_name(PLAN.name)
     storage.set_trial_intermediate_value(
-        storage.get_trial_id_from_study_id_trial_number(begun, second.number), 10, -100.0
+        storage.get_trial_id_from_study_id_trial_number(study_id, second.number), 10, -100.0
     )
     again = study(tmp_path)
     taken = next_of(again)
@@ -87,15 +87,15 @@ def test_killed_trial_that_reports_again_gets_the_same_decision(tmp_path: Path) 
 
 
 def test_overtaken_trial_is_pruned_with_all_its_reported_values(tmp_path: Path) -> None:
-    one = study(tmp_path)
-    slow, quick = next_of(one), next_of(one)
+    tested = study(tmp_path)
+    slow, quick = next_of(tested), next_of(tested)
     write_eval(slow.folder, 10, 0.0)
-    assert not one.report(slow.number, slow.folder)
+    assert not tested.report(slow.number, slow.folder)
     write_eval(quick.folder, 10, 5.0)
-    assert not one.report(quick.number, quick.folder)
+    assert not tested.report(quick.number, quick.folder)
     write_eval(slow.folder, 15, 1.0)
-    assert one.report(slow.number, slow.folder)
-    assert one.trials()[0].intermediate_values == {10: 0.0, 15: 1.0}
+    assert tested.report(slow.number, slow.folder)
+    assert tested.trials()[0].intermediate_values == {10: 0.0, 15: 1.0}
 
 
 def test_sampler_killed_between_two_values_draws_the_same_second_value(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_sampler_killed_between_two_values_draws_the_same_second_value(tmp_path:
     expected = next_of(uninterrupted).params
     interrupted = study(tmp_path / "interrupted", sampler=SAMPLERS["random"])
     storage = StudyStorage(f"journal:///{tmp_path / 'interrupted' / 'study.journal'}", tmp_path).optuna
-    begun = optuna.load_study(study_name=PLAN.name, storage=storage, sampler=interrupted.sampler)
-    begun.ask({"y": PLAN.space.distributions["y"]})
+    loaded = optuna.load_study(study_name=PLAN.name, storage=storage, sampler=interrupted.sampler)
+    loaded.ask({"y": PLAN.space.distributions["y"]})
     again = study(tmp_path / "interrupted", sampler=SAMPLERS["random"])
     assert next_of(again).params == expected
 
@@ -116,10 +116,10 @@ def test_two_machines_run_each_trial_once_and_no_more_than_the_total(tmp_path: P
 
     def machine(home: Path) -> None:
         with FolderLock(home):
-            one = study(home, url, total=10)
-            while (assignment := one.next("trial_{number}")) is not None:
+            tested = study(home, url, total=10)
+            while (assignment := tested.next("trial_{number}")) is not None:
                 given.append(assignment.number)
-                play(one, assignment)
+                play(tested, assignment)
 
     homes = [tmp_path / name for name in "ab"]
     for home in homes:
@@ -164,42 +164,42 @@ def test_machine_on_another_host_is_dead_after_missed_heartbeats(
 
 
 def test_reported_value_is_the_mean_over_all_sessions_at_the_same_frame(tmp_path: Path) -> None:
-    one = study(tmp_path, num_sessions=2, pruner=pruner("none"))
-    first = next_of(one)
+    tested = study(tmp_path, num_sessions=2, pruner=pruner("none"))
+    first = next_of(tested)
     write_eval(first.folder, 10, 1.0, session=0)
     write_eval(first.folder, 20, 3.0, session=0)
     (first.folder / "session_1").mkdir()
-    assert not one.report(first.number, first.folder)
-    assert one.trials()[0].intermediate_values == {}
+    assert not tested.report(first.number, first.folder)
+    assert tested.trials()[0].intermediate_values == {}
     write_eval(first.folder, 10, 3.0, session=1)
-    assert not one.report(first.number, first.folder)
-    assert one.trials()[0].intermediate_values == {10: 2.0}
+    assert not tested.report(first.number, first.folder)
+    assert tested.trials()[0].intermediate_values == {10: 2.0}
 
 
 def test_every_session_of_a_pruned_trial_is_stopped(tmp_path: Path) -> None:
-    one = study(tmp_path)
-    play(one, next_of(one))
-    bad = next_of(one)
+    tested = study(tmp_path)
+    play(tested, next_of(tested))
+    bad = next_of(tested)
     write_eval(bad.folder, 10, -100.0)
-    assert one.report(bad.number, bad.folder)
-    assert one.report(bad.number, bad.folder)
+    assert tested.report(bad.number, bad.folder)
+    assert tested.report(bad.number, bad.folder)
 
 
 def test_failed_trial_keeps_its_error_and_the_study_continues(tmp_path: Path) -> None:
-    one = study(tmp_path)
-    one.fail(next_of(one).number, "out of luck")
-    no_episode = next_of(one)
+    tested = study(tmp_path)
+    tested.fail(next_of(tested).number, "out of luck")
+    no_episode = next_of(tested)
     (no_episode.folder / "session_0").mkdir(parents=True)
-    assert one.finish(no_episode.number, no_episode.folder)
-    assert [trial.state for trial in one.trials()] == [TrialState.FAIL, TrialState.FAIL]
-    assert one.trials()[0].user_attrs["labrl"]["error"] == "out of luck"
-    assert next_of(one).number == 2
+    assert tested.finish(no_episode.number, no_episode.folder)
+    assert [trial.state for trial in tested.trials()] == [TrialState.FAIL, TrialState.FAIL]
+    assert tested.trials()[0].user_attrs["labrl"]["error"] == "out of luck"
+    assert next_of(tested).number == 2
 
 
 def test_attempts_of_a_trial_are_kept_across_a_restart(tmp_path: Path) -> None:
-    one = study(tmp_path)
-    first = next_of(one)
-    one.note(first.number, attempts=1)
+    tested = study(tmp_path)
+    first = next_of(tested)
+    tested.note(first.number, attempts=1)
     again = next_of(study(tmp_path))
     assert (again.number, again.folder, again.attempts) == (first.number, first.folder, 1)
 
@@ -226,30 +226,30 @@ def test_grid_sampler_ends_the_study_with_its_last_combination(tmp_path: Path) -
     grid = {"_target_": "optuna.samplers.GridSampler", "_partial_": True, "seed": None}
     space = Space.of({}, {}, ["x=choice(0.1, 0.2)", "y=choice(a, b)", "z=4"])
     for _ in range(4):  # the study is restarted for each combination
-        one = study(tmp_path, sampler=grid, space=space, total=50)
-        assert one.total == 4
-        assignment = next_of(one)
+        tested = study(tmp_path, sampler=grid, space=space, total=50)
+        assert tested.total == 4
+        assignment = next_of(tested)
         write_eval(assignment.folder, 40, 1.0)
-        one.finish(assignment.number, assignment.folder)
-    assert one.next("trial_{number}") is None
-    assert len({str(trial.params) for trial in one.trials()}) == 4
+        tested.finish(assignment.number, assignment.folder)
+    assert tested.next("trial_{number}") is None
+    assert len({str(trial.params) for trial in tested.trials()}) == 4
 
 
 def test_study_of_two_objectives_is_not_pruned(tmp_path: Path) -> None:
-    one = study(tmp_path, measures=["final_return", "wall"], directions=["maximize", "minimize"], total=2)
+    tested = study(tmp_path, measures=["final_return", "wall"], directions=["maximize", "minimize"], total=2)
     for _ in range(2):
-        assert play(one, next_of(one)) == "finished"
-    assert all(trial.values == [trial.values[0], 4.0] for trial in one.trials())
-    assert one.best()
+        assert play(tested, next_of(tested)) == "finished"
+    assert all(trial.values == [trial.values[0], 4.0] for trial in tested.trials())
+    assert tested.best()
 
 
 def test_number_of_trials_counts_all_commands_and_can_be_raised(tmp_path: Path) -> None:
     for _ in range(2):
-        one = study(tmp_path, total=2)
-        while (assignment := one.next("trial_{number}")) is not None:
-            play(one, assignment)
-    assert len(one.trials()) == 2
-    assert one.is_complete()
+        tested = study(tmp_path, total=2)
+        while (assignment := tested.next("trial_{number}")) is not None:
+            play(tested, assignment)
+    assert len(tested.trials()) == 2
+    assert tested.is_complete()
     more = study(tmp_path, total=3)
     assert not more.is_complete()
     assert next_of(more).number == 2
@@ -312,8 +312,8 @@ def test_study_recorded_with_unsorted_overrides_can_be_continued(tmp_path: Path)
     space = Space.of({}, {}, ["x=interval(0.0, 1.0)", "meta.eval_frequency=4", "env.max_frame=2"])
     url = f"journal:///{tmp_path / 'study'}"
     study(tmp_path, url, space=space)
-    begun = optuna.load_study(study_name=PLAN.name, storage=StudyStorage(url, tmp_path).optuna)
-    begun.set_user_attr(FACTS, {**begun.user_attrs[FACTS], "fixed": list(space.fixed)})
+    loaded = optuna.load_study(study_name=PLAN.name, storage=StudyStorage(url, tmp_path).optuna)
+    loaded.set_user_attr(FACTS, {**loaded.user_attrs[FACTS], "fixed": list(space.fixed)})
     study(tmp_path, url, space=space)
 
 

@@ -48,7 +48,10 @@ def test_replay_buffer_holds_finished_episodes_with_discounted_returns(
     play(agent, clock, world, 40)
     (memory,), network = made, network_of(agent)
     sample = memory.sample(400, 0)
-    kept = {tuple(row): float(worth) for row, worth in zip(sample.observation, sample.reward, strict=True)}
+    kept = {
+        tuple(row): float(stored_return)
+        for row, stored_return in zip(sample.observation, sample.reward, strict=True)
+    }
     later, exact = np.zeros(4), {}
     ended = np.zeros(4, bool)
     for seen, step in zip(reversed(world.seen), reversed(world.steps), strict=True):
@@ -59,12 +62,10 @@ def test_replay_buffer_holds_finished_episodes_with_discounted_returns(
         later = step.reward + 0.9 * np.where(over, final, later)
         ended |= over
         exact.update({tuple(seen[env]): later[env] for env in np.flatnonzero(ended)})
-    assert len(memory) == len(exact) - 1, (
-        "only the last step may be missing, because the step after it is unknown"
-    )
+    assert len(memory) == len(exact) - 1, "steps other than the last, whose successor is unknown, are missing"
     assert len(kept) > 20
-    for row, worth in kept.items():
-        assert worth == pytest.approx(exact[row], rel=1e-4, abs=1e-4)
+    for row, stored_return in kept.items():
+        assert stored_return == pytest.approx(exact[row], rel=1e-4, abs=1e-4)
 
 
 def test_update_is_the_gradient_of_equation_1(monkeypatch: pytest.MonkeyPatch) -> None:

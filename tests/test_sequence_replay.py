@@ -44,7 +44,7 @@ def state_at(t: int) -> np.ndarray:
 
 
 def fill(memory: SequenceReplay, world: World, naive: NaiveReplay, count: int) -> list[np.ndarray]:
-    """Add `count` steps to both replay buffers; for each step, which episodes ended. [num_envs]"""
+    """Add `count` steps to both replay buffers; return which episodes ended at each step, [num_envs]."""
     over = []
     for observation, action, step in world.steps(count):
         memory.add(observation, action, step, state=state_at(len(naive.seen[0])))
@@ -121,7 +121,7 @@ def test_exactly_the_stored_sequences_with_complete_targets_are_sampled() -> Non
 
 
 @pytest.mark.parametrize("ends", [0.0, 1.0])
-def test_smallest_replay_buffer_always_holds_a_sequence_for_each_environment(ends: float) -> None:
+def test_smallest_replay_buffer_holds_a_sequence_for_each_environment(ends: float) -> None:
     n_step = 3
     least = ENVS * config_of().steps_kept(n_step)
     memory = sequences(STACK, n_step, capacity=least)

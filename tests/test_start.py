@@ -185,11 +185,11 @@ from compositions import remember
 import labrl, labrl.cli
 remember()
 from labrl.errors import InputError
-told, experiments = [], False
+messages, experiments = [], False
 for command in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as error:
         assert labrl.cli.main(command) == 2, command
-    told.append(error.getvalue())
+    messages.append(error.getvalue())
     loaded = [name for name in {heavy} if name in sys.modules]
     assert not loaded, (command, loaded)
     experiments = experiments or "-m" in command
@@ -197,9 +197,9 @@ for command in json.loads(sys.argv[1]):
 try:
     labrl.train(["agent.lr=abc"])
 except InputError as error:
-    told.append(str(error))
+    messages.append(str(error))
 assert "torch" not in sys.modules
-print(json.dumps(told))
+print(json.dumps(messages))
 """
 
 WRONG = {

@@ -128,10 +128,10 @@ def test_weights_of_other_shapes_are_refused_or_initialized_anew(runs: Path, tmp
     run = trained(tmp_path / "run", [*frozen(overrides), "start_from.partial=true", "start_from.session=0"])
     before, after = weights(runs / "ppo", 0, "best"), weights(run)
     facts = json.loads((run / "provenance.json").read_text())["start_from"]
-    anew = set(facts["begun_anew"])
-    assert anew
-    assert all("policy_head" in name for name in anew | set(facts["unused"]))
-    assert set(facts["taken"]) | anew == set(after)
+    initialized = set(facts["begun_anew"])
+    assert initialized
+    assert all("policy_head" in name for name in initialized | set(facts["unused"]))
+    assert set(facts["taken"]) | initialized == set(after)
     assert all(torch.equal(after[name], before[name]) for name in facts["taken"])
     build(run)
     assert "policy_head.0.weight" in (run / "report.html").read_text()
@@ -170,9 +170,7 @@ def test_resume_is_exact_and_does_not_need_the_source_run(name: str, runs: Path,
     assert differences(resumed, uninterrupted) == []
 
 
-def test_session_killed_before_its_first_checkpoint_starts_with_the_same_weights(
-    runs: Path, tmp_path: Path
-) -> None:
+def test_session_killed_before_its_first_checkpoint_starts_the_same_way(runs: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(runs / "ppo", source)
     overrides = [*small("ppo", "cartpole"), "env.max_frame=800", f"start_from={source}"]

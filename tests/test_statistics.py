@@ -171,7 +171,9 @@ def test_sessions_with_rows_at_different_frames_are_interpolated(tmp_path: Path)
     statistics = trial_statistics(load_run(path))
     assert statistics["curve"]["frame"] == [100, 200, 300, 400, 500]
     assert statistics["curve"]["mean"] == [1, 2, 3, 4, 5]
-    assert statistics["consistency"] == 1, "the sessions are equal at every frame that both have"
+    assert statistics["consistency"] == 1, (
+        "sessions that are equal at all common frames are called inconsistent"
+    )
 
 
 def test_running_session_is_left_out_and_the_run_marked_as_running(tmp_path: Path) -> None:

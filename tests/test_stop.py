@@ -67,7 +67,7 @@ def test_session_stopped_at_a_return_is_finished_and_records_the_reason(
 
 
 @pytest.mark.parametrize("limit", [f"meta.stop_at_return={LOW}", "meta.patience=1"])
-def test_stopped_session_resumed_without_the_limit_equals_an_uninterrupted_one(
+def test_session_resumed_without_the_limit_equals_an_uninterrupted_one(
     limit: str, uninterrupted: Path
 ) -> None:
     assert main([*SMALL, limit, "hydra.run.dir=run"]) == 0

@@ -63,7 +63,7 @@ def test_folder_that_is_not_writable_is_refused() -> None:
         pass
 
 
-def runs(started: Any) -> None:
+def run_until_killed(started: Any) -> None:
     started.set()
     time.sleep(600)
 
@@ -72,7 +72,7 @@ def test_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     with FolderLock(tmp_path):
         started = context.Event()
-        worker = context.Process(target=runs, args=(started,))
+        worker = context.Process(target=run_until_killed, args=(started,))
         worker.start()
         started.wait()
     try:

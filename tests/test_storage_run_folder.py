@@ -149,7 +149,7 @@ def test_session_folders_are_listed_in_numerical_order(tmp_path: Path) -> None:
     assert run.session(2).train_csv == tmp_path / "session_2" / "train.csv"
 
 
-def test_relative_path_is_kept_when_the_working_folder_changes(
+def test_relative_path_stays_valid_when_the_working_folder_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -44,8 +44,8 @@ def test_rows_read_back_as_written(tmp_path: Path, columns: list[str], data: st.
     table = CsvTable(path)
     for row in rows:
         table.append(row)
-    wanted = [{column: expected(value) for column, value in row.items()} for row in rows]
-    assert read_rows(path) == wanted
+    expected_rows = [{column: expected(value) for column, value in row.items()} for row in rows]
+    assert read_rows(path) == expected_rows
 
 
 def test_table_is_plain_csv_with_one_header(tmp_path: Path) -> None:

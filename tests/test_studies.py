@@ -124,7 +124,7 @@ def test_stored_study_contains_no_paths_or_hosts(tmp_path: Path) -> None:
         ("env.max_frame=3e4", True),  # a search may be shorter
     ],
 )
-def test_page_states_whether_a_preset_has_the_values_of_its_study(
+def test_results_page_states_whether_a_preset_has_the_values_of_its_study(
     tmp_path: Path, change: str, is_preset: bool
 ) -> None:
     agent = compose(CELL.overrides).agent
@@ -138,7 +138,7 @@ def test_page_states_whether_a_preset_has_the_values_of_its_study(
     assert line.endswith("| has its values |" if is_preset else "| keeps its own |")
 
 
-def test_study_is_started_resumed_and_added_to_the_page(
+def test_study_is_started_resumed_and_added_to_the_results_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
@@ -160,7 +160,7 @@ def test_study_is_started_resumed_and_added_to_the_page(
 
 
 @pytest.mark.parametrize("study", KEPT, ids=lambda study: study.cell.name)
-def test_page_agrees_with_each_stored_study(study: studies.Study) -> None:
+def test_results_page_agrees_with_each_stored_study(study: studies.Study) -> None:
     (line,) = (
         line for line in studies.section([study]).splitlines() if line.startswith(f"| {study.cell.name[:4]}")
     )
@@ -169,7 +169,7 @@ def test_page_agrees_with_each_stored_study(study: studies.Study) -> None:
     assert (on_page[1:7], on_page[-2]) == (expected[1:7], expected[-2])
 
 
-def test_page_marks_a_missing_confirmation_of_a_study(tmp_path: Path) -> None:
+def test_results_page_shows_a_dash_for_a_missing_confirmation(tmp_path: Path) -> None:
     study = kept(tmp_path)
     study.info["search"]["confirm"]["candidates"][1]["mean"] = None
     assert "| −150.0 | – |" in studies.section([study])

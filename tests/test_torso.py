@@ -73,9 +73,9 @@ def test_every_activation_is_elementwise_and_deterministic(activation: str) -> N
 
 
 def bounded(shape: tuple[int, ...], axis: int | None, low: int, high: int) -> tuple[gym.Space[Any], Any]:
-    """Return a space of bytes in [low, high], with random bytes at its bounds and which bound each one is at.
+    """Return a space of bytes in [low, high], and arrays of random bounds: 0 or 1 for which, and the bytes.
 
-    Given an axis, only the last index of that axis has these bounds; the others have [0, 1].
+    With an axis, only the last index of that axis has these bounds; the others have [0, 1].
     """
     lows, highs = np.full(shape, low), np.full(shape, high)
     if axis is not None:

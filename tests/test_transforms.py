@@ -267,7 +267,7 @@ def test_transforms_are_composed_from_options_with_their_values() -> None:
 
 
 @pytest.mark.parametrize("agent", ["dqn", "ppo"])
-def test_changing_statistics_with_a_replay_buffer_are_warned_about(agent: str, tmp_path: Path) -> None:
+def test_replay_buffer_with_changing_reward_statistics_gives_a_warning(agent: str, tmp_path: Path) -> None:
     overrides = [f"agent={agent}", "env=cartpole", "env.max_frame=1200", "meta=dev", "meta.max_session=1"]
     overrides += ["+transforms/reward@transforms.scaled=normalize"]
     run = labrl.train([*overrides, f"hydra.run.dir={tmp_path}"])

@@ -104,7 +104,7 @@ def test_killed_session_is_named_and_does_not_stop_the_other(tmp_path: Path) -> 
         pytest.param(signal.SIGTERM, True, 143, id="terminal", marks=pytest.mark.matrix),
     ],
 )
-def test_signal_interrupts_all_sessions_with_a_checkpoint_each(
+def test_signal_interrupts_all_sessions_and_each_saves_a_checkpoint(
     number: signal.Signals, to_all: bool, code: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"

@@ -53,10 +53,10 @@ def assert_near(found: NDArray, expected: Tensor, scale: float = 0.0) -> None:
 
     scale: magnitude of the numbers whose difference the result is.
     """
-    wanted = expected.detach().numpy()
+    reference = expected.detach().numpy()
     assert found.dtype == np.float32
-    assert found.shape == wanted.shape
-    assert np.linalg.norm(found - wanted) <= 1e-5 * max(float(np.linalg.norm(wanted)), scale) + 1e-12
+    assert found.shape == reference.shape
+    assert np.linalg.norm(found - reference) <= 1e-5 * max(float(np.linalg.norm(reference)), scale) + 1e-12
 
 
 def made_up_values(rows: int, actions: int, outputs: int, seed: int) -> dict[str, Any]:
@@ -195,7 +195,8 @@ def test_gradient_of_a_soft_policy_on_a_box_equals_that_of_autograd(
     parameters = rng.standard_normal((rows, 2 * size), np.float32)
     parameters[:, size:] *= np.float32(wide)  # also beyond both bounds of the log deviation
     noise = rng.standard_normal((rows, size), np.float32)
-    slopes = rng.standard_normal((critics, rows, size), np.float32)  # of Q_i = slope (a - a^3 / 9)
+    # The value of critic i is the sum of slope_i (a - a^3 / 9) over the components of the action.
+    slopes = rng.standard_normal((critics, rows, size), np.float32)
 
     def worth(action: Any) -> Any:
         return (double(slopes).detach() * (action - action**3 / 9)).sum(2)

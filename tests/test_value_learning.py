@@ -156,8 +156,8 @@ def test_expected_values_are_means_of_the_distributions() -> None:
     assert expected.expected(torch.tensor([[[1.0], [2.0]]])).shape == (1, 2)
 
 
-def test_errors_for_priorities_are_the_divergence_or_the_difference_of_means() -> None:
-    """Distributions use the divergence, 0 at the target, and quantiles the difference of their means."""
+def test_errors_are_the_divergence_or_the_difference_of_means() -> None:
+    """Errors for priorities: the divergence of distributions, the difference of means of quantiles."""
     categorical = CategoricalValue(CategoricalValueConfig(v_min=-1, v_max=1, atoms=3), CPU)
     known = torch.tensor([[0.0, 1.0, 2.0]])
     losses, errors = categorical.loss(known, torch.softmax(known, 1))

@@ -114,7 +114,7 @@ def test_run_without_wandb_can_be_sent_later_exactly_once(
         offline.setenv("WANDB_API_KEY", API_KEY)
         offline.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
         offline.setenv("WANDB_INIT_TIMEOUT", "3")
-        assert send_to_wandb([str(run)]) == 1, "rows that did not arrive are no error"
+        assert send_to_wandb([str(run)]) == 1, "the command succeeded although no row arrived"
     capfd.readouterr()
     with Server() as server:
         for name, value in server.environment.items():

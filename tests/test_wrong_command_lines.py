@@ -145,7 +145,7 @@ def mistakes_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_wrong_command_line_prints_one_line_per_mistake_and_leaves_no_folder(
+def test_wrong_command_line_prints_each_mistake_and_leaves_no_folder(
     line: str, mistakes_of: Callable[[str], tuple[Mistake, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert [(one.code, one.key) for one in mistakes_of(line)] == WRONG[line]

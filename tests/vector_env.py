@@ -82,8 +82,8 @@ class Walks(VectorEnv[Any, Any, Any]):
 class Doors(Walks):
     """Walks with one invalid action in each state.
 
-    style: where the action mask is: in "info", in each observation ("dict"), in infos of single environments
-    ("sparse"), or in infos from the first step on ("late").
+    style: the place of the action mask: "info"; "dict", in each observation; "sparse", in infos as Gymnasium
+    merges them from single environments; or "late", in infos but not in that of a reset.
     """
 
     def __init__(self, num_envs: int, style: str = "info", render_mode: str | None = None) -> None:
@@ -97,9 +97,7 @@ class Doors(Walks):
         return self._with_mask(super().reset(seed=seed, options=options)[0], late=self.style == "late")
 
     def step(self, actions: NDArray) -> Any:
-        assert self.style == "late" or self._mask()[np.arange(self.num_envs), actions].all(), (
-            "a closed door"
-        )
+        assert self.style == "late" or self._mask()[np.arange(self.num_envs), actions].all(), "a closed door"
         seen, *rest, _ = super().step(actions)
         observation, info = self._with_mask(seen, late=False)
         return observation, *rest, info
@@ -112,7 +110,7 @@ class Doors(Walks):
     def _with_mask(self, seen: NDArray, late: bool) -> Any:
         if self.style == "dict":
             return {"observation": seen, "action_mask": self._mask()}, {}
-        if self.style == "sparse":  # the form in which Gymnasium merges the infos of single environments
+        if self.style == "sparse":  # an array of objects with a second array that says which are set
             mask = np.full(self.num_envs, None, object)
             mask[:] = list(self._mask())
             return seen, {"action_mask": mask, "_action_mask": np.ones(self.num_envs, np.bool_)}

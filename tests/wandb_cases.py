@@ -1,4 +1,4 @@
-"""Readers of what W&B received: of its transaction logs, and a local server that stands in for its own."""
+"""Reader of W&B's transaction logs, and a local server that replaces W&B's own."""
 
 from __future__ import annotations
 
