@@ -35,9 +35,8 @@ def test_losses_match_values_computed_by_hand() -> None:
     torch.testing.assert_close(policy, torch.tensor([2.0, 0.0]))
     torch.testing.assert_close(value_error, torch.tensor([2.0, 0.0]))
     (policy.sum() + value_error.sum()).backward()
-    torch.testing.assert_close(
-        value.grad, torch.tensor([-2.0, 0.0])
-    )  # the policy loss has no gradient to the value
+    # The policy loss must not contribute to the gradient of the value.
+    torch.testing.assert_close(value.grad, torch.tensor([-2.0, 0.0]))
 
 
 def test_replay_buffer_holds_finished_episodes_with_discounted_returns(

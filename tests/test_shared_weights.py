@@ -86,9 +86,7 @@ def test_synced_weights_are_the_sum_of_all_sessions_changes(tmp_path: Path) -> N
     with torch.no_grad():
         first.weight.add_(1.0)
         second.weight.add_(0.25)
-    assert not torch.equal(first.weight, second.weight), (
-        "weights changed in the other session before an exchange"
-    )
+    assert not torch.equal(first.weight, second.weight), "changed before an exchange"
     a.exchange()
     torch.testing.assert_close(first.weight.detach(), initial + 1)
     b.exchange()
@@ -144,9 +142,8 @@ def test_trial_with_common_weights_finishes_and_can_be_extended(
     assert main([*TRIAL, f"meta.distributed={mode}", f"hydra.run.dir={run}"]) == 0
     assert "meta.distributed" in capsys.readouterr().out, "no warning that the run is not reproducible"
     assert not (run / FOLDER).exists(), "the shared weights were left behind"
-    assert (
-        main([f"+resume={run}", "env.max_frame=2048", "+force=true"]) == 0
-    )  # forced: schedules follow the budget
+    # Schedules follow the budget, so that changing it needs +force.
+    assert main([f"+resume={run}", "env.max_frame=2048", "+force=true"]) == 0
     info = json.loads((run / "run.json").read_text())
     assert [session["frame"] for session in info["sessions"]] == [2048, 2048]
     for index in (0, 1):

@@ -171,9 +171,7 @@ def test_sessions_with_rows_at_different_frames_are_interpolated(tmp_path: Path)
     statistics = trial_statistics(load_run(path))
     assert statistics["curve"]["frame"] == [100, 200, 300, 400, 500]
     assert statistics["curve"]["mean"] == [1, 2, 3, 4, 5]
-    assert statistics["consistency"] == 1, (
-        "sessions that are equal at all common frames are called inconsistent"
-    )
+    assert statistics["consistency"] == 1, "equal at all common frames, yet inconsistent"
 
 
 def test_running_session_is_left_out_and_the_run_marked_as_running(tmp_path: Path) -> None:
@@ -185,7 +183,7 @@ def test_running_session_is_left_out_and_the_run_marked_as_running(tmp_path: Pat
     (reason,) = reasons(statistics)
     assert re.findall(r"[\d,]+", reason) == ["500", "1,000"]
     assert statistics["warnings"][0] not in trial_statistics(load_run(path))["warnings"], (
-        "a killed run is called running"
+        "still called running"
     )
 
 

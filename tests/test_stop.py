@@ -80,9 +80,7 @@ def test_session_resumed_without_the_limit_equals_an_uninterrupted_one(
 def test_larger_patience_of_a_resume_counts_earlier_evaluations(uninterrupted: Path) -> None:
     returns = [float(row["return_mean"]) for row in rows(uninterrupted / "session_0" / "eval.csv")]
     since_best = [index - returns.index(max(returns[: index + 1])) for index in range(len(returns))]
-    assert max(since_best[:-1]) >= 2, (
-        "with this seed there are no two evaluations in a row without a new best return"
-    )
+    assert max(since_best[:-1]) >= 2, "this seed has no two evaluations without a new best"
     assert main([*SMALL, "meta.patience=2", "hydra.run.dir=at_once"]) == 0
     assert main([*SMALL, "meta.patience=1", "hydra.run.dir=twice"]) == 0
     assert main(["+resume=twice", "meta.patience=2"]) == 0

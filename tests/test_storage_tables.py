@@ -143,9 +143,7 @@ def test_rows_that_do_not_fit_on_a_full_disk_are_written_later(tmp_path: Path) -
     with file_size_limit(9):  # room for half of the next row
         table.append({"frame": 2})
         table.append({"frame": 3})
-    assert [row["frame"] for row in read_rows(tmp_path / "t.csv")] == [1], (
-        "rows that did not fit are in the file"
-    )
+    assert [row["frame"] for row in read_rows(tmp_path / "t.csv")] == [1], "a waiting row is in the file"
     table.append({"frame": 4})
     assert (tmp_path / "t.csv").read_text() == "frame\n1\n2\n3\n4\n"
 

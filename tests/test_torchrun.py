@@ -138,9 +138,7 @@ def test_run_of_torchrun_stopped_and_resumed_equals_an_uninterrupted_one(agent: 
     assert torchrun(f"+resume={resumed}").wait(300) == 0
     assert differences(uninterrupted, resumed) == []
     assert unequal(states_of_ranks(uninterrupted), states_of_ranks(resumed)) == []
-    assert main([f"+enjoy={resumed}", "episodes=1", "videos=0"]) == 0, (
-        "the agent of the first rank cannot play"
-    )
+    assert main([f"+enjoy={resumed}", "episodes=1", "videos=0"]) == 0, "the checkpoint cannot be played"
 
 
 @pytest.mark.slow

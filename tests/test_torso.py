@@ -118,9 +118,7 @@ def test_bytes_are_scaled_by_the_bounds_of_their_space(
         for module, each in ((network, seen), (usual, shares))
     )
     torch.testing.assert_close(found, expected)
-    assert set(network.state_dict()) == set(usual.state_dict()), (
-        "the state dict has other keys than that of bytes from 0 to 255"
-    )
+    assert set(network.state_dict()) == set(usual.state_dict()), "the keys of the state dict differ"
 
 
 def test_pixels_from_0_to_255_are_divided_by_255_exactly() -> None:

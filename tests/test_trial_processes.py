@@ -28,9 +28,8 @@ def labrl(folder: Path, *overrides: str, path: Path = Path()) -> Iterator[Comman
     folder: the run folder; path: a folder of Python modules that the command imports.
     """
     for number in SIGNALS:
-        if (
-            signal.getsignal(number) == signal.SIG_IGN
-        ):  # by nohup or a script's `&`: labrl would ignore it too
+        # nohup, or `&` in a script, makes this process ignore signals, and labrl would inherit that.
+        if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     found = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])
     process = start_labrl(f"hydra.run.dir={folder}", *overrides, env={**os.environ, "PYTHONPATH": found})
@@ -72,9 +71,7 @@ def statuses(folder: Path) -> list[str]:
     return [session["status"] for session in json.loads((folder / "run.json").read_text())["sessions"]]
 
 
-needs_proc = pytest.mark.skipif(
-    not Path("/proc/self/task").exists(), reason="child processes are found in /proc"
-)
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists children by /proc")
 
 
 @needs_proc

@@ -276,6 +276,4 @@ def test_offline_run_resumed_online_sends_all_its_rows(
         trial.end()
         finish(second)
         assert [row["_step"] for row in server.rows(first._id)] == [100, 200]
-    assert not list((trial.session.path / "wandb").glob("offline-run-*")), (
-        "syncing the offline log would send the rows twice"
-    )
+    assert not list((trial.session.path / "wandb").glob("offline-run-*")), "rows would be sent twice"

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 class Walks(VectorEnv[Any, Any, Any]):
     """Vector of `env_cases.Walk` environments, equal to them bit for bit.
 
-    It returns the same array at each step and overwrites the arrays that it is given. fault: what it does
-    wrong, "" for nothing.
+    It returns the same array at each step and overwrites the arrays that it is given.
+
+    fault: what it does wrong, "" for nothing.
     """
 
     metadata: ClassVar[Any] = {"autoreset_mode": AutoresetMode.DISABLED, "render_fps": 20}

@@ -123,7 +123,10 @@ def by_frame(rows: list[dict[str, Any]]) -> list[tuple[int, dict[str, float]]]:
 
 
 class Server:
-    """Local server with the part of W&B's protocol that its client needs for a history; a context manager."""
+    """Local server with the part of W&B's protocol that its client needs to send a history.
+
+    It runs while it is used as a context manager.
+    """
 
     def __init__(self) -> None:
         self.runs: dict[str, dict[str, Any]] = {}
