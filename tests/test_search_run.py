@@ -185,17 +185,17 @@ def test_confirmation_run_counts_only_if_it_finished(tmp_path: Path) -> None:
 
 
 def test_session_killed_while_connecting_does_not_block_others() -> None:
-    heard: list[int] = []
-    with Hub(lambda trial: bool(heard.append(trial))) as hub:
+    reports: list[int] = []
+    with Hub(lambda trial: bool(reports.append(trial))) as hub:
         _, key, address = hub.channel(7).split(" ", 2)
-        for _ in range(3):
+        for _ in range(3):  # sessions that are killed right after they have connected
             with socket.socket(socket.AF_UNIX) as caller:
                 caller.connect(address)
         session = Client(address, authkey=bytes.fromhex(key))
         session.send(7)
         session.send(100)
         assert session.recv() is False
-    assert heard == [7]
+    assert reports == [7]
 
 
 def test_ended_search_leaves_no_thread_behind() -> None:

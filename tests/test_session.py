@@ -1,4 +1,4 @@
-"""Tests of sessions: repeated and resumed ones are equal bit for bit, and observation does not change them."""
+"""Tests of sessions: repeated and resumed ones are equal bit for bit, and observing one changes nothing."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_evaluation_does_not_change_training(overrides: list[str], tmp_path: Pat
     assert (row["source"], row["episodes"]) == ("evaluation", "2")
 
 
-def test_observation_of_a_session_does_not_change_training(tmp_path: Path) -> None:
+def test_observing_a_session_does_not_change_training(tmp_path: Path) -> None:
     """Switch panel, TensorBoard, evaluation, recording, profile and extra checkpoints on or all off."""
     off = ["meta.progress=false", "meta.tensorboard=false", "meta.record_episodes=none", "meta.videos=false"]
     on = ["meta.progress=true", "meta.tensorboard=true", "meta.record_episodes=each", "meta.rigorous_eval=2"]
