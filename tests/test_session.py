@@ -34,11 +34,11 @@ PENDULUM += [
 PONG = [*QUIET, "env=pong", "env.max_frame=112", "env.num_envs=2", "agent.horizon=16", "agent.batch_size=16"]
 PONG += ["env.image_size=44", "env.noop_max=1"]
 PONG += ["agent.epochs=1", "meta.log_frequency=64", "agent.network.torso.cnn.features=32"]
-WATCHED = {"wall", "fps"}
+TIMINGS = {"wall", "fps"}
 
 
 class EndsBadlyError(Exception):
-    """Raised by a callback at the end of a session."""
+    """Error that a callback raises at the end of a session."""
 
 
 def config_of(overrides: list[str]) -> TrialConfig:
@@ -71,7 +71,7 @@ def weights(session: Session) -> torch.Tensor:
 
 def rows(folder: Path, table: str = "train") -> list[dict[str, str]]:
     with open(folder / "session_0" / f"{table}.csv") as file:
-        return [{k: v for k, v in row.items() if k not in WATCHED} for row in csv.DictReader(file)]
+        return [{k: v for k, v in row.items() if k not in TIMINGS} for row in csv.DictReader(file)]
 
 
 @pytest.mark.parametrize("overrides", [CARTPOLE, PENDULUM, PONG], ids=["cartpole", "pendulum", "pong"])
