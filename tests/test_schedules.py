@@ -1,7 +1,4 @@
-"""A schedule is a pure function of the frame, exact at its ends, and constant after its horizon.
-
-It can be typed in full or in short form, and replaces what was there.
-"""
+"""Tests of schedules: their values at each frame, and how they are typed, composed, recorded and refused."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ STEP = StepSchedule(kind="step", start=1.0, factor=0.1, steps=2, horizon=100, wa
 PIECEWISE = PiecewiseSchedule(kind="piecewise", points=[(10, 1.0), (20, 3.0), (40, 0.0)])
 
 
-def test_a_number_is_a_constant() -> None:
+def test_number_is_a_constant_schedule() -> None:
     assert value_at(0.25, 0) == value_at(0.25, 10**9) == 0.25
 
 
@@ -63,43 +60,43 @@ def test_a_number_is_a_constant() -> None:
         (PIECEWISE, 99, 0.0),
     ],
 )
-def test_values_computed_by_hand(schedule: object, frame: int, expected: float) -> None:
+def test_schedule_values_match_those_computed_by_hand(schedule: object, frame: int, expected: float) -> None:
     assert value_at(schedule, frame) == pytest.approx(expected)  # type: ignore[arg-type]
 
 
-def test_an_end_of_zero_and_a_growing_value_are_reached() -> None:
+def test_growing_schedule_reaches_its_end_value() -> None:
     growing = LinearSchedule(kind="linear", start=0.0, end=2.0, horizon=10, warmup=0)
     assert [value_at(growing, frame) for frame in (0, 5, 10, 20)] == [0.0, 1.0, 2.0, 2.0]
 
 
-def test_warm_up_rises_from_zero_and_then_the_shape_begins() -> None:
+def test_warmup_rises_from_zero_before_the_decay_begins() -> None:
     schedule = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=110, warmup=10)
     assert [value_at(schedule, frame) for frame in (0, 5, 10, 60, 110)] == pytest.approx([0, 0.5, 1, 0.5, 0])
 
 
 @pytest.mark.parametrize("schedule", [LINEAR, COSINE, EXPONENTIAL, STEP, PIECEWISE])
 @given(frame=st.integers(min_value=100, max_value=10**10))
-def test_nothing_changes_after_the_horizon(schedule: object, frame: int) -> None:
+def test_schedule_is_constant_after_its_horizon(schedule: object, frame: int) -> None:
     assert value_at(schedule, frame) == value_at(schedule, 100)  # type: ignore[arg-type]
 
 
-def test_a_warm_up_until_the_horizon_ends_there() -> None:
+def test_warmup_may_last_until_the_horizon() -> None:
     schedule = LinearSchedule(kind="linear", start=1.0, end=0.5, horizon=10, warmup=10)
     assert [value_at(schedule, frame) for frame in (0, 9, 10, 11)] == [0.0, 0.9, 0.5, 0.5]
 
 
-def test_a_warm_up_that_outlasts_the_schedule_is_refused() -> None:
+def test_warmup_longer_than_the_horizon_is_refused() -> None:
     LinearSchedule(kind="linear", start=1, end=0, horizon=10, warmup=10)
     with pytest.raises(ValueError, match=r"^warmup\b.*10.*11"):
         CosineSchedule(kind="cosine", start=1, end=0, horizon=10, warmup=11)
 
 
-def test_points_out_of_order_are_refused() -> None:
+def test_piecewise_points_must_have_increasing_frames() -> None:
     with pytest.raises(ValueError, match=r"\[10, 10\]"):
         PiecewiseSchedule(kind="piecewise", points=[(10, 1.0), (10, 2.0)])
 
 
-def test_what_is_beyond_all_numbers_is_refused() -> None:
+def test_schedule_that_overflows_or_underflows_is_refused() -> None:
     with pytest.raises(ValueError, match=r"start \* factor \*\* steps"):
         StepSchedule(kind="step", start=1e-3, factor=1e200, steps=3, horizon=2000, warmup=0)
     with pytest.raises(ValueError, match=r"start \* factor \*\* steps"):
@@ -108,7 +105,7 @@ def test_what_is_beyond_all_numbers_is_refused() -> None:
         ExponentialSchedule(kind="exponential", start=1e-300, end=1e300, horizon=1000, warmup=0)
 
 
-def test_a_step_comes_at_its_frame_and_not_one_late() -> None:
+def test_step_schedule_changes_exactly_at_its_frame() -> None:
     halved = StepSchedule(kind="step", start=1.0, factor=0.5, steps=100, horizon=1_000_000, warmup=0)
     for step in range(1, 101):
         assert value_at(halved, 10_000 * step) == 0.5**step
@@ -118,7 +115,9 @@ def test_a_step_comes_at_its_frame_and_not_one_late() -> None:
 @pytest.mark.parametrize(
     ("factor", "ends"), [(0.5, (0.0, 1.0)), (-0.5, (-0.5, 1.0)), (-1.0, (-1.0, 1.0)), (1.0, (1.0, 1.0))]
 )
-def test_the_bounds_of_a_billion_steps_are_known_at_once(factor: float, ends: tuple[float, float]) -> None:
+def test_bounds_of_a_step_schedule_take_no_loop_over_its_steps(
+    factor: float, ends: tuple[float, float]
+) -> None:
     schedule = StepSchedule(kind="step", start=1.0, factor=factor, steps=10**9, horizon=10**9, warmup=0)
     assert (smallest(schedule), largest(schedule)) == ends
 
@@ -135,7 +134,7 @@ def test_the_bounds_of_a_billion_steps_are_known_at_once(factor: float, ends: tu
     ],
     ids=str,
 )
-def test_smallest_is_what_the_coefficient_never_falls_below(schedule: Schedule, lowest: float) -> None:
+def test_smallest_is_the_minimum_of_the_schedule(schedule: Schedule, lowest: float) -> None:
     assert smallest(schedule) == lowest
     assert min(value_at(schedule, frame) for frame in range(12)) == pytest.approx(lowest)
 
@@ -151,7 +150,7 @@ def test_smallest_is_what_the_coefficient_never_falls_below(schedule: Schedule, 
     ],
     ids=str,
 )
-def test_largest_is_what_the_coefficient_never_exceeds(schedule: Schedule, highest: float) -> None:
+def test_largest_is_the_maximum_of_the_schedule(schedule: Schedule, highest: float) -> None:
     assert largest(schedule) == highest
     assert max(value_at(schedule, frame) for frame in range(12)) == pytest.approx(highest)
 
@@ -162,7 +161,7 @@ PIECES = "{kind: piecewise, points: [[0, 1e-3], [1000, 0]]}"
 
 
 def composed(*overrides: str, config_dir: Path | None = None) -> Any:
-    """Return what `labrl <overrides>` records as agent.lr. The budget is 100000 frames."""
+    """Return the value of agent.lr that `labrl <overrides>` records with a budget of 100000 frames."""
     plain = to_plain(compose(["env.max_frame=100000", *overrides], config_dir))
     resolve(plain)
     return plain["agent"]["lr"]
@@ -172,14 +171,14 @@ def composed(*overrides: str, config_dir: Path | None = None) -> Any:
     "before", ["3e-4", "linear:3e-4:0", "{kind: linear, start: 1, end: 0, horizon: 9}", PIECES]
 )
 @pytest.mark.parametrize("sign", ["", "+", "++"])
-def test_a_typed_schedule_replaces_a_number_and_any_other_schedule(before: str, sign: str) -> None:
+def test_schedule_override_replaces_a_number_or_another_schedule(before: str, sign: str) -> None:
     sign = "++" if sign == "+" and before == "3e-4" else sign
     assert composed("preset=none", f"agent.lr={before}", f"{sign}agent.lr={FULL}") == COSINE_LR
     assert set(composed(f"agent.lr={before}", f"agent.lr={PIECES}")) == {"kind", "points"}
     assert composed(f"agent.lr={before}", "agent.lr=1e-4") == 1e-4
 
 
-def test_a_typed_schedule_replaces_one_of_a_preset_and_of_a_file(tmp_path: Path) -> None:
+def test_schedule_override_replaces_that_of_a_preset_or_experiment_file(tmp_path: Path) -> None:
     assert composed("env=pendulum")["kind"] == "linear"
     assert composed("env=pendulum", f"agent.lr={FULL}") == COSINE_LR
     (tmp_path / "experiment").mkdir()
@@ -208,17 +207,17 @@ def test_a_typed_schedule_replaces_one_of_a_preset_and_of_a_file(tmp_path: Path)
         ("'linear:1:0:${env.num_envs}'", {"kind": "linear", "start": 1, "end": 0, "horizon": 8, "warmup": 0}),
     ],
 )
-def test_the_short_form_is_recorded_with_all_keys(text: str, full: dict[str, Any]) -> None:
+def test_short_form_is_recorded_with_all_keys(text: str, full: dict[str, Any]) -> None:
     assert composed("env.num_envs=8", f"agent.lr={text}") == full
     assert composed("env.num_envs=8", f"agent.lr={text}", "agent.lr.start=0.25") == {**full, "start": 0.25}
 
 
 @pytest.mark.parametrize("key", ["wandb.name", "env.name"])
-def test_text_that_looks_like_a_schedule_remains_text(key: str) -> None:
+def test_text_that_looks_like_a_schedule_stays_text_elsewhere(key: str) -> None:
     assert OmegaConf.select(compose([f"{key}=linear:1:0"]), key) == "linear:1:0"
 
 
-def test_one_entry_of_a_schedule_can_be_changed() -> None:
+def test_override_can_change_one_key_of_a_schedule() -> None:
     changed = composed("env=pendulum", "agent.lr.start=5e-4", "agent.lr.warmup=100")
     assert (changed["kind"], changed["start"], changed["warmup"]) == ("linear", 5e-4, 100)
     assert composed("env=pendulum", "agent.lr={start: 5e-4}")["start"] == 5e-4
@@ -238,13 +237,13 @@ def test_one_entry_of_a_schedule_can_be_changed() -> None:
         (["env=pendulum", "agent.lr={kind: step, values: [1]}"], "unknown-key", "agent.lr.values"),
     ],
 )
-def test_a_wrong_schedule_is_refused_with_its_key(overrides: list[str], code: str, key: str) -> None:
+def test_wrong_schedule_is_refused_with_its_key(overrides: list[str], code: str, key: str) -> None:
     with pytest.raises(InputError) as error:
         composed(*overrides)
     assert (error.value.code, error.value.key) == (code, key)
 
 
-def test_a_component_with_a_kind_is_merged_and_a_pruner_is_replaced() -> None:
+def test_network_part_with_a_kind_is_merged_but_a_pruner_is_replaced() -> None:
     recurrent = to_plain(compose(["agent=recurrent_ppo", "agent/network=lstm"]))["agent"]["network"]["torso"]
     assert (recurrent["kind"], "hidden_size" in recurrent) == ("lstm", True)
     pruner = "{kind: median, startup_trials: 3, warmup: 0}"
@@ -252,14 +251,14 @@ def test_a_component_with_a_kind_is_merged_and_a_pruner_is_replaced() -> None:
     assert (typed.kind, vars(typed)) == ("median", {"kind": "median", "startup_trials": 3, "warmup": 0})
 
 
-def test_omegaconf_merges_as_ever_outside_of_labrl() -> None:
+def test_omegaconf_merges_as_usual_outside_of_labrl() -> None:
     compose([])
     merged = OmegaConf.merge({"lr": {"kind": "linear", "start": 1}}, {"lr": {"kind": "cosine"}})
     assert merged == {"lr": {"kind": "cosine", "start": 1}}
     assert OmegaConf.create({"lr": "linear:1:0"}).lr == "linear:1:0"
 
 
-def test_trials_of_a_grid_can_have_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grid_can_sweep_over_schedules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
     swept = f"agent.lr=linear:3e-4:0,1e-3,{PIECES}"
@@ -273,13 +272,13 @@ def test_trials_of_a_grid_can_have_schedules(tmp_path: Path, monkeypatch: pytest
     assert set(pieces) == {"kind", "points"}
 
 
-def test_a_resume_knows_a_short_form_by_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_compares_a_short_form_by_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
     assert main([*tiny, "preset=none", "agent.lr=linear:3e-4:0"]) == 0
     (run,) = Path("runs").iterdir()
     longer = ["+resume=latest", "env.max_frame=1024"]
-    assert main(longer) == 2  # the horizon follows the budget
+    assert main(longer) == 2  # refused: the horizon follows the budget
     assert main([*longer, "agent.lr.horizon=512", "agent.lr.start=1e-3"]) == 2
     assert main([*longer, f"agent.lr={FULL}"]) == 2
     assert main([*longer, "agent.lr=linear:3e-4:0:512"]) == 0

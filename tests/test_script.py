@@ -1,4 +1,4 @@
-"""Classes of a script or notebook train in processes that do not run the script again."""
+"""Tests of training from a script or notebook: its classes reach the processes, which do not run it again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REWARD = 0.5
 """
 
 
-def test_a_script_without_a_main_guard_trains_its_own_environment_in_processes(tmp_path: Path) -> None:
+def test_script_without_a_main_guard_trains_in_several_processes(tmp_path: Path) -> None:
     overrides = [
         *OWN,
         *QUICK,
@@ -68,7 +68,7 @@ labrl.train([*{overrides}, "env.make={{_target_: __main__.make}}"])
         assert (session["status"], session["return_mean"]) == ("finished", 5.0)
 
 
-def test_what_cannot_be_sent_to_processes_is_refused_before_the_run(
+def test_class_that_cannot_be_pickled_is_refused_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     namespace = {"__name__": "__main__"}
@@ -79,17 +79,17 @@ def test_what_cannot_be_sent_to_processes_is_refused_before_the_run(
         labrl.train([*overrides, "meta.max_session=2"])
     assert "__main__.Unsendable" in str(error.value)
     assert not (tmp_path / "a").exists()
-    assert labrl.train(overrides).return_mean == 5.0  # in this process
+    assert labrl.train(overrides).return_mean == 5.0  # one session runs in this process, without pickling
 
 
-def test_a_target_of_another_script_is_refused_by_its_key() -> None:
+def test_target_of_another_script_is_refused_with_its_key() -> None:
     with refused("target", "env.make._target_") as error:
         labrl.train([*OWN, "env.make={_target_: __main__.Elsewhere}"])
     assert "__main__.Elsewhere" in str(error.value)
 
 
 @pytest.mark.parametrize("key", ["env.make", "env.import_module"])
-def test_a_module_that_trains_when_a_configuration_imports_it_is_refused(
+def test_module_that_trains_when_it_is_imported_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -106,7 +106,7 @@ def test_a_module_that_trains_when_a_configuration_imports_it_is_refused(
     assert not Path("runs").exists()
 
 
-def test_a_child_process_that_imports_the_script_does_not_train(tmp_path: Path) -> None:
+def test_child_process_that_imports_the_script_does_not_train(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import multiprocessing, sys, labrl\n"
@@ -119,5 +119,5 @@ def test_a_child_process_that_imports_the_script_does_not_train(tmp_path: Path) 
     )
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "InputError" in done.stderr, "the child's own overrides"
+    assert "InputError" in done.stderr, "labrl.train was not refused in the child process"
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]

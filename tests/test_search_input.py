@@ -1,4 +1,4 @@
-"""A search that cannot work is refused before its first trial, with what to type; nothing is left behind."""
+"""Tests of the input of searches: a search that cannot work is refused before its first trial."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "expected"),
     [
         (["agent.lrr=interval(0.1, 1)"], ["agent.lrr", "agent.lr?"]),
         (["agent.lr=interval(-1.0, 1.0)"], ["agent.lr=interval(-1.0, 1.0)"]),
@@ -89,47 +89,48 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([LR, "hydra/launcher=joblib"], ["hydra/launcher=local"]),
     ],
 )
-def test_wrong_input_is_refused_by_its_key(
-    overrides: list[str], says: list[str], capsys: pytest.CaptureFixture[str]
+def test_wrong_search_is_refused_with_its_key_and_leaves_no_folder(
+    overrides: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*SEARCH, *overrides]) == WRONG_INPUT
-    told = capsys.readouterr().err
-    assert not [part for part in says if part not in told], told
+    message = capsys.readouterr().err
+    assert not [part for part in expected if part not in message], message
     assert not list(Path("runs").glob("*"))
 
 
-def test_hydras_number_of_trials_replaces_that_of_a_ready_space(capsys: pytest.CaptureFixture[str]) -> None:
-    later = ["hydra.sweeper.storage=study.db", "hydra.sweeper.study_name=x"]  # refused after all else
-    assert main([*SEARCH[:-1], "search=ppo", "hydra.sweeper.n_trials=3", *later]) == WRONG_INPUT
-    told = capsys.readouterr().err
-    assert "hydra.sweeper.storage=study.db" in told
-    assert "n_trials" not in told
+def test_n_trials_replaces_the_number_of_trials_of_a_ready_space(capsys: pytest.CaptureFixture[str]) -> None:
+    # The storage is checked last, so that only this error appears if n_trials is accepted.
+    wrong_storage = ["hydra.sweeper.storage=study.db", "hydra.sweeper.study_name=x"]
+    assert main([*SEARCH[:-1], "search=ppo", "hydra.sweeper.n_trials=3", *wrong_storage]) == WRONG_INPUT
+    message = capsys.readouterr().err
+    assert "hydra.sweeper.storage=study.db" in message
+    assert "n_trials" not in message
 
 
-def test_a_database_that_does_not_answer_is_told_without_the_password(
+def test_error_of_an_unreachable_database_hides_the_password(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("psycopg")
     url = "postgresql://labrl:secret@127.0.0.1:1/labrl"
     overrides = [LR, f"hydra.sweeper.storage={url}", "hydra.sweeper.study_name=x"]
     assert main([*SEARCH, *overrides]) == WRONG_INPUT
-    told = capsys.readouterr().err
-    assert "hydra.sweeper.storage=postgresql://labrl:***@127.0.0.1:1/labrl" in told
-    assert "secret" not in told
+    message = capsys.readouterr().err
+    assert "hydra.sweeper.storage=postgresql://labrl:***@127.0.0.1:1/labrl" in message
+    assert "secret" not in message
 
 
-def test_what_contradicts_another_sample_only_is_not_refused() -> None:
+def test_choices_that_contradict_only_in_combination_are_accepted() -> None:
     overrides = [
         "agent.lr=choice(1e-3, {kind: linear, start: 1e-3, end: 0, horizon: 1e4})",
         "agent.network.torso.mlp.hidden=choice([64, 64], [32])",
-        "agent.horizon=choice(32, 100)",  # 800 steps are no whole minibatches of 256
+        "agent.horizon=choice(32, 100)",  # 800 steps cannot be divided into minibatches of 256
         "agent.gae_lambda=choice(0.9, ${agent.gamma})",
     ]
     check_space(Recipe(Space.of({}, {}, overrides), {"agent": "ppo", "env": "cartpole"}, []))
 
 
 @pytest.mark.parametrize("typed", ["meta.report=true", "++meta.report=true", "meta.videos=true"])
-def test_trials_report_nothing_of_their_own_unless_it_is_typed(typed: str) -> None:
+def test_trials_make_no_report_or_videos_unless_asked_for(typed: str) -> None:
     recipe = Recipe(Space.of({}, {}, [LR, "env=cartpole", typed]), {"agent": "ppo", "env": "cartpole"}, [])
     for overrides, key in (([], None), ([typed], typed.lstrip("+").partition("=")[0])):
         meta = to_plain(compose([*recipe.configuration({"agent.lr": 1e-3}), *unwatched(overrides)]))["meta"]
@@ -138,13 +139,13 @@ def test_trials_report_nothing_of_their_own_unless_it_is_typed(typed: str) -> No
         assert kept == {"progress": False, "report": False, "videos": False, **asked}
 
 
-def test_a_space_without_a_search_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ready_space_without_a_search_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search=ppo"]) == WRONG_INPUT
     assert "labrl -m hydra/sweeper=optuna search=<space>" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["ppo", "a2c", "dqn", "sac", "td3", "ddpg", "crossq"])
-def test_a_ready_space_brings_its_agent_with_its_presets_and_its_number_of_trials(name: str) -> None:
+def test_ready_space_selects_its_agent_presets_and_number_of_trials(name: str) -> None:
     env = "cartpole" if name == "dqn" else "pendulum"
     cfg = compose([f"search={name}", f"env={env}"], with_hydra=True)
     choices = dict(cfg.hydra.runtime.choices)
@@ -154,7 +155,7 @@ def test_a_ready_space_brings_its_agent_with_its_presets_and_its_number_of_trial
     assert check_space(recipe) == resolve(compose([f"agent={name}", f"env={env}"]))
 
 
-def test_labrls_sweeper_wins_over_the_one_of_the_same_name_and_keeps_its_samplers() -> None:
+def test_labrl_sweeper_replaces_hydras_and_keeps_its_samplers() -> None:
     for sampler in ("tpe", "gp", "cmaes", "random", "grid", "qmc", "nsgaii"):
         overrides = ["hydra/sweeper=optuna", f"hydra/sweeper/sampler={sampler}", "meta.max_trial=7"]
         node = compose(overrides, with_hydra=True).hydra.sweeper
@@ -164,7 +165,7 @@ def test_labrls_sweeper_wins_over_the_one_of_the_same_name_and_keeps_its_sampler
 
 
 @pytest.mark.parametrize("more", [[], ["experiment=slm_lab/acrobot"]])
-def test_the_recipe_of_the_best_composes_to_the_same_configuration(tmp_path: Path, more: list[str]) -> None:
+def test_best_recipe_composes_to_the_configuration_of_the_best_trial(tmp_path: Path, more: list[str]) -> None:
     overrides = [
         "env=acrobot",
         "agent/network=mlp",
@@ -178,7 +179,7 @@ def test_the_recipe_of_the_best_composes_to_the_same_configuration(tmp_path: Pat
     params = {"agent.lr": 2.5e-4, "agent.network.torso.hidden": "[32]"}
     path = tmp_path / BEST
     path.parent.mkdir()
-    path.write_text(recipe.as_yaml(params, tmp_path, ["told"]))
+    path.write_text(recipe.as_yaml(params, tmp_path, ["a comment"]))
     assert to_plain(compose(["experiment=best"], tmp_path)) == to_plain(compose(recipe.configuration(params)))
     assert to_plain(compose(["experiment=best", "agent.lr=1"], tmp_path))["agent"]["lr"] == 1
 
@@ -189,7 +190,7 @@ CHECKED: set[tuple[object, ...]] = set()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_of_the_page_compose_and_have_something_to_search(command: str) -> None:
+def test_commands_in_the_search_guide_compose_with_a_search_space(command: str) -> None:
     overrides = [override for override in shlex.split(command.partition(" #")[0])[2:] if override]
     searching = [override for override in overrides if re.search(r"=(tag|interval|choice|range)\(", override)]
     cfg = compose([override for override in overrides if override not in searching], with_hydra=True)
@@ -201,14 +202,14 @@ def test_commands_of_the_page_compose_and_have_something_to_search(command: str)
     assert cfg.hydra.sweeper.n_trials >= 20
     choices = dict(cfg.hydra.runtime.choices)
     space = choices["search"], choices["agent"], choices["env"], *found.written.items()
-    if space not in CHECKED:  # most commands search the same space, on other machines
+    if space not in CHECKED:  # most commands search the same space and differ only in where they run
         recipe = Recipe(found, choices, [])
         check_space(recipe)
         check_ready(choices["search"], recipe)
         CHECKED.add(space)
 
 
-def test_a_refused_search_leaves_alone_what_was_there_before() -> None:
+def test_refused_search_leaves_existing_folders_unchanged() -> None:
     Path("results").mkdir()
     Path("results/notes.md").write_text("mine")
     Path("empty").mkdir()
@@ -218,7 +219,7 @@ def test_a_refused_search_leaves_alone_what_was_there_before() -> None:
     assert not list(Path("empty").iterdir())
 
 
-def test_a_space_that_brings_more_than_its_agent_is_refused_with_what_trials_would_lack(
+def test_space_that_sets_more_than_its_agent_is_refused_with_a_remedy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("my/search").mkdir(parents=True)
@@ -231,6 +232,6 @@ def test_a_space_that_brings_more_than_its_agent_is_refused_with_what_trials_wou
     )
     overrides = ["-m", "--config-dir", "my", "hydra/sweeper=optuna", "env=cartpole", "search=mine"]
     assert main(overrides) == WRONG_INPUT
-    told = capsys.readouterr().err
-    assert "search=mine" in told
-    assert "agent.lr.horizon=30000.0 env.max_frame=30000.0" in told
+    message = capsys.readouterr().err
+    assert "search=mine" in message
+    assert "agent.lr.horizon=30000.0 env.max_frame=30000.0" in message

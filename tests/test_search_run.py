@@ -1,4 +1,4 @@
-"""A search from the command line: trials are pruned, fail, are confirmed, and the folder tells all of it."""
+"""Tests of searches by the command line: pruned, failed and confirmed trials, and what the folder records."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ from labrl.trial import reporting
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
-    """The folder of a search of six trials, one after the other: the same are pruned; its exit code."""
+    """Run a search of six trials, one after the other, so that it always prunes the same ones.
+
+    Returns its folder and exit code.
+    """
     home = tmp_path_factory.mktemp("search") / "experiment"
     overrides = [
         override for override in OVERRIDES if not override.startswith(("search.confirm", "meta.report"))
@@ -54,7 +57,9 @@ def info(searched: tuple[Path, int]) -> dict[str, Any]:
     return json.loads((searched[0] / "experiment.json").read_text())
 
 
-def test_failed_trials_are_recorded_and_tolerated(searched: tuple[Path, int], info: dict[str, Any]) -> None:
+def test_failed_trials_are_recorded_and_do_not_end_the_search(
+    searched: tuple[Path, int], info: dict[str, Any]
+) -> None:
     assert searched[1] == 0
     assert info["status"] == "finished"
     assert len(info["trials"]) == 6
@@ -64,7 +69,7 @@ def test_failed_trials_are_recorded_and_tolerated(searched: tuple[Path, int], in
     assert all("agent.batch_size" in trial["error"] for trial in failed)
 
 
-def test_a_pruned_trial_says_so_and_keeps_a_checkpoint(
+def test_pruned_trial_has_status_pruned_and_keeps_a_checkpoint(
     searched: tuple[Path, int], info: dict[str, Any]
 ) -> None:
     pruned = [trial for trial in info["trials"] if trial["status"] == "pruned"]
@@ -80,7 +85,7 @@ def test_a_pruned_trial_says_so_and_keeps_a_checkpoint(
         assert json.loads(session.result.read_text())["status"] == "pruned"
 
 
-def test_every_trial_is_recorded_as_it_can_be_repeated(
+def test_every_trial_records_what_is_needed_to_repeat_it(
     searched: tuple[Path, int], info: dict[str, Any]
 ) -> None:
     for trial in info["trials"]:
@@ -96,7 +101,7 @@ def test_every_trial_is_recorded_as_it_can_be_repeated(
     )
 
 
-def test_the_best_is_confirmed_beside_the_default_and_written_as_a_recipe(
+def test_best_trial_is_confirmed_beside_the_default_and_saved_as_a_recipe(
     searched: tuple[Path, int], info: dict[str, Any]
 ) -> None:
     home = searched[0]
@@ -118,7 +123,7 @@ def test_the_best_is_confirmed_beside_the_default_and_written_as_a_recipe(
     assert set(results) == {"name", "best_params", "best_value"}
 
 
-def test_the_best_trial_of_a_search_is_the_one_that_fresh_seeds_confirmed(
+def test_best_trial_is_the_one_confirmed_by_fresh_seeds(
     searched: tuple[Path, int], info: dict[str, Any]
 ) -> None:
     best = best_trial(searched[0], lambda path: True)
@@ -131,7 +136,7 @@ def test_the_best_trial_of_a_search_is_the_one_that_fresh_seeds_confirmed(
     assert pruned <= {one.path.name for one in ranked}
 
 
-def test_a_search_records_what_was_typed_at_first_and_at_each_resume(
+def test_search_records_its_first_command_and_the_edits_of_each_resume(
     searched: tuple[Path, int], info: dict[str, Any]
 ) -> None:
     before = info["command"]
@@ -145,7 +150,7 @@ def test_a_search_records_what_was_typed_at_first_and_at_each_resume(
     assert json.loads(run.provenance.read_text())["command"] == before
 
 
-def test_a_finished_search_has_nothing_left_and_a_larger_total_adds_to_it(
+def test_resuming_a_finished_search_adds_no_trial_and_makes_its_report(
     searched: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reported: list[Path] = []
@@ -153,13 +158,13 @@ def test_a_finished_search_has_nothing_left_and_a_larger_total_adds_to_it(
     home = searched[0]
     before = json.loads((home / "experiment.json").read_text())["trials"]
     assert main(["-m", f"+resume={home}", "search.confirm=null"]) == 0
-    assert reported == [home], "of the search, though none of its trials has one"
+    assert reported == [home], "the search made no report because its trials make none"
     assert not list(home.glob("*/report.html"))
     after = json.loads((home / "experiment.json").read_text())["trials"]
     assert after == before
 
 
-def test_another_study_is_not_begun_among_the_trials_of_a_search(
+def test_resume_of_a_search_with_another_study_is_refused(
     searched: tuple[Path, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (searched[0] / "experiment.json").read_bytes()
@@ -168,7 +173,7 @@ def test_another_study_is_not_begun_among_the_trials_of_a_search(
     assert (searched[0] / "experiment.json").read_bytes() == before
 
 
-def test_a_confirming_run_counts_only_if_it_reached_its_end(tmp_path: Path) -> None:
+def test_confirmation_run_counts_only_if_it_finished(tmp_path: Path) -> None:
     folders = [tmp_path / "whole", tmp_path / "killed"]
     for folder, status in zip(folders, ("finished", "interrupted"), strict=True):
         write_run(folder, [rising(100)], status=status)
@@ -179,37 +184,40 @@ def test_a_confirming_run_counts_only_if_it_reached_its_end(tmp_path: Path) -> N
     assert found["mean"] is None
 
 
-def test_a_session_that_is_killed_while_it_calls_keeps_no_other_from_being_heard() -> None:
-    heard: list[int] = []
-    with Hub(lambda trial: bool(heard.append(trial))) as hub:
+def test_session_killed_while_connecting_does_not_block_others() -> None:
+    reports: list[int] = []
+    with Hub(lambda trial: bool(reports.append(trial))) as hub:
         _, key, address = hub.channel(7).split(" ", 2)
-        for _ in range(3):
+        for _ in range(3):  # sessions that are killed right after they have connected
             with socket.socket(socket.AF_UNIX) as caller:
                 caller.connect(address)
         session = Client(address, authkey=bytes.fromhex(key))
         session.send(7)
         session.send(100)
         assert session.recv() is False
-    assert heard == [7]
+    assert reports == [7]
 
 
-def test_a_search_that_has_ended_takes_no_session_of_the_next_one() -> None:
-    """Its thread waited on a closed socket, whose number the next search of the process got: wrong key."""
+def test_ended_search_leaves_no_thread_behind() -> None:
+    """Regression test: a thread that remained took the connections of the next search in the same process.
+
+    The next search reused the number of its closed socket, and its sessions were rejected for a wrong key.
+    """
     with Hub(bool):
         pass
     assert "search" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_search_of_one_trial_says_that_it_is_none(
+def test_search_of_one_trial_warns_that_it_searches_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`meta=fast_atari` asks for one."""
+    """A user gets such a search from `meta=fast_atari`, which sets meta.max_trial=1."""
     overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "meta.max_trial=1"]
     assert main([*overrides, f"hydra.sweep.dir={tmp_path / 'experiment'}", "hydra/launcher=basic"]) == 0
     assert "meta.max_trial=1" in capsys.readouterr().out
 
 
-def test_a_session_is_not_left_waiting_by_a_search_that_cannot_answer(
+def test_session_does_not_wait_for_a_search_that_cannot_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
@@ -229,7 +237,7 @@ def test_a_session_is_not_left_waiting_by_a_search_that_cannot_answer(
                 thread.join(60)
 
 
-def test_a_session_told_to_stop_does_not_wait_for_its_search() -> None:
+def test_interrupted_session_does_not_wait_for_its_search() -> None:
     asked, answered = threading.Event(), threading.Event()
 
     def answer(trial: int) -> bool:
@@ -251,7 +259,7 @@ def test_a_session_told_to_stop_does_not_wait_for_its_search() -> None:
         answered.set()
 
 
-def test_a_search_whose_storage_fails_saves_its_trials_and_can_go_on(
+def test_search_whose_storage_fails_keeps_its_trials_and_can_be_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "experiment"
@@ -265,9 +273,9 @@ def test_a_search_whose_storage_fails_saves_its_trials_and_can_go_on(
     monkeypatch.setattr(Study, "report", failing)
     overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "meta.max_trial=2", "hydra/launcher=basic"]
     assert main([*overrides, f"hydra.sweep.dir={home}"]) == 1
-    said = capsys.readouterr().out
-    assert "the disk is full" in said
-    assert f"labrl -m +resume={home}" in said
+    output = capsys.readouterr().out
+    assert "the disk is full" in output
+    assert f"labrl -m +resume={home}" in output
     assert json.loads((home / "experiment.json").read_text())["status"] == "interrupted"
     (session,) = RunFolder.open(home / "1_ppo_cartpole").sessions()
     assert session.checkpoint_frames()
@@ -277,7 +285,7 @@ def test_a_search_whose_storage_fails_saves_its_trials_and_can_go_on(
     assert [trial["status"] in ("finished", "pruned") for trial in trials] == [True, True]
 
 
-def test_what_is_no_failure_of_the_storage_is_not_told_as_one(tmp_path: Path) -> None:
+def test_other_exceptions_are_not_reported_as_storage_failures(tmp_path: Path) -> None:
     storage = StudyStorage(None, tmp_path)
     bug = KeyError("a bug")
     with pytest.raises(KeyError) as raised:

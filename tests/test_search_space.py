@@ -1,4 +1,4 @@
-"""A search space means what users of Hydra's sweeper know, and a wrong one is refused by its key."""
+"""Tests of search spaces: their syntax is that of Hydra's Optuna sweeper, and a wrong one is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def space(
     return Space.of(ready or {}, params or {}, overrides)
 
 
-def test_the_syntax_is_that_of_hydras_sweeper() -> None:
+def test_syntax_is_that_of_hydras_sweeper() -> None:
     found = space(
         "a=tag(log, interval(1e-5, 1e-2))",
         "b=interval(0.0, 1.0)",
@@ -37,7 +37,7 @@ def test_the_syntax_is_that_of_hydras_sweeper() -> None:
     assert found["e"] == optuna.distributions.CategoricalDistribution((4, 5))
 
 
-def test_the_command_line_wins_over_params_and_params_over_the_ready_space() -> None:
+def test_command_line_wins_over_params_and_params_over_the_ready_space() -> None:
     ready = {"a": "interval(0, 1)", "b": "interval(0, 1)", "c": "interval(0, 1)"}
     found = space("a=7", "c=choice(1,2)", ready=ready, params={"b": "choice(3,4)"})
     assert set(found.distributions) == {"b", "c"}
@@ -45,7 +45,7 @@ def test_the_command_line_wins_over_params_and_params_over_the_ready_space() -> 
     assert found.distributions["b"] == optuna.distributions.CategoricalDistribution((3, 4))
 
 
-def test_a_trial_gets_the_fixed_words_and_its_values_but_nothing_about_the_search() -> None:
+def test_trial_gets_fixed_overrides_and_its_values_but_no_search_options() -> None:
     found = space(
         "env=pong",
         "x=choice('a b', true)",
@@ -66,7 +66,7 @@ def test_a_trial_gets_the_fixed_words_and_its_values_but_nothing_about_the_searc
     assert found.overrides({"x": True})[-1] == "x=true"
 
 
-def test_a_new_key_keeps_its_plus() -> None:
+def test_override_that_adds_a_key_keeps_its_plus() -> None:
     assert space("+env.kwargs.gravity=interval(1.0, 9.0)").overrides({"+env.kwargs.gravity": 2.5}) == [
         "+env.kwargs.gravity=2.5"
     ]
@@ -84,39 +84,39 @@ def test_a_new_key_keeps_its_plus() -> None:
         ("a=1", "missing", "search"),
     ],
 )
-def test_a_wrong_space_is_refused_with_its_key(override: str, code: str, key: str) -> None:
+def test_wrong_space_is_refused_with_its_key(override: str, code: str, key: str) -> None:
     with pytest.raises(InputError) as refused:
         space(override)
     assert (refused.value.code, refused.value.key) == (code, key)
     assert code == "missing" or override in str(refused.value)
 
 
-def test_a_grid_needs_single_values() -> None:
+def test_grid_accepts_only_discrete_values() -> None:
     assert space("a=choice(1,2)", "b=range(0, 3)").grid() == {"a": [1, 2], "b": [0, 1, 2]}
     with pytest.raises(InputError) as refused:
         space("+a=interval(0.0, 1.0)").grid()
     assert (refused.value.code, refused.value.key) == ("unsupported", "a")
 
 
-def test_equal_spaces_are_equal_as_json_and_others_are_not() -> None:
+def test_spaces_have_equal_json_only_if_they_are_equal() -> None:
     assert space("a=choice(1,2)").as_json() == space("a=1,2").as_json()
     assert space("a=choice(1,2)").as_json() != space("a=choice(1,3)").as_json()
 
 
-def test_a_quoted_choice_reaches_its_trial_as_it_was_written() -> None:
+def test_quoted_choice_reaches_its_trial_unchanged() -> None:
     found = space("agent.updates_per_frame=choice('1/8', '1/4')")
     first, _ = found.distributions["agent.updates_per_frame"].choices  # type: ignore[attr-defined]
     (override,) = found.overrides({"agent.updates_per_frame": first})
     assert OverridesParser.create().parse_override(override).value() == "1/8"
 
 
-def test_lists_and_quoted_text_are_choices_in_a_file_too() -> None:
+def test_space_of_a_file_may_have_lists_and_quoted_text_as_choices() -> None:
     found = space(ready={"hidden": "choice([64,64],[32])"}, params={"rate": "choice('1/8','1/4')"})
     assert set(found.distributions) == {"hidden", "rate"}
     assert found.overrides({"hidden": "[64,64]"}) == ["hidden=[64,64]"]
 
 
-def test_what_is_taken_away_may_be_added_again() -> None:
+def test_key_may_be_removed_and_added_again() -> None:
     piece = "+agent.lr={kind: piecewise, points: [[0, 1e-3]]}"
     assert space("~agent.lr", piece, "x=choice(1,2)").fixed == ["~agent.lr", piece]
     found = space("~agent.lr", "+agent.lr=choice(1,2)")

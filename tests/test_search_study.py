@@ -1,4 +1,4 @@
-"""A study comes out the same however often it is broken off, and gives no trial twice."""
+"""Tests of studies: trials run once, and an interrupted study proposes the same as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -32,55 +32,53 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_a_study_begun_again_after_each_trial_proposes_what_an_unbroken_one_does(
-    tmp_path: Path, name: str
-) -> None:
-    whole = study(tmp_path / "whole", sampler=SAMPLERS[name])
+def test_study_restarted_after_each_trial_proposes_the_same_trials(tmp_path: Path, name: str) -> None:
+    uninterrupted = study(tmp_path / "uninterrupted", sampler=SAMPLERS[name])
     for _ in range(PLAN.total):
-        play(whole, next_of(whole))
+        play(uninterrupted, next_of(uninterrupted))
     for _ in range(PLAN.total):
-        broken = study(tmp_path / "broken", sampler=SAMPLERS[name])
-        play(broken, next_of(broken))
-    assert history(broken) == history(whole)
-    assert len({str(trial.params) for trial in whole.trials()}) > 1
+        interrupted = study(tmp_path / "interrupted", sampler=SAMPLERS[name])
+        play(interrupted, next_of(interrupted))
+    assert history(interrupted) == history(uninterrupted)
+    assert len({str(trial.params) for trial in uninterrupted.trials()}) > 1
 
 
-def test_qmc_draws_choices_anew_for_each_trial(tmp_path: Path) -> None:
-    """They are no part of its sequence, and had the same value in every trial."""
-    one = study(tmp_path, sampler=SAMPLERS["qmc"])
-    drawn = {next_of(one).params["y"] for _ in range(PLAN.total)}
+def test_qmc_sampler_draws_categorical_values_anew_for_each_trial(tmp_path: Path) -> None:
+    """Categorical values are not part of the quasi-random sequence, and once were the same in every trial."""
+    tested = study(tmp_path, sampler=SAMPLERS["qmc"])
+    drawn = {next_of(tested).params["y"] for _ in range(PLAN.total)}
     assert len(drawn) > 1
 
 
-def test_a_trial_whose_machine_died_goes_on_in_its_folder_with_its_values_and_seed(tmp_path: Path) -> None:
-    whole = study(tmp_path / "whole")
+def test_trial_of_a_dead_machine_continues_with_its_folder_values_and_seed(tmp_path: Path) -> None:
+    uninterrupted = study(tmp_path / "uninterrupted")
     for _ in range(4):
-        play(whole, next_of(whole))
-    broken = study(tmp_path / "broken")
-    play(broken, next_of(broken))
-    left = next_of(broken)
+        play(uninterrupted, next_of(uninterrupted))
+    interrupted = study(tmp_path / "interrupted")
+    play(interrupted, next_of(interrupted))
+    left = next_of(interrupted)
     write_eval(left.folder, 10, 0.0)
-    again = study(tmp_path / "broken")
+    again = study(tmp_path / "interrupted")
     taken = next_of(again)
     assert (taken.number, taken.params, taken.seed) == (left.number, left.params, left.seed)
     assert taken.folder == left.folder
-    (left.folder / "session_0" / "eval.csv").unlink()  # as its checkpoint would cut it back
+    (left.folder / "session_0" / "eval.csv").unlink()  # a resumed session cuts the rows after its checkpoint
     play(again, taken)
     for _ in range(2):
         play(again, next_of(again))
-    assert history(again) == history(whole)
+    assert history(again) == history(uninterrupted)
 
 
-def test_a_decision_is_the_same_when_the_killed_trial_reports_once_more(tmp_path: Path) -> None:
-    one = study(tmp_path)
-    play(one, next_of(one))
-    second = next_of(one)
+def test_killed_trial_that_reports_again_gets_the_same_decision(tmp_path: Path) -> None:
+    tested = study(tmp_path)
+    play(tested, next_of(tested))
+    second = next_of(tested)
     write_eval(second.folder, 10, -100.0)
-    # killed after the value was stored and before the pruner was asked
+    # The trial is killed after its value was stored and before the pruner was asked.
     storage = StudyStorage(f"journal:///{tmp_path / 'study.journal'}", tmp_path).optuna
-    begun = storage.get_study_id_from_name(PLAN.name)
+    study_id = storage.get_study_id_from_name(PLAN.name)
     storage.set_trial_intermediate_value(
-        storage.get_trial_id_from_study_id_trial_number(begun, second.number), 10, -100.0
+        storage.get_trial_id_from_study_id_trial_number(study_id, second.number), 10, -100.0
     )
     again = study(tmp_path)
     taken = next_of(again)
@@ -88,40 +86,40 @@ def test_a_decision_is_the_same_when_the_killed_trial_reports_once_more(tmp_path
     assert again.trials()[1].state == TrialState.PRUNED
 
 
-def test_a_trial_that_others_overtook_is_stopped_with_all_that_it_has_reached(tmp_path: Path) -> None:
-    one = study(tmp_path)
-    slow, quick = next_of(one), next_of(one)
+def test_overtaken_trial_is_pruned_with_all_its_reported_values(tmp_path: Path) -> None:
+    tested = study(tmp_path)
+    slow, quick = next_of(tested), next_of(tested)
     write_eval(slow.folder, 10, 0.0)
-    assert not one.report(slow.number, slow.folder)
+    assert not tested.report(slow.number, slow.folder)
     write_eval(quick.folder, 10, 5.0)
-    assert not one.report(quick.number, quick.folder)
+    assert not tested.report(quick.number, quick.folder)
     write_eval(slow.folder, 15, 1.0)
-    assert one.report(slow.number, slow.folder)
-    assert one.trials()[0].intermediate_values == {10: 0.0, 15: 1.0}
+    assert tested.report(slow.number, slow.folder)
+    assert tested.trials()[0].intermediate_values == {10: 0.0, 15: 1.0}
 
 
-def test_a_sampler_killed_between_two_values_draws_the_rest_as_it_would_have(tmp_path: Path) -> None:
-    whole = study(tmp_path / "whole", sampler=SAMPLERS["random"])
-    expected = next_of(whole).params
-    broken = study(tmp_path / "broken", sampler=SAMPLERS["random"])
-    storage = StudyStorage(f"journal:///{tmp_path / 'broken' / 'study.journal'}", tmp_path).optuna
-    begun = optuna.load_study(study_name=PLAN.name, storage=storage, sampler=broken.sampler)
-    begun.ask({"y": PLAN.space.distributions["y"]})
-    again = study(tmp_path / "broken", sampler=SAMPLERS["random"])
+def test_sampler_killed_between_two_values_draws_the_same_second_value(tmp_path: Path) -> None:
+    uninterrupted = study(tmp_path / "uninterrupted", sampler=SAMPLERS["random"])
+    expected = next_of(uninterrupted).params
+    interrupted = study(tmp_path / "interrupted", sampler=SAMPLERS["random"])
+    storage = StudyStorage(f"journal:///{tmp_path / 'interrupted' / 'study.journal'}", tmp_path).optuna
+    loaded = optuna.load_study(study_name=PLAN.name, storage=storage, sampler=interrupted.sampler)
+    loaded.ask({"y": PLAN.space.distributions["y"]})
+    again = study(tmp_path / "interrupted", sampler=SAMPLERS["random"])
     assert next_of(again).params == expected
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
-def test_two_machines_give_every_trial_once_and_no_more_than_the_total(tmp_path: Path, kind: str) -> None:
+def test_two_machines_run_each_trial_once_and_no_more_than_the_total(tmp_path: Path, kind: str) -> None:
     url = f"{kind}:///{tmp_path / 'shared'}"
     given: list[int] = []
 
     def machine(home: Path) -> None:
         with FolderLock(home):
-            one = study(home, url, total=10)
-            while (assignment := one.next("trial_{number}")) is not None:
+            tested = study(home, url, total=10)
+            while (assignment := tested.next("trial_{number}")) is not None:
                 given.append(assignment.number)
-                play(one, assignment)
+                play(tested, assignment)
 
     homes = [tmp_path / name for name in "ab"]
     for home in homes:
@@ -135,7 +133,7 @@ def test_two_machines_give_every_trial_once_and_no_more_than_the_total(tmp_path:
     assert all(trial.state.is_finished() for trial in study(homes[0], url, total=10).trials())
 
 
-def test_a_living_machines_trial_is_left_alone_and_a_dead_ones_taken_over(tmp_path: Path) -> None:
+def test_only_trials_of_dead_machines_are_taken_over(tmp_path: Path) -> None:
     url = f"journal:///{tmp_path / 'shared'}"
     here, there = tmp_path / "here", tmp_path / "there"
     there.mkdir()
@@ -146,7 +144,7 @@ def test_a_living_machines_trial_is_left_alone_and_a_dead_ones_taken_over(tmp_pa
     assert (taken.number, taken.folder) == (left.number, left.folder)
 
 
-def test_a_machine_out_of_sight_is_dead_after_five_missed_heartbeats(
+def test_machine_on_another_host_is_dead_after_missed_heartbeats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"journal:///{tmp_path / 'shared'}"
@@ -162,51 +160,51 @@ def test_a_machine_out_of_sight_is_dead_after_five_missed_heartbeats(
     assert here.next("trial_{number}") is None
     now += 1
     taken = next_of(here)
-    assert taken.folder == tmp_path / "here" / "trial_0"  # its own cannot be seen from here
+    assert taken.folder == tmp_path / "here" / "trial_0"  # the dead machine's folder cannot be reached
 
 
-def test_the_value_at_a_frame_is_the_mean_over_sessions_that_have_all_been_there(tmp_path: Path) -> None:
-    one = study(tmp_path, num_sessions=2, pruner=pruner("none"))
-    first = next_of(one)
+def test_reported_value_is_the_mean_over_all_sessions_at_the_same_frame(tmp_path: Path) -> None:
+    tested = study(tmp_path, num_sessions=2, pruner=pruner("none"))
+    first = next_of(tested)
     write_eval(first.folder, 10, 1.0, session=0)
     write_eval(first.folder, 20, 3.0, session=0)
     (first.folder / "session_1").mkdir()
-    assert not one.report(first.number, first.folder)
-    assert one.trials()[0].intermediate_values == {}
+    assert not tested.report(first.number, first.folder)
+    assert tested.trials()[0].intermediate_values == {}
     write_eval(first.folder, 10, 3.0, session=1)
-    assert not one.report(first.number, first.folder)
-    assert one.trials()[0].intermediate_values == {10: 2.0}
+    assert not tested.report(first.number, first.folder)
+    assert tested.trials()[0].intermediate_values == {10: 2.0}
 
 
-def test_every_session_of_a_pruned_trial_is_told(tmp_path: Path) -> None:
-    one = study(tmp_path)
-    play(one, next_of(one))
-    bad = next_of(one)
+def test_every_session_of_a_pruned_trial_is_stopped(tmp_path: Path) -> None:
+    tested = study(tmp_path)
+    play(tested, next_of(tested))
+    bad = next_of(tested)
     write_eval(bad.folder, 10, -100.0)
-    assert one.report(bad.number, bad.folder)
-    assert one.report(bad.number, bad.folder)
+    assert tested.report(bad.number, bad.folder)
+    assert tested.report(bad.number, bad.folder)
 
 
-def test_a_failed_trial_keeps_its_error_and_the_study_goes_on(tmp_path: Path) -> None:
-    one = study(tmp_path)
-    one.fail(next_of(one).number, "out of luck")
-    no_episode = next_of(one)
+def test_failed_trial_keeps_its_error_and_the_study_continues(tmp_path: Path) -> None:
+    tested = study(tmp_path)
+    tested.fail(next_of(tested).number, "out of luck")
+    no_episode = next_of(tested)
     (no_episode.folder / "session_0").mkdir(parents=True)
-    assert one.finish(no_episode.number, no_episode.folder)
-    assert [trial.state for trial in one.trials()] == [TrialState.FAIL, TrialState.FAIL]
-    assert one.trials()[0].user_attrs["labrl"]["error"] == "out of luck"
-    assert next_of(one).number == 2
+    assert tested.finish(no_episode.number, no_episode.folder)
+    assert [trial.state for trial in tested.trials()] == [TrialState.FAIL, TrialState.FAIL]
+    assert tested.trials()[0].user_attrs["labrl"]["error"] == "out of luck"
+    assert next_of(tested).number == 2
 
 
-def test_how_often_a_process_has_died_is_known_after_a_restart(tmp_path: Path) -> None:
-    one = study(tmp_path)
-    first = next_of(one)
-    one.note(first.number, attempts=1)
+def test_attempts_of_a_trial_are_kept_across_a_restart(tmp_path: Path) -> None:
+    tested = study(tmp_path)
+    first = next_of(tested)
+    tested.note(first.number, attempts=1)
     again = next_of(study(tmp_path))
     assert (again.number, again.folder, again.attempts) == (first.number, first.folder, 1)
 
 
-def test_a_process_may_die_as_often_as_retries_say(tmp_path: Path) -> None:
+def test_trial_fails_after_its_process_died_more_often_than_the_retries(tmp_path: Path) -> None:
     ended: list[Outcome] = []
 
     class Kept(RetryingQueue):
@@ -224,34 +222,34 @@ def test_a_process_may_die_as_often_as_retries_say(tmp_path: Path) -> None:
     assert [outcome.status for outcome in ended] == ["failed"]
 
 
-def test_a_grid_ends_with_its_last_combination(tmp_path: Path) -> None:
+def test_grid_sampler_ends_the_study_with_its_last_combination(tmp_path: Path) -> None:
     grid = {"_target_": "optuna.samplers.GridSampler", "_partial_": True, "seed": None}
     space = Space.of({}, {}, ["x=choice(0.1, 0.2)", "y=choice(a, b)", "z=4"])
-    for _ in range(4):  # begun again for each
-        one = study(tmp_path, sampler=grid, space=space, total=50)
-        assert one.total == 4
-        assignment = next_of(one)
+    for _ in range(4):  # the study is restarted for each combination
+        tested = study(tmp_path, sampler=grid, space=space, total=50)
+        assert tested.total == 4
+        assignment = next_of(tested)
         write_eval(assignment.folder, 40, 1.0)
-        one.finish(assignment.number, assignment.folder)
-    assert one.next("trial_{number}") is None
-    assert len({str(trial.params) for trial in one.trials()}) == 4
+        tested.finish(assignment.number, assignment.folder)
+    assert tested.next("trial_{number}") is None
+    assert len({str(trial.params) for trial in tested.trials()}) == 4
 
 
-def test_two_objectives_are_kept_and_not_pruned(tmp_path: Path) -> None:
-    one = study(tmp_path, measures=["final_return", "wall"], directions=["maximize", "minimize"], total=2)
+def test_study_of_two_objectives_is_not_pruned(tmp_path: Path) -> None:
+    tested = study(tmp_path, measures=["final_return", "wall"], directions=["maximize", "minimize"], total=2)
     for _ in range(2):
-        assert play(one, next_of(one)) == "finished"
-    assert all(trial.values == [trial.values[0], 4.0] for trial in one.trials())
-    assert one.best()
+        assert play(tested, next_of(tested)) == "finished"
+    assert all(trial.values == [trial.values[0], 4.0] for trial in tested.trials())
+    assert tested.best()
 
 
-def test_the_total_counts_over_all_commands_and_can_be_raised(tmp_path: Path) -> None:
+def test_number_of_trials_counts_all_commands_and_can_be_raised(tmp_path: Path) -> None:
     for _ in range(2):
-        one = study(tmp_path, total=2)
-        while (assignment := one.next("trial_{number}")) is not None:
-            play(one, assignment)
-    assert len(one.trials()) == 2
-    assert one.is_complete()
+        tested = study(tmp_path, total=2)
+        while (assignment := tested.next("trial_{number}")) is not None:
+            play(tested, assignment)
+    assert len(tested.trials()) == 2
+    assert tested.is_complete()
     more = study(tmp_path, total=3)
     assert not more.is_complete()
     assert next_of(more).number == 2
@@ -266,16 +264,14 @@ def test_the_total_counts_over_all_commands_and_can_be_raised(tmp_path: Path) ->
         {"measures": ["auc"]},
     ],
 )
-def test_a_study_of_the_same_name_with_another_space_is_refused(
-    tmp_path: Path, changed: dict[str, Any]
-) -> None:
+def test_study_of_the_same_name_with_another_plan_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:
     study(tmp_path)
     with pytest.raises(InputError) as refused:
         study(tmp_path, **changed)
     assert (refused.value.code, refused.value.key) == ("contradiction", "hydra.sweeper.study_name")
 
 
-def test_words_that_only_watch_may_differ_between_machines_and_after_a_resume(tmp_path: Path) -> None:
+def test_overrides_without_effect_on_training_may_differ_in_a_study(tmp_path: Path) -> None:
     def with_overrides(*overrides: str) -> Space:
         return Space.of({}, {}, ["x=interval(0.0, 1.0)", *overrides])
 
@@ -288,7 +284,7 @@ def test_words_that_only_watch_may_differ_between_machines_and_after_a_resume(tm
         assert counts in str(refused.value)
 
 
-def test_the_same_words_in_another_order_are_the_same_study(tmp_path: Path) -> None:
+def test_order_of_overrides_of_different_keys_does_not_matter(tmp_path: Path) -> None:
     def with_overrides(*overrides: str) -> Space:
         return Space.of({}, {}, ["x=interval(0.0, 1.0)", *overrides])
 
@@ -312,16 +308,16 @@ def test_the_same_words_in_another_order_are_the_same_study(tmp_path: Path) -> N
     assert (refused.value.code, refused.value.key) == ("contradiction", "hydra.sweeper.study_name")
 
 
-def test_a_study_of_before_words_were_sorted_goes_on(tmp_path: Path) -> None:
+def test_study_recorded_with_unsorted_overrides_can_be_continued(tmp_path: Path) -> None:
     space = Space.of({}, {}, ["x=interval(0.0, 1.0)", "meta.eval_frequency=4", "env.max_frame=2"])
     url = f"journal:///{tmp_path / 'study'}"
     study(tmp_path, url, space=space)
-    begun = optuna.load_study(study_name=PLAN.name, storage=StudyStorage(url, tmp_path).optuna)
-    begun.set_user_attr(FACTS, {**begun.user_attrs[FACTS], "fixed": list(space.fixed)})
+    loaded = optuna.load_study(study_name=PLAN.name, storage=StudyStorage(url, tmp_path).optuna)
+    loaded.set_user_attr(FACTS, {**loaded.user_attrs[FACTS], "fixed": list(space.fixed)})
     study(tmp_path, url, space=space)
 
 
-def test_a_foreign_study_of_the_same_name_is_refused(tmp_path: Path) -> None:
+def test_study_of_the_same_name_not_made_by_labrl_is_refused(tmp_path: Path) -> None:
     foreign = optuna.create_study(
         study_name="labrl", storage=f"sqlite:///{tmp_path / 'study.db'}", direction="maximize"
     )

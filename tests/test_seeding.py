@@ -1,4 +1,4 @@
-"""A stream depends on the seed and its name, and on nothing else; saved streams go on where they were."""
+"""Tests of random streams, which depend only on the seed and their name, and of derived seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = st.lists(
 
 
 @given(SEEDS, NAMES, st.randoms())
-def test_streams_do_not_depend_on_the_order_of_asking(seed: int, names: list[str], random) -> None:  # type: ignore[no-untyped-def]
+def test_streams_do_not_depend_on_the_order_of_creation(seed: int, names: list[str], random) -> None:  # type: ignore[no-untyped-def]
     shuffled = list(names)
     random.shuffle(shuffled)
     one, other = Streams(seed), Streams(seed)
@@ -26,10 +26,10 @@ def test_streams_do_not_depend_on_the_order_of_asking(seed: int, names: list[str
         name: (other.numpy(name).random(3).tolist(), other.torch(name).initial_seed()) for name in shuffled
     }
     assert drawn == again
-    assert len({tuple(numbers) for numbers, _ in drawn.values()}) == len(names), "each its own"
+    assert len({tuple(numbers) for numbers, _ in drawn.values()}) == len(names), "two streams are equal"
 
 
-def test_drawing_from_one_stream_leaves_the_others_as_they_were() -> None:
+def test_drawing_from_one_stream_does_not_change_the_others() -> None:
     quiet, busy = Streams(3), Streams(3)
     busy.numpy("act").random(1000)
     busy.torch("act").manual_seed(0)
@@ -38,7 +38,7 @@ def test_drawing_from_one_stream_leaves_the_others_as_they_were() -> None:
     assert draw[0] == draw[1]
 
 
-def test_saved_streams_go_on_in_place_through_a_checkpoint(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_streams_restored_from_a_checkpoint_continue_in_place(tmp_path) -> None:  # type: ignore[no-untyped-def]
     store = CheckpointStore(tmp_path, keep_last=1)
     first = Streams(11)
     first.numpy("a").standard_normal(7)
@@ -47,12 +47,12 @@ def test_saved_streams_go_on_in_place_through_a_checkpoint(tmp_path) -> None:  #
     future = first.numpy("a").random(4).tolist(), torch.rand(4, generator=first.torch("b")).tolist()
 
     second = Streams(99)
-    held = second.numpy("a"), second.torch("b")  # a part of the agent got hold of them before
+    held = second.numpy("a"), second.torch("b")  # as a part of the agent does before the checkpoint is loaded
     checkpoint = store.latest()
     assert checkpoint is not None
     second.load_state_dict(checkpoint.state)
     assert (held[0].random(4).tolist(), torch.rand(4, generator=held[1]).tolist()) == future
-    assert second.numpy("new").random() == Streams(11).numpy("new").random(), "the seed is the saved one"
+    assert second.numpy("new").random() == Streams(11).numpy("new").random(), "the seed was not restored"
 
 
 @given(SEEDS, st.integers(0, 63), st.integers(0, 10**6))
@@ -62,13 +62,13 @@ def test_derived_seeds_are_accepted_by_every_backend(seed: int, env: int, episod
         np.random.default_rng(derived)
 
 
-def test_episodes_environments_and_sessions_all_get_different_seeds() -> None:
+def test_episodes_environments_and_sessions_get_different_seeds() -> None:
     seeds = {episode_seed(0, env, episode) for env in range(16) for episode in range(64)}
     seeds |= {session_seed(0, index) for index in range(16)}
     assert len(seeds) == 16 * 64 + 16
 
 
-def test_a_path_is_more_than_the_sum_of_its_parts() -> None:
+def test_derived_seed_depends_on_each_part_of_its_path_and_their_order() -> None:
     assert derived_seed(1, 2) != derived_seed(2, 1)
     assert derived_seed(1, "a") != derived_seed(1, "b")
     assert derived_seed(5, "evaluation", 3) == derived_seed(5, "evaluation", 3)

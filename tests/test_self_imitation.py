@@ -1,4 +1,4 @@
-"""Self-imitation keeps whole episodes with their returns, and learns only from what was underrated."""
+"""Tests of self-imitation learning: its losses, its replay buffer of whole episodes, and what it learns."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ SMALL = "agent.network.torso.mlp.hidden=[16]"
 PPO = ("agent.horizon=8", "agent.batch_size=16", "agent.epochs=1")
 
 
-def test_losses_by_hand() -> None:
-    """Eq. 2 and 3: of the first step all, of the second, which was overrated, nothing."""
+def test_losses_match_values_computed_by_hand() -> None:
+    """By eq. 2 and 3 a step whose return is below its value, here the second, does not contribute."""
     log_prob, value = torch.tensor([-1.0, -2.0]), torch.tensor([1.0, 5.0], requires_grad=True)
     policy, value_error = imitation_losses(log_prob, value, torch.tensor([3.0, 3.0]))
     torch.testing.assert_close(policy, torch.tensor([2.0, 0.0]))
     torch.testing.assert_close(value_error, torch.tensor([2.0, 0.0]))
     (policy.sum() + value_error.sum()).backward()
-    torch.testing.assert_close(value.grad, torch.tensor([-2.0, 0.0]))  # the policy's loss teaches no value
+    # The policy loss must not contribute to the gradient of the value.
+    torch.testing.assert_close(value.grad, torch.tensor([-2.0, 0.0]))
 
 
-def test_what_is_kept_are_whole_episodes_with_their_discounted_returns(
+def test_replay_buffer_holds_finished_episodes_with_discounted_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, world = memories(monkeypatch), Recorded(noise())
@@ -46,7 +47,10 @@ def test_what_is_kept_are_whole_episodes_with_their_discounted_returns(
     play(agent, clock, world, 40)
     (memory,), network = made, network_of(agent)
     sample = memory.sample(400, 0)
-    kept = {tuple(row): float(worth) for row, worth in zip(sample.observation, sample.reward, strict=True)}
+    kept = {
+        tuple(row): float(stored_return)
+        for row, stored_return in zip(sample.observation, sample.reward, strict=True)
+    }
     later, exact = np.zeros(4), {}
     ended = np.zeros(4, bool)
     for seen, step in zip(reversed(world.seen), reversed(world.steps), strict=True):
@@ -57,13 +61,13 @@ def test_what_is_kept_are_whole_episodes_with_their_discounted_returns(
         later = step.reward + 0.9 * np.where(over, final, later)
         ended |= over
         exact.update({tuple(seen[env]): later[env] for env in np.flatnonzero(ended)})
-    assert len(memory) == len(exact) - 1, "the last step waits for what comes after it"
+    assert len(memory) == len(exact) - 1, "steps other than the last, whose successor is unknown, are missing"
     assert len(kept) > 20
-    for row, worth in kept.items():
-        assert worth == pytest.approx(exact[row], rel=1e-4, abs=1e-4)
+    for row, stored_return in kept.items():
+        assert stored_return == pytest.approx(exact[row], rel=1e-4, abs=1e-4)
 
 
-def test_its_update_is_the_gradient_of_equation_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_is_the_gradient_of_equation_1(monkeypatch: pytest.MonkeyPatch) -> None:
     made = memories(monkeypatch)
     agent, clock, _ = build("sil_a2c", *OVERRIDES, "agent.lr=0", "agent.max_grad_norm=null")
     play(agent, clock, noise(), 39)
@@ -81,7 +85,9 @@ def test_its_update_is_the_gradient_of_equation_1(monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_priorities_follow_what_was_underrated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_priorities_are_zero_or_the_excess_of_the_return_over_the_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     given, update = [], PrioritizedReplay.update_priorities
 
     def spy(self: PrioritizedReplay, index: np.ndarray, error: np.ndarray) -> None:
@@ -97,14 +103,14 @@ def test_priorities_follow_what_was_underrated(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Lock:
-    """Opens, and pays 1, after the right one of three actions six times in a row; a wrong one is the end."""
+    """Environment that pays 1 after six right actions in a row and ends at the first wrong one; 3 actions."""
 
     SPACE, LENGTH = gym.spaces.Box(0, 1, (6,), np.float32), 6
 
     def __init__(self, num_envs: int) -> None:
         self._at = np.zeros(num_envs, np.int64)
         self.paid: list[bool] = []
-        """Whether it opened, for each episode that has ended."""
+        """For each finished episode, whether the lock opened."""
 
     @property
     def observation(self) -> np.ndarray:
@@ -123,8 +129,8 @@ class Lock:
 
 
 @pytest.mark.parametrize("name", ["a2c", "ppo"])
-def test_a_rare_success_is_repeated_which_the_agent_without_it_forgets(name: str) -> None:
-    """The lock opens by chance once in 729 episodes; the best policy opens it in each."""
+def test_agent_with_self_imitation_repeats_a_rare_success(name: str) -> None:
+    """A random policy opens the lock once in 729 episodes, and the best policy in every episode."""
     overrides = ("agent.horizon=16", "agent.lr=3e-3", "agent.gamma=0.95", "agent.entropy_coef=0.01", SMALL)
     own = ("agent.batch_size=64", "agent.epochs=1") if name == "ppo" else ("agent/optimizer=adam",)
     imitation = ("agent.self_imitation.batch_size=64", "agent.self_imitation.updates=4")
@@ -148,11 +154,11 @@ def test_a_rare_success_is_repeated_which_the_agent_without_it_forgets(name: str
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_a_restored_agent_has_the_same_future(agent: tuple[str, ...], steps: int) -> None:
+def test_restored_agent_continues_identically(agent: tuple[str, ...], steps: int) -> None:
     assert_same_future(lambda: build(*agent, *OVERRIDES), noise(), steps)
 
 
-def test_frames_of_images_are_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacked_images_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     made = memories(monkeypatch)
     space = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
     agent, clock, _ = build("sil_a2c", *OVERRIDES, observation=space, action=DISCRETE)
@@ -161,30 +167,30 @@ def test_frames_of_images_are_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sample.observation.shape == (4, 2, 40, 40)
 
 
-def test_agents_without_values_have_nothing_to_compare_with() -> None:
+def test_agent_without_a_value_function_is_refused() -> None:
     config = config_of("reinforce", "agent/self_imitation=replay").agent.config
     with refused("contradiction", "agent.self_imitation", "agent.baseline=value"):
         Reinforce.check(config, Spaces(VECTOR, DISCRETE, 1))
 
 
-def test_a_memory_in_files_is_refused() -> None:
+def test_replay_buffer_in_files_is_refused() -> None:
     with refused(None, "agent.self_imitation", "agent.self_imitation.memory.storage=ram"):
         config_of("sil_ppo", "agent.self_imitation.memory.storage=mmap")
 
 
-def test_a_memory_that_never_holds_a_minibatch_is_refused() -> None:
+def test_replay_buffer_smaller_than_a_minibatch_is_refused() -> None:
     with refused(None, "agent.self_imitation", "memory.capacity=100", "batch_size=512"):
         config_of("sil_ppo", "agent.self_imitation.memory.capacity=100")
 
 
 class FirstActions(Noise):
-    """Noise whose rewards depend on the first number of each action."""
+    """Noise environment whose rewards depend on the first component of each action."""
 
     def step(self, action: np.ndarray) -> Step:
         return super().step(np.asarray(action)[:, 0])
 
 
-def test_what_was_drawn_is_stored_and_not_what_it_was_rounded_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actions_are_stored_as_drawn_before_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     made = memories(monkeypatch)
     rounded = gym.spaces.Box(0, 9, (2,), np.int64)
     agent, clock, _ = build("sil_ppo", *OVERRIDES, *PPO, action=rounded)
@@ -192,10 +198,10 @@ def test_what_was_drawn_is_stored_and_not_what_it_was_rounded_to(monkeypatch: py
     drawn = made[0].sample(50, 0).action
     assert drawn.dtype == np.float32
     assert (drawn != drawn.round()).any()
-    assert (drawn < 0).any(), "what lies beyond the bounds stays there"
+    assert (drawn < 0).any(), "the stored actions were clipped to the bounds"
 
 
-def test_choices_are_stored_as_numbers_that_torch_takes_for_indices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multi_discrete_actions_are_stored_as_int64(monkeypatch: pytest.MonkeyPatch) -> None:
     made = memories(monkeypatch)
     choices = gym.spaces.MultiDiscrete(np.array([2, 3], np.int8), dtype=np.int8)
     agent, clock, _ = build("sil_ppo", *OVERRIDES, *PPO, action=choices)

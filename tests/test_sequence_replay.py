@@ -1,4 +1,4 @@
-"""A replayed sequence is what was played, with the state before it, and nothing of it reaches over an end."""
+"""Tests of replay of sequences: samples equal what was played, with the recurrent state before them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def sequences(space: gym.Space, n_step: int = 3, **more: Any) -> SequenceReplay:
 
 
 def state_at(t: int) -> np.ndarray:
-    """Made up, and different at every step. [num_envs, state_size]"""
+    """Return a made-up recurrent state that differs at every step. [num_envs, state_size]"""
     return np.stack([np.full(STATE, 100 * t + env, np.float32) for env in range(ENVS)])
 
 
 def fill(memory: SequenceReplay, world: World, naive: NaiveReplay, count: int) -> list[np.ndarray]:
-    """Returns where episodes were over, [num_envs] for each step."""
+    """Add `count` steps to both replay buffers; return which episodes ended at each step, [num_envs]."""
     over = []
     for observation, action, step in world.steps(count):
         memory.add(observation, action, step, state=state_at(len(naive.seen[0])))
@@ -56,6 +56,10 @@ def fill(memory: SequenceReplay, world: World, naive: NaiveReplay, count: int) -
 def assert_as_played(
     sample: SequenceSample, naive: NaiveReplay, over: list[np.ndarray], burn_in: int, learned: int
 ) -> None:
+    """Check each sequence of the sample, with its targets, against what `naive` has stored.
+
+    over: which episodes ended, for each step, [num_envs]; learned: steps of a sequence after the burn-in.
+    """
     for i, index in enumerate(sample.index):
         number, env = divmod(int(index), ENVS)
         t = number * learned
@@ -87,7 +91,7 @@ def assert_as_played(
 
 @pytest.mark.parametrize("space", [VECTOR, STACK], ids=["vector", "stack"])
 @pytest.mark.parametrize(("burn_in", "n_step"), [(3, 3), (0, 1), (4, 5)])
-def test_samples_are_what_was_played(space: gym.Space, burn_in: int, n_step: int) -> None:
+def test_samples_equal_what_was_played(space: gym.Space, burn_in: int, n_step: int) -> None:
     memory = sequences(space, n_step, burn_in=burn_in, sequence_length=burn_in + 4, capacity=120)
     world, naive = World(space, ENVS, seed=1, ends=0.1, lives=0.1), NaiveReplay(space, ENVS, 120, n_step)
     over: list[np.ndarray] = []
@@ -96,7 +100,7 @@ def test_samples_are_what_was_played(space: gym.Space, burn_in: int, n_step: int
         assert_as_played(memory.sample(4 * 30, 0), naive, over, burn_in, 4)
 
 
-def test_every_sequence_that_is_there_with_its_targets_may_be_drawn_and_no_other() -> None:
+def test_exactly_the_stored_sequences_with_complete_targets_are_sampled() -> None:
     memory, n_step = sequences(VECTOR, 3, capacity=90), 3
     world, naive = World(VECTOR, ENVS, seed=2), NaiveReplay(VECTOR, ENVS, 90, n_step)
     for _ in range(12):
@@ -117,7 +121,7 @@ def test_every_sequence_that_is_there_with_its_targets_may_be_drawn_and_no_other
 
 
 @pytest.mark.parametrize("ends", [0.0, 1.0])
-def test_the_smallest_memory_always_has_a_sequence_of_images_that_are_no_stacks(ends: float) -> None:
+def test_smallest_replay_buffer_holds_a_sequence_for_each_environment(ends: float) -> None:
     n_step = 3
     least = ENVS * config_of().steps_kept(n_step)
     memory = sequences(STACK, n_step, capacity=least)
@@ -128,7 +132,7 @@ def test_the_smallest_memory_always_has_a_sequence_of_images_that_are_no_stacks(
         fill(memory, world, naive, 1)
 
 
-def test_a_minibatch_is_there_after_as_many_frames_as_is_said() -> None:
+def test_frames_for_is_the_number_of_frames_that_a_minibatch_needs() -> None:
     config = config_of(capacity=900)
     for batch in (4, 12, 16, 40):
         steps = config.frames_for(batch, ENVS, 3) // ENVS
@@ -138,7 +142,7 @@ def test_a_minibatch_is_there_after_as_many_frames_as_is_said() -> None:
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["ram", "mmap"])
-def test_a_restored_memory_gives_the_same_samples_from_then_on(mapped: bool, tmp_path: Path) -> None:
+def test_restored_replay_buffer_gives_the_same_samples(mapped: bool, tmp_path: Path) -> None:
     options: dict[str, Any] = {"capacity": 60, **({"folder": tmp_path} if mapped else {})}
     memory, world = sequences(STACK, **options), World(STACK, ENVS, seed=4)
     naive = NaiveReplay(STACK, ENVS, 60, 3)
@@ -148,7 +152,7 @@ def test_a_restored_memory_gives_the_same_samples_from_then_on(mapped: bool, tmp
     for before, action, step in further:
         naive.add(before, action, step)
         over.append(step.episode_over)
-    for one in (memory, None):  # the second begins where the first was saved, on the same files
+    for one in (memory, None):  # the second is restored from the saved state, with the same files
         if one is None:
             one = sequences(STACK, **options)
             one.load_state_dict(state)
@@ -161,7 +165,7 @@ def test_a_restored_memory_gives_the_same_samples_from_then_on(mapped: bool, tmp
     assert_as_played(futures[-1], naive, over, 3, 4)
 
 
-def test_sequences_of_other_lengths_are_not_gone_on_with() -> None:
+def test_resume_with_other_sequence_lengths_is_refused() -> None:
     memory = sequences(VECTOR, capacity=90)
     fill(memory, World(VECTOR, ENVS, seed=5), NaiveReplay(VECTOR, ENVS, 90, 3), 20)
     with refused("changed-past", "agent.memory.burn_in", "3"):

@@ -1,4 +1,4 @@
-"""A session repeats bit for bit, is not disturbed by what watches it, and goes on exactly after a stop."""
+"""Tests of sessions: repeated and resumed ones are equal bit for bit, and observing one changes nothing."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ PENDULUM += [
 PONG = [*QUIET, "env=pong", "env.max_frame=112", "env.num_envs=2", "agent.horizon=16", "agent.batch_size=16"]
 PONG += ["env.image_size=44", "env.noop_max=1"]
 PONG += ["agent.epochs=1", "meta.log_frequency=64", "agent.network.torso.cnn.features=32"]
-WATCHED = {"wall", "fps"}
+TIMINGS = {"wall", "fps"}
 
 
 class EndsBadlyError(Exception):
-    """Raised by a callback at the end of a session."""
+    """Error that a callback raises at the end of a session."""
 
 
 def config_of(overrides: list[str]) -> TrialConfig:
@@ -46,6 +46,7 @@ def config_of(overrides: list[str]) -> TrialConfig:
 
 
 def run(config: TrialConfig, folder: Path, stop_at: int | None = None, state: Any = None) -> Session:
+    """Run a session from the given state; it is stopped by SIGTERM at frame `stop_at`, if any."""
     session = Session(config, 0, RunFolder.create(folder).session(0), num_threads=1)
     if state is not None:
         session.load_state_dict(state)
@@ -70,11 +71,11 @@ def weights(session: Session) -> torch.Tensor:
 
 def rows(folder: Path, table: str = "train") -> list[dict[str, str]]:
     with open(folder / "session_0" / f"{table}.csv") as file:
-        return [{k: v for k, v in row.items() if k not in WATCHED} for row in csv.DictReader(file)]
+        return [{k: v for k, v in row.items() if k not in TIMINGS} for row in csv.DictReader(file)]
 
 
 @pytest.mark.parametrize("overrides", [CARTPOLE, PENDULUM, PONG], ids=["cartpole", "pendulum", "pong"])
-def test_run_twice_is_equal_bit_for_bit(overrides: list[str], tmp_path: Path) -> None:
+def test_repeated_session_is_equal_bit_for_bit(overrides: list[str], tmp_path: Path) -> None:
     first = run(config_of(overrides), tmp_path / "a")
     second = run(config_of(overrides), tmp_path / "b")
     assert torch.equal(weights(first), weights(second))
@@ -83,23 +84,23 @@ def test_run_twice_is_equal_bit_for_bit(overrides: list[str], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("overrides", [CARTPOLE, PENDULUM, PONG], ids=["cartpole", "pendulum", "pong"])
-def test_a_saved_session_goes_on_as_if_nothing_had_happened(overrides: list[str], tmp_path: Path) -> None:
-    """Stopped in the middle of a rollout, where no checkpoint was due, and loaded from the disk."""
-    unbroken = run(config_of(overrides), tmp_path / "unbroken")
-    stop_at = int(0.6 * unbroken.clock.max_frame) + 3
+def test_resumed_session_equals_an_uninterrupted_one(overrides: list[str], tmp_path: Path) -> None:
+    """The session is stopped in the middle of a rollout, at a frame without a regular checkpoint."""
+    uninterrupted = run(config_of(overrides), tmp_path / "uninterrupted")
+    stop_at = int(0.6 * uninterrupted.clock.max_frame) + 3
     stopped = run(config_of(overrides), tmp_path / "stopped", stop_at)
-    assert stopped.clock.frame < unbroken.clock.frame
+    assert stopped.clock.frame < uninterrupted.clock.frame
     store = CheckpointStore(tmp_path / "stopped" / "session_0" / "checkpoints", keep_last=2)
     latest = store.latest()
     assert latest is not None
     resumed = run(config_of(overrides), tmp_path / "resumed", state=latest.state)
-    assert torch.equal(weights(unbroken), weights(resumed))
-    after = [row for row in rows(tmp_path / "unbroken") if int(row["frame"]) > stopped.clock.frame]
+    assert torch.equal(weights(uninterrupted), weights(resumed))
+    after = [row for row in rows(tmp_path / "uninterrupted") if int(row["frame"]) > stopped.clock.frame]
     assert rows(tmp_path / "resumed") == after
 
 
 @pytest.mark.parametrize("overrides", [CARTPOLE, PONG], ids=["cartpole", "pong"])
-def test_evaluation_leaves_training_untouched(overrides: list[str], tmp_path: Path) -> None:
+def test_evaluation_does_not_change_training(overrides: list[str], tmp_path: Path) -> None:
     small = ["meta.eval_frequency=96", "env.max_episode_frames=160"] if "env=pong" in overrides else []
     plain = run(config_of([*overrides, *small]), tmp_path / "plain")
     evaluated = run(config_of([*overrides, *small, "meta.rigorous_eval=2"]), tmp_path / "evaluated")
@@ -109,8 +110,8 @@ def test_evaluation_leaves_training_untouched(overrides: list[str], tmp_path: Pa
     assert (row["source"], row["episodes"]) == ("evaluation", "2")
 
 
-def test_however_closely_it_is_watched_the_curve_is_the_same(tmp_path: Path) -> None:
-    """Panel, TensorBoard, evaluation, recorded episodes, a profile and many checkpoints, or none of it."""
+def test_observing_a_session_does_not_change_training(tmp_path: Path) -> None:
+    """Switch panel, TensorBoard, evaluation, recording, profile and extra checkpoints on or all off."""
     off = ["meta.progress=false", "meta.tensorboard=false", "meta.record_episodes=none", "meta.videos=false"]
     on = ["meta.progress=true", "meta.tensorboard=true", "meta.record_episodes=each", "meta.rigorous_eval=2"]
     on += ["meta.keep_last=5", "meta.eval_frequency=150", "meta.profile={start: 200, frames: 64}"]
@@ -120,21 +121,21 @@ def test_however_closely_it_is_watched_the_curve_is_the_same(tmp_path: Path) -> 
     assert rows(tmp_path / "off") == rows(tmp_path / "on")
 
 
-def test_clipped_rewards_never_reach_a_return(tmp_path: Path) -> None:
-    """The learner sees signs only; Pendulum's returns are far below the sign's -200 for an episode."""
+def test_returns_are_sums_of_raw_rewards(tmp_path: Path) -> None:
+    """The learner gets signs of rewards, -200 for an episode of Pendulum; the raw return is lower."""
     sign = "+transforms.reward._target_=labrl.agents.transforms.SignReward"
     session = run(config_of([*PENDULUM, "preset=none", sign]), tmp_path / "run")
     assert session.episodes.statistics()["return_mean"] < -300
 
 
-def test_a_budget_that_num_envs_does_not_divide_ends_with_its_rows(tmp_path: Path) -> None:
+def test_budget_not_divisible_by_num_envs_ends_with_a_last_row(tmp_path: Path) -> None:
     session = run(config_of([*CARTPOLE, "env.max_frame=1001"]), tmp_path / "run")
     assert session.clock.frame == 1008
     assert rows(tmp_path / "run")[-1]["frame"] == "1008"
     assert rows(tmp_path / "run", "eval")[-1]["frame"] == "1008"
 
 
-def test_sessions_of_one_trial_differ_and_a_seed_repeats(tmp_path: Path) -> None:
+def test_sessions_of_a_trial_have_different_seeds(tmp_path: Path) -> None:
     config = config_of(CARTPOLE)
     sessions = [
         Session(config, index, RunFolder.create(tmp_path / str(index)).session(0), 1) for index in (0, 1)
@@ -146,13 +147,13 @@ def test_sessions_of_one_trial_differ_and_a_seed_repeats(tmp_path: Path) -> None
         session.close()
 
 
-def test_timers_account_for_the_loop(tmp_path: Path) -> None:
+def test_timers_cover_each_part_of_the_loop(tmp_path: Path) -> None:
     session = run(config_of(CARTPOLE), tmp_path / "run")
     assert set(session.timers.seconds) == {"act", "env", "learn", "callbacks"}
     assert 0 < sum(session.timers.seconds.values()) <= session.clock.wall * 1.01
 
 
-def test_a_callback_that_fails_at_its_end_does_not_keep_the_others_from_theirs(tmp_path: Path) -> None:
+def test_failing_callback_does_not_keep_others_from_finishing(tmp_path: Path) -> None:
     finished = []
 
     class Good(Callback):
@@ -171,7 +172,7 @@ def test_a_callback_that_fails_at_its_end_does_not_keep_the_others_from_theirs(t
     assert finished == [1200]
 
 
-def test_a_session_that_cannot_be_built_leaves_no_environment_behind(tmp_path: Path) -> None:
+def test_session_that_cannot_be_built_leaves_no_environment_process(tmp_path: Path) -> None:
     config = config_of(["agent=random", "env.vectorization=async", "env.num_envs=2", "seed=1"])
     config.transforms["reward"] = Component("builtins.dict", {})
     before = set(multiprocessing.active_children())
@@ -181,8 +182,8 @@ def test_a_session_that_cannot_be_built_leaves_no_environment_behind(tmp_path: P
     assert set(multiprocessing.active_children()) == before
 
 
-def test_the_last_evaluation_broken_off_is_told_and_made_up_for(tmp_path: Path) -> None:
-    """Ctrl-C after the last frame: nothing else would say that a row is missing."""
+def test_interrupted_last_evaluation_is_repeated_by_a_resume(tmp_path: Path) -> None:
+    """A session interrupted after its last frame counts as interrupted, because its last row is missing."""
 
     class StopInEvaluation(Callback):
         def start(self, session: Any) -> None:
@@ -205,16 +206,16 @@ def test_the_last_evaluation_broken_off_is_told_and_made_up_for(tmp_path: Path) 
     assert latest is not None
     resumed = run(config, tmp_path / "resumed", state=latest.state)
     assert not resumed.interrupted
-    assert rows(tmp_path / "resumed", "eval") == rows_of_unbroken(config, tmp_path)
+    assert rows(tmp_path / "resumed", "eval") == rows_of_uninterrupted(config, tmp_path)
 
 
-def rows_of_unbroken(config: TrialConfig, folder: Path) -> list[dict[str, str]]:
-    run(config, folder / "unbroken")
-    return rows(folder / "unbroken", "eval")
+def rows_of_uninterrupted(config: TrialConfig, folder: Path) -> list[dict[str, str]]:
+    run(config, folder / "uninterrupted")
+    return rows(folder / "uninterrupted", "eval")
 
 
 class GivesUp(Callback):
-    """Has seen enough at frame 600, and looks whether its view can be changed."""
+    """Callback that gives up at frame 600 and checks that its view of the session is read-only."""
 
     frequencies = (100,)
 
@@ -231,7 +232,7 @@ class GivesUp(Callback):
         return {"seen": list(self.seen)}
 
 
-def test_a_callback_changes_nothing_of_a_session_but_can_give_it_up(tmp_path: Path) -> None:
+def test_callback_cannot_change_its_session_but_can_end_it(tmp_path: Path) -> None:
     session = Session(config_of(CARTPOLE), 0, RunFolder.create(tmp_path / "run").session(0), 1)
     session.callbacks.insert(0, GivesUp())
     session.run()
@@ -240,7 +241,7 @@ def test_a_callback_changes_nothing_of_a_session_but_can_give_it_up(tmp_path: Pa
     assert [int(row["frame"]) for row in rows(tmp_path / "run")] == [304, 600]
 
 
-def test_a_checkpoint_at_the_end_of_a_budget_holds_no_step_that_only_the_end_has_caused(
+def test_last_checkpoint_omits_the_callback_step_caused_only_by_the_end(
     tmp_path: Path,
 ) -> None:
     config = config_of([*CARTPOLE, "env.max_frame=560", "meta.log_frequency=280"])

@@ -1,4 +1,4 @@
-"""Hogwild: the sessions of a trial train the same weights, learn, and can be gone on with."""
+"""Tests of Hogwild training: the sessions of a trial train the same weights and can be resumed."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def network(seed: int) -> tuple[nn.Linear, Learner[nn.Linear]]:
     return module, SlicedLearner(module, compute, adam, whole_minibatches=False)
 
 
-def test_shared_weights_are_one_memory_for_all_and_their_workers(tmp_path: Path) -> None:
+def test_shared_weights_are_one_memory_for_sessions_and_their_workers(tmp_path: Path) -> None:
     (first, one), (second, other) = network(1), network(2)
     initial = first.weight.detach().clone()
     SharedWeights(tmp_path, "shared", one.flat)
     SharedWeights(tmp_path, "shared", other.flat)
-    assert torch.equal(second.weight, initial), "the first session to come brings the initial weights"
+    assert torch.equal(second.weight, initial), "the second session did not take the weights of the first"
     with torch.no_grad():
         one.flat.vector.add_(1.0)
     bias = first.bias.detach()
     for learner in (one, other):
-        found = learner.forward(np.eye(3, dtype=np.float32))  # a worker has one row, the other two
+        found = learner.forward(np.eye(3, dtype=np.float32))  # one worker computes one row, the other two
         torch.testing.assert_close(torch.from_numpy(found), (initial + 1).T + bias)
 
 
-def test_an_optimizer_of_a_part_follows_shared_weights(tmp_path: Path) -> None:
-    """The optimizer of the value function went on with weights that nobody read any more."""
+def test_optimizer_of_one_part_updates_the_shared_weights(tmp_path: Path) -> None:
+    """Regression test: the value function's optimizer updated weights that were no longer in use."""
     module, learner = network(1)
     (piece,) = learner.flat.pieces(module, [module])
     SharedWeights(tmp_path, "shared", learner.flat)
@@ -70,9 +70,7 @@ def test_an_optimizer_of_a_part_follows_shared_weights(tmp_path: Path) -> None:
     ],
     ids=["two optimizers", "sarsa"],
 )
-def test_agents_that_learn_from_what_they_just_played_learn_together(
-    overrides: list[str], tmp_path: Path
-) -> None:
+def test_on_policy_agents_train_with_shared_weights(overrides: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     common = [override for override in TRIAL if not override.startswith("agent.")]
     assert main([*overrides, *common, "meta.distributed=shared", f"hydra.run.dir={run}"]) == 0
@@ -80,7 +78,7 @@ def test_agents_that_learn_from_what_they_just_played_learn_together(
     assert norms[0] != norms[-1]
 
 
-def test_synced_weights_add_up_what_each_session_changed(tmp_path: Path) -> None:
+def test_synced_weights_are_the_sum_of_all_sessions_changes(tmp_path: Path) -> None:
     (first, one), (second, other) = network(1), network(2)
     initial = first.weight.detach().clone()
     a, b = SharedWeights(tmp_path, "synced", one.flat), SharedWeights(tmp_path, "synced", other.flat)
@@ -88,7 +86,7 @@ def test_synced_weights_add_up_what_each_session_changed(tmp_path: Path) -> None
     with torch.no_grad():
         first.weight.add_(1.0)
         second.weight.add_(0.25)
-    assert not torch.equal(first.weight, second.weight), "until they are exchanged each has its own"
+    assert not torch.equal(first.weight, second.weight), "changed before an exchange"
     a.exchange()
     torch.testing.assert_close(first.weight.detach(), initial + 1)
     b.exchange()
@@ -98,9 +96,7 @@ def test_synced_weights_add_up_what_each_session_changed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mode", ["shared", "synced"])
-def test_sessions_that_come_back_have_the_weights_of_the_one_that_came_furthest(
-    mode: str, tmp_path: Path
-) -> None:
+def test_restored_sessions_get_the_weights_of_the_latest_checkpoint(mode: str, tmp_path: Path) -> None:
     (first, one), (second, other) = network(1), network(2)
     pair = [SharedWeights(tmp_path, mode, learner.flat) for learner in (one, other)]  # type: ignore[arg-type]
     for shared, learner, own in zip(pair, (one, other), (5.0, 7.0), strict=True):
@@ -110,12 +106,12 @@ def test_sessions_that_come_back_have_the_weights_of_the_one_that_came_furthest(
 
 
 @pytest.mark.parametrize("mode", ["shared", "synced"])
-def test_a_session_that_was_killed_does_not_bring_its_old_weights_back(mode: str, tmp_path: Path) -> None:
+def test_killed_session_does_not_restore_its_older_weights(mode: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     overrides = [*TRIAL, "env.max_frame=1536", "agent.lr=0.0", f"meta.distributed={mode}", "meta.keep_last=3"]
     assert main([*overrides, f"hydra.run.dir={run}"]) == 0
     late = run / "session_0" / "checkpoints" / "frame_000000001536"
-    _fill(late, 0.25)  # session 0 has finished with these
+    _fill(late, 0.25)  # recognizable final weights of session 0
     killed = run / "session_1"
     (killed / "result.json").unlink()
     for frame in (1536, 1024):
@@ -129,7 +125,7 @@ def test_a_session_that_was_killed_does_not_bring_its_old_weights_back(mode: str
 
 
 def _fill(checkpoint: Path, value: float) -> None:
-    """Let all weights of a checkpoint have one value."""
+    """Set all weights in a checkpoint to one value."""
     store = CheckpointStore(checkpoint.parent, keep_last=9)
     saved = store.latest()
     assert saved is not None
@@ -139,14 +135,15 @@ def _fill(checkpoint: Path, value: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["shared", "synced"])
-def test_a_trial_ends_with_the_same_weights_in_all_sessions_and_goes_on(
+def test_trial_with_common_weights_finishes_and_can_be_extended(
     mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     assert main([*TRIAL, f"meta.distributed={mode}", f"hydra.run.dir={run}"]) == 0
-    assert "meta.distributed" in capsys.readouterr().out, "no two runs are equal with it"
-    assert not (run / FOLDER).exists(), "each session's checkpoint has what is needed"
-    assert main([f"+resume={run}", "env.max_frame=2048", "+force=true"]) == 0  # the schedules move too
+    assert "meta.distributed" in capsys.readouterr().out, "no warning that the run is not reproducible"
+    assert not (run / FOLDER).exists(), "the shared weights were left behind"
+    # Schedules follow the budget, so that changing it needs +force.
+    assert main([f"+resume={run}", "env.max_frame=2048", "+force=true"]) == 0
     info = json.loads((run / "run.json").read_text())
     assert [session["frame"] for session in info["sessions"]] == [2048, 2048]
     for index in (0, 1):
@@ -164,7 +161,7 @@ def test_a_trial_ends_with_the_same_weights_in_all_sessions_and_goes_on(
         (["meta.distributed=both"], "meta.distributed"),
     ],
 )
-def test_what_cannot_be_trained_together_is_refused(
+def test_trial_that_cannot_share_weights_is_refused(
     overrides: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"

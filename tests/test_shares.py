@@ -1,4 +1,4 @@
-"""Trials side by side never take more cores or GPUs than there are."""
+"""Tests of slots: trials that run at once never get more cores or GPUs than the machine has."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labrl.trial.devices import NUM_CPUS, available_cpus, machine_cpus, threads_
 
 
 def shares(machine: Machine, need: Need) -> list[Share]:
-    """Return all slots that a machine can give to trials of one kind."""
+    """Return the slots of all trials with the same need that the machine can run at once."""
     given = []
     while share := machine.take(need):
         given.append(share)
@@ -39,7 +39,7 @@ def shares(machine: Machine, need: Need) -> list[Share]:
     ],
     ids=str,
 )
-def test_cores_are_divided_and_never_given_twice(
+def test_cores_are_divided_among_trials_and_never_given_twice(
     meta: dict[str, Any], trials: int, at_once: int, cores: int
 ) -> None:
     machine = Machine(cores=8, gpus=[])
@@ -62,9 +62,7 @@ def test_cores_are_divided_and_never_given_twice(
         (None, [("0",), ("1",)] * 4),
     ],
 )
-def test_gpus_are_divided_and_trials_spread_over_them(
-    num_gpus: float | None, given: list[tuple[str, ...]]
-) -> None:
+def test_trials_are_spread_over_the_gpus(num_gpus: float | None, given: list[tuple[str, ...]]) -> None:
     machine = Machine(cores=8, gpus=["0", "1"])
     got = shares(machine, Need(1, num_gpus))
     assert [share.gpus for share in got] == given
@@ -73,7 +71,7 @@ def test_gpus_are_divided_and_trials_spread_over_them(
     assert [share.gpus for share in shares(machine, Need(1, num_gpus))] == given
 
 
-def test_a_trial_with_a_gpu_waits_and_does_not_get_half_of_another() -> None:
+def test_trial_waits_if_no_gpu_has_enough_room_left() -> None:
     machine = Machine(cores=8, gpus=["0"])
     third = [machine.take(Need(1, 0.4)) for _ in range(3)]
     assert third[2] is None
@@ -91,7 +89,7 @@ def test_a_trial_with_a_gpu_waits_and_does_not_get_half_of_another() -> None:
     ],
     ids=str,
 )
-def test_more_than_the_machine_has_is_refused(meta: dict[str, float], key: str, there: str) -> None:
+def test_need_greater_than_the_machine_is_refused(meta: dict[str, float], key: str, there: str) -> None:
     machine = Machine(cores=8, gpus=["0", "1"])
     with refused("resources", key) as error:
         machine.check(Need.of(meta, 4, machine.cores))
@@ -101,7 +99,7 @@ def test_more_than_the_machine_has_is_refused(meta: dict[str, float], key: str, 
 @pytest.mark.parametrize(
     "meta", [{}, {"num_cpus": 8}, {"num_cpus": 7.5, "num_gpus": 2}, {"max_session": 99}], ids=str
 )
-def test_what_the_machine_has_is_not_refused(meta: dict[str, float]) -> None:
+def test_need_within_the_machine_is_accepted(meta: dict[str, float]) -> None:
     machine = Machine(cores=8, gpus=["0", "1"])
     machine.check(Need.of(meta, 4, machine.cores))
 
@@ -118,7 +116,7 @@ def test_what_the_machine_has_is_not_refused(meta: dict[str, float]) -> None:
     ],
     ids=" ".join,
 )
-def test_no_command_begins_what_this_machine_cannot_carry(
+def test_commands_refuse_more_resources_than_the_machine_has(
     command: list[str],
     override: str,
     tmp_path: Path,
@@ -127,13 +125,13 @@ def test_no_command_begins_what_this_machine_cannot_carry(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*command, "wandb=disabled", override]) == 2
-    told = capsys.readouterr().err
-    assert override.partition("=")[0] in told
-    assert "Traceback" not in told
+    message = capsys.readouterr().err
+    assert override.partition("=")[0] in message
+    assert "Traceback" not in message
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_a_trial_may_ask_for_the_machine_though_its_share_is_less(
+def test_trial_may_ask_for_all_cores_though_it_was_given_fewer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(NUM_CPUS, "1")
@@ -148,10 +146,10 @@ def test_a_trial_may_ask_for_the_machine_though_its_share_is_less(
     assert labrl.train(overrides).exit_code == 0
 
 
-def test_a_share_is_kept_to_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_are_passed_on_by_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     share = Share(cores=1, gpus=("3", "5"), part=1.0)
     assert share.environment == {NUM_CPUS: "1", "CUDA_VISIBLE_DEVICES": "3,5"}
-    assert Share(cores=1).environment == {NUM_CPUS: "1"}, "a machine without GPUs is left as it is"
+    assert Share(cores=1).environment == {NUM_CPUS: "1"}, "GPUs were restricted"
     assert Share(cores=1, gpus=()).environment["CUDA_VISIBLE_DEVICES"] == ""
     monkeypatch.setenv(NUM_CPUS, "1")
     assert available_cpus() == 1
@@ -161,7 +159,7 @@ def test_a_share_is_kept_to_through_the_environment(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("value", "gpus"), [("", []), ("-1", []), ("2,0", ["2", "0"]), ("MIG-a/1", ["MIG-a/1"])]
 )
-def test_gpus_that_somebody_chose_for_this_process_are_all_there_are(
+def test_visible_gpus_are_those_of_cuda_visible_devices(
     value: str, gpus: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)

@@ -1,4 +1,4 @@
-"""Workers on slices of a minibatch give the gradient of the whole, and the same one each time."""
+"""Tests of learners whose workers compute slices of a minibatch: their sum is the gradient of the whole."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ ROWS = Rows(
     torch.randn(31, 2, generator=torch.Generator().manual_seed(2)),
 )
 SEEN: list[tuple[int, str, bool, int]] = []
-"""Calls of a network: rows, name of the thread, whether it is in training mode, torch's threads."""
+"""Calls of a network: number of rows, name of the thread, training mode, number of PyTorch's threads."""
 BF16 = compute(2, torch.bfloat16)
 
 
 class Watched(nn.Sequential):
-    """A network that says who calls it."""
+    """Network that records its calls in SEEN."""
 
     def forward(self, x: Tensor) -> Tensor:
         SEEN.append((len(x), threading.current_thread().name, self.training, torch.get_num_threads()))
@@ -63,12 +63,12 @@ def learner_of(of: Compute, module: nn.Module | None = None, **options: Any) -> 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_slices_add_up_to_the_gradient_of_the_whole(
+def test_gradients_of_slices_add_up_to_that_of_the_minibatch(
     num_workers: int, memory_format: torch.memory_format
 ) -> None:
     expected, means = reference(network(), ROWS)
     learner = learner_of(compute(num_workers), network().to(memory_format=memory_format))
-    for _ in range(2):  # the second time nothing of the first may be left
+    for _ in range(2):  # the second gradient must not contain the first
         SEEN.clear()
         statistics = learner.gradient(mean_loss, ROWS)
     assert sum(rows for rows, *_ in SEEN) == len(ROWS)
@@ -81,7 +81,7 @@ def test_slices_add_up_to_the_gradient_of_the_whole(
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
-def test_statistics_of_rows_come_back_in_their_order(num_workers: int) -> None:
+def test_statistics_of_rows_keep_the_order_of_the_rows(num_workers: int) -> None:
     learner = learner_of(compute(num_workers))
     statistics = learner.gradient(loss_of_rows, ROWS)
     with torch.no_grad():
@@ -108,7 +108,7 @@ class Pair(NamedTuple):
 
 
 class Two(nn.Module):
-    """A network with several inputs, options and outputs."""
+    """Network with several inputs, options and outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Two(nn.Module):
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_forward_takes_and_gives_what_the_network_does(precision: torch.dtype) -> None:
+def test_forward_has_the_inputs_and_outputs_of_the_network(precision: torch.dtype) -> None:
     torch.manual_seed(0)
     learner = learner_of(compute(2, precision), Two())
     x, factor = np.random.default_rng(0).normal(size=(9, 3)), np.arange(9.0).reshape(9, 1)
@@ -140,7 +140,7 @@ def test_forward_takes_and_gives_what_the_network_does(precision: torch.dtype) -
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_all_workers_follow_every_change_of_the_weights(change: Any) -> None:
+def test_all_workers_use_changed_weights(change: Any) -> None:
     learner = learner_of(compute(3))
     before = learner.forward(ROWS.inputs.numpy())
     change(learner, ROWS)
@@ -158,7 +158,7 @@ def test_all_workers_follow_every_change_of_the_weights(change: Any) -> None:
 
 
 @pytest.mark.parametrize("failing", ["MainThread", "learner"])
-def test_an_error_of_any_worker_is_raised_and_leaves_nothing_behind(failing: str) -> None:
+def test_error_of_a_worker_is_raised_and_the_learner_stays_usable(failing: str) -> None:
     learner = learner_of(compute(2))
     threads = torch.get_num_threads()
     learner.gradient(mean_loss, ROWS)
@@ -179,8 +179,10 @@ def test_an_error_of_any_worker_is_raised_and_leaves_nothing_behind(failing: str
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_all_workers_are_in_the_mode_of_the_network(num_workers: int, precision: torch.dtype) -> None:
-    # CrossQ normalizes by the minibatch only where the policy learns: in training mode.
+def test_all_workers_follow_the_training_mode_of_the_network(
+    num_workers: int, precision: torch.dtype
+) -> None:
+    # CrossQ normalizes by statistics of the minibatch only in training mode.
     learner = learner_of(compute(num_workers, precision))
     for training in (False, True):
         SEEN.clear()
@@ -192,7 +194,7 @@ def test_all_workers_are_in_the_mode_of_the_network(num_workers: int, precision:
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_whole_minibatches_are_never_cut(precision: torch.dtype) -> None:
+def test_minibatches_are_not_sliced_with_whole_minibatches(precision: torch.dtype) -> None:
     learner = learner_of(compute(3, precision), whole_minibatches=True)
     learner.gradient(mean_loss, ROWS)
     learner.forward(ROWS.inputs.numpy())
@@ -201,7 +203,7 @@ def test_whole_minibatches_are_never_cut(precision: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_a_worker_without_a_slice_adds_nothing(precision: torch.dtype) -> None:
+def test_worker_without_a_slice_adds_nothing_to_the_gradient(precision: torch.dtype) -> None:
     learner = learner_of(compute(2, precision))
     learner.gradient(mean_loss, ROWS)
     learner.gradient(mean_loss, ROWS[:1])
@@ -214,7 +216,7 @@ def test_a_worker_without_a_slice_adds_nothing(precision: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("capability", "num_workers", "threads"), [("amx_bf16", 1, [2, 1]), ("avx512_bf16", 2, [1, 1, 1, 1])]
 )
-def test_all_cores_work_on_each_product_only_where_products_wait_for_the_weights(
+def test_all_cores_share_each_matrix_product_only_with_amx(
     capability: str, num_workers: int, threads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {capability: True})
@@ -234,7 +236,7 @@ def test_all_cores_work_on_each_product_only_where_products_wait_for_the_weights
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_networks_of_other_losses_compute_in_the_same_precision(precision: torch.dtype) -> None:
+def test_twin_and_frozen_networks_compute_in_the_same_precision(precision: torch.dtype) -> None:
     learner = learner_of(compute(2, precision))
     twin, _ = learner.twin()
     context = autocast() if precision == torch.bfloat16 else torch.no_grad()
@@ -251,7 +253,7 @@ def test_networks_of_other_losses_compute_in_the_same_precision(precision: torch
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_hooks_are_called_once_for_all_rows_and_respected(precision: torch.dtype) -> None:
+def test_forward_hooks_are_called_once_with_all_rows(precision: torch.dtype) -> None:
     learner = learner_of(compute(2, precision))
     learner.gradient(mean_loss, ROWS)
     before = learner.forward(ROWS.inputs.numpy()), learner.flat.gradient.clone()
@@ -276,7 +278,7 @@ def test_hooks_are_called_once_for_all_rows_and_respected(precision: torch.dtype
     learner.close()
 
 
-def test_backward_hooks_are_called_and_respected() -> None:
+def test_backward_hooks_are_called_and_change_the_gradient() -> None:
     learner = learner_of(compute(2))
     calls: list[int] = []
 
@@ -297,7 +299,7 @@ def test_backward_hooks_are_called_and_respected() -> None:
 
 @pytest.mark.parametrize("before", [False, True], ids=["later", "from the beginning"])
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_parametrizations_are_respected(precision: torch.dtype, before: bool) -> None:
+def test_parametrizations_are_applied(precision: torch.dtype, before: bool) -> None:
     module = network()
     if before:
         parametrize.register_parametrization(module[0], "weight", Doubled())

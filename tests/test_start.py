@@ -1,4 +1,4 @@
-"""The commands before they are loaded."""
+"""Tests of starting a command: signals while it is imported, exit codes, and what is imported when."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ sys.exit({function}())
 
 
 def press(number: int, module: str, command: str, *overrides: str, cwd: Path) -> tuple[int, str, str]:
-    """Let the signal come when `command` imports `module`. Returns exit code, standard error and output."""
+    """Send the signal when `command` imports `module`; return exit code, standard error and output."""
     script, function = SCRIPTS[command].split(":")
     code = PRESSED.format(
         module=module, number=int(number), script=script, function=function, overrides=[command, *overrides]
@@ -55,10 +55,10 @@ def press(number: int, module: str, command: str, *overrides: str, cwd: Path) ->
         ),
     ],
 )
-def test_ctrl_c_while_a_command_is_loaded_is_one_line(command: str, module: str, tmp_path: Path) -> None:
-    code, complaint, said = press(signal.SIGINT, module, command, cwd=tmp_path)
-    assert (code, said) == (INTERRUPTED, "")
-    (line,) = complaint.splitlines()
+def test_ctrl_c_during_import_prints_one_line(command: str, module: str, tmp_path: Path) -> None:
+    code, error_output, output = press(signal.SIGINT, module, command, cwd=tmp_path)
+    assert (code, output) == (INTERRUPTED, "")
+    (line,) = error_output.splitlines()
     assert line.startswith(f"{command}: ")
 
 
@@ -76,16 +76,16 @@ RUN = ("env=cartpole", "wandb=disabled", "env.max_frame=2000", "meta.report=fals
     ],
     ids=str,
 )
-def test_a_signal_before_a_run_begins_leaves_no_folder(
+def test_signal_before_a_run_starts_leaves_no_folder(
     module: str, number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
-    """While PyTorch imported NumPy it swallowed Ctrl-C, and the run went on with half of NumPy and failed."""
-    ended, complaint, said = press(number, module, "labrl", *RUN, cwd=tmp_path)
-    assert (ended, said, len(complaint.splitlines())) == (code, "", 1)
+    """PyTorch ignores Ctrl-C while it imports NumPy; the run once continued with half of NumPy and failed."""
+    exit_code, error_output, output = press(number, module, "labrl", *RUN, cwd=tmp_path)
+    assert (exit_code, output, len(error_output.splitlines())) == (code, "", 1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_signal_before_the_first_frame_leaves_a_run_that_can_be_resumed(tmp_path: Path) -> None:
+def test_run_interrupted_before_its_first_frame_can_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "pressed.py").write_text(
         "import pathlib, signal\n"
         "from labrl.session.callbacks import Callback\n"
@@ -97,16 +97,16 @@ def test_a_signal_before_the_first_frame_leaves_a_run_that_can_be_resumed(tmp_pa
     )
 
     run = start_labrl(*RUN, "+callbacks.pressed={_target_: pressed.Pressed}", cwd=tmp_path)
-    told, _ = run.communicate()
+    output, _ = run.communicate()
     assert run.returncode == 130
-    (line,) = told.splitlines()
+    (line,) = output.splitlines()
     assert f"+resume={tmp_path / 'run'}" in line
     resumed = start_labrl("+resume=run", cwd=tmp_path)
-    said, _ = resumed.communicate()
-    assert resumed.returncode == 0, said
+    output, _ = resumed.communicate()
+    assert resumed.returncode == 0, output
 
 
-def test_each_command_hands_back_the_exit_code_of_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_command_returns_the_exit_code_of_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
     functions = ("main", "list_envs", "send_to_wandb", "list_runs", "replay", "report", "export_policy")
     for code, function in enumerate(functions):
         monkeypatch.setattr(labrl.cli, function, lambda code=code: code)
@@ -130,7 +130,7 @@ sys.exit(labrl.start.main())
 AS_A_FUNCTION = """
 import sys
 import labrl
-# PyTorch has to say whether its optimizer has these options.
+# Checking these options needs PyTorch's optimizer.
 own = ["agent/optimizer=torch", "agent.optimizer.name=SGD", "+agent.optimizer.options.momentum=0.9"]
 quick = ["env=cartpole", "agent=a2c", "env.max_frame=64", "meta.report=false", "wandb=disabled"]
 labrl.train([*quick, *own])
@@ -140,7 +140,7 @@ assert not {"polars", "wandb"} & set(sys.modules), "training needs neither"
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "spins"),
+    ("code", "variables", "spins"),
     [
         pytest.param(AS_A_COMMAND, {}, "10000", id="command"),
         pytest.param(AS_A_FUNCTION, {}, "10000", id="function"),
@@ -156,19 +156,24 @@ assert not {"polars", "wandb"} & set(sys.modules), "training needs neither"
         ),
     ],
 )
-def test_threads_that_wait_sleep_soon_unless_the_user_has_said_how_they_wait(
-    code: str, said: dict[str, str], spins: str | None, tmp_path: Path
+def test_waiting_openmp_threads_soon_sleep_unless_the_user_chose_otherwise(
+    code: str, variables: dict[str, str], spins: str | None, tmp_path: Path
 ) -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("OMP", "GOMP"))}
-    told = own | said | {"OMP_DISPLAY_ENV": "VERBOSE"}
+    environment = own | variables | {"OMP_DISPLAY_ENV": "VERBOSE"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=told, cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     if "GOMP_SPINCOUNT" not in done.stderr:
-        pytest.skip("torch has another OpenMP here")
+        pytest.skip("this build of PyTorch uses another OpenMP library")
     (line,) = {line.strip() for line in done.stderr.splitlines() if "GOMP_SPINCOUNT" in line}
     count = line.partition("=")[2].strip(" '")
-    assert count == spins if spins else int(count) > 10**6  # active threads do not sleep
+    assert count == spins if spins else int(count) > 10**6  # with OMP_WAIT_POLICY=ACTIVE threads do not sleep
 
 
 HEAVY = ("torch", "gymnasium", "ale_py", "optuna", "wandb", "matplotlib", "av")
@@ -180,11 +185,11 @@ from compositions import remember
 import labrl, labrl.cli
 remember()
 from labrl.errors import InputError
-told, experiments = [], False
+messages, experiments = [], False
 for command in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as error:
         assert labrl.cli.main(command) == 2, command
-    told.append(error.getvalue())
+    messages.append(error.getvalue())
     loaded = [name for name in {heavy} if name in sys.modules]
     assert not loaded, (command, loaded)
     experiments = experiments or "-m" in command
@@ -192,9 +197,9 @@ for command in json.loads(sys.argv[1]):
 try:
     labrl.train(["agent.lr=abc"])
 except InputError as error:
-    told.append(str(error))
+    messages.append(str(error))
 assert "torch" not in sys.modules
-print(json.dumps(told))
+print(json.dumps(messages))
 """
 
 WRONG = {
@@ -226,10 +231,10 @@ def test_wrong_input_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
         [sys.executable, "-c", program, commands], capture_output=True, text=True, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    for (command, key), told in zip(
+    for (command, key), message in zip(
         [*WRONG.items(), ("train", "agent.lr")], json.loads(done.stdout), strict=True
     ):
-        assert key in told, (command, told)
+        assert key in message, (command, message)
     assert not list(tmp_path.glob("runs/*/*"))
 
 
@@ -254,13 +259,13 @@ def options(group: str) -> list[str]:
 @pytest.mark.parametrize(
     "left_out",
     [
-        # put together from parts that Rainbow, QR-DQN and SIL-PPO have too
+        # Rainbow, QR-DQN and SIL-PPO have the parts of these agents.
         {"c51", "double_dqn", "dueling_dqn", "rainbow_lite", "sil_a2c"},
         pytest.param(set(), marks=pytest.mark.matrix),
     ],
     ids=["parts", "all"],
 )
-def test_every_component_of_labrl_is_known_without_torch(left_out: set[str], tmp_path: Path) -> None:
+def test_configs_of_all_components_are_checked_without_torch(left_out: set[str], tmp_path: Path) -> None:
     agents = [agent for agent in options("agent") if agent not in left_out]
     overrides = [[f"agent={agent}", f"env={'pong' if agent == 'ppo' else 'cartpole'}"] for agent in agents]
     memories, explorations = ("uniform", "prioritized"), ("boltzmann", "epsilon_greedy")

@@ -1,4 +1,4 @@
-"""`start_from` begins a run with the weights of another one, whatever fits, and a resume stays exact."""
+"""Tests of `start_from`, which initializes a run with the weights of another one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SOURCES = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of runs to start from."""
+    """Train one run for each of SOURCES, and return the folder of the runs."""
     path = tmp_path_factory.mktemp("sources")
     for name, overrides in SOURCES.items():
         assert labrl.train([*overrides, "env.max_frame=800", f"hydra.run.dir={path / name}"]).exit_code == 0
@@ -46,18 +46,19 @@ def weights(run: Path, session: int = 0, checkpoint: str | int = "latest") -> di
 
 
 def frozen(overrides: list[str]) -> list[str]:
-    """A run whose weights stay as they were."""
+    """Add overrides with which a run does not change its weights."""
     return [*overrides, "agent.lr=0", "env.max_frame=400"]
 
 
 def trained(folder: Path, overrides: list[str], *more: str) -> Path:
+    """Train a run in the folder, check that it succeeded, and return the folder."""
     result = labrl.train([*overrides, *more, f"hydra.run.dir={folder}"])
     assert result.exit_code == 0
     return folder
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_an_agent_begins_with_the_weights_of_the_run(name: str, runs: Path, tmp_path: Path) -> None:
+def test_agent_starts_with_the_weights_of_the_run(name: str, runs: Path, tmp_path: Path) -> None:
     source, overrides = runs / name, frozen(SOURCES[name])
     run = trained(tmp_path / "run", overrides, f"start_from={source}", "start_from.session=0")
     before, after = weights(source, 0, "best"), weights(run)
@@ -74,18 +75,20 @@ def test_an_agent_begins_with_the_weights_of_the_run(name: str, runs: Path, tmp_
 
 
 @pytest.mark.parametrize("override", ["checkpoint=3", "session=0", "parts=torso", "partial=true"])
-def test_a_key_that_names_no_run_is_refused(override: str, runs: Path, tmp_path: Path) -> None:
-    """It was ignored."""
+def test_other_keys_of_start_from_are_refused_without_a_run(
+    override: str, runs: Path, tmp_path: Path
+) -> None:
+    """Regression test: such a key was ignored."""
     lone = [*SOURCES["ppo"], f"start_from.{override}", f"hydra.run.dir={tmp_path / 'run'}"]
     key = f"start_from.{override.partition('=')[0]}"
     with refused("contradiction", key, "start_from.run"):
         labrl.train(lone)
     with refused("contradiction", key, "start_from.run"):
         labrl.train([f"+resume={runs / 'ppo'}", f"start_from.{override}", "env.max_frame=1600"])
-    labrl.train([*lone, "start_from.run=null"])  # as one trial of a grid that compares runs
+    labrl.train([*lone, "start_from.run=null"])  # null is accepted as a value in a grid of runs
 
 
-def test_statistics_of_observations_are_taken(runs: Path, tmp_path: Path) -> None:
+def test_statistics_of_normalized_observations_are_taken(runs: Path, tmp_path: Path) -> None:
     overrides = frozen(SOURCES["sac"])
     run = trained(tmp_path / "run", overrides, f"start_from={runs / 'sac'}")
     before = labrl.load(runs / "sac").transforms.part("observation")[1]["observation"]["count"]
@@ -101,7 +104,7 @@ def test_statistics_of_observations_are_taken(runs: Path, tmp_path: Path) -> Non
         assert not (tmp_path / "refused").exists()
 
 
-def test_each_session_may_begin_with_its_own(runs: Path, tmp_path: Path) -> None:
+def test_each_session_may_start_with_the_session_of_the_same_index(runs: Path, tmp_path: Path) -> None:
     overrides = frozen(SOURCES["ppo"])
     run = trained(tmp_path / "run", overrides, f"start_from={runs / 'ppo'}", "start_from.session=same")
     for session in (0, 1):
@@ -114,27 +117,27 @@ def test_each_session_may_begin_with_its_own(runs: Path, tmp_path: Path) -> None
     assert error.value.key == "start_from.session"
 
 
-def test_what_does_not_fit_is_refused_or_begins_anew(runs: Path, tmp_path: Path) -> None:
+def test_weights_of_other_shapes_are_refused_or_initialized_anew(runs: Path, tmp_path: Path) -> None:
     overrides = [*small("ppo", "cartpole"), "agent.network.policy_head=[8]", f"start_from={runs / 'ppo'}"]
     with pytest.raises(InputError) as error:
         labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'refused'}"])
     assert (error.value.code, error.value.key) == ("contradiction", "start_from.run")
-    for told in ("policy_head.0.weight", "start_from.partial=true", "8 x 64", "2 x 64"):
-        assert told in str(error.value)
+    for part in ("policy_head.0.weight", "start_from.partial=true", "8 x 64", "2 x 64"):
+        assert part in str(error.value)
     assert not (tmp_path / "refused").exists()
     run = trained(tmp_path / "run", [*frozen(overrides), "start_from.partial=true", "start_from.session=0"])
     before, after = weights(runs / "ppo", 0, "best"), weights(run)
     facts = json.loads((run / "provenance.json").read_text())["start_from"]
-    anew = set(facts["begun_anew"])
-    assert anew
-    assert all("policy_head" in name for name in anew | set(facts["unused"]))
-    assert set(facts["taken"]) | anew == set(after)
+    initialized = set(facts["begun_anew"])
+    assert initialized
+    assert all("policy_head" in name for name in initialized | set(facts["unused"]))
+    assert set(facts["taken"]) | initialized == set(after)
     assert all(torch.equal(after[name], before[name]) for name in facts["taken"])
     build(run)
     assert "policy_head.0.weight" in (run / "report.html").read_text()
 
 
-def test_parts_are_taken_alone(runs: Path, tmp_path: Path) -> None:
+def test_parts_of_a_network_can_be_taken_alone(runs: Path, tmp_path: Path) -> None:
     overrides = [*frozen(small("ppo", "cartpole")), f"start_from={runs / 'ppo'}", "start_from.session=1"]
     run = trained(tmp_path / "run", [*overrides, "start_from.parts=torso"])
     facts = json.loads((run / "provenance.json").read_text())["start_from"]
@@ -142,7 +145,7 @@ def test_parts_are_taken_alone(runs: Path, tmp_path: Path) -> None:
     assert {name.split(".")[1] for name in facts["begun_anew"]} == {"policy_head", "value_head"}
     before, after = weights(runs / "ppo", 1, "best"), weights(run)
     assert {name for name in after if torch.equal(after[name], before[name])} == set(facts["taken"])
-    # Another environment, whose heads do not fit, with the torso of this one.
+    # A part that does not exist is refused with the names of those that do.
     with pytest.raises(InputError) as error:
         labrl.train(
             [
@@ -156,40 +159,40 @@ def test_parts_are_taken_alone(runs: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ppo", "dqn", "sac"])
-def test_a_resume_is_exact_and_does_not_start_again(name: str, runs: Path, tmp_path: Path) -> None:
+def test_resume_is_exact_and_does_not_need_the_source_run(name: str, runs: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(runs / name, source)
     overrides = [*SOURCES[name], f"start_from={source}"]
-    whole = trained(tmp_path / "whole", overrides, "env.max_frame=1200")
-    parts = trained(tmp_path / "parts", overrides, "env.max_frame=600")
+    uninterrupted = trained(tmp_path / "uninterrupted", overrides, "env.max_frame=1200")
+    resumed = trained(tmp_path / "resumed", overrides, "env.max_frame=600")
     shutil.rmtree(source)
-    assert main([f"+resume={parts}", "env.max_frame=1200"]) == 0
-    assert differences(parts, whole) == []
+    assert main([f"+resume={resumed}", "env.max_frame=1200"]) == 0
+    assert differences(resumed, uninterrupted) == []
 
 
-def test_a_session_that_was_killed_at_once_begins_with_the_same(runs: Path, tmp_path: Path) -> None:
+def test_session_killed_before_its_first_checkpoint_starts_the_same_way(runs: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(runs / "ppo", source)
     overrides = [*small("ppo", "cartpole"), "env.max_frame=800", f"start_from={source}"]
-    whole = trained(tmp_path / "whole", overrides)
-    parts = trained(tmp_path / "parts", overrides)
+    uninterrupted = trained(tmp_path / "uninterrupted", overrides)
+    killed = trained(tmp_path / "killed", overrides)
     shutil.rmtree(source)
-    # As a kill before the first checkpoint leaves it.
+    # Remove what a session killed before its first checkpoint has not written.
     for path in ("checkpoints", "train.csv", "eval.csv", "result.json", "progress.json", "episodes"):
-        place = parts / "session_0" / path
+        place = killed / "session_0" / path
         shutil.rmtree(place) if place.is_dir() else place.unlink()
-    info = json.loads((parts / "run.json").read_text())
-    (parts / "run.json").write_text(json.dumps({**info, "status": "running", "sessions": []}))
-    assert main([f"+resume={parts}"]) == 0
-    assert differences(parts, whole) == []
-    (state,) = (parts / "session_0" / "start").glob("*/state.pt")
+    info = json.loads((killed / "run.json").read_text())
+    (killed / "run.json").write_text(json.dumps({**info, "status": "running", "sessions": []}))
+    assert main([f"+resume={killed}"]) == 0
+    assert differences(killed, uninterrupted) == []
+    (state,) = (killed / "session_0" / "start").glob("*/state.pt")
     state.write_bytes(b"")
-    shutil.rmtree(parts / "session_0" / "checkpoints")
-    (parts / "run.json").write_text(json.dumps({**info, "status": "running", "sessions": []}))
-    assert main([f"+resume={parts}"]) == 2
+    shutil.rmtree(killed / "session_0" / "checkpoints")
+    (killed / "run.json").write_text(json.dumps({**info, "status": "running", "sessions": []}))
+    assert main([f"+resume={killed}"]) == 2
 
 
-def test_a_session_that_a_resume_adds_begins_with_it_too(runs: Path, tmp_path: Path) -> None:
+def test_session_added_by_a_resume_starts_with_the_weights_of_the_run(runs: Path, tmp_path: Path) -> None:
     overrides = [*frozen(small("ppo", "cartpole")), f"start_from={runs / 'ppo'}", "start_from.session=0"]
     run = trained(tmp_path / "run", overrides)
     assert main([f"+resume={run}", "meta.max_session=2"]) == 0
@@ -198,19 +201,19 @@ def test_a_session_that_a_resume_adds_begins_with_it_too(runs: Path, tmp_path: P
 
 
 WRONG: dict[str, tuple[list[str], str, str]] = {
-    "no run": (["start_from=nowhere"], "not-found", "nowhere"),
-    "no checkpoint": (["start_from.checkpoint=77"], "not-found", "start_from.checkpoint"),
-    "no session": (["start_from.session=9"], "not-found", "start_from.session"),
-    "an override": (["start_from.checkpoint=first"], "unknown-option", "start_from.checkpoint"),
-    "a key": (["start_from.folder=x"], "unknown-key", "start_from.folder"),
+    "no such run": (["start_from=nowhere"], "not-found", "nowhere"),
+    "no such checkpoint": (["start_from.checkpoint=77"], "not-found", "start_from.checkpoint"),
+    "no such session": (["start_from.session=9"], "not-found", "start_from.session"),
+    "wrong value": (["start_from.checkpoint=first"], "unknown-option", "start_from.checkpoint"),
+    "wrong key": (["start_from.folder=x"], "unknown-key", "start_from.folder"),
     "another agent": (["agent=dqn"], "contradiction", "start_from.run"),
-    "no network": (["agent=random"], "unsupported", "start_from.run"),
+    "agent without a network": (["agent=random"], "unsupported", "start_from.run"),
     "another space": (["env=acrobot"], "contradiction", "start_from.run"),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_refused(case: str, runs: Path, tmp_path: Path) -> None:
+def test_wrong_start_from_is_refused_with_its_key(case: str, runs: Path, tmp_path: Path) -> None:
     overrides, code, key = WRONG[case]
     with pytest.raises(InputError) as error:
         labrl.train(
@@ -228,7 +231,7 @@ def test_what_is_wrong_is_refused(case: str, runs: Path, tmp_path: Path) -> None
     assert not (tmp_path / "x").exists()
 
 
-def test_a_run_without_checkpoints_is_refused(runs: Path, tmp_path: Path) -> None:
+def test_run_without_checkpoints_is_refused(runs: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(runs / "td3", bare)
     shutil.rmtree(bare / "session_0" / "checkpoints")
@@ -237,14 +240,14 @@ def test_a_run_without_checkpoints_is_refused(runs: Path, tmp_path: Path) -> Non
     assert error.value.code == "not-found"
 
 
-def test_the_short_form_sets_the_run() -> None:
+def test_short_form_sets_the_run() -> None:
     config = resolve(compose(["start_from=some/run", "start_from.partial=true"]))
     assert (config.start_from.run, config.start_from.partial) == ("some/run", True)
     assert resolve(compose([])).start_from.run is None
     assert resolve(compose(["start_from=null"])).start_from.run is None
 
 
-def test_commands_of_the_page_are_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_and_keys_of_the_guide_are_correct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[1] / "docs" / "how-to" / "start-from-another-run.md").read_text()
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line)[1:] for line in re.findall(r"^    (labrl .*)$", page, re.MULTILINE)]

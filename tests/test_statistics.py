@@ -1,4 +1,4 @@
-"""Statistics of trials, groups and comparisons, whatever happened to their sessions."""
+"""Tests of the statistics of trials, groups and comparisons, including failed and unfinished sessions."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from labrl.storage.run_folder import RunFolder
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing that this machine has measured counts."""
+    """Use an empty cache, so that no baselines measured on this machine are found."""
     monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def measured(config: dict[str, Any], mean: float) -> None:
-    """Write a measurement of the random policy in the environment of `config`."""
+    """Write the measured return of the random policy in the environment of `config`."""
     path = baseline_path(config["env"])
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"mean": mean, "std": 1.0, "episodes": 100}))
@@ -39,7 +39,7 @@ def reasons(statistics: dict[str, Any]) -> list[str]:
     return [entry["reason"] for entry in statistics["left_out"]]
 
 
-def test_a_trial_is_measured_by_the_formulas(tmp_path: Path) -> None:
+def test_measures_of_a_trial_match_their_formulas(tmp_path: Path) -> None:
     config = config_with()
     measured(config, 1.0)
     path = write_run(
@@ -47,9 +47,9 @@ def test_a_trial_is_measured_by_the_formulas(tmp_path: Path) -> None:
         [rows_of([100, 200, 300], [2.0, 5.0, 4.0]), rows_of([100, 200, 300], [4.0, 7.0, 6.0])],
         config=config,
     )
-    told = trial_statistics(load_run(path), threshold=5.0)
-    first, second = told["sessions"]
-    # strengths 1, 4, 3 at frames 100, 200, 300 and updates 10, 20, 30
+    statistics = trial_statistics(load_run(path), threshold=5.0)
+    first, second = statistics["sessions"]
+    # The strengths are 1, 4 and 3 at frames 100, 200 and 300 and at updates 10, 20 and 30.
     assert first["strength"] == pytest.approx(8 / 3)
     assert (first["max_strength"], first["final_strength"]) == (4, 3)
     assert first["sample_efficiency"] == pytest.approx((1 / 100 + 4 / 200 + 3 / 300) / 8)
@@ -59,34 +59,36 @@ def test_a_trial_is_measured_by_the_formulas(tmp_path: Path) -> None:
     assert (first["frames_to_threshold"], first["seconds_to_threshold"]) == (200, 2.0)
     assert (first["frames"], first["opt_steps"], first["wall"], first["fps"]) == (300, 30, 3.0, 100.0)
     assert second["frames_to_threshold"] == 200
-    # sessions differ by 2 at each checkpoint: sample deviation sqrt 2; mean strengths 2, 5, 4
-    assert told["consistency"] == pytest.approx(1 - 2 * 3 * np.sqrt(2) / 11)
-    assert told["measures"]["final_return"] == {"mean": 5, "std": pytest.approx(np.sqrt(2)), "n": 2}
-    assert told["baseline"] == {"mean": 1.0, "std": 1.0, "episodes": 100, "source": "measured"}
-    assert told["threshold"] == {"value": 5.0, "source": "given"}
-    assert told["curve"]["mean"] == [3, 6, 5]
+    # The sessions differ by 2 at each checkpoint, a deviation of sqrt 2; the mean strengths are 2, 5 and 4.
+    assert statistics["consistency"] == pytest.approx(1 - 2 * 3 * np.sqrt(2) / 11)
+    assert statistics["measures"]["final_return"] == {"mean": 5, "std": pytest.approx(np.sqrt(2)), "n": 2}
+    assert statistics["baseline"] == {"mean": 1.0, "std": 1.0, "episodes": 100, "source": "measured"}
+    assert statistics["threshold"] == {"value": 5.0, "source": "given"}
+    assert statistics["curve"]["mean"] == [3, 6, 5]
 
 
-def test_estimates_are_those_of_the_sessions_final_returns(tmp_path: Path) -> None:
+def test_estimates_are_computed_from_the_final_returns_of_sessions(tmp_path: Path) -> None:
     finals = [3.0, 1.0, 9.0, 4.0, 5.0]
     path = write_run(tmp_path / "a", [rows_of([100], [score]) for score in finals])
-    told = trial_statistics(load_run(path))["estimates"]["final_return"]
-    assert told["iqm"] == intervals.aggregates(np.array(finals))["iqm"]._asdict()
-    assert told["iqm"]["low"] < told["iqm"]["value"] < told["iqm"]["high"]
+    estimates = trial_statistics(load_run(path))["estimates"]["final_return"]
+    assert estimates["iqm"] == intervals.aggregates(np.array(finals))["iqm"]._asdict()
+    assert estimates["iqm"]["low"] < estimates["iqm"]["value"] < estimates["iqm"]["high"]
 
 
-def test_without_a_baseline_what_needs_one_is_none_and_that_is_said(tmp_path: Path) -> None:
-    told = trial_statistics(load_run(write_run(tmp_path / "a", [rising(10), rising(20)])))
-    assert told["baseline"] is None
-    assert {told["sessions"][0][name] for name in ("strength", "sample_efficiency", "stability")} == {None}
-    assert told["consistency"] is None
+def test_measures_that_need_a_baseline_are_none_with_a_warning_without_one(tmp_path: Path) -> None:
+    statistics = trial_statistics(load_run(write_run(tmp_path / "a", [rising(10), rising(20)])))
+    assert statistics["baseline"] is None
+    assert {statistics["sessions"][0][name] for name in ("strength", "sample_efficiency", "stability")} == {
+        None
+    }
+    assert statistics["consistency"] is None
     config = config_with()
     measured(config, 1.0)
     known = trial_statistics(load_run(write_run(tmp_path / "b", [rising(10), rising(20)], config=config)))
-    assert len(told["warnings"]) == len(known["warnings"]) + 1
+    assert len(statistics["warnings"]) == len(known["warnings"]) + 1
 
 
-def test_worse_than_random_has_a_strength_but_no_efficiency(tmp_path: Path) -> None:
+def test_session_worse_than_random_has_a_strength_but_no_efficiency(tmp_path: Path) -> None:
     config = config_with()
     measured(config, 100.0)
     session = trial_statistics(load_run(write_run(tmp_path / "a", [rising(10)], config=config)))["sessions"][
@@ -96,88 +98,92 @@ def test_worse_than_random_has_a_strength_but_no_efficiency(tmp_path: Path) -> N
     assert {session[name] for name in ("sample_efficiency", "training_efficiency", "stability")} == {None}
 
 
-def test_a_game_is_measured_against_published_scores(tmp_path: Path) -> None:
+def test_atari_game_is_compared_with_published_scores(tmp_path: Path) -> None:
     config = config_with(env__name="pong", env__game="pong")
-    told = trial_statistics(load_run(write_run(tmp_path / "a", [rows_of([100], [14.6])], config=config)))
-    assert told["baseline"]["source"] == "published"
-    assert told["threshold"] == {"value": 14.6, "source": "human"}
-    assert told["sessions"][0]["human_normalized"] == pytest.approx(1)
-    assert told["estimates"]["human_normalized"]["optimality_gap"]["value"] == pytest.approx(0)
+    statistics = trial_statistics(
+        load_run(write_run(tmp_path / "a", [rows_of([100], [14.6])], config=config))
+    )
+    assert statistics["baseline"]["source"] == "published"
+    assert statistics["threshold"] == {"value": 14.6, "source": "human"}
+    assert statistics["sessions"][0]["human_normalized"] == pytest.approx(1)
+    assert statistics["estimates"]["human_normalized"]["optimality_gap"]["value"] == pytest.approx(0)
 
 
-def test_one_seed_has_no_interval_and_says_so(tmp_path: Path) -> None:
-    told = trial_statistics(load_run(write_run(tmp_path / "a", [rising(10)])))
-    assert told["estimates"]["final_return"]["iqm"] == {"value": 10.0, "low": None, "high": None}
-    assert told["curve"]["iqm_low"] == [None] * 10
+def test_one_seed_has_no_interval_and_few_seeds_get_a_warning(tmp_path: Path) -> None:
+    statistics = trial_statistics(load_run(write_run(tmp_path / "a", [rising(10)])))
+    assert statistics["estimates"]["final_return"]["iqm"] == {"value": 10.0, "low": None, "high": None}
+    assert statistics["curve"]["iqm_low"] == [None] * 10
     three = trial_statistics(load_run(write_run(tmp_path / "b", [rising(10)] * 3)))
     twenty = trial_statistics(load_run(write_run(tmp_path / "c", [rising(10)] * 20)))
-    assert len(told["warnings"]) == len(three["warnings"]) == len(twenty["warnings"]) + 1
-    assert any("3" in text for text in three["warnings"]), "how few the seeds are"
+    assert len(statistics["warnings"]) == len(three["warnings"]) == len(twenty["warnings"]) + 1
+    assert any("3" in text for text in three["warnings"]), "no warning names the number of seeds"
 
 
-def test_rows_without_a_return_are_passed_over(tmp_path: Path) -> None:
+def test_rows_without_a_return_are_skipped(tmp_path: Path) -> None:
     nan = float("nan")
     rows = rows_of([100, 200, 300], [nan, 4.0, nan])
-    told = trial_statistics(load_run(write_run(tmp_path / "a", [rows, rows_of([100, 200, 300], [nan] * 3)])))
-    session = told["sessions"][0]
+    statistics = trial_statistics(
+        load_run(write_run(tmp_path / "a", [rows, rows_of([100, 200, 300], [nan] * 3)]))
+    )
+    session = statistics["sessions"][0]
     assert (session["rows"], session["final_return"], session["frames"]) == (1, 4, 300)
-    assert told["counted"] == 1
-    assert reasons(told) == ["no episode has finished"]
+    assert statistics["counted"] == 1
+    assert reasons(statistics) == ["no episode has finished"]
 
 
-def test_a_trial_that_won_a_search_is_not_a_seed_beside_those_that_confirm_it(tmp_path: Path) -> None:
+def test_group_of_a_search_counts_only_confirmation_runs(tmp_path: Path) -> None:
     home = tmp_path / "search"
     for seed, (name, score) in enumerate((("3_ppo", 109.0), ("confirm_trial_3_0", 100.0), ("other", 90.0))):
         write_run(home / name, [rising(score)], config=config_with(seed=seed))
-    told = group_statistics(find_runs([home]))
-    assert [entry["run"] for entry in told["left_out"]] == ["3_ppo", "other"]
-    assert told["measures"]["final_return"]["mean"] == 100.0
+    statistics = group_statistics(find_runs([home]))
+    assert [entry["run"] for entry in statistics["left_out"]] == ["3_ppo", "other"]
+    assert statistics["measures"]["final_return"]["mean"] == 100.0
     assert group_statistics([load_run(home / "3_ppo")])["counted"] == 1
 
 
-def test_a_session_that_died_early_is_left_out_and_named(tmp_path: Path) -> None:
+def test_session_that_failed_early_is_left_out_with_a_reason(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(10), rising(10), rising(10, frames=400)], status="failed")
-    told = trial_statistics(load_run(path))
-    assert told["counted"] == 2
-    assert told["left_out"][0]["session"] == 2
-    (reason,) = reasons(told)
+    statistics = trial_statistics(load_run(path))
+    assert statistics["counted"] == 2
+    assert statistics["left_out"][0]["session"] == 2
+    (reason,) = reasons(statistics)
     assert re.findall(r"[\d,]+", reason) == ["400", "1,000"]
-    assert any("session 2" in text and reason in text for text in told["warnings"])
+    assert any("session 2" in text and reason in text for text in statistics["warnings"])
 
 
-def test_what_several_sessions_share_is_said_once(tmp_path: Path) -> None:
+def test_sessions_with_the_same_reason_share_one_warning(tmp_path: Path) -> None:
     tables = [rising(10, frames=frames) for frames in (400, 300, 500, 1000)]
     path = write_run(tmp_path / "a", tables, status="interrupted", session_status="interrupted")
-    told = trial_statistics(load_run(path))
-    assert [re.findall(r"[\d,]+", reason) for reason in reasons(told)] == [
+    found = trial_statistics(load_run(path))
+    assert [re.findall(r"[\d,]+", reason) for reason in reasons(found)] == [
         [frame, "1,000"] for frame in ("400", "300", "500")
     ]
-    (left_out,) = (text for text in told["warnings"] if "1,000" in text)
+    (left_out,) = (text for text in found["warnings"] if "1,000" in text)
     assert re.findall(r"[\d,]+", left_out) == ["0", "2", "300", "500", "1,000"]
-    (counted,) = (text for text in told["warnings"] if "interrupted" in text and text != left_out)
+    (counted,) = (text for text in found["warnings"] if "interrupted" in text and text != left_out)
     assert "session 3" in counted
 
 
-def test_what_several_runs_share_is_said_once(tmp_path: Path) -> None:
+def test_runs_with_the_same_reason_share_one_warning(tmp_path: Path) -> None:
     for seed in range(5):
         config = config_with(seed=seed)
         write_run(tmp_path / f"r{seed}", [rising(10, frames=950)], config=config, status="killed")
-    told = group_statistics(find_runs([tmp_path]))
-    assert told["counted"] == 5
-    (killed,) = (text for text in told["warnings"] if "killed" in text)
+    found = group_statistics(find_runs([tmp_path]))
+    assert found["counted"] == 5
+    (killed,) = (text for text in found["warnings"] if "killed" in text)
     assert "r0" in killed
 
 
-def test_a_session_that_is_nearly_there_counts_and_the_curve_says_how_many_there_are(tmp_path: Path) -> None:
+def test_nearly_finished_session_counts_and_the_curve_has_session_counts(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(10), rising(9, frames=900, rows=9)])
-    told = trial_statistics(load_run(path))
-    assert told["counted"] == 2
-    assert told["curve"]["frame"] == list(range(100, 1001, 100))
-    assert told["curve"]["count"] == [2] * 9 + [1]
-    assert told["curve"]["iqm_low"][-1] is None
+    statistics = trial_statistics(load_run(path))
+    assert statistics["counted"] == 2
+    assert statistics["curve"]["frame"] == list(range(100, 1001, 100))
+    assert statistics["curve"]["count"] == [2] * 9 + [1]
+    assert statistics["curve"]["iqm_low"][-1] is None
 
 
-def test_sessions_with_rows_elsewhere_are_compared_on_one_grid(tmp_path: Path) -> None:
+def test_sessions_with_rows_at_different_frames_are_interpolated(tmp_path: Path) -> None:
     config = config_with()
     measured(config, 0.0)
     path = write_run(
@@ -185,52 +191,54 @@ def test_sessions_with_rows_elsewhere_are_compared_on_one_grid(tmp_path: Path) -
         [rows_of([100, 300, 500], [1.0, 3.0, 5.0]), rows_of([200, 400, 500], [2.0, 4.0, 5.0])],
         config=config,
     )
-    told = trial_statistics(load_run(path))
-    assert told["curve"]["frame"] == [100, 200, 300, 400, 500]
-    assert told["curve"]["mean"] == [1, 2, 3, 4, 5]
-    assert told["consistency"] == 1, "on every frame that both have, they are equal"
+    statistics = trial_statistics(load_run(path))
+    assert statistics["curve"]["frame"] == [100, 200, 300, 400, 500]
+    assert statistics["curve"]["mean"] == [1, 2, 3, 4, 5]
+    assert statistics["consistency"] == 1, "equal at all common frames, yet inconsistent"
 
 
-def test_a_run_that_goes_on_is_marked(tmp_path: Path) -> None:
+def test_running_session_is_left_out_and_the_run_marked_as_running(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(10)], status="running", session_status=None)
     write_session(RunFolder(path), 1, rising(10, frames=500), None)
     with FolderLock(path):
-        told = trial_statistics(load_run(path))
-    assert told["status"] == "running"
-    (reason,) = reasons(told)
+        statistics = trial_statistics(load_run(path))
+    assert statistics["status"] == "running"
+    (reason,) = reasons(statistics)
     assert re.findall(r"[\d,]+", reason) == ["500", "1,000"]
-    assert told["warnings"][0] not in trial_statistics(load_run(path))["warnings"], "once it was killed"
+    assert statistics["warnings"][0] not in trial_statistics(load_run(path))["warnings"], (
+        "still called running"
+    )
 
 
-def test_a_run_without_any_row_has_statistics_too(tmp_path: Path) -> None:
+def test_run_without_rows_has_empty_statistics(tmp_path: Path) -> None:
     for name, sessions in (("none", []), ("empty", [[]])):
-        told = trial_statistics(load_run(write_run(tmp_path / name, sessions, status="failed")))
-        assert (told["counted"], told["estimates"], told["curve"]["frame"]) == (0, {}, [])
-        json.dumps(told, allow_nan=False)
+        statistics = trial_statistics(load_run(write_run(tmp_path / name, sessions, status="failed")))
+        assert (statistics["counted"], statistics["estimates"], statistics["curve"]["frame"]) == (0, {}, [])
+        json.dumps(statistics, allow_nan=False)
 
 
-def test_seeds_of_several_runs_are_one_sample_but_a_repetition_counts_once(tmp_path: Path) -> None:
+def test_sessions_of_several_runs_are_pooled_and_repetitions_count_once(tmp_path: Path) -> None:
     for seed in (1, 2):
         write_run(tmp_path / str(seed), [rising(10), rising(20)], config=config_with(seed=seed))
     write_run(tmp_path / "again", [rising(10), rising(20)], config=config_with(seed=1))
     (group,) = grouped(find_runs([tmp_path / name for name in ("1", "2", "again")]))
-    told = group_statistics(group.runs)
-    assert told["counted"] == 4
-    assert reasons(told) == [f"the same seed and configuration as session {k} of 1" for k in (0, 1)]
+    statistics = group_statistics(group.runs)
+    assert statistics["counted"] == 4
+    assert reasons(statistics) == [f"the same seed and configuration as session {k} of 1" for k in (0, 1)]
 
 
-def test_evaluation_episodes_are_preferred_and_the_slm_score_is_of_training(tmp_path: Path) -> None:
+def test_scores_use_evaluation_rows_but_the_slm_score_uses_training_rows(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(10)], config=config_with(meta__rigorous_eval=5))
     table = path / "session_0" / "eval.csv"
     table.write_text("frame,return_mean\n500,70\n1000,90\n")
-    told = trial_statistics(load_run(path))
-    assert told["scores_of"] == "evaluation"
-    assert told["sessions"][0]["final_return"] == 90
-    assert told["sessions"][0]["slm_final"] == pytest.approx(5.5)
+    statistics = trial_statistics(load_run(path))
+    assert statistics["scores_of"] == "evaluation"
+    assert statistics["sessions"][0]["final_return"] == 90
+    assert statistics["sessions"][0]["slm_final"] == pytest.approx(5.5)
 
 
 def experiment(tmp_path: Path) -> Path:
-    """Two agents on two games and CartPole, three seeds each."""
+    """Write runs of two agents on two Atari games and CartPole, with three seeds each."""
     for agent, level in (("ppo", 10.0), ("dqn", 6.0)):
         for env in ("pong", "breakout", "cartpole"):
             game = {"env__game": env} if env != "cartpole" else {}
@@ -240,31 +248,31 @@ def experiment(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_environments_are_compared_one_by_one_and_that_is_said(tmp_path: Path) -> None:
-    told = compare(grouped(find_runs([experiment(tmp_path / "runs")])))
-    assert {env["env"]: [group["name"] for group in env["groups"]] for env in told["envs"]} == {
+def test_environments_are_compared_separately_with_a_warning(tmp_path: Path) -> None:
+    statistics = compare(grouped(find_runs([experiment(tmp_path / "runs")])))
+    assert {env["env"]: [group["name"] for group in env["groups"]] for env in statistics["envs"]} == {
         env: ["ppo", "dqn"] for env in ("pong", "breakout", "cartpole")
     }
-    (warning,) = told["warnings"]
+    (warning,) = statistics["warnings"]
     assert "pong, breakout, cartpole" in warning
-    (pair,) = told["envs"][0]["improvement"]
+    (pair,) = statistics["envs"][0]["improvement"]
     assert (pair["x"], pair["y"], pair["value"]) == ("ppo", "dqn", 1.0)
-    profile = told["envs"][0]["profile"]
+    profile = statistics["envs"][0]["profile"]
     assert profile["groups"]["ppo"]["value"][0] == 1.0
     assert profile["groups"]["dqn"]["value"][-1] == 0.0
-    json.dumps(told, allow_nan=False)
+    json.dumps(statistics, allow_nan=False)
 
 
-def test_games_are_also_compared_together_by_human_normalized_score(tmp_path: Path) -> None:
-    told = compare(grouped(find_runs([experiment(tmp_path / "runs")])))
-    across = told["across"]
+def test_atari_games_are_also_compared_by_human_normalized_score(tmp_path: Path) -> None:
+    statistics = compare(grouped(find_runs([experiment(tmp_path / "runs")])))
+    across = statistics["across"]
     assert (across["envs"], across["left_out"]) == (["pong", "breakout"], ["cartpole"])
     scores = {
         env["env"]: {
             group["name"]: [session["human_normalized"] for session in group["sessions"]]
             for group in env["groups"]
         }
-        for env in told["envs"]
+        for env in statistics["envs"]
     }
     by_hand = intervals.aggregates([scores[env]["ppo"] for env in ("pong", "breakout")], target=1.0)
     ppo = next(group for group in across["groups"] if group["name"] == "ppo")
@@ -273,7 +281,7 @@ def test_games_are_also_compared_together_by_human_normalized_score(tmp_path: Pa
     assert compare(grouped(find_runs([tmp_path / "runs" / "ppo_pong"])))["across"] is None
 
 
-def test_groups_that_are_not_alike_are_compared_with_a_warning(tmp_path: Path) -> None:
+def test_groups_with_different_scores_or_budgets_get_a_warning(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [rising(10)], agent="ppo")
     config = config_with(meta__rigorous_eval=5, agent__lr=0.5)
     write_run(tmp_path / "b", [rising(10, frames=500)], agent="dqn", config=config)
@@ -284,7 +292,7 @@ def test_groups_that_are_not_alike_are_compared_with_a_warning(tmp_path: Path) -
     assert "ppo: 1,000, dqn: 500" in frames
 
 
-def test_trials_of_a_search_have_names_and_warnings_that_can_be_read(tmp_path: Path) -> None:
+def test_names_and_warnings_of_search_trials_round_their_values(tmp_path: Path) -> None:
     for number, lr in enumerate((0.0012050248228654657, 2.2253804472835358e-05, 0.5, 0.25, 0.125)):
         config = config_with(agent__lr=lr)
         write_run(tmp_path / str(number), [rising(10, frames=500 + 100 * number)], config=config)
@@ -300,7 +308,7 @@ def test_trials_of_a_search_have_names_and_warnings_that_can_be_read(tmp_path: P
     ]
 
 
-def test_many_groups_are_compared_with_the_best_only(tmp_path: Path) -> None:
+def test_many_groups_are_compared_only_with_the_best(tmp_path: Path) -> None:
     for number in range(12):
         config = config_with(agent__lr=float(number))
         write_run(tmp_path / f"{number:02}", [rows_of([100], [float(number)])], config=config)
@@ -309,10 +317,10 @@ def test_many_groups_are_compared_with_the_best_only(tmp_path: Path) -> None:
     assert {pair["x"] for pair in pairs} == {"ppo lr=11"}
 
 
-def test_both_files_are_written_into_a_run_folder_and_into_one_of_several(tmp_path: Path) -> None:
+def test_statistics_files_are_written_for_one_run_and_for_several(tmp_path: Path) -> None:
     home = experiment(tmp_path / "runs")
-    told = build(home).statistics
-    assert json.loads((home / "statistics.json").read_text()) == told
+    statistics = build(home).statistics
+    assert json.loads((home / "statistics.json").read_text()) == statistics
     lines = (home / "statistics.csv").read_text().splitlines()
     assert lines[0].startswith("env,group,agent,runs,seeds,left_out,final_return_iqm,final_return_iqm_low")
     assert len(lines) == 1 + 6
@@ -320,19 +328,19 @@ def test_both_files_are_written_into_a_run_folder_and_into_one_of_several(tmp_pa
     assert len((home / "ppo_pong" / "statistics.csv").read_text().splitlines()) == 1 + 3
 
 
-def test_the_page_defines_every_measure() -> None:
+def test_documentation_defines_every_measure() -> None:
     page = (Path(__file__).parents[1] / "docs" / "explanation" / "statistics.md").read_text()
     missing = [name for name in (*MEASURES, "consistency") if name != "fps" and f"`{name}`" not in page]
     assert missing == []
 
 
-def test_a_session_that_played_its_own_budget_counts_beside_one_with_a_larger_one(tmp_path: Path) -> None:
-    """It "ended at frame 20,000 of 24,000", which was another run's budget."""
+def test_session_counts_if_it_completed_the_budget_of_its_own_run(tmp_path: Path) -> None:
+    """Regression test: a run that finished its 20,000 frames was measured by another's budget of 24,000."""
     for frames in (20_000, 24_000):
         config = config_with(env__max_frame=frames, agent__lr=1.0 / frames)
         write_run(tmp_path / str(frames), [rising(10, frames=frames)], config=config)
-    told = group_statistics(find_runs([tmp_path]))
-    assert (told["counted"], told["left_out"]) == (2, [])
+    statistics = group_statistics(find_runs([tmp_path]))
+    assert (statistics["counted"], statistics["left_out"]) == (2, [])
     config = config_with(env__max_frame=24_000)
     write_run(tmp_path / "cut", [rising(10, frames=20_000)], config=config, status="killed")
     (left_out,) = group_statistics(find_runs([tmp_path]))["left_out"]
@@ -340,10 +348,10 @@ def test_a_session_that_played_its_own_budget_counts_beside_one_with_a_larger_on
 
 
 @pytest.mark.parametrize(("seeds", "best"), [(4, "dqn"), (3, None)])
-def test_a_group_is_best_only_where_the_seeds_tell_it_from_every_other(
+def test_group_is_best_only_if_it_differs_clearly_from_every_other(
     tmp_path: Path, seeds: int, best: str | None
 ) -> None:
-    """A report said "dqn is best ... too few seeds to tell them apart"."""
+    """Regression test: a report named a best group although the seeds were too few to distinguish them."""
     for agent, level in (("ppo", 10.0), ("dqn", 30.0)):
         sessions = [rising(level + seed) for seed in range(seeds)]
         config = config_with(agent___target_=f"x.{agent}")

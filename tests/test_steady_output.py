@@ -1,4 +1,4 @@
-"""Output that nobody takes any more ends no training, and a command that only prints says so."""
+"""Tests of output that cannot be written: training continues, and a command that only prints fails."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from labrl.steady_output import doing, steady_output
 TRAIN = ["agent=random", "env.max_frame=512", "meta.tensorboard=false", "meta.report=false", "seed=1"]
 PRINT = ["-c", "import labrl.cli, sys; sys.exit(labrl.cli.list_envs([]))"]
 
-needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full does not exist")
 
 
 def python(
@@ -42,7 +42,7 @@ def status(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["xterm", "dumb"])
-def test_a_terminal_without_control_sequences_gets_none(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumb_terminal_gets_no_control_sequences(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.StringIO()
     terminal.isatty = lambda: True  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "__stderr__", terminal)
@@ -54,17 +54,17 @@ def test_a_terminal_without_control_sequences_gets_none(kind: str, monkeypatch: 
 
 
 @needs_full
-def test_training_goes_on_where_its_log_has_no_room(tmp_path: Path) -> None:
+def test_training_continues_when_its_output_file_is_on_a_full_disk(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         command = start_labrl(*TRAIN, cwd=tmp_path, stdout=full.fileno())
-    complaints, _ = command.communicate()
+    error_output, _ = command.communicate()
     assert (command.returncode, status(tmp_path)) == (0, "finished")
-    (said,) = complaints.splitlines()
-    assert os.strerror(errno.ENOSPC) in said
+    (line,) = error_output.splitlines()
+    assert os.strerror(errno.ENOSPC) in line
 
 
-def test_training_goes_on_where_its_terminal_is_gone(tmp_path: Path) -> None:
-    """Closed windows take away the terminal of what was started with `&` and `disown`."""
+def test_training_continues_when_its_terminal_is_closed(tmp_path: Path) -> None:
+    """A program started with `&` and `disown` loses its terminal when the window is closed."""
     import pty
 
     terminal, inside = pty.openpty()
@@ -74,25 +74,25 @@ def test_training_goes_on_where_its_terminal_is_gone(tmp_path: Path) -> None:
     assert (ended.returncode, status(tmp_path)) == (0, "finished")
 
 
-def test_training_goes_on_where_its_reader_has_read_enough(tmp_path: Path) -> None:
+def test_training_continues_when_its_pipe_is_closed(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     command = start_labrl(*TRAIN, cwd=tmp_path, stdout=writing)
     os.close(writing)
-    complaints, _ = command.communicate()
-    assert (command.returncode, complaints, status(tmp_path)) == (0, "", "finished")
+    error_output, _ = command.communicate()
+    assert (command.returncode, error_output, status(tmp_path)) == (0, "", "finished")
 
 
 @needs_full
-def test_a_list_that_cannot_be_printed_has_failed(tmp_path: Path) -> None:
+def test_printing_a_list_to_a_full_disk_fails(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         ended = python(PRINT, tmp_path, stdout=full.fileno())
     assert ended.returncode == FAILED
-    (said,) = ended.stderr.splitlines()
-    assert os.strerror(errno.ENOSPC) in said
+    (line,) = ended.stderr.splitlines()
+    assert os.strerror(errno.ENOSPC) in line
 
 
-def test_a_list_of_which_the_head_is_read_has_not(tmp_path: Path) -> None:
+def test_printing_a_list_to_a_closed_pipe_succeeds(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     ended = python(PRINT, tmp_path, stdout=writing)
@@ -101,7 +101,7 @@ def test_a_list_of_which_the_head_is_read_has_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", [1, pytest.param(2, marks=pytest.mark.matrix)])
-def test_training_goes_on_where_output_was_closed_from_the_beginning(closed: int, tmp_path: Path) -> None:
+def test_training_runs_when_its_output_is_closed_from_the_start(closed: int, tmp_path: Path) -> None:
     overrides = ["-m", "labrl", *TRAIN]
     command = f'exec "$0" "$@" {closed}>&-'
     ended = subprocess.run(
@@ -111,7 +111,7 @@ def test_training_goes_on_where_output_was_closed_from_the_beginning(closed: int
     assert status(tmp_path) == "finished"
 
 
-def test_a_working_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_deleted_working_folder_is_refused_with_one_line(tmp_path: Path) -> None:
     command = 'mkdir gone && cd gone && rmdir ../gone && exec "$0" "$@"'
     ended = subprocess.run(
         ["sh", "-c", command, sys.executable, "-m", "labrl", *TRAIN],

@@ -1,4 +1,4 @@
-"""A session ends when its evaluations have seen enough, says why, and goes on exactly with other limits."""
+"""Tests of early stopping: a session stops at a return or for lack of progress, and resumes exactly."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from labrl.storage.run_folder import RunFolder
 
 SMALL = [*QUIET, "env=cartpole", "env.max_frame=2000", "meta.log_frequency=280", "meta.eval_frequency=240"]
 SMALL += ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2"]
-SMALL += ["meta.episode_window=3"]  # so that returns go up and down
+SMALL += ["meta.episode_window=3"]  # short, so that the mean return fluctuates
 SMALL += ["agent.lr.horizon=2000", "agent.clip_range.horizon=2000"]
 LOW = 12.0
-"""A return that CartPole cannot miss, because every episode lasts longer than 8 steps on average."""
+"""A return that CartPole always reaches."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +37,8 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
     assert main([*SMALL, f"hydra.run.dir={folder}"]) == 0
     return folder
 
@@ -48,7 +48,7 @@ def result(folder: Path | str, session: int = 0) -> dict[str, Any]:
     return content
 
 
-def test_a_return_ends_the_session_as_finished_and_every_file_says_why(
+def test_session_stopped_at_a_return_is_finished_and_records_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main([*SMALL, f"meta.stop_at_return={LOW}", "hydra.run.dir=run"]) == 0
@@ -67,20 +67,20 @@ def test_a_return_ends_the_session_as_finished_and_every_file_says_why(
 
 
 @pytest.mark.parametrize("limit", [f"meta.stop_at_return={LOW}", "meta.patience=1"])
-def test_with_another_limit_it_goes_on_to_the_bit_as_if_it_had_never_stopped(
-    limit: str, unbroken: Path
+def test_session_resumed_without_the_limit_equals_an_uninterrupted_one(
+    limit: str, uninterrupted: Path
 ) -> None:
     assert main([*SMALL, limit, "hydra.run.dir=run"]) == 0
     assert result("run")["frame"] < 2000
     assert main(["+resume=run", f"{limit.partition('=')[0]}=null"]) == 0
-    assert differences(unbroken, Path("run")) == []
+    assert differences(uninterrupted, Path("run")) == []
     assert result("run")["stop"] is None
 
 
-def test_a_larger_patience_counts_the_evaluations_of_the_past(unbroken: Path) -> None:
-    returns = [float(row["return_mean"]) for row in rows(unbroken / "session_0" / "eval.csv")]
+def test_larger_patience_of_a_resume_counts_earlier_evaluations(uninterrupted: Path) -> None:
+    returns = [float(row["return_mean"]) for row in rows(uninterrupted / "session_0" / "eval.csv")]
     since_best = [index - returns.index(max(returns[: index + 1])) for index in range(len(returns))]
-    assert max(since_best[:-1]) >= 2, "this seed must have two evaluations in a row without a new best"
+    assert max(since_best[:-1]) >= 2, "this seed has no two evaluations without a new best"
     assert main([*SMALL, "meta.patience=2", "hydra.run.dir=at_once"]) == 0
     assert main([*SMALL, "meta.patience=1", "hydra.run.dir=twice"]) == 0
     assert main(["+resume=twice", "meta.patience=2"]) == 0
@@ -89,7 +89,7 @@ def test_a_larger_patience_counts_the_evaluations_of_the_past(unbroken: Path) ->
     assert result("at_once")["stop"]["value"] == 2
 
 
-def test_resumed_with_a_limit_that_holds_still_it_has_nothing_left_to_do(
+def test_resume_with_a_limit_already_reached_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     overrides = [f"meta.stop_at_return={LOW}", "hydra.run.dir=run"]
@@ -102,17 +102,17 @@ def test_resumed_with_a_limit_that_holds_still_it_has_nothing_left_to_do(
     assert result("run")["frame"] >= 600
 
 
-def test_the_end_of_a_smaller_budget_is_no_evaluation_that_patience_counts() -> None:
-    """The evaluation that only the end of the budget has caused is taken back by a resume."""
+def test_patience_ignores_the_last_evaluation_of_a_smaller_budget() -> None:
+    """A resume removes the evaluation that took place only because the smaller budget ended."""
     assert main([*SMALL, "meta.patience=2", "hydra.run.dir=long"]) == 0
     end = result("long")["frame"]
-    assert end < 2000, "this seed stops"
+    assert end < 2000, "with this seed the session does not stop early"
     assert main([*SMALL, "meta.patience=2", f"env.max_frame={end - 120}", "hydra.run.dir=short"]) == 0
     assert main(["+resume=short", "env.max_frame=2000"]) == 0
     assert differences(Path("long"), Path("short")) == []
 
 
-def test_each_session_of_a_trial_stops_by_itself() -> None:
+def test_each_session_of_a_trial_stops_independently() -> None:
     overrides = [*SMALL, "meta.max_session=2", "meta.patience=1", "env.max_frame=2000", "hydra.run.dir=run"]
     trial = labrl.train(overrides)
     assert [session.status for session in trial.sessions] == ["finished", "finished"]
@@ -121,7 +121,7 @@ def test_each_session_of_a_trial_stops_by_itself() -> None:
     assert trial.exit_code == 0
 
 
-def test_evaluations_beside_training_stop_it_too() -> None:
+def test_asynchronous_evaluation_stops_the_session() -> None:
     beside = ["meta.rigorous_eval=2", "meta.async_eval=true", f"meta.stop_at_return={LOW - 4}"]
     assert main([*SMALL, *beside, "env.max_frame=20000", "hydra.run.dir=run"]) == 0
     session = result("run")
@@ -133,7 +133,7 @@ def test_evaluations_beside_training_stop_it_too() -> None:
     assert frames[-1] >= session["frame"] + 400
 
 
-def test_all_ranks_of_torchrun_stop_together(tmp_path: Path, unbroken: Path) -> None:
+def test_all_ranks_of_torchrun_stop_together(tmp_path: Path, uninterrupted: Path) -> None:
     limit = [*SMALL, "meta.num_cpus=2", f"meta.stop_at_return={LOW}", f"hydra.run.dir={tmp_path / 'run'}"]
     ended = run_ranks(*limit)
     assert [code for code, _ in ended] == [0, 0], ended
@@ -142,7 +142,7 @@ def test_all_ranks_of_torchrun_stop_together(tmp_path: Path, unbroken: Path) -> 
     assert session["stop"]["key"] == "meta.stop_at_return"
 
 
-def test_a_session_that_ended_early_counts_in_statistics_which_say_how_many_go_on(tmp_path: Path) -> None:
+def test_statistics_include_stopped_sessions_and_warn_about_their_number(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [rising(100.0), rising(90.0)])
     run = RunFolder.open(path)
     stop = {"key": "meta.stop_at_return", "limit": 40, "value": 50, "why": "meta.stop_at_return=40"}
@@ -160,7 +160,7 @@ def test_a_session_that_ended_early_counts_in_statistics_which_say_how_many_go_o
     assert [row["stop"] for row in csv.DictReader((path / "statistics.csv").open())] == ["", "", stop["why"]]
 
 
-def test_in_a_search_a_session_that_ended_early_keeps_its_last_value(tmp_path: Path) -> None:
+def test_stopped_session_keeps_its_last_value_in_a_search(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [rising(100.0)])
     run = RunFolder.open(path)
     (path / "session_1").mkdir()
@@ -177,13 +177,13 @@ def test_in_a_search_a_session_that_ended_early_keeps_its_last_value(tmp_path: P
 
 
 @pytest.mark.parametrize("override", ["meta.patience=0", "meta.stop_at_return=high", "meta.patience=1.5"])
-def test_wrong_limits_are_refused_with_their_key(override: str) -> None:
+def test_wrong_limit_is_refused_with_its_key(override: str) -> None:
     with pytest.raises(InputError) as refused:
         labrl.train([*SMALL, override])
     assert refused.value.key == override.partition("=")[0]
 
 
-def test_the_commands_of_the_page_do_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_of_the_guide_stop_and_resume_as_described(capsys: pytest.CaptureFixture[str]) -> None:
     """Run the commands with a return that any policy reaches, and a small budget."""
     page = (Path(__file__).parents[1] / "docs" / "how-to" / "stop-early.md").read_text()
     first, second, resumed = (

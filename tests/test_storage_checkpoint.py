@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, gives back exactly what went in, and never executes code."""
+"""Tests of checkpoints: written completely or not at all, restored exactly, loaded without running code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from labrl.storage.checkpoint import CheckpointStore, _checksum
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equality to the bit and in type, through all levels."""
+    """Return whether two nested states have the same types and are equal bit for bit."""
     if isinstance(a, torch.Tensor):
         return (
             isinstance(b, torch.Tensor)
@@ -57,6 +57,7 @@ def some_state(number: int = 0) -> dict[str, Any]:
 
 
 def leaf() -> st.SearchStrategy[Any]:
+    """Return a strategy for numbers, text, bytes, arrays, tensors and NumPy scalars."""
     dtypes = [np.uint8, np.int64, np.float32, np.float64, np.bool_, np.uint64, np.complex64, "<U3", "<M8[s]"]
     arrays = st.builds(
         lambda shape, dtype, fill: np.full(shape, fill).astype(dtype),
@@ -89,14 +90,14 @@ STATES = st.recursive(
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STATES)
-def test_any_nested_state_comes_back_as_it_was(tmp_path: Path, state: Any) -> None:
+def test_nested_state_is_restored_exactly(tmp_path: Path, state: Any) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     checkpoint = store.load(store.save(7, state))
     assert checkpoint.frame == 7
     assert same(state, checkpoint.state)
 
 
-def test_what_is_hard_to_say_comes_back_too(tmp_path: Path) -> None:
+def test_special_values_are_restored_exactly(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     state = {
         "nan": float("nan"),
@@ -118,10 +119,10 @@ def test_what_is_hard_to_say_comes_back_too(tmp_path: Path) -> None:
     rng = np.random.default_rng()
     rng.bit_generator.state = restored["pcg"]
     assert rng.random() == np.random.default_rng(3).random()
-    restored["reversed"][0, 0] = 9  # what a part goes on with can be written to
+    restored["reversed"][0, 0] = 9  # restored arrays are writable
 
 
-def test_modules_and_optimizers_come_back(tmp_path: Path) -> None:
+def test_modules_and_optimizers_are_restored_exactly(tmp_path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
@@ -140,7 +141,7 @@ def test_modules_and_optimizers_come_back(tmp_path: Path) -> None:
     assert torch.equal(model.weight, fresh.weight)
 
 
-def test_a_small_view_does_not_drag_its_large_storage_along(tmp_path: Path) -> None:
+def test_view_is_saved_without_the_rest_of_its_storage(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     path = store.save(1, {"view": torch.zeros(10**6)[3:5], "expanded": torch.zeros(1).expand(4)})
     assert (path / "state.pt").stat().st_size < 10_000
@@ -149,16 +150,14 @@ def test_a_small_view_does_not_drag_its_large_storage_along(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "thing", [object(), {1, 2}, torch.nn.Linear(1, 1), np.array([object()]), lambda: 0, {np.int64(1): 2}]
 )
-def test_what_is_not_plain_data_is_refused_with_its_place_and_leaves_nothing(
-    tmp_path: Path, thing: Any
-) -> None:
+def test_state_that_is_not_plain_data_is_refused_with_its_path(tmp_path: Path, thing: Any) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     with pytest.raises(TypeError, match="/agent/1"):
         store.save(1, {"agent": [0, thing]})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_newest_ones_are_kept_and_the_best(tmp_path: Path) -> None:
+def test_newest_checkpoints_and_the_best_are_kept(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=2)
     for frame in range(100, 700, 100):
         store.save(frame, some_state(frame), best=frame in (200, 300))
@@ -175,7 +174,7 @@ def test_the_newest_ones_are_kept_and_the_best(tmp_path: Path) -> None:
     ]
 
 
-def test_a_store_without_checkpoints_has_none(tmp_path: Path) -> None:
+def test_empty_store_has_no_checkpoints(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "missing", keep_last=2)
     assert store.latest() is None
     assert store.best() is None
@@ -183,7 +182,7 @@ def test_a_store_without_checkpoints_has_none(tmp_path: Path) -> None:
     assert not (tmp_path / "missing").exists()
 
 
-def test_saving_a_frame_again_replaces_it(tmp_path: Path) -> None:
+def test_saving_a_frame_again_replaces_its_checkpoint(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=2)
     store.save(5, some_state(1), best=True)
     store.save(5, some_state(2), best=True)
@@ -193,7 +192,7 @@ def test_saving_a_frame_again_replaces_it(tmp_path: Path) -> None:
     assert latest.state["number"] == best.state["number"] == 2
 
 
-def test_going_on_from_an_earlier_frame_discards_the_other_future(tmp_path: Path) -> None:
+def test_discard_after_removes_later_checkpoints(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=5)
     for frame in (1, 2, 3):
         store.save(frame, some_state(frame))
@@ -203,6 +202,7 @@ def test_going_on_from_an_earlier_frame_discards_the_other_future(tmp_path: Path
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of two undamaged checkpoints."""
     folder = tmp_path_factory.mktemp("whole")
     store = CheckpointStore(folder, keep_last=2)
     store.save(1, some_state(1))
@@ -214,7 +214,7 @@ FILES = st.sampled_from(["manifest.json", "state.pt"])
 
 
 def damaged(whole: Path, tmp_path: Path) -> tuple[CheckpointStore, Path]:
-    """A fresh copy of two checkpoints, and the folder of the newest."""
+    """Copy the two checkpoints, for a test to damage; return their store and the folder of the newest."""
     folder = tmp_path / "damaged"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(whole, folder)
@@ -222,16 +222,17 @@ def damaged(whole: Path, tmp_path: Path) -> tuple[CheckpointStore, Path]:
 
 
 def check_falls_back(store: CheckpointStore) -> None:
+    """Check that `latest` returns an undamaged checkpoint and reports the newest if it skips it."""
     checkpoint = store.latest()
     assert checkpoint is not None
-    assert same(checkpoint.state, some_state(checkpoint.frame)), "whatever is given back is whole"
+    assert same(checkpoint.state, some_state(checkpoint.frame)), "a damaged state was returned"
     if checkpoint.frame == 1:
         assert [path.name for path in store.broken] == ["frame_000000000002"]
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(FILES, st.floats(0, 1, exclude_max=True), st.integers(0, 7))
-def test_a_flipped_bit_is_never_loaded(
+def test_checkpoint_with_a_flipped_bit_is_never_loaded(
     whole: Path, tmp_path: Path, name: str, place: float, bit: int
 ) -> None:
     store, newest = damaged(whole, tmp_path)
@@ -239,22 +240,26 @@ def test_a_flipped_bit_is_never_loaded(
     content[int(place * len(content))] ^= 1 << bit
     (newest / name).write_bytes(content)
     check_falls_back(store)
-    if name != "manifest.json":  # there, a blank may become another blank
+    if name != "manifest.json":  # where one blank may become another
         assert store.broken
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(FILES, st.floats(0, 1, exclude_max=True))
-def test_a_truncated_file_is_never_loaded(whole: Path, tmp_path: Path, name: str, share: float) -> None:
+def test_checkpoint_with_a_truncated_file_is_never_loaded(
+    whole: Path, tmp_path: Path, name: str, share: float
+) -> None:
     store, newest = damaged(whole, tmp_path)
     size = (newest / name).stat().st_size
-    os.truncate(newest / name, min(int(share * size), size - 2))  # all but the newline at the end matters
+    os.truncate(newest / name, min(int(share * size), size - 2))  # cut more than the final newline
     check_falls_back(store)
     assert store.broken
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "state.pt"])
-def test_a_missing_file_is_reported_and_skipped(whole: Path, tmp_path: Path, name: str) -> None:
+def test_checkpoint_with_a_missing_file_is_reported_and_skipped(
+    whole: Path, tmp_path: Path, name: str
+) -> None:
     store, newest = damaged(whole, tmp_path)
     (newest / name).unlink()
     check_falls_back(store)
@@ -264,21 +269,23 @@ def test_a_missing_file_is_reported_and_skipped(whole: Path, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("content", [b"[]", b"3", b"{}", b"\xff\xfe", b'{"checksum": 1}', b"null"])
-def test_a_foreign_manifest_is_reported_and_skipped(whole: Path, tmp_path: Path, content: bytes) -> None:
+def test_checkpoint_with_a_wrong_manifest_is_reported_and_skipped(
+    whole: Path, tmp_path: Path, content: bytes
+) -> None:
     store, newest = damaged(whole, tmp_path)
     (newest / "manifest.json").write_bytes(content)
     check_falls_back(store)
 
 
 def rewritten(newest: Path, **changes: Any) -> None:
-    """A manifest that is right in itself, as another program could write it."""
+    """Change entries of the manifest and update its checksum, as another program could."""
     manifest = {**json.loads((newest / "manifest.json").read_text()), **changes}
     manifest["checksum"] = _checksum(manifest)
     (newest / "manifest.json").write_text(json.dumps(manifest))
 
 
 def put(newest: Path, name: str, content: bytes) -> None:
-    """Replace a file and let the manifest agree with it."""
+    """Replace a file of the checkpoint and update the manifest accordingly."""
     (newest / name).write_bytes(content)
     files = json.loads((newest / "manifest.json").read_text())["files"]
     rewritten(
@@ -286,14 +293,14 @@ def put(newest: Path, name: str, content: bytes) -> None:
     )
 
 
-def test_a_newer_format_is_refused_and_not_passed_over(whole: Path, tmp_path: Path) -> None:
+def test_checkpoint_of_a_newer_format_is_refused_and_not_skipped(whole: Path, tmp_path: Path) -> None:
     store, newest = damaged(whole, tmp_path)
     rewritten(newest, format_version=3)
     with refused("not-installed", newest):
         store.latest()
 
 
-def test_the_format_of_an_older_labrl_is_refused_and_not_passed_over(whole: Path, tmp_path: Path) -> None:
+def test_checkpoint_of_an_older_format_is_refused_and_not_skipped(whole: Path, tmp_path: Path) -> None:
     store, newest = damaged(whole, tmp_path)
     (newest / "state.pt").unlink()
     rewritten(newest, format_version=1, files={})
@@ -303,7 +310,7 @@ def test_the_format_of_an_older_labrl_is_refused_and_not_passed_over(whole: Path
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_what_is_loaded_can_be_written_to_and_leaves_the_file_as_it_is(
+def test_loaded_state_is_writable_and_independent_of_its_file(
     tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
@@ -315,12 +322,12 @@ def test_what_is_loaded_can_be_written_to_and_leaves_the_file_as_it_is(
     checkpoint.state["weights"].zero_()
     store.save(2, some_state(2))
     assert not path.exists()
-    assert not checkpoint.state["window"].any(), "what is mapped outlives its file"
+    assert not checkpoint.state["window"].any(), "the loaded state changed with its file"
     assert same(store.load(store.folder / "frame_000000000002").state, some_state(2))
 
 
 class Intruder:
-    """A pickle that makes a file when it is loaded."""
+    """Object whose pickle creates a file when it is loaded."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -329,7 +336,7 @@ class Intruder:
         return (open, (str(self.path), "w"))
 
 
-def test_a_crafted_pickle_is_refused_and_not_run(whole: Path, tmp_path: Path) -> None:
+def test_malicious_pickle_is_refused_and_not_executed(whole: Path, tmp_path: Path) -> None:
     trace = tmp_path / "executed"
     buffer = io.BytesIO()
     torch.save({"weights": Intruder(trace)}, buffer)
@@ -340,7 +347,7 @@ def test_a_crafted_pickle_is_refused_and_not_run(whole: Path, tmp_path: Path) ->
         assert "state.pt" in str(store.broken)
         assert not trace.exists()
     pickle.loads(pickle.dumps(Intruder(trace), protocol=2))
-    assert trace.exists(), "the pickle does do harm where it is trusted"
+    assert trace.exists(), "the pickle is harmless even when it is executed"
 
 
 @pytest.mark.parametrize(
@@ -353,7 +360,9 @@ def test_a_crafted_pickle_is_refused_and_not_run(whole: Path, tmp_path: Path) ->
         OrderedDict(),
     ],
 )
-def test_a_foreign_tree_is_reported_and_skipped(whole: Path, tmp_path: Path, tree: Any) -> None:
+def test_checkpoint_with_a_malformed_tree_is_reported_and_skipped(
+    whole: Path, tmp_path: Path, tree: Any
+) -> None:
     store, newest = damaged(whole, tmp_path)
     content = io.BytesIO()
     torch.save({"number": tree}, content)
@@ -362,20 +371,20 @@ def test_a_foreign_tree_is_reported_and_skipped(whole: Path, tmp_path: Path, tre
     assert store.broken
 
 
-def test_a_kill_while_writing_leaves_the_checkpoints_before(whole: Path, tmp_path: Path) -> None:
+def test_kill_while_saving_leaves_earlier_checkpoints(whole: Path, tmp_path: Path) -> None:
     store, newest = damaged(whole, tmp_path)
-    os.replace(newest, newest.with_name(f".{newest.name}.new.tmp"))  # all written, not yet renamed
+    os.replace(newest, newest.with_name(f".{newest.name}.new.tmp"))  # completely written but not yet renamed
     latest = store.latest()
     assert latest is not None
     assert latest.frame == 1
     assert not store.broken
     store.save(3, some_state(3))
     assert store.frames() == [3, 1]
-    assert not list(store.folder.glob(".*")), "what the kill left is cleared away"
+    assert not list(store.folder.glob(".*")), "the unfinished checkpoint was not removed"
 
 
 @pytest.mark.parametrize("moment", ["before best is written", "between its two renames"])
-def test_a_kill_while_the_best_is_replaced_loses_no_best(tmp_path: Path, moment: str) -> None:
+def test_kill_while_replacing_the_best_checkpoint_does_not_lose_it(tmp_path: Path, moment: str) -> None:
     store = CheckpointStore(tmp_path, keep_last=2)
     store.save(1, some_state(1), best=True)
     shutil.copytree(tmp_path / "best", tmp_path / "before")
@@ -394,7 +403,7 @@ def test_a_kill_while_the_best_is_replaced_loses_no_best(tmp_path: Path, moment:
     assert same(best.state, some_state(2))
 
 
-def test_a_refusing_disk_leaves_what_was_there(tmp_path: Path) -> None:
+def test_full_disk_leaves_earlier_checkpoints(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=1)
     store.save(1, some_state(1), best=True)
 
@@ -407,7 +416,7 @@ def test_a_refusing_disk_leaves_what_was_there(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_checkpoint_is_readable_without_labrl(tmp_path: Path) -> None:
+def test_checkpoint_is_readable_without_labrl(tmp_path: Path) -> None:
     path = CheckpointStore(tmp_path, keep_last=1).save(4, some_state(4), best=True)
     assert json.loads((path / "manifest.json").read_text())["frame"] == 4
     state = torch.load(path / "state.pt", weights_only=True)

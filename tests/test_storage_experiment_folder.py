@@ -1,4 +1,4 @@
-"""An experiment's folder: claimed once, whole at any moment, and readable for whoever comes later."""
+"""Tests of experiment folders: claimed by one process, consistent when killed, and readable afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def record(number: int) -> TrialRecord:
     return TrialRecord(number=number, overrides=[f"seed={number}"], folder=f"{number}_ppo_cartpole")
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_trials_and_status_are_read_back_as_written(tmp_path: Path) -> None:
     made = ExperimentFolder.begin(tmp_path / "e", "grid", [record(0), record(1)], overrides=["seed=0,1"])
     changed = record(1)
     changed.status, changed.error, changed.facts = "failed", "out of memory", {"params": {"agent.lr": 1e-4}}
@@ -42,7 +42,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert info["trials"][1]["params"] == {"agent.lr": 1e-4}
 
 
-def test_of_many_who_claim_a_folder_one_gets_it(tmp_path: Path) -> None:
+def test_only_one_of_many_simultaneous_claims_gets_the_folder(tmp_path: Path) -> None:
     def claim(_: int) -> bool:
         try:
             ExperimentFolder.begin(tmp_path / "e", "grid", [])
@@ -56,20 +56,20 @@ def test_of_many_who_claim_a_folder_one_gets_it(tmp_path: Path) -> None:
         ExperimentFolder.begin(tmp_path / "e", "grid", [])
 
 
-def test_a_run_folder_is_not_made_an_experiment(tmp_path: Path) -> None:
+def test_run_folder_cannot_become_an_experiment_folder(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run")
     with refused("range", "hydra.sweep.dir"):
         ExperimentFolder.begin(tmp_path / "run", "grid", [])
 
 
-def test_threads_that_report_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_simultaneous_updates_of_threads_are_all_kept(tmp_path: Path) -> None:
     made = ExperimentFolder.begin(tmp_path / "e", "search", [])
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: made.set_trials([record(number)]), range(40)))
     assert [trial.number for trial in made.trials()] == list(range(40))
 
 
-def test_killed_while_it_writes_the_file_is_whole(tmp_path: Path) -> None:
+def test_file_is_complete_after_a_kill_while_writing(tmp_path: Path) -> None:
     code = (
         "from labrl.storage.experiment_folder import ExperimentFolder as E, TrialRecord as T\n"
         f"made = E.begin({str(tmp_path / 'e')!r}, 'grid', [])\n"
@@ -88,13 +88,13 @@ def test_killed_while_it_writes_the_file_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"format_version": 1, "trials": [{"number": 0}]}'])
-def test_a_damaged_experiment_is_refused(content: str, tmp_path: Path) -> None:
+def test_damaged_experiment_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / "experiment.json").write_text(content)
     with damaged(tmp_path / "experiment.json"):
         ExperimentFolder.open(tmp_path).trials()
 
 
-def test_a_folder_without_an_experiment_or_of_a_newer_labrl_is_refused(tmp_path: Path) -> None:
+def test_folder_without_an_experiment_or_of_a_newer_labrl_is_refused(tmp_path: Path) -> None:
     with refused("not-found", tmp_path):
         ExperimentFolder.open(tmp_path)
     (tmp_path / "experiment.json").write_text('{"format_version": 99}')
@@ -103,7 +103,7 @@ def test_a_folder_without_an_experiment_or_of_a_newer_labrl_is_refused(tmp_path:
     assert "99" in str(error.value)
 
 
-def test_an_experiment_at_work_is_left_alone(tmp_path: Path) -> None:
+def test_running_experiment_cannot_be_locked_again(tmp_path: Path) -> None:
     made = ExperimentFolder.begin(tmp_path / "e", "grid", [])
     with made.lock(), busy(tmp_path / "e") as error, ExperimentFolder.open(tmp_path / "e").lock():
         pass

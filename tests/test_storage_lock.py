@@ -1,4 +1,4 @@
-"""A folder belongs to one living process, and to nobody as soon as that one is gone, however."""
+"""Tests of folder locks: one living process holds a folder, and its death releases the lock."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ with FolderLock(Path(sys.argv[1])):
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
+    """Start a process that holds the lock of the folder, and return it once it does."""
     process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
@@ -37,7 +38,7 @@ def holder(folder: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_held_by_another_process_until_it_is_gone(tmp_path: Path, number: signal.Signals) -> None:
+def test_lock_is_held_by_another_process_until_it_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     process = holder(tmp_path)
     with busy(tmp_path) as error, FolderLock(tmp_path):
         pass
@@ -48,7 +49,7 @@ def test_held_by_another_process_until_it_is_gone(tmp_path: Path, number: signal
         pass
 
 
-def test_held_by_this_process_for_as_long_as_it_says(tmp_path: Path) -> None:
+def test_lock_is_held_by_this_process_until_it_is_released(tmp_path: Path) -> None:
     with FolderLock(tmp_path), busy(tmp_path) as error, FolderLock(tmp_path):
         pass
     assert str(os.getpid()) in str(error.value)
@@ -57,21 +58,21 @@ def test_held_by_this_process_for_as_long_as_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a folder that even root cannot write")
-def test_a_folder_that_cannot_be_written_is_refused() -> None:
+def test_folder_that_is_not_writable_is_refused() -> None:
     with refused("usage", "/proc/self"), FolderLock(Path("/proc/self")):
         pass
 
 
-def runs(started: Any) -> None:
+def run_until_killed(started: Any) -> None:
     started.set()
     time.sleep(600)
 
 
-def test_a_forked_worker_does_not_hold_on_to_it(tmp_path: Path) -> None:
+def test_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     with FolderLock(tmp_path):
         started = context.Event()
-        worker = context.Process(target=runs, args=(started,))
+        worker = context.Process(target=run_until_killed, args=(started,))
         worker.start()
         started.wait()
     try:
@@ -82,7 +83,7 @@ def test_a_forked_worker_does_not_hold_on_to_it(tmp_path: Path) -> None:
         worker.join()
 
 
-def test_a_run_is_held_where_one_of_its_sessions_is(tmp_path: Path) -> None:
+def test_run_is_locked_while_one_of_its_sessions_is(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
     run.session(0)
     with run.session(3).lock(), busy(run.path), run.lock():
@@ -91,7 +92,7 @@ def test_a_run_is_held_where_one_of_its_sessions_is(tmp_path: Path) -> None:
         pass
 
 
-def test_looking_tells_the_holder_and_holds_nothing(tmp_path: Path) -> None:
+def test_holder_names_the_process_without_taking_the_lock(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path)
     assert lock.holder() is None
     assert not lock.path.exists()
@@ -104,7 +105,7 @@ def test_looking_tells_the_holder_and_holds_nothing(tmp_path: Path) -> None:
         assert str(os.getpid()) in str(FolderLock(tmp_path).holder())
 
 
-def test_one_who_looks_does_not_keep_the_owner_out(tmp_path: Path) -> None:
+def test_reader_that_inspects_the_lock_does_not_block_its_owner(tmp_path: Path) -> None:
     with FolderLock(tmp_path):
         pass
     looking = os.open(tmp_path / ".lock", os.O_RDONLY)

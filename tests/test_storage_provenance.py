@@ -1,4 +1,4 @@
-"""A run folder says where its run comes from, whatever the state of the code, and that never fails."""
+"""Tests of the provenance in a run folder: command, configuration, versions and the state of the code."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def repository(tmp_path: Path) -> Path:
     return root
 
 
-def test_the_command_the_configuration_and_the_seed_are_recorded(tmp_path: Path) -> None:
+def test_command_configuration_and_seed_are_recorded(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
     write_provenance(run, {"seed": 7, "env": {"max_frame": 10000000}}, Command(["env=pong", "seed=7"]))
     assert yaml.safe_load(run.config.read_text()) == {"seed": 7, "env": {"max_frame": 10000000}}
@@ -67,18 +67,18 @@ def test_the_command_the_configuration_and_the_seed_are_recorded(tmp_path: Path)
         ("python /opt/venv/bin/torchrun --nproc-per-node 2 -m labrl", "torchrun --nproc-per-node 2 -m labrl"),
     ],
 )
-def test_a_command_is_recorded_as_it_was_typed(process: str, typed: str) -> None:
+def test_command_is_recorded_as_it_was_typed(process: str, typed: str) -> None:
     assert as_typed(process.split()) == typed.split()
 
 
-def test_a_clean_repository_is_its_commit(repository: Path) -> None:
+def test_clean_repository_is_recorded_by_its_commit(repository: Path) -> None:
     facts, diff = describe_repository(repository)
     assert facts["commit"] == git(repository, "rev-parse", "HEAD").strip()
     assert not facts["dirty"]
     assert diff == ""
 
 
-def test_the_diff_rebuilds_a_dirty_tree_with_its_untracked_files(repository: Path, tmp_path: Path) -> None:
+def test_diff_rebuilds_a_dirty_tree_with_untracked_files(repository: Path, tmp_path: Path) -> None:
     (repository / "code.py").write_text("x = 2\n")
     (repository / "new").mkdir()
     (repository / "new" / "agent.py").write_text("a = 1\n\nb = 2")
@@ -96,7 +96,7 @@ def test_the_diff_rebuilds_a_dirty_tree_with_its_untracked_files(repository: Pat
         assert (clone / name).read_text() == (repository / name).read_text()
 
 
-def test_large_and_binary_files_are_named_and_the_diff_is_bounded(
+def test_diff_leaves_out_large_and_binary_files_and_has_a_maximum_size(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provenance, "MAX_DIFF", 2000)
@@ -110,7 +110,7 @@ def test_large_and_binary_files_are_named_and_the_diff_is_bounded(
     assert sorted(facts["untracked_left_out"]) == ["binary.bin", "large.txt", "zeros.txt"]
 
 
-def test_what_runs_and_comparisons_wrote_is_no_change_of_the_code(repository: Path) -> None:
+def test_files_of_runs_and_reports_do_not_make_a_repository_dirty(repository: Path) -> None:
     run = RunFolder.create(repository / "outputs" / "first")
     (run.session(0).path / "train.csv").write_text("frame\n1\n")
     (repository / "comparison" / "plots").mkdir(parents=True)
@@ -121,7 +121,7 @@ def test_what_runs_and_comparisons_wrote_is_no_change_of_the_code(repository: Pa
     assert diff == ""
 
 
-def test_the_repository_of_the_working_folder_is_recorded(
+def test_repository_of_the_working_folder_is_recorded(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (repository / "agent.py").write_text("mine\n")
@@ -133,7 +133,7 @@ def test_the_repository_of_the_working_folder_is_recorded(
     assert "+mine" in (run.path / facts["diff"]).read_text()
 
 
-def test_a_repository_without_a_commit_is_described(tmp_path: Path) -> None:
+def test_repository_without_a_commit_is_recorded(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q")
     (tmp_path / "a.py").write_text("1\n")
     facts, diff = describe_repository(tmp_path)
@@ -141,7 +141,7 @@ def test_a_repository_without_a_commit_is_described(tmp_path: Path) -> None:
     assert "+1" in diff
 
 
-def test_without_git_and_without_a_repository_a_run_still_starts(
+def test_provenance_is_written_without_git_and_without_a_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -152,7 +152,7 @@ def test_without_git_and_without_a_repository_a_run_still_starts(
 
 
 @pytest.mark.parametrize("content", [None, "", "nonsense", "7", "{"])
-def test_what_one_damaged_file_has_lost_another_one_tells(tmp_path: Path, content: str | None) -> None:
+def test_content_of_a_damaged_file_is_recovered_from_another(tmp_path: Path, content: str | None) -> None:
     run = RunFolder.create(tmp_path / "run")
     config = {"seed": 1, "agent": {}, "env": {}, "meta": {}}
     write_provenance(run, config, Command(["seed=1"]))
@@ -166,8 +166,8 @@ def test_what_one_damaged_file_has_lost_another_one_tells(tmp_path: Path, conten
         damage(path)
         assert read_command(run) == Command(["seed=1"])
         assert read_config(run) == recorded_config(run) == config
-        (told,) = damages(run)
-        assert path.name in told
+        (message,) = damages(run)
+        assert path.name in message
         path.write_text(text)
     for path in before:
         damage(path)
@@ -175,10 +175,10 @@ def test_what_one_damaged_file_has_lost_another_one_tells(tmp_path: Path, conten
     for read, name in ((read_command, "overrides.yaml"), (recorded_config, "config.yaml")):
         with damaged(run.path / name) as error:
             read(run)
-        assert "session 0" in str(error.value), "what the other files know is in the message"
+        assert "session 0" in str(error.value), "the message lacks what the other files still contain"
 
 
-def test_a_configuration_that_was_cut_is_named(tmp_path: Path) -> None:
+def test_truncated_configuration_is_refused_with_its_missing_key(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
     write_provenance(run, {"seed": 1, "agent": {}, "env": {}}, Command(["seed=1"]))
     with damaged(run.config) as error:

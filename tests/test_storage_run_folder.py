@@ -1,4 +1,4 @@
-"""A run folder belongs to exactly one run, says how that run stands, and is readable without labrl."""
+"""Tests of run folders: claimed by exactly one run, with its status, and readable without labrl."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from labrl.storage.atomic import write_atomic
 from labrl.storage.run_folder import RunFolder
 
 
-def test_of_many_that_claim_a_folder_at_once_exactly_one_gets_it(tmp_path: Path) -> None:
+def test_only_one_of_many_simultaneous_claims_gets_the_folder(tmp_path: Path) -> None:
     def claim(_: int) -> bool:
         try:
             RunFolder.create(tmp_path / "a" / "b")
@@ -32,7 +32,7 @@ def test_of_many_that_claim_a_folder_at_once_exactly_one_gets_it(tmp_path: Path)
         assert sum(pool.map(claim, range(64))) == 1
 
 
-def test_a_marker_is_never_found_empty(tmp_path: Path) -> None:
+def test_run_json_is_never_seen_empty(tmp_path: Path) -> None:
     done = threading.Event()
 
     def watch() -> None:
@@ -51,7 +51,9 @@ def test_a_marker_is_never_found_empty(tmp_path: Path) -> None:
         watching.result()
 
 
-def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folder_works_on_a_file_system_without_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("no links here")
 
@@ -61,35 +63,37 @@ def test_a_file_system_without_hard_links_will_do(tmp_path: Path, monkeypatch: p
         RunFolder.create(tmp_path / "run")
 
 
-def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+def test_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "run")
     with refused("range", "hydra.run.dir") as error:
         RunFolder.create(tmp_path / "run")
     assert str(tmp_path / "run") in str(error.value)
 
 
-def test_the_command_that_resumes_a_folder_with_a_blank_can_be_typed(tmp_path: Path) -> None:
+def test_suggested_resume_command_quotes_a_folder_with_a_blank(tmp_path: Path) -> None:
     RunFolder.create(tmp_path / "my run")
     with refused("range", "hydra.run.dir") as error:
         RunFolder.create(tmp_path / "my run")
-    told = str(error.value)
-    typed = told[told.index("labrl +resume") if "labrl +resume" in told else told.index("labrl '") :]
-    assert shlex.split(typed[: typed.index(")")]) == ["labrl", f"+resume={tmp_path / 'my run'}"]
+    message = str(error.value)
+    command = message[
+        message.index("labrl +resume") if "labrl +resume" in message else message.index("labrl '") :
+    ]
+    assert shlex.split(command[: command.index(")")]) == ["labrl", f"+resume={tmp_path / 'my run'}"]
 
 
-def test_a_path_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_path_that_cannot_be_encoded_is_refused(tmp_path: Path) -> None:
     with refused("usage", "hydra.run.dir"):
         RunFolder.create(os.fsdecode(os.fsencode(tmp_path) + b"/l\xe4uf"))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_with_other_things_in_it_can_become_a_run(tmp_path: Path) -> None:
+def test_folder_with_other_files_can_become_a_run_folder(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     RunFolder.create(tmp_path)
     assert (tmp_path / ".hydra").is_dir()
 
 
-def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:
+def test_path_with_a_file_among_its_parents_is_refused_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / "file" / "a" / "run"):
         with refused("range", "hydra.run.dir") as error:
@@ -97,21 +101,21 @@ def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:
         assert f"{tmp_path / 'file'} " in str(error.value)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
-def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root can write to any folder")
+def test_folder_that_is_not_writable_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with refused("range", "hydra.run.dir"):
         RunFolder.create(tmp_path / "run")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a folder that even root cannot write")
-def test_a_folder_that_nobody_can_write_is_refused() -> None:
+def test_folder_that_not_even_root_can_write_is_refused() -> None:
     with refused("range", "hydra.run.dir") as error:
         RunFolder.create("/proc/labrl/run")
     assert "/proc/labrl/run" in str(error.value)
 
 
-def test_the_status_is_recorded_for_every_reader(tmp_path: Path) -> None:
+def test_status_is_recorded_in_run_json(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
     assert RunFolder.open(tmp_path / "run").status == "running"
     run.set_status("failed", sessions=[{"index": 0}])
@@ -123,13 +127,13 @@ def test_the_status_is_recorded_for_every_reader(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", '{"format_ver', "[1]", '{"name": "something else"}'])
-def test_a_damaged_run_is_refused(tmp_path: Path, content: str) -> None:
+def test_damaged_run_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)
     with damaged(tmp_path / "run.json"):
         RunFolder.open(tmp_path)
 
 
-def test_a_folder_without_a_run_or_of_a_newer_labrl_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_run_or_of_a_newer_labrl_is_refused(tmp_path: Path) -> None:
     with refused("not-found", tmp_path):
         RunFolder.open(tmp_path)
     (tmp_path / "run.json").write_text('{"format_version": 2}')
@@ -137,7 +141,7 @@ def test_a_folder_without_a_run_or_of_a_newer_labrl_is_refused(tmp_path: Path) -
         RunFolder.open(tmp_path)
 
 
-def test_sessions_have_folders_of_their_own_in_order(tmp_path: Path) -> None:
+def test_session_folders_are_listed_in_numerical_order(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path)
     for index in (11, 2, 0):
         run.session(index)
@@ -146,7 +150,7 @@ def test_sessions_have_folders_of_their_own_in_order(tmp_path: Path) -> None:
     assert run.session(2).train_csv == tmp_path / "session_2" / "train.csv"
 
 
-def test_a_relative_path_stays_the_same_place_when_the_working_folder_changes(
+def test_relative_path_stays_valid_when_the_working_folder_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -156,7 +160,7 @@ def test_a_relative_path_stays_the_same_place_when_the_working_folder_changes(
     assert run.status == "running"
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_replaced_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     write_atomic(path, "before")
 
@@ -171,7 +175,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_run_refused_before_its_first_step_leaves_nothing(tmp_path: Path) -> None:
+def test_refused_run_leaves_no_folder(tmp_path: Path) -> None:
     run = RunFolder.create(tmp_path / "run")
     run.session(0)
     for file in (run.config, run.overrides, run.provenance, run.path / "labrl.diff"):
@@ -183,7 +187,7 @@ def test_a_run_refused_before_its_first_step_leaves_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "session_0/train.csv", "wandb/run-1/log"])
-def test_a_refused_run_with_anything_else_in_its_folder_stays_whole(tmp_path: Path, name: str) -> None:
+def test_refused_run_whose_folder_has_other_files_is_kept(tmp_path: Path, name: str) -> None:
     run = RunFolder.create(tmp_path)
     run.config.write_text("")
     other = tmp_path / name
@@ -195,7 +199,7 @@ def test_a_refused_run_with_anything_else_in_its_folder_stays_whole(tmp_path: Pa
     assert run.status == "running"
 
 
-def test_the_working_folder_is_emptied_and_not_deleted(
+def test_refused_run_in_the_working_folder_does_not_delete_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

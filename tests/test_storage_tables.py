@@ -1,4 +1,4 @@
-"""A table of metrics loses no value and no row, and reads back as it was written."""
+"""Tests of tables of metrics: rows are written at once, read back as written, and survive kills."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from refusals import damaged
 
 from labrl.storage.tables import CsvTable, read_rows
 
-# text that looks like a number reads back as one, and an empty text as None: neither is a metric
+# Text that looks like a number is read back as a number, and empty text as None; no metric has such values.
 TEXT = st.text(min_size=1).filter(lambda text: not looks_like_number(text) and text.isprintable())
 VALUES = st.none() | st.integers() | st.floats() | TEXT
 COLUMNS = st.lists(st.text("abc_,\"'/ é", min_size=1), min_size=1, max_size=4, unique=True)
@@ -31,6 +31,7 @@ def looks_like_number(text: str) -> bool:
 
 
 def expected(value: Any) -> Any:
+    """Return the value as it is read back: None for NaN."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -43,11 +44,11 @@ def test_rows_read_back_as_written(tmp_path: Path, columns: list[str], data: st.
     table = CsvTable(path)
     for row in rows:
         table.append(row)
-    wanted = [{column: expected(value) for column, value in row.items()} for row in rows]
-    assert read_rows(path) == wanted
+    expected_rows = [{column: expected(value) for column, value in row.items()} for row in rows]
+    assert read_rows(path) == expected_rows
 
 
-def test_the_file_is_plain_csv_with_one_header(tmp_path: Path) -> None:
+def test_table_is_plain_csv_with_one_header(tmp_path: Path) -> None:
     table = CsvTable(tmp_path / "train.csv")
     table.append(
         {"frame": 16, "loss": np.float32(0.5), "kl": math.nan, "lr": np.float64(3e-4), "n": np.int64(2)}
@@ -56,14 +57,14 @@ def test_the_file_is_plain_csv_with_one_header(tmp_path: Path) -> None:
     assert (tmp_path / "train.csv").read_text() == "frame,loss,kl,lr,n\n16,0.5,,0.0003,2\n32,,,0.0001,\n"
 
 
-def test_each_row_is_in_the_file_as_soon_as_it_is_appended(tmp_path: Path) -> None:
+def test_row_is_written_as_soon_as_it_is_appended(tmp_path: Path) -> None:
     table = CsvTable(tmp_path / "t.csv")
     for frame in range(5):
         table.append({"frame": frame})
         assert len((tmp_path / "t.csv").read_text().splitlines()) == frame + 2
 
 
-def test_a_new_key_becomes_a_column_and_loses_nothing(tmp_path: Path) -> None:
+def test_new_key_becomes_a_new_column(tmp_path: Path) -> None:
     table = CsvTable(tmp_path / "t.csv")
     table.append({"frame": 1, "loss": 2.0})
     table.append({"frame": 2, "loss": 1.0, "kl": 0.1})
@@ -79,7 +80,7 @@ def test_a_new_key_becomes_a_column_and_loses_nothing(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=20).map(sorted), st.integers(0, 110))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_table_is_cut_back_to_a_frame(tmp_path: Path, frames: list[int], cut: int) -> None:
+def test_table_is_truncated_after_a_frame(tmp_path: Path, frames: list[int], cut: int) -> None:
     path = tmp_path / "t.csv"
     path.unlink(missing_ok=True)
     table = CsvTable(path)
@@ -88,23 +89,23 @@ def test_a_table_is_cut_back_to_a_frame(tmp_path: Path, frames: list[int], cut: 
     CsvTable(path).truncate_after(cut)
     kept = [frame for frame in frames if frame <= cut]
     assert [row["frame"] for row in read_rows(path)] == kept
-    unbroken = path.read_text()
+    truncated = path.read_text()
     CsvTable(path).append({"frame": 999, "x": 0.0})
-    assert path.read_text() == unbroken + "999,0.0\n", "it goes on with the same columns"
+    assert path.read_text() == truncated + "999,0.0\n", "the appended row has other columns"
 
 
-def test_cutting_a_table_that_is_not_there_changes_nothing(tmp_path: Path) -> None:
+def test_truncating_a_table_that_does_not_exist_creates_no_file(tmp_path: Path) -> None:
     CsvTable(tmp_path / "t.csv").truncate_after(10)
     assert not (tmp_path / "t.csv").exists()
 
 
-LONG = b"x" * 200_000 + b"\n"  # more than the csv module reads as one cell
+LONG = b"x" * 200_000 + b"\n"  # longer than the csv module's limit for one cell
 
 
 @pytest.mark.parametrize(
     "content", [b"\xff\xfe\n1,2\n", b"a,b\n1,2\n", b"frame\nthree\n", b"a,b\n", b"frame\n" + LONG, LONG]
 )
-def test_a_file_that_is_no_table_is_named_and_left_alone(content: bytes, tmp_path: Path) -> None:
+def test_file_that_is_not_a_table_is_refused_and_unchanged(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_bytes(content)
     with damaged(path):
@@ -113,13 +114,13 @@ def test_a_file_that_is_no_table_is_named_and_left_alone(content: bytes, tmp_pat
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\n1,2\n", b"frame\n" + LONG, LONG])
-def test_a_damaged_table_has_no_rows_for_a_reader(content: bytes, tmp_path: Path) -> None:
+def test_damaged_table_is_read_as_empty(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_bytes(content)
     assert read_rows(path) == []
 
 
-def test_half_a_row_left_by_a_kill_is_mended(tmp_path: Path) -> None:
+def test_incomplete_row_left_by_a_kill_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     table = CsvTable(path)
     table.append({"frame": 1, "loss": 0.25})
@@ -135,18 +136,18 @@ def test_half_a_row_left_by_a_kill_is_mended(tmp_path: Path) -> None:
         assert all(row["loss"] in (0.25, 0.125, 0.5) for row in rows)
 
 
-def test_rows_that_a_full_disk_refuses_are_written_later(tmp_path: Path) -> None:
+def test_rows_that_do_not_fit_on_a_full_disk_are_written_later(tmp_path: Path) -> None:
     table = CsvTable(tmp_path / "t.csv")
     table.append({"frame": 1})
 
     with file_size_limit(9):  # room for half of the next row
         table.append({"frame": 2})
         table.append({"frame": 3})
-    assert [row["frame"] for row in read_rows(tmp_path / "t.csv")] == [1], "what waits is in no file"
+    assert [row["frame"] for row in read_rows(tmp_path / "t.csv")] == [1], "a waiting row is in the file"
     table.append({"frame": 4})
     assert (tmp_path / "t.csv").read_text() == "frame\n1\n2\n3\n4\n"
 
 
-def test_a_value_that_is_no_cell_is_refused(tmp_path: Path) -> None:
+def test_value_that_does_not_fit_a_cell_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="list"):
         CsvTable(tmp_path / "t.csv").append({"frame": [1]})

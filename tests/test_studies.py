@@ -1,4 +1,4 @@
-"""A search behind a preset is kept with its trials, and the page says whether the preset has its values."""
+"""Tests of the published searches of presets: what is stored of a search and what the results page states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPACE = {
 
 
 def experiment(path: Path, command: str, best: float = -150.0) -> Experiment:
-    """A finished search of Pendulum's A2C in `path`, whose best trial has the overrides of `command`."""
+    """Write a finished search of A2C on Pendulum to `path`; `command` is that of its best trial."""
     trials = [
         {
             "number": number,
@@ -79,14 +79,14 @@ def experiment(path: Path, command: str, best: float = -150.0) -> Experiment:
 
 
 def kept(tmp_path: Path, *overrides: str) -> studies.Study:
-    """A study whose best trial was composed with `overrides` besides the cell's."""
+    """Store and read back a study whose best trial has the overrides of CELL and `overrides`."""
     command = " ".join(["labrl", *CELL.overrides, "meta.num_cpus=1", *overrides])
     studies.keep(experiment(tmp_path / "elsewhere", command), CELL, tmp_path / "kept")
     (study,) = studies.read(tmp_path / "kept")
     return study
 
 
-def test_every_study_can_be_asked_for_and_every_searched_key_exists() -> None:
+def test_every_study_has_a_name_and_its_searched_keys_exist() -> None:
     assert set(studies.overrides()) == {f"study_{name}" for name in studies.SPACES}
     for name, overrides in studies.overrides().items():
         cell = studies.searchable()[name]
@@ -99,7 +99,7 @@ def test_every_study_can_be_asked_for_and_every_searched_key_exists() -> None:
                 node = node[part]
 
 
-def test_what_is_kept_means_something_on_another_machine(tmp_path: Path) -> None:
+def test_stored_study_contains_no_paths_or_hosts(tmp_path: Path) -> None:
     study = kept(tmp_path)
     text = (tmp_path / "kept" / "pendulum_a2c.json").read_text()
     assert str(tmp_path) not in text.replace(str(tmp_path / "kept"), "")
@@ -124,7 +124,7 @@ def test_what_is_kept_means_something_on_another_machine(tmp_path: Path) -> None
         ("env.max_frame=3e4", True),  # a search may be shorter
     ],
 )
-def test_a_preset_has_the_values_of_its_study_or_keeps_its_own(
+def test_results_page_states_whether_a_preset_has_the_values_of_its_study(
     tmp_path: Path, change: str, is_preset: bool
 ) -> None:
     agent = compose(CELL.overrides).agent
@@ -138,7 +138,7 @@ def test_a_preset_has_the_values_of_its_study_or_keeps_its_own(
     assert line.endswith("| has its values |" if is_preset else "| keeps its own |")
 
 
-def test_a_study_is_begun_resumed_and_put_on_the_page(
+def test_study_is_started_resumed_and_added_to_the_results_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
@@ -160,16 +160,16 @@ def test_a_study_is_begun_resumed_and_put_on_the_page(
 
 
 @pytest.mark.parametrize("study", KEPT, ids=lambda study: study.cell.name)
-def test_the_page_says_of_each_kept_study_what_is_true_of_the_preset(study: studies.Study) -> None:
+def test_results_page_agrees_with_each_stored_study(study: studies.Study) -> None:
     (line,) = (
         line for line in studies.section([study]).splitlines() if line.startswith(f"| {study.cell.name[:4]}")
     )
-    told = line.split("|")
+    expected = line.split("|")
     (on_page,) = (row.split("|") for row in results.PAGE.read_text().splitlines() if row[:30] == line[:30])
-    assert (on_page[1:7], on_page[-2]) == (told[1:7], told[-2])
+    assert (on_page[1:7], on_page[-2]) == (expected[1:7], expected[-2])
 
 
-def test_a_trial_of_a_study_that_could_not_be_confirmed_is_told(tmp_path: Path) -> None:
+def test_results_page_shows_a_dash_for_a_missing_confirmation(tmp_path: Path) -> None:
     study = kept(tmp_path)
     study.info["search"]["confirm"]["candidates"][1]["mean"] = None
     assert "| −150.0 | – |" in studies.section([study])

@@ -1,4 +1,4 @@
-"""The sum tree finds what a plain running sum finds, and depends on its numbers alone."""
+"""Tests of the sum tree of prioritized replay against cumulative sums."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = st.one_of(st.integers(1, 40), st.integers(WIDTH**2 - 2, WIDTH**2 + 2), s
 
 
 def numbers(size: int, seed: int, zeros: float = 0.3) -> np.ndarray:
-    """Return numbers of very different size, many of them 0."""
+    """Return numbers of very different magnitudes, many of them 0. [size]"""
     rng = np.random.default_rng(seed)
     values = rng.random(size) ** 8 * 10.0 ** rng.integers(-6, 4, size)
     values[rng.random(size) < zeros] = 0
@@ -22,8 +22,8 @@ def numbers(size: int, seed: int, zeros: float = 0.3) -> np.ndarray:
 
 @settings(max_examples=60, deadline=None)
 @given(size=SIZES, seed=st.integers(0, 10_000))
-def test_a_prefix_is_found_where_the_running_sum_passes_it(size: int, seed: int) -> None:
-    # Quarters, so that sums are exact in any order, and a prefix that is one of them has one right place.
+def test_prefix_is_found_where_the_cumulative_sum_exceeds_it(size: int, seed: int) -> None:
+    # Sums of quarters are exact in any order, so that each prefix has exactly one right place.
     values = np.random.default_rng(seed).integers(0, 5, size) / 4
     values[seed % size] = 1
     tree = SumTree(size)
@@ -36,7 +36,7 @@ def test_a_prefix_is_found_where_the_running_sum_passes_it(size: int, seed: int)
 
 @settings(max_examples=60, deadline=None)
 @given(size=SIZES, seed=st.integers(0, 10_000))
-def test_the_tree_depends_on_its_numbers_and_not_on_their_history(size: int, seed: int) -> None:
+def test_tree_depends_only_on_its_numbers_and_not_on_their_history(size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     values, changed, loaded = numbers(size, seed), SumTree(size), SumTree(size)
     for _ in range(5):
@@ -53,7 +53,7 @@ def test_the_tree_depends_on_its_numbers_and_not_on_their_history(size: int, see
 
 @settings(max_examples=60, deadline=None)
 @given(size=SIZES, seed=st.integers(0, 10_000))
-def test_what_is_zero_is_never_found(size: int, seed: int) -> None:
+def test_zero_is_never_found(size: int, seed: int) -> None:
     values = numbers(size, seed, zeros=0.9)
     values[seed % size] = 1e-300
     tree = SumTree(size)
@@ -62,7 +62,7 @@ def test_what_is_zero_is_never_found(size: int, seed: int) -> None:
     assert (values[tree.find(np.append(edges, np.nextafter(edges, 0)))] > 0).all()
 
 
-def test_numbers_are_found_as_often_as_they_are_large() -> None:
+def test_numbers_are_found_in_proportion_to_their_size() -> None:
     values = np.array([0.0, 1.0, 2.0, 0.0, 5.0] * 10)
     tree = SumTree(50)
     tree.set(np.arange(50), values)
@@ -71,7 +71,7 @@ def test_numbers_are_found_as_often_as_they_are_large() -> None:
     np.testing.assert_allclose(counts, values / values.sum() * draws, atol=1)
 
 
-def test_of_a_place_set_twice_the_last_counts() -> None:
+def test_last_value_counts_when_an_index_is_set_twice() -> None:
     tree = SumTree(100)
     tree.set(np.array([3, 70, 3]), np.array([1.0, 2.0, 4.0]))
     assert tree.values[3] == 4
@@ -79,7 +79,7 @@ def test_of_a_place_set_twice_the_last_counts() -> None:
 
 
 @pytest.mark.parametrize("size", [1, WIDTH, WIDTH + 1, WIDTH**2, WIDTH**3 + 1])
-def test_the_last_number_is_found_whatever_the_size(size: int) -> None:
+def test_last_number_is_found_for_any_size_of_the_tree(size: int) -> None:
     tree = SumTree(size)
     tree.set(np.array([size - 1]), 0.7)
     assert tree.find(np.array([0.0, 0.3, 0.7])).tolist() == [size - 1] * 3

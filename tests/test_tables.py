@@ -1,4 +1,4 @@
-"""A comparison as Markdown, CSV and LaTeX: every name is shown as it is, whatever signs are in it."""
+"""Tests of comparisons as Markdown, CSV and LaTeX tables, with any characters in the names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def comparison(*names: str) -> dict[str, Any]:
 ROWS = comparison_rows(comparison("lr=0.1", "lr=0.2"))
 
 
-def test_rows_are_raw_numbers_with_each_group_against_the_best() -> None:
+def test_rows_are_raw_numbers_and_compare_each_group_with_the_best() -> None:
     first, best = ROWS.to_dicts()
     assert first["final_return_iqm"] == 100
     assert (first["final_return_iqm_low"], first["final_return_iqm_high"]) == (99, 101.25)
@@ -57,22 +57,22 @@ def test_rows_are_raw_numbers_with_each_group_against_the_best() -> None:
     assert has_intervals(ROWS)
 
 
-def test_a_pair_that_stands_the_other_way_is_turned_round() -> None:
-    told = comparison("a", "b")
-    told["envs"][0]["groups"].reverse()
-    told["envs"][0]["improvement"] = [{"x": "b", "y": "a", "value": 0.75, "low": 0.5, "high": 1.0}]
-    row = next(row for row in comparison_rows(told).to_dicts() if row["group"] == "a")
+def test_pair_in_the_opposite_order_is_inverted() -> None:
+    reversed_pair = comparison("a", "b")
+    reversed_pair["envs"][0]["groups"].reverse()
+    reversed_pair["envs"][0]["improvement"] = [{"x": "b", "y": "a", "value": 0.75, "low": 0.5, "high": 1.0}]
+    row = next(row for row in comparison_rows(reversed_pair).to_dicts() if row["group"] == "a")
     assert (row["improvement"], row["improvement_low"], row["improvement_high"]) == (0.25, 0.0, 0.5)
 
 
-def test_csv_has_a_column_for_each_number_and_reads_back() -> None:
+def test_csv_has_a_column_for_each_number_and_can_be_read_back() -> None:
     first, second = csv.DictReader(io.StringIO(as_csv(comparison_rows(comparison('a,"b"\n', "b")))))
     assert (first["group"], first["final_return_iqm_high"], first["rival"]) == ('a,"b"\n', "101.25", "b")
     assert (second["rival"], second["human_normalized_iqm"]) == ("", "")
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "escaped"),
     [
         ("a|b", r"a\|b"),
         ("<b>&amp;", "&lt;b&gt;&amp;amp;"),
@@ -80,40 +80,40 @@ def test_csv_has_a_column_for_each_number_and_reads_back() -> None:
         ("*a*_b_`c`\n", r"\*a\*\_b\_\`c\`"),
     ],
 )
-def test_markdown_is_a_table_for_a_person_and_shows_a_name_as_it_is(name: str, told: str) -> None:
+def test_markdown_table_has_formatted_numbers_and_escaped_names(name: str, escaped: str) -> None:
     head, rule, *lines = as_markdown(comparison_rows(comparison(name, "best"))).splitlines()
     assert len({line.count(" | ") for line in (head, rule, *lines)}) == 1
     assert rule.startswith("| ---")
-    assert told in lines[0]
+    assert escaped in lines[0]
     assert "12,500 (3 of 4)" in lines[0]
     assert "100.0 [99.0, 101.2]" in lines[0]
     assert "0.25 [0.10, 0.40]" in lines[0]
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "escaped"),
     [
         ("50% & $x_1^2$ #{a}", r"50\% \& \$x\_1\textasciicircum{}2\$ \#\{a\}"),
         ("\\input{x}~<|>", r"\textbackslash{}input\{x\}\textasciitilde{}\textless{}\textbar{}\textgreater{}"),
         ("[1, 2]", "{}[1, 2]"),
     ],
 )
-def test_latex_is_a_booktabs_table_with_the_best_in_bold_and_names_as_they_are(name: str, told: str) -> None:
+def test_latex_table_has_the_best_group_in_bold_and_escaped_names(name: str, escaped: str) -> None:
     lines = as_latex(comparison_rows(comparison(name, "lr=-0.2"))).splitlines()
     assert (lines[0], lines[-1]) == (r"\begin{tabular}{llrrrr}", r"\end{tabular}")
     first, best = (line for line in lines if "3 of 4" in line)
-    assert told in first
+    assert escaped in first
     assert "textbf" not in first
     assert best.startswith(r" & lr=$-$0.2 & 4 & \textbf{200.0 [199.0, 201.2]}")
 
 
-def test_no_rows_are_no_table() -> None:
+def test_comparison_without_rows_gives_no_table() -> None:
     nothing = comparison_rows({"envs": []})
     assert (as_markdown(nothing), as_latex(nothing), has_intervals(nothing)) == ("", "", False)
     assert as_csv(nothing) == "\n"
 
 
-def test_turning_a_probability_round_is_what_the_statistic_itself_does() -> None:
+def test_inverted_probability_of_improvement_equals_that_of_swapped_groups() -> None:
     x, y = [[1.0, 2, 3, 9]], [[2.0, 5, 0]]
     one, other = probability_of_improvement(x, y), probability_of_improvement(y, x)
     assert one.value == pytest.approx(1 - other.value)
@@ -123,8 +123,8 @@ def test_turning_a_probability_round_is_what_the_statistic_itself_does() -> None
 
 
 @pytest.mark.parametrize(("runs", "low"), [(2, 0.386), (4, 0.582), (10, 0.800)])
-def test_seeds_that_all_beat_the_others_leave_room_for_doubt(runs: int, low: float) -> None:
-    """An interval of 4 seeds against 4 said 1.00 to 1.00: drawing them anew varies nothing."""
+def test_interval_has_a_width_even_if_every_seed_is_better(runs: int, low: float) -> None:
+    """Regression test: resampling gave 4 seeds against 4 worse ones an interval from 1.00 to 1.00."""
     x, y = [10.0 + place for place in range(runs)], [float(place) / runs for place in range(runs)]
     assert probability_of_improvement([x], [y]) == pytest.approx((1.0, low, 1.0), abs=0.01)
     assert probability_of_improvement([y], [x]) == pytest.approx((0.0, 0.0, 1 - low), abs=0.01)
@@ -146,20 +146,20 @@ def test_seeds_that_all_beat_the_others_leave_room_for_doubt(runs: int, low: flo
         (0, 0, 0, 0),
     ],
 )
-def test_an_estimate_and_its_interval_have_the_same_decimals(
+def test_estimate_and_its_interval_have_the_same_decimals(
     value: float, low: float, high: float, decimals: int
 ) -> None:
-    told = re.findall(r"-?[\d.,]*\d", brackets(value, low, high))
-    assert [len(number.partition(".")[2]) for number in told] == [decimals] * 3
-    assert [float(number.replace(",", "")) for number in told] == [
+    numbers = re.findall(r"-?[\d.,]*\d", brackets(value, low, high))
+    assert [len(number.partition(".")[2]) for number in numbers] == [decimals] * 3
+    assert [float(number.replace(",", "")) for number in numbers] == [
         pytest.approx(each, abs=0.5 * 10**-decimals) for each in (value, low, high)
     ]
-    assert interval(low, high, value).split(" to ") == told[1:]
-    assert not [number for number in told if number.startswith("-") and not float(number.replace(",", ""))]
+    assert interval(low, high, value).split(" to ") == numbers[1:]
+    assert not [number for number in numbers if number.startswith("-") and not float(number.replace(",", ""))]
 
 
-def test_numbers_without_a_common_form_are_told_each_in_their_own() -> None:
+def test_numbers_without_a_common_format_are_formatted_separately() -> None:
     assert brackets(12.5, None, None) == "12.5"
-    told = brackets(1e-5, 1e-6, 2e-5).replace("[", "").replace("]", "").split()
-    assert [float(number.strip(",")) for number in told] == [1e-5, 1e-6, 2e-5]
+    numbers = brackets(1e-5, 1e-6, 2e-5).replace("[", "").replace("]", "").split()
+    assert [float(number.strip(",")) for number in numbers] == [1e-5, 1e-6, 2e-5]
     assert interval(float("nan"), 1.0) == ""

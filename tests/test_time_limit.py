@@ -1,4 +1,4 @@
-"""A task cut by a time limit is worth what it would be uncut, from the environment to the advantage."""
+"""Tests of time limits: values bootstrap at a truncation, from the environment to the advantages of PPO."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DISCOUNT = 0.9
 
 
 class Forever(gym.Env[np.ndarray, np.int64]):
-    """Pays 1 for every step and never ends: each state is worth 1 / (1 - gamma)."""
+    """Environment that pays 1 for each step and never ends: the value of every state is 1 / (1 - gamma)."""
 
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gym.spaces.Discrete(2)
@@ -42,7 +42,9 @@ class Forever(gym.Env[np.ndarray, np.int64]):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_with_exact_values_every_advantage_is_zero(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advantages_are_zero_with_exact_values_despite_a_time_limit(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = make_env(own_env(Forever, max_episode_steps=5, num_envs=3), seed=0, num_threads=1)
     config: PPOConfig = options("agent", "agent=ppo", horizon=23, batch_size=69, gamma=DISCOUNT, lr=0.0)
     config = dataclasses.replace(config, network=dataclasses.replace(config.network, shared=shared))

@@ -1,4 +1,4 @@
-"""One session over several processes of torchrun: the same update, one record, and all of it comes back."""
+"""Tests of one session trained by several ranks of torchrun: equal updates, one record, and exact resume."""
 
 from __future__ import annotations
 
@@ -42,34 +42,34 @@ def torchrun(*overrides: str) -> subprocess.Popen[str]:
 
 
 def saved_once(run: Path, *overrides: str) -> subprocess.Popen[str]:
-    """A training of two ranks in the folder `run` that has written its first checkpoint."""
+    """Start training with two ranks in the folder `run`, and return after its first checkpoint."""
     process = torchrun(*overrides, f"hydra.run.dir={run}")
     while process.poll() is None and not newest_checkpoint(run):
         time.sleep(0.05)
     return process
 
 
-def remembered(folder: Path) -> list[Any]:
-    """Return the state of the ranks from 1 in the newest checkpoint."""
+def states_of_ranks(folder: Path) -> list[Any]:
+    """Return the states of all ranks but the first from the newest checkpoint."""
     checkpoint = CheckpointStore(folder / "session_0" / "checkpoints", keep_last=1).latest()
     assert checkpoint is not None
     return checkpoint.state["ranks"]
 
 
-def test_ranks_average_gradients_and_statistics_and_find_a_weight_that_differs() -> None:
+def test_ranks_average_gradients_and_detect_weights_that_differ() -> None:
     for code, output in run_ranks(module="ranks_program"):
         assert code == 0, output
         assert "as promised" in output
 
 
-def test_two_processes_train_one_session_and_leave_one_record(
+def test_two_ranks_train_one_session_and_write_one_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
     overrides = [*small("ppo", "cartpole"), "meta.report=false"]
-    told = run_ranks(*overrides, "env.max_frame=1200", f"hydra.run.dir={run}")
-    assert [code for code, _ in told] == [0, 0], told
-    assert told[1][1] == "", "the other rank says nothing"
+    ended = run_ranks(*overrides, "env.max_frame=1200", f"hydra.run.dir={run}")
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert ended[1][1] == "", "a rank other than the first printed something"
     info = json.loads((run / "run.json").read_text())
     assert (info["status"], info["ranks"]) == ("finished", 2)
     assert [path.name for path in run.glob("session_*")] == ["session_0"]
@@ -83,7 +83,7 @@ def test_two_processes_train_one_session_and_leave_one_record(
     assert unequal(own["agent"]["network"], other["agent"]["network"]) == []
     assert unequal(own["env"]["observation"], other["env"]["observation"])
     played = own["env"]["episode"].sum() + other["env"]["episode"].sum()
-    assert int(played) == int(table[-1]["episode"]), "episodes of both ranks are counted"
+    assert int(played) == int(table[-1]["episode"]), "episodes of some rank are not counted"
 
     assert main([f"+resume={run}", "env.max_frame=2400", "+force=true"]) == 2
     assert {str(run), "torchrun"} <= set(capsys.readouterr().err.split())
@@ -104,11 +104,11 @@ def test_two_processes_train_one_session_and_leave_one_record(
         (["agent=random"], 2, "agent", "labrl.agents.random.RandomAgent"),
     ],
 )
-def test_what_ranks_cannot_share_is_refused(
+def test_session_that_ranks_cannot_train_together_is_refused(
     overrides: list[str], ranks: int, key: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {**RANK_0, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-    for name, value in told.items():
+    variables = {**RANK_0, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError) as error:
         check(resolve(compose(["env=cartpole", *overrides])))
@@ -118,31 +118,31 @@ def test_what_ranks_cannot_share_is_refused(
         refuse_torchrun("-m")
 
 
-def test_a_process_of_its_own_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_torchrun_is_not_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Launch.here() is None
-    monkeypatch.setenv("WORLD_SIZE", "4")  # as some clusters set it for whatever they start
+    monkeypatch.setenv("WORLD_SIZE", "4")  # some clusters set it for every process
     assert Launch.here() is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "sarsa", "pqn", "dqn", "td3", "sac", "tqc"])
-def test_a_run_that_torchrun_was_told_to_stop_goes_on_to_the_bit(agent: str, tmp_path: Path) -> None:
+def test_run_of_torchrun_stopped_and_resumed_equals_an_uninterrupted_one(agent: str, tmp_path: Path) -> None:
     env = "pendulum" if agent == "td3" else "cartpole"
     overrides = [*small(agent, env), "meta.report=false", "env.num_envs=4"]
-    unbroken, broken = tmp_path / "unbroken", tmp_path / "broken"
-    assert torchrun(*overrides, f"hydra.run.dir={unbroken}").wait(300) == 0
-    process = saved_once(broken, *overrides)
+    uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
+    assert torchrun(*overrides, f"hydra.run.dir={uninterrupted}").wait(300) == 0
+    process = saved_once(resumed, *overrides)
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=120)[0]
     assert "torchrun --nproc-per-node 2 -m labrl" in output, output
-    assert torchrun(f"+resume={broken}").wait(300) == 0
-    assert differences(unbroken, broken) == []
-    assert unequal(remembered(unbroken), remembered(broken)) == []
-    assert main([f"+enjoy={broken}", "episodes=1", "videos=0"]) == 0, "by the agent of the first rank"
+    assert torchrun(f"+resume={resumed}").wait(300) == 0
+    assert differences(uninterrupted, resumed) == []
+    assert unequal(states_of_ranks(uninterrupted), states_of_ranks(resumed)) == []
+    assert main([f"+enjoy={resumed}", "episodes=1", "videos=0"]) == 0, "the checkpoint cannot be played"
 
 
 @pytest.mark.slow
-def test_ranks_whose_torchrun_is_killed_save_and_end(tmp_path: Path) -> None:
+def test_ranks_save_and_end_when_torchrun_is_killed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     overrides = [*small("ppo", "cartpole"), "meta.report=false", "env.max_frame=1e7"]
     process = saved_once(run, *overrides)
@@ -155,7 +155,7 @@ def test_ranks_whose_torchrun_is_killed_save_and_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_death_of_a_rank_ends_the_run_with_a_message(tmp_path: Path) -> None:
+def test_death_of_a_rank_ends_the_run_with_an_error(tmp_path: Path) -> None:
     run = tmp_path / "run"
     overrides = [*small("ppo", "cartpole"), "meta.report=false", "env.max_frame=1e6"]
     process = saved_once(run, *overrides)
@@ -170,6 +170,7 @@ def test_the_death_of_a_rank_ends_the_run_with_a_message(tmp_path: Path) -> None
 
 
 def _environment(pid: int) -> dict[str, str]:
+    """Return the environment variables of a process; none if it has ended."""
     with contextlib.suppress(OSError):
         pairs = Path(f"/proc/{pid}/environ").read_text().split("\0")
         return dict(one.split("=", 1) for one in pairs if "=" in one)

@@ -1,4 +1,4 @@
-"""Every space that is one array or number has a network; others are refused before a run begins."""
+"""Tests of torsos: which observation spaces they accept, how they scale bytes, and their initialization."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def cnn_config(option: str, **changes: Any) -> Any:
 
 
 class Odd(gym.Env):  # type: ignore[type-arg]
-    """Observations in parts, one of which is no array."""
+    """Environment whose observations have two parts, one of which is text."""
 
     observation_space = spaces.Tuple((spaces.Discrete(2), spaces.Text(3)))
     action_space = spaces.Discrete(2)
 
 
 @pytest.mark.parametrize("space", ONE_ARRAY, ids=str)
-def test_mlp_tells_the_observations_of_a_space_apart(space: gym.Space) -> None:  # type: ignore[type-arg]
+def test_mlp_has_different_features_for_different_observations(space: gym.Space) -> None:  # type: ignore[type-arg]
     torch.manual_seed(0)
     space.seed(1)
     mlp = MLP(mlp_config(hidden=[8]), space)
     batch = np.stack([np.asarray(space.sample()) for _ in range(16)])
-    # Agents give real numbers as float32.
+    # Agents convert float64 observations to float32.
     features = mlp(torch.as_tensor(batch.astype(np.float32) if batch.dtype == np.float64 else batch))
     assert features.shape == (16, 8)
     distinct = {row.tobytes() for row in batch}
@@ -65,7 +65,7 @@ def test_mlp_tells_the_observations_of_a_space_apart(space: gym.Space) -> None: 
 
 
 @pytest.mark.parametrize("activation", get_args(Activation))
-def test_every_activation_acts_on_each_element_by_itself(activation: str) -> None:
+def test_every_activation_is_elementwise_and_deterministic(activation: str) -> None:
     mlp = MLP(mlp_config(hidden=[8], activation=activation), spaces.Box(-1, 1, (3,)))
     batch = torch.linspace(-1, 1, 12).reshape(4, 3)
     assert torch.allclose(mlp(batch)[:1], mlp(batch[:1]), atol=1e-6)
@@ -73,7 +73,10 @@ def test_every_activation_acts_on_each_element_by_itself(activation: str) -> Non
 
 
 def bounded(shape: tuple[int, ...], axis: int | None, low: int, high: int) -> tuple[gym.Space[Any], Any]:
-    """A space of bytes in [low, high], or in [0, 1] but at the end of an axis; and bytes at both ends."""
+    """Return a space of bytes in [low, high], and arrays of random bounds: 0 or 1 for which, and the bytes.
+
+    With an axis, only the last index of that axis has these bounds; the others have [0, 1].
+    """
     lows, highs = np.full(shape, low), np.full(shape, high)
     if axis is not None:
         own = [slice(None)] * len(shape)
@@ -98,10 +101,10 @@ TORSOS: dict[str, tuple[Any, str]] = {
     ("axis", "low", "high"),
     [(None, 0, 1), (None, 0, 7), (None, 100, 101), (None, 0, 0), (0, 3, 255), (2, 0, 255)],
 )
-def test_bytes_are_read_as_shares_of_the_range_of_their_space(
+def test_bytes_are_scaled_by_the_bounds_of_their_space(
     torso: str, shape: tuple[int, int, int], axis: int | None, low: int, high: int
 ) -> None:
-    """A byte at its lower bound is 0 and one at its upper bound is 1, whatever these are."""
+    """A byte at its lower bound becomes 0 and one at its upper bound becomes 1."""
     space, (ends, seen) = bounded(shape, axis, low, high)
     cls, overrides = TORSOS[torso]
     config = options(TORSO, overrides)
@@ -115,10 +118,10 @@ def test_bytes_are_read_as_shares_of_the_range_of_their_space(
         for module, each in ((network, seen), (usual, shares))
     )
     torch.testing.assert_close(found, expected)
-    assert set(network.state_dict()) == set(usual.state_dict()), "nothing more to save"
+    assert set(network.state_dict()) == set(usual.state_dict()), "the keys of the state dict differ"
 
 
-def test_pixels_of_the_whole_range_are_divided_to_the_bit_as_ever() -> None:
+def test_pixels_from_0_to_255_are_divided_by_255_exactly() -> None:
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     torso = NatureCNN(cnn_config("nature_cnn"), space)
     seen = torch.randint(0, 256, (3, 84, 84, 4), dtype=torch.uint8)
@@ -127,7 +130,7 @@ def test_pixels_of_the_whole_range_are_divided_to_the_bit_as_ever() -> None:
     assert (torso.first(seen) == expected).all()
 
 
-def test_bytes_among_several_inputs_are_shares_too() -> None:
+def test_bytes_among_several_inputs_are_scaled_by_their_bounds() -> None:
     inputs: dict[str, Any] = {
         "few": spaces.Box(0, 1, (2, 2), np.uint8),
         "flags": spaces.MultiBinary(2),
@@ -144,13 +147,13 @@ def test_bytes_among_several_inputs_are_shares_too() -> None:
     assert read.dtype == np.float32
 
 
-def test_observations_that_are_no_arrays_are_refused_by_name() -> None:
+def test_observations_that_are_not_arrays_are_refused_by_name() -> None:
     with refused("unsupported", "env", "1", "Text", "env.make"):
         describe(own_env(Odd))
 
 
 @pytest.mark.parametrize("kind", ["orthogonal", "uniform"])
-def test_weights_begin_as_they_are_asked_to(kind: Initialization) -> None:
+def test_initialization_of_weights_is_orthogonal_or_uniform_as_configured(kind: Initialization) -> None:
     torch.manual_seed(0)
     mlp = MLP(mlp_config(hidden=[16], initialization=kind), spaces.Box(-1, 1, (64,)))
     cnn = NatureCNN(cnn_config("nature_cnn", initialization=kind), spaces.Box(0, 255, (4, 36, 36), np.uint8))
@@ -169,7 +172,9 @@ def test_weights_begin_as_they_are_asked_to(kind: Initialization) -> None:
     ("kind", "variance"), [("xavier", 2 / (64 * 49 + 512)), ("kaiming", 2 / (64 * 49))], ids=str
 )
 @pytest.mark.parametrize("shape", ["uniform", "normal"])
-def test_weights_have_the_variance_of_the_papers(kind: str, shape: str, variance: float) -> None:
+def test_xavier_and_kaiming_weights_have_the_variance_of_the_papers(
+    kind: str, shape: str, variance: float
+) -> None:
     torch.manual_seed(0)
     named: Initialization = f"{kind}_{shape}"  # type: ignore[assignment]
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -181,25 +186,25 @@ def test_weights_have_the_variance_of_the_papers(kind: str, shape: str, variance
 
 
 @pytest.mark.parametrize("option", ["nature_cnn", "impala_cnn"])
-def test_convolutions_have_the_activation_that_is_asked_for(option: str) -> None:
-    """Features of a Softsign lie within 1 of 0, on both sides; those of a ReLU do not."""
+def test_convolutions_use_the_configured_activation(option: str) -> None:
+    """Features of a Softsign lie in (-1, 1) with both signs, and those of a ReLU are never negative."""
     torch.manual_seed(0)
     space = spaces.Box(0, 255, (4, 40, 40), np.uint8)
     image = torch.as_tensor(np.random.default_rng(0).integers(0, 256, (2, 40, 40, 4), np.uint8))
-    for_all = [
+    features = [
         component(TORSO, f"agent/network={option}", activation=name).build(observation_space=space)(image)
         for name in ("Softsign", "ReLU")
     ]
-    assert float(for_all[0].detach().min()) < 0 < float(for_all[0].detach().max()) < 1
-    assert float(for_all[1].detach().min()) == 0
+    assert float(features[0].detach().min()) < 0 < float(features[0].detach().max()) < 1
+    assert float(features[1].detach().min()) == 0
 
 
-def test_what_convolutions_make_can_be_normalized() -> None:
+def test_outputs_of_convolutions_can_be_layer_normalized() -> None:
     torch.manual_seed(0)
     cnn = NatureCNN(cnn_config("nature_cnn", layer_norm=True), spaces.Box(0, 255, (4, 84, 84), np.uint8))
     normed: list[torch.Tensor] = []
     norms = [part for part in cnn.modules() if isinstance(part, nn.GroupNorm | nn.LayerNorm)]
-    for part in norms:  # a copy, for the activation acts where these numbers lie
+    for part in norms:  # copied, because the activation works in place
         part.register_forward_hook(lambda module, inputs, output: normed.append(output.clone()))
     cnn(torch.as_tensor(np.random.default_rng(0).integers(0, 256, (3, 84, 84, 4), np.uint8)))
     assert [part.shape[1:] for part in normed] == [(32, 20, 20), (64, 9, 9), (64, 7, 7), (512,)]
@@ -209,14 +214,14 @@ def test_what_convolutions_make_can_be_normalized() -> None:
         torch.testing.assert_close(std, torch.ones(3), atol=1e-2, rtol=0)
 
 
-def test_convolutions_alone_give_their_flattened_maps() -> None:
+def test_nature_cnn_without_features_returns_flattened_maps() -> None:
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     cnn = NatureCNN(cnn_config("nature_cnn", features=None), space)
     assert cnn(torch.as_tensor(cnn.layout(space.sample()[None]))).shape == (1, 64 * 7 * 7)
 
 
 @pytest.mark.parametrize("shape", [(4, 84, 84), (17, 33, 3), (1, 16, 16)])
-def test_the_residual_network_reads_images_of_any_layout(shape: tuple[int, int, int]) -> None:
+def test_impala_cnn_reads_images_of_any_layout(shape: tuple[int, int, int]) -> None:
     space = spaces.Box(0, 255, shape, np.uint8)
     space.seed(0)
     torch.manual_seed(0)
@@ -229,13 +234,13 @@ def test_the_residual_network_reads_images_of_any_layout(shape: tuple[int, int, 
     assert all(weight.grad is not None for weight in torso.parameters())
 
 
-def test_residual_blocks_begin_as_the_identity() -> None:
+def test_residual_block_is_initially_the_identity() -> None:
     block = Residual(4, "orthogonal")
     x = torch.randn(2, 4, 5, 5)
     assert torch.equal(block(x), x)
 
 
-def test_the_residual_network_is_the_one_of_the_paper() -> None:
+def test_impala_cnn_has_the_architecture_of_the_paper() -> None:
     torso = ImpalaCNN(cnn_config("impala_cnn"), spaces.Box(0, 255, (4, 84, 84), np.uint8))
     convolutions = [layer for layer in torso.modules() if isinstance(layer, torch.nn.Conv2d)]
     assert len(convolutions) == 15
@@ -246,12 +251,12 @@ def test_the_residual_network_is_the_one_of_the_paper() -> None:
 @pytest.mark.parametrize(
     "space", [spaces.Box(-1, 1, (3,)), spaces.Box(0, 255, (15, 40, 3), np.uint8)], ids=str
 )
-def test_what_is_no_image_for_the_residual_network_is_refused(space: gym.Space) -> None:  # type: ignore[type-arg]
+def test_impala_cnn_refuses_spaces_that_are_not_images(space: gym.Space) -> None:  # type: ignore[type-arg]
     with refused("unsupported", TORSO, "ImpalaCNN"):
         ImpalaCNN.check(cnn_config("impala_cnn"), space)
 
 
-def test_layers_can_be_normalized() -> None:
+def test_layers_of_an_mlp_can_be_normalized() -> None:
     torch.manual_seed(0)
     mlp = MLP(mlp_config(hidden=[64], activation="ReLU", layer_norm=True), spaces.Box(-1, 1, (3,)))
     before = []
@@ -262,19 +267,19 @@ def test_layers_can_be_normalized() -> None:
     assert before[0].std(1, correction=0).tolist() == pytest.approx([1] * 5, abs=1e-3)
 
 
-def test_a_residual_network_without_sections_is_refused() -> None:
+def test_impala_cnn_without_channels_is_refused() -> None:
     node = component(TORSO, "agent/network=impala_cnn").plain()
     with refused("range", f"{TORSO}.channels"):
         dataclass_of(Component, {**node, "channels": []}, TORSO)
 
 
-def test_stacks_of_pictures_in_colour_are_refused_and_not_taken_for_numbers() -> None:
+def test_stacked_colour_images_are_refused_and_not_flattened() -> None:
     space = gym.spaces.Box(0, 255, (4, 84, 84, 3), np.uint8)
     with refused("unsupported", TORSO, "(4, 84, 84, 3)", "env.grayscale=true"):
         check_torso(component(TORSO), Spaces(space, gym.spaces.Discrete(2), 1))
 
 
-def test_bounds_as_wide_as_a_type_are_no_obstacle() -> None:
+def test_bounds_may_be_the_extremes_of_their_type() -> None:
     widest = np.finfo(np.float64).max
     space = gym.spaces.Box(-widest, widest, (3,), np.float64)
     assert build_torso(component(TORSO, "agent/network=mlp", hidden=[8]), space).num_features == 8

@@ -1,4 +1,4 @@
-"""TQC's targets leave out the largest quantiles of all critics together, and an update is the paper's."""
+"""Tests of TQC: truncated targets, the quantile loss, and updates against the equations of the paper."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LR, TAU = 1e-2, 0.05
 SMALL = (f"agent.lr={LR}", f"agent.target.tau={TAU}", "agent.critics=3", "agent.quantiles=4")
 
 
-def test_the_largest_quantiles_of_all_critics_together_are_left_out() -> None:
+def test_targets_leave_out_the_largest_quantiles_of_all_critics_together() -> None:
     of_one, of_other = [[3.0, 1.0, 9.0], [0.0, 0.0, 1.0]], [[2.0, 8.0, 7.0], [5.0, 6.0, 7.0]]
     quantiles = torch.tensor([of_one, of_other])
     assert smallest_atoms(quantiles, 1).tolist() == [[1.0, 2.0, 3.0, 7.0], [0.0, 0.0, 1.0, 5.0]]
     assert smallest_atoms(quantiles, 0).shape == (2, 6)
 
 
-def test_the_loss_of_two_quantiles_by_hand() -> None:
-    """Fractions 1/4 and 3/4; the Huber loss of 1, 3.5, -1 and 1.5 is 0.5, 3, 0.5 and 1."""
+def test_quantile_loss_matches_values_computed_by_hand() -> None:
+    """The fractions are 1/4 and 3/4; the Huber losses of errors 1, 3.5, -1 and 1.5 are 0.5, 3, 0.5 and 1."""
     quantiles, target = torch.tensor([[[0.0, 2.0]]]), torch.tensor([[1.0, 3.5]])
     first = (0.25 * 0.5 + 0.25 * 3) / 2
     second = (0.25 * 0.5 + 0.75 * 1) / 2
@@ -37,7 +37,10 @@ def test_the_loss_of_two_quantiles_by_hand() -> None:
 
 
 def paper_loss(quantiles: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """One term for each critic, row, quantile and sample, as in eq. 14."""
+    """Sum eq. 14 with one term for each critic, row, quantile and target sample.
+
+    quantiles: [critics, batch, quantiles]; target: [batch, samples]; weight: [batch]. Returns a scalar.
+    """
     total = torch.zeros(())
     critics, batch, count = quantiles.shape
     for row in range(batch):
@@ -50,8 +53,8 @@ def paper_loss(quantiles: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     return total / batch
 
 
-def test_an_update_is_the_papers() -> None:
-    """Two updates, computed here from the equations alone, with torch's Adam."""
+def test_updates_match_the_equations_of_the_paper() -> None:
+    """Compare two updates with ones computed here from the equations and with PyTorch's Adam."""
     agent, _, streams = build(config_of("tqc", *SMALL, "agent.dropped=1"))
     disturb(agent)
     nets = copy.deepcopy(agent.modules())
@@ -92,12 +95,12 @@ def test_an_update_is_the_papers() -> None:
     assert agent.metrics()["temperature"] == pytest.approx(float(log_alpha.detach().exp()), rel=1e-5)
 
 
-def test_something_has_to_be_left_of_each_critic() -> None:
+def test_dropping_all_quantiles_is_refused() -> None:
     with refused("contradiction", "agent", "dropped=25"):
         resolve(compose(["agent=tqc", "env=pendulum", "agent.dropped=25"]))
 
 
-def test_tasks_of_the_paper_have_its_values() -> None:
+def test_presets_have_the_values_of_the_paper() -> None:
     dropped = {
         env: compose(["agent=tqc", f"env={env}"]).agent.dropped for env in ("hopper", "half_cheetah", "ant")
     }

@@ -1,4 +1,4 @@
-"""The learner's view: statistics move in collection and stand still in evaluation; returns never change."""
+"""Tests of transforms of what the learner sees: normalization, scaling, clipping, and their statistics."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def step(
 
 
 @given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=6), seed=st.integers(0, 1000))
-def test_moments_of_batches_are_those_of_all_data_together(sizes: list[int], seed: int) -> None:
+def test_running_moments_of_batches_equal_those_of_all_data(sizes: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     batches = [rng.normal(3, 5, size=(n, 4)) for n in sizes]
     moments = RunningMoments((4,))
@@ -62,7 +62,7 @@ def test_moments_of_batches_are_those_of_all_data_together(sizes: list[int], see
         assert moments.variance == pytest.approx(data.var(0))
 
 
-def test_collection_moves_the_statistics_and_evaluation_does_not() -> None:
+def test_statistics_are_updated_by_collection_and_not_by_evaluation() -> None:
     transforms = Transforms({"observation": NormalizeObservation(OBSERVATION, VECTOR)})
     rng = np.random.default_rng(0)
     data = rng.normal(2, 3, size=(500, 2, 3)).astype(np.float32)
@@ -78,7 +78,7 @@ def test_collection_moves_the_statistics_and_evaluation_does_not() -> None:
     assert normalized.std() == pytest.approx(1, abs=0.05)
 
 
-def test_the_final_observation_is_seen_with_the_statistics_of_its_step_and_enters_none() -> None:
+def test_final_observation_is_normalized_but_not_counted_in_the_statistics() -> None:
     part = NormalizeObservation(OBSERVATION, VECTOR)
     transforms = Transforms({"observation": part})
     transforms.collected(np.ones((2, 3), np.float32))
@@ -86,10 +86,10 @@ def test_the_final_observation_is_seen_with_the_statistics_of_its_step_and_enter
     ended.next_observation = np.full((2, 3), 5.0, np.float32)
     view = transforms.step(ended)
     assert np.array_equal(view.next_observation, part.observation(np.full((2, 3), 5.0, np.float32)))
-    assert part.statistics()[0].count == 4  # the final observations are no fifth and sixth
+    assert part.statistics()[0].count == 4  # two for each step, without the final observations
 
 
-def test_reward_scale_is_the_deviation_of_the_discounted_return() -> None:
+def test_rewards_are_divided_by_the_deviation_of_the_discounted_return() -> None:
     part = NormalizeReward(dataclasses.replace(REWARD, gamma=0.5, clip=100.0), VECTOR)
     rng = np.random.default_rng(1)
     running, returns = np.zeros(2), []
@@ -101,14 +101,14 @@ def test_reward_scale_is_the_deviation_of_the_discounted_return() -> None:
         assert seen == pytest.approx(rewards / np.sqrt(np.var(returns) + 1e-8), rel=1e-3)
 
 
-def test_an_episode_s_end_resets_the_running_return() -> None:
+def test_end_of_an_episode_resets_the_running_return() -> None:
     part = NormalizeReward(dataclasses.replace(REWARD, gamma=1.0), VECTOR)
     part.reward(step([1, 1], over=(True, False)))
     part.reward(step([1, 1]))
     assert part.state_dict()["return"].tolist() == [1.0, 2.0]
 
 
-def test_the_raw_step_stays_as_it_was() -> None:
+def test_transforms_do_not_change_the_raw_step() -> None:
     transforms = Transforms(
         {
             "sign": SignReward(SignRewardConfig(), VECTOR),
@@ -121,7 +121,7 @@ def test_the_raw_step_stays_as_it_was() -> None:
 
 
 class Scribbles(Identity):
-    """Halves what it sees in its own array, and writes into all that it was given and has given."""
+    """Transform that reuses its own output arrays and overwrites all arrays that it was given."""
 
     def __init__(self, spaces: Spaces | None = None) -> None:
         self._view, self._rewards = np.zeros((2, 3), np.float32), np.zeros(2, np.float32)
@@ -141,7 +141,7 @@ class Scribbles(Identity):
         return self._rewards
 
 
-def test_a_transform_of_somebodys_own_may_write_into_its_arrays() -> None:
+def test_custom_transform_may_write_into_its_arrays() -> None:
     transforms = Transforms({"own": Scribbles()})
     raw = step([1, 2], np.ones((2, 3), np.float32))
     kept, views = raw.copied(), []
@@ -149,14 +149,14 @@ def test_a_transform_of_somebodys_own_may_write_into_its_arrays() -> None:
         views.append(transforms.step(raw))
         transforms.frozen(raw.observation * 9)
     for view in views:
-        assert view.observation is view.next_observation, "no episode has ended"
+        assert view.observation is view.next_observation, "two arrays were made although no episode has ended"
         assert view.observation.tolist() == [[0.5] * 3] * 2
         assert view.reward.tolist() == [1.5, 2.5]
     for name in ("observation", "reward", "terminated", "episode_over"):
         np.testing.assert_array_equal(getattr(raw, name), getattr(kept, name))
 
 
-def test_an_agent_of_somebodys_own_gets_copies_and_labrls_get_none() -> None:
+def test_custom_agents_get_copies_and_labrls_agents_get_views() -> None:
     raw = step([1, 2], np.ones((2, 3), np.float32))
     for target, copies in (("my_agents.Mine", True), ("labrl.agents.ppo.PPO", False)):
         transforms = Transforms.build({}, VECTOR, agent=Component(target, {}))
@@ -168,7 +168,7 @@ def test_an_agent_of_somebodys_own_gets_copies_and_labrls_get_none() -> None:
             assert np.shares_memory(look(raw.observation), raw.observation) != copies
 
 
-def test_saved_statistics_go_on_as_if_nothing_had_happened() -> None:
+def test_restored_transforms_continue_identically() -> None:
     def build() -> Transforms:
         return Transforms(
             {
@@ -179,18 +179,18 @@ def test_saved_statistics_go_on_as_if_nothing_had_happened() -> None:
 
     rng = np.random.default_rng(2)
     steps = [step(list(rng.normal(size=2)), rng.normal(size=(2, 3)).astype(np.float32)) for _ in range(20)]
-    unbroken, first, second = build(), build(), build()
+    uninterrupted, first, second = build(), build(), build()
     for each in steps[:10]:
-        unbroken.step(each)
+        uninterrupted.step(each)
         first.step(each)
     second.load_state_dict(first.state_dict())
     for each in steps[10:]:
-        a, b = unbroken.step(each), second.step(each)
+        a, b = uninterrupted.step(each), second.step(each)
         assert np.array_equal(a.observation, b.observation)
         assert np.array_equal(a.reward, b.reward)
 
 
-def test_numbers_that_are_large_beside_their_deviation_are_normalized() -> None:
+def test_large_numbers_with_a_small_deviation_are_normalized_exactly() -> None:
     space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float64)
     transform = NormalizeObservation(OBSERVATION, Spaces(space, gym.spaces.Discrete(2), 4))
     seen = np.random.default_rng(0).normal(1.7e9, 1.0, (500, 4))
@@ -201,13 +201,13 @@ def test_numbers_that_are_large_beside_their_deviation_are_normalized() -> None:
     np.testing.assert_allclose(found, (seen[:4] - seen.mean(0)) / seen.std(0), atol=1e-3)
 
 
-def test_images_are_not_normalized() -> None:
+def test_normalizing_images_is_refused() -> None:
     images = Spaces(gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), gym.spaces.Discrete(2), 2)
     with refused("unsupported", "transforms.observation", "transforms.observation=null"):
         NormalizeObservation(OBSERVATION, images)
 
 
-def test_what_is_older_than_the_window_fades_and_the_rest_is_as_without_one() -> None:
+def test_moments_with_a_window_forget_older_data() -> None:
     rng = np.random.default_rng(3)
     fading, all_of_it = RunningMoments((1,), window=100), RunningMoments((1,))
     for batch in rng.normal(0, 1, size=(50, 2, 1)):
@@ -215,7 +215,7 @@ def test_what_is_older_than_the_window_fades_and_the_rest_is_as_without_one() ->
         all_of_it.update(batch)
     assert fading.mean == pytest.approx(all_of_it.mean)
     assert fading.variance == pytest.approx(all_of_it.variance)
-    for batch in rng.normal(50, 2, size=(500, 2, 1)):  # ten windows later
+    for batch in rng.normal(50, 2, size=(500, 2, 1)):  # as many rows as ten windows
         fading.update(batch)
         all_of_it.update(batch)
     assert fading.mean == pytest.approx([50], abs=0.5)
@@ -223,7 +223,7 @@ def test_what_is_older_than_the_window_fades_and_the_rest_is_as_without_one() ->
     assert all_of_it.mean == pytest.approx([45], abs=1)
 
 
-def test_rewards_are_shifted_and_cut_to_their_bounds() -> None:
+def test_rewards_are_shifted_and_clipped_in_the_given_order() -> None:
     shift, clip = (
         ShiftReward(ShiftRewardConfig(shift=-0.5), VECTOR),
         ClipReward(ClipRewardConfig(low=-1.0, high=2.0), VECTOR),
@@ -245,15 +245,15 @@ def test_rewards_are_shifted_and_cut_to_their_bounds() -> None:
         (["transforms/reward=normalize", "transforms.reward.window=0"], "transforms.reward.window", "range"),
     ],
 )
-def test_bounds_without_room_and_missing_numbers_are_refused(
+def test_wrong_bounds_and_missing_values_are_refused(
     overrides: list[str], key: str, code: Code | None
 ) -> None:
     with refused(code, key):
         resolve(compose(["env=pendulum", "preset=none", *overrides]))
 
 
-def test_every_transform_has_an_option_and_its_values_stand_there() -> None:
-    """Also under a third name, and with the agent's discount factor."""
+def test_transforms_are_composed_from_options_with_their_values() -> None:
+    """A transform may be added under another name; the scale of rewards uses the agent's discount factor."""
     overrides = ["transforms/observation=normalize", "transforms/reward=clip", "agent.gamma=0.9"]
     overrides += ["+transforms/reward@transforms.scaled=normalize"]
     transforms = resolve(compose(["env=cartpole", "preset=none", *overrides])).transforms
@@ -267,11 +267,11 @@ def test_every_transform_has_an_option_and_its_values_stand_there() -> None:
 
 
 @pytest.mark.parametrize("agent", ["dqn", "ppo"])
-def test_a_memory_beside_statistics_that_move_is_warned_of(agent: str, tmp_path: Path) -> None:
+def test_replay_buffer_with_changing_reward_statistics_gives_a_warning(agent: str, tmp_path: Path) -> None:
     overrides = [f"agent={agent}", "env=cartpole", "env.max_frame=1200", "meta=dev", "meta.max_session=1"]
     overrides += ["+transforms/reward@transforms.scaled=normalize"]
     run = labrl.train([*overrides, f"hydra.run.dir={tmp_path}"])
     assert run.exit_code == 0
     log = tmp_path / "session_0" / "session.log"
-    said = log.read_text() if log.exists() else ""
-    assert ("transforms.scaled" in said) == (agent == "dqn")
+    output = log.read_text() if log.exists() else ""
+    assert ("transforms.scaled" in output) == (agent == "dqn")

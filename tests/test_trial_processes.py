@@ -1,4 +1,4 @@
-"""Sessions side by side: one that dies, is told to stop, or cannot start takes nothing from the others."""
+"""Tests of the processes of a trial: killed and interrupted sessions, and signals at its start and end."""
 
 from __future__ import annotations
 
@@ -23,9 +23,13 @@ ENDLESS += ["meta.report=false", "meta.videos=false", PACED]
 
 @contextmanager
 def labrl(folder: Path, *overrides: str, path: Path = Path()) -> Iterator[Command]:
-    """The command in a process group of its own, as a terminal starts it; path: of modules of one's own."""
+    """Run the command in a process group of its own, as a terminal does.
+
+    folder: the run folder; path: a folder of Python modules that the command imports.
+    """
     for number in SIGNALS:
-        if signal.getsignal(number) == signal.SIG_IGN:  # by nohup, or a script's `&`, which labrl heeds
+        # nohup, or `&` in a script, makes this process ignore signals, and labrl would inherit that.
+        if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     found = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])
     process = start_labrl(f"hydra.run.dir={folder}", *overrides, env={**os.environ, "PYTHONPATH": found})
@@ -44,6 +48,7 @@ def wait_for(condition: Callable[[], Any], process: Command) -> None:
 
 
 def frame(folder: Path, index: int) -> int:
+    """Return the frame that a session has reported, 0 if none."""
     try:
         return json.loads((folder / f"session_{index}" / "progress.json").read_text())["frame"]
     except FileNotFoundError:
@@ -51,7 +56,7 @@ def frame(folder: Path, index: int) -> int:
 
 
 def children(process: Command) -> list[int]:
-    """Sessions of the trial, in order; all are children of the process that they are forked from."""
+    """Return the process ids of the trial's sessions, in order, which are children of its fork server."""
 
     def of(pid: int) -> list[int]:
         return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -66,11 +71,11 @@ def statuses(folder: Path) -> list[str]:
     return [session["status"] for session in json.loads((folder / "run.json").read_text())["sessions"]]
 
 
-needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds children in /proc")
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists children by /proc")
 
 
 @needs_proc
-def test_a_killed_session_leaves_the_other_running_and_is_named(tmp_path: Path) -> None:
+def test_killed_session_is_named_and_does_not_stop_the_other(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with labrl(folder, *ENDLESS, "meta.max_session=2") as process:
         wait_for(lambda: frame(folder, 0) and frame(folder, 1), process)
@@ -78,13 +83,13 @@ def test_a_killed_session_leaves_the_other_running_and_is_named(tmp_path: Path) 
         reached = frame(folder, 1)
         wait_for(lambda: frame(folder, 1) > reached, process)
         os.kill(process.pid, signal.SIGTERM)
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     assert process.returncode == 1
-    assert "session 0" in said
-    assert "SIGKILL" in said
+    assert "session 0" in output
+    assert "SIGKILL" in output
     assert statuses(folder) == ["failed", "interrupted"]
     killed = json.loads((folder / "run.json").read_text())["sessions"][0]
-    assert killed["frame"] > 0, "what it had shown is not forgotten"
+    assert killed["frame"] > 0, "the frame that the killed session had reached is lost"
 
 
 @pytest.mark.parametrize(
@@ -96,16 +101,16 @@ def test_a_killed_session_leaves_the_other_running_and_is_named(tmp_path: Path) 
         pytest.param(signal.SIGTERM, True, 143, id="terminal", marks=pytest.mark.matrix),
     ],
 )
-def test_a_signal_stops_all_sessions_with_what_they_reached(
+def test_signal_interrupts_all_sessions_and_each_saves_a_checkpoint(
     number: signal.Signals, to_all: bool, code: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     with labrl(folder, *ENDLESS, "meta.max_session=2") as process:
         wait_for(lambda: frame(folder, 0) and frame(folder, 1), process)
         (os.killpg if to_all else os.kill)(process.pid, number)
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     assert process.returncode == code
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert statuses(folder) == ["interrupted", "interrupted"]
     for index in (0, 1):
         assert list((folder / f"session_{index}" / "checkpoints").glob("frame_*"))
@@ -120,30 +125,30 @@ def test_a_signal_stops_all_sessions_with_what_they_reached(
     ],
     ids=lambda n: n.name,
 )
-def test_environment_workers_outlast_a_signal_to_all_until_the_session_has_saved(
+def test_environment_workers_survive_a_signal_until_the_session_has_saved(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     with labrl(folder, *ENDLESS, "env.vectorization=async", "env.num_envs=2") as process:
         wait_for(lambda: frame(folder, 0), process)
         os.killpg(process.pid, number)
-        said, _ = process.communicate(timeout=60)
-    assert process.returncode == 143, said
-    assert "Traceback" not in said
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, output
+    assert "Traceback" not in output
     assert statuses(folder) == ["interrupted"]
     assert list((folder / "session_0" / "checkpoints").glob("frame_*"))
 
 
-def test_ctrl_c_while_sessions_start_is_an_interruption_without_a_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_while_sessions_start_interrupts_without_a_traceback(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with labrl(folder, *ENDLESS, "meta.max_session=2") as process:
         wait_for((folder / "session_1").exists, process)
         wait_for(lambda: not Path("/proc").exists() or len(children(process)) == 2, process)
         time.sleep(0.2)
         os.killpg(process.pid, signal.SIGINT)
-        said, _ = process.communicate()
+        output, _ = process.communicate()
     assert process.returncode == 130
-    assert "Traceback" not in said
+    assert "Traceback" not in output
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
     assert statuses(folder) == ["interrupted", "interrupted"]
 
@@ -157,7 +162,9 @@ def test_ctrl_c_while_sessions_start_is_an_interruption_without_a_traceback(tmp_
     ],
     ids=str,
 )
-def test_a_signal_before_the_first_step_is_told_of(number: signal.Signals, code: int, tmp_path: Path) -> None:
+def test_signal_before_the_first_step_prints_how_to_resume(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
     (tmp_path / "slow_start.py").write_text(
         "import time\n"
         "from labrl.session.callbacks import Callback\n"
@@ -170,15 +177,15 @@ def test_a_signal_before_the_first_step_is_told_of(number: signal.Signals, code:
         wait_for((folder / "session_0").exists, process)
         time.sleep(0.3)
         os.kill(process.pid, number)
-        said, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=30)
     assert process.returncode == code
-    assert f"labrl +resume={folder}" in said
-    assert "Traceback" not in said
+    assert f"labrl +resume={folder}" in output
+    assert "Traceback" not in output
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
 
 
-def test_a_signal_after_the_end_of_a_session_interrupts_nothing(tmp_path: Path) -> None:
-    """Two sessions that had finished were told as a trial to go on with, which was refused as finished."""
+def test_signal_after_the_end_of_a_session_is_ignored(tmp_path: Path) -> None:
+    """Regression test: a trial of two finished sessions was called resumable, and its resume refused."""
     (tmp_path / "late_signal.py").write_text(
         "import atexit, os, signal\n"
         "from labrl.session.callbacks import Callback\n"
@@ -194,14 +201,14 @@ def test_a_signal_after_the_end_of_a_session_interrupts_nothing(tmp_path: Path) 
         "+callbacks.late._target_=late_signal.Late",
     ]
     with labrl(folder, *overrides, path=tmp_path) as process:
-        said, _ = process.communicate()
-    assert process.returncode == 0, said
-    assert "+resume" not in said
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert "+resume" not in output
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
     assert statuses(folder) == ["finished", "finished"]
 
 
-def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path: Path) -> None:
+def test_training_continues_when_its_output_is_closed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with labrl(
         folder, "agent=random", "env.max_frame=512", "meta.tensorboard=false", "meta.report=false"

@@ -1,4 +1,4 @@
-"""The table at the end of a trial is whole on a terminal of 80 columns."""
+"""Tests of the summary table at the end of a trial and the live panel, on terminals of several widths."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from labrl.trial.summary import COLUMNS, print_summary
 
 
 def summary(*sessions: SessionResult, width: int = 80) -> str:
+    """Return the printed summary of a trial with these sessions."""
     text = io.StringIO()
     result = TrialResult(folder=Path("/runs/one"), seed=7, sessions=list(sessions))
     print_summary(result, Console(file=text, width=width))
@@ -28,7 +29,7 @@ def session(index: int, **facts: object) -> SessionResult:
     return SessionResult(**{"index": index, "seed": 1, "status": "finished", **facts})  # type: ignore[arg-type]
 
 
-def test_a_row_of_a_long_run_fits_80_columns_with_all_its_headers() -> None:
+def test_row_of_a_long_run_fits_80_columns_with_all_headers() -> None:
     text = summary(session(0, frame=10_000_000, wall=12_345.6, episodes=5_432, final_return=-1234.5))
     header, row = text.splitlines()[1:3]
     assert header.split() == " ".join(COLUMNS).split()
@@ -38,7 +39,7 @@ def test_a_row_of_a_long_run_fits_80_columns_with_all_its_headers() -> None:
 @pytest.mark.parametrize(
     ("value", "cell"), [(0.0123, "0.0123"), (0.74, "0.74"), (0.0, "0.0"), (-3.4e30, "-3.4e+30")]
 )
-def test_small_and_huge_returns_keep_their_digits_and_the_other_columns(value: float, cell: str) -> None:
+def test_small_and_huge_returns_keep_their_digits_and_all_columns(value: float, cell: str) -> None:
     played = session(0, frame=10_000, wall=12.0, episodes=40, final_return=value, best_return=value)
     header, row = summary(played).splitlines()[1:3]
     assert header.split() == " ".join(COLUMNS).split()
@@ -47,7 +48,7 @@ def test_small_and_huge_returns_keep_their_digits_and_the_other_columns(value: f
 
 
 @pytest.mark.parametrize("width", [24, 30, 40, 60])
-def test_a_narrow_terminal_goes_without_columns_and_breaks_no_number(width: int) -> None:
+def test_narrow_terminal_omits_columns_and_breaks_no_number(width: int) -> None:
     text = summary(session(0, frame=10_000, wall=12.6, episodes=432, final_return=1022.7), width=width)
     header, row = text.splitlines()[1:3]
     assert {"status", "final", "return"} <= set(header.split()) <= set(" ".join(COLUMNS).split())
@@ -55,7 +56,7 @@ def test_a_narrow_terminal_goes_without_columns_and_breaks_no_number(width: int)
     assert "1,023" in row
 
 
-def test_a_return_is_of_the_sessions_that_have_one_and_its_interval_that_of_the_report() -> None:
+def test_mean_return_is_over_sessions_that_did_not_fail_with_its_interval() -> None:
     kept = [session(index, frame=10, final_return=10.0 * index) for index in (1, 2, 3)]
     failed = [session(0, status="failed"), session(4, status="failed", final_return=900.0)]
     value, low, high = aggregates(np.array([10.0, 20.0, 30.0]))["mean"]
@@ -63,15 +64,15 @@ def test_a_return_is_of_the_sessions_that_have_one_and_its_interval_that_of_the_
     assert [float(text) for text in re.findall(r"\d+(?:\.\d+)?", line)] == [3, value, 3, 95, low, high]
     assert METHOD in line
     alone = summary(kept[0], session(0, status="failed"))
-    assert alone.count("10.0") == 1, "in its own row, and in no mean"
+    assert alone.count("10.0") == 1, "a mean of a single session is shown"
 
 
-def test_no_line_ends_in_spaces() -> None:
+def test_summary_has_no_trailing_spaces() -> None:
     lines = summary(session(0, frame=1000, final_return=1.0), session(1, frame=1000)).splitlines()
     assert [line for line in lines if line != line.rstrip()] == []
 
 
-def test_a_score_of_evaluation_is_not_headed_as_one_of_training() -> None:
+def test_header_distinguishes_evaluation_from_training_scores() -> None:
     facts = {"frame": 3008, "episodes": 40, "final_return": 245.3, "return_episodes": 40}
     evaluated = summary(session(0, **facts, best_return=174.7, best_source="evaluation"))
     assert "best eval" in evaluated.splitlines()[1]
@@ -80,7 +81,7 @@ def test_a_score_of_evaluation_is_not_headed_as_one_of_training() -> None:
     assert "eval " not in inferred.splitlines()[1]
 
 
-def test_a_session_without_any_episode_is_said_to_have_no_return_with_the_keys_that_help() -> None:
+def test_session_without_episodes_is_named_with_the_key_that_helps() -> None:
     played = {"frame": 1000, "wall": 1.0}
     text = summary(
         session(0, **played), session(1, episodes=3, final_return=1.0, **played), session(2, **played)
@@ -91,12 +92,12 @@ def test_a_session_without_any_episode_is_said_to_have_no_return_with_the_keys_t
         assert "env.max_episode_steps=" not in summary(session(0, **{**played, **other}))
 
 
-def test_the_error_of_a_failed_session_is_one_line() -> None:
+def test_error_of_a_failed_session_is_one_line() -> None:
     error = "RuntimeError: " + "a long story " * 12
     assert f"session 3 failed: {error}\n" in summary(session(3, status="failed", error=error))
 
 
-def test_the_panel_of_several_sessions_fits_80_columns() -> None:
+def test_panel_of_several_sessions_fits_80_columns() -> None:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=80, color_system=None)
     display = Display(2, console)

@@ -1,4 +1,4 @@
-"""Losses of action values and critics, derived by hand, have the gradients of torch in double precision."""
+"""Tests of hand-derived gradients of losses of action values and critics against autograd."""
 
 from __future__ import annotations
 
@@ -43,21 +43,27 @@ CPU = torch.device("cpu")
 
 
 def double(array: NDArray) -> Tensor:
-    """The same numbers, to be differentiated where they are real."""
+    """Return the array as a tensor; real numbers are in double precision and require a gradient."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.double().requires_grad_() if tensor.is_floating_point() else tensor
 
 
 def assert_near(found: NDArray, expected: Tensor, scale: float = 0.0) -> None:
-    """Equal to 1e-5 of the norm, or of `scale`, the size of what is subtracted in it."""
-    wanted = expected.detach().numpy()
+    """Check that the arrays differ by at most 1e-5 of the norm, or of `scale` if it is larger.
+
+    scale: magnitude of the numbers whose difference the result is.
+    """
+    reference = expected.detach().numpy()
     assert found.dtype == np.float32
-    assert found.shape == wanted.shape
-    assert np.linalg.norm(found - wanted) <= 1e-5 * max(float(np.linalg.norm(wanted)), scale) + 1e-12
+    assert found.shape == reference.shape
+    assert np.linalg.norm(found - reference) <= 1e-5 * max(float(np.linalg.norm(reference)), scale) + 1e-12
 
 
 def made_up_values(rows: int, actions: int, outputs: int, seed: int) -> dict[str, Any]:
-    """Outputs of two networks and the columns of a minibatch, with weights of 0, and ends."""
+    """Return outputs of networks and columns of a minibatch, with some weights and some discounts of 0.
+
+    The outputs are [rows, actions, outputs], the mask is [rows, actions], and the others are [rows].
+    """
     rng = np.random.default_rng(seed)
 
     def numbers(*shape: int) -> NDArray:
@@ -91,7 +97,9 @@ VALUES: list[tuple[Any, Any]] = [
 @pytest.mark.parametrize(("kind", "config"), VALUES)
 @settings(max_examples=25, deadline=None)
 @given(rows=ROWS, actions=ACTIONS, seed=SEEDS, masked=st.booleans())
-def test_the_loss_of_dqn(kind: Any, config: Any, rows: int, actions: int, seed: int, masked: bool) -> None:
+def test_gradient_of_the_dqn_loss_equals_that_of_autograd(
+    kind: Any, config: Any, rows: int, actions: int, seed: int, masked: bool
+) -> None:
     value = kind(config, CPU)
     assert derived_values(value) is not None
     batch = made_up_values(rows, actions, value.num_outputs, seed)
@@ -120,7 +128,7 @@ def test_the_loss_of_dqn(kind: Any, config: Any, rows: int, actions: int, seed: 
 
 @settings(max_examples=40, deadline=None)
 @given(ROWS, ACTIONS, SEEDS)
-def test_the_loss_of_sarsa(rows: int, actions: int, seed: int) -> None:
+def test_gradient_of_the_sarsa_loss_equals_that_of_autograd(rows: int, actions: int, seed: int) -> None:
     batch = made_up_values(rows, actions, 1, seed)
     statistics, gradient = returns_gradient(batch["outputs"], batch["action"], batch["reward"])
     outputs = double(batch["outputs"])
@@ -135,7 +143,9 @@ def test_the_loss_of_sarsa(rows: int, actions: int, seed: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(ROWS, st.integers(1, 3), st.integers(0, 4), st.booleans(), SEEDS)
-def test_the_loss_of_critics(rows: int, critics: int, actions: int, half: bool, seed: int) -> None:
+def test_gradient_of_the_critic_loss_equals_that_of_autograd(
+    rows: int, critics: int, actions: int, half: bool, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     shape = (critics, rows, actions) if actions else (critics, rows)
     values, target = rng.standard_normal(shape, np.float32), rng.standard_normal(rows, np.float32)
@@ -155,13 +165,13 @@ def test_the_loss_of_critics(rows: int, critics: int, actions: int, half: bool, 
 
 @settings(max_examples=40, deadline=None)
 @given(ROWS, st.integers(1, 3), st.integers(1, 5), st.sampled_from([0.3, 1.0, 30.0]), SEEDS)
-def test_the_loss_of_quantile_critics(
+def test_gradient_of_the_quantile_critic_loss_equals_that_of_autograd(
     rows: int, critics: int, quantiles: int, scale: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     values = np.float32(scale) * rng.standard_normal((critics, rows, quantiles), np.float32)
     target = np.sort(np.float32(scale) * rng.standard_normal((rows, 7), np.float32))
-    target[0] = values[0, 0, 0]  # samples that a quantile meets exactly
+    target[0] = values[0, 0, 0]  # samples equal to a quantile, where the error is 0
     weight = np.where(rng.random(rows) < 0.3, 0, rng.random(rows)).astype(np.float32)
     statistics, gradient = quantile_critics_gradient(values, target, weight)
     outputs = double(values)
@@ -177,15 +187,16 @@ def test_the_loss_of_quantile_critics(
 
 @settings(max_examples=40, deadline=None)
 @given(ROWS, st.integers(1, 3), st.integers(1, 3), st.floats(0, 2), st.sampled_from([1.0, 12.0]), SEEDS)
-def test_the_loss_of_a_soft_policy_over_a_box(
+def test_gradient_of_a_soft_policy_on_a_box_equals_that_of_autograd(
     rows: int, size: int, critics: int, temperature: float, wide: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     policy: Any = soft_policy(gym.spaces.Box(-1, 1, (size,)))
     parameters = rng.standard_normal((rows, 2 * size), np.float32)
-    parameters[:, size:] *= np.float32(wide)  # beyond both ends of what deviations are kept between
+    parameters[:, size:] *= np.float32(wide)  # also beyond both bounds of the log deviation
     noise = rng.standard_normal((rows, size), np.float32)
-    slopes = rng.standard_normal((critics, rows, size), np.float32)  # of Q_i = slope (a - a^3 / 9)
+    # The value of critic i is the sum of slope_i (a - a^3 / 9) over the components of the action.
+    slopes = rng.standard_normal((critics, rows, size), np.float32)
 
     def worth(action: Any) -> Any:
         return (double(slopes).detach() * (action - action**3 / 9)).sum(2)
@@ -206,7 +217,7 @@ def test_the_loss_of_a_soft_policy_over_a_box(
     assert_near(a, choice)
     assert_near(drawn.entropy, entropy)
     assert_near(drawn.worth(values), value, scale=size)
-    # Of the critics the one that is smaller by a rounding error may be another.
+    # If two critics are nearly equal, rounding may decide which one is the smaller.
     gap = np.diff(np.sort(worth(choice).detach().numpy(), axis=0), axis=0).min(initial=1.0)
     if gap > 1e-5:
         found = drawn.gradient(values, temperature, backward)
@@ -215,7 +226,7 @@ def test_the_loss_of_a_soft_policy_over_a_box(
 
 @settings(max_examples=40, deadline=None)
 @given(ROWS, ACTIONS, st.integers(1, 3), st.floats(0, 2), SEEDS)
-def test_the_loss_of_a_soft_policy_over_choices(
+def test_gradient_of_a_soft_policy_on_choices_equals_that_of_autograd(
     rows: int, actions: int, critics: int, temperature: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -237,7 +248,7 @@ def test_the_loss_of_a_soft_policy_over_choices(
 
 @settings(max_examples=20, deadline=None)
 @given(ROWS, st.integers(1, 4), SEEDS)
-def test_the_gradient_through_a_tanh(rows: int, size: int, seed: int) -> None:
+def test_gradient_through_a_tanh_equals_that_of_autograd(rows: int, size: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x, slope = rng.standard_normal((2, rows, size), np.float32)
     outputs = double(x)
@@ -247,13 +258,13 @@ def test_the_gradient_through_a_tanh(rows: int, size: int, seed: int) -> None:
 
 
 def set_kernels(monkeypatch: pytest.MonkeyPatch, notes: list[str], kernels: bool) -> None:
-    """Let `Compute.choose` switch kernels on or off, and write notes down."""
+    """Make `Compute.choose` switch kernels on or off and append its notes to `notes`."""
     choose: Callable[..., Compute] = Compute.choose
 
-    def chosen_so(cls: type[Compute], *overrides: Any, **named: Any) -> Compute:
+    def choose_with_kernels(cls: type[Compute], *overrides: Any, **named: Any) -> Compute:
         return dataclasses.replace(choose(*overrides, **named), kernels=kernels, note=notes.append)
 
-    monkeypatch.setattr(Compute, "choose", classmethod(chosen_so))
+    monkeypatch.setattr(Compute, "choose", classmethod(choose_with_kernels))
 
 
 def weights(agent: Any) -> dict[str, Tensor]:
@@ -267,7 +278,7 @@ def weights(agent: Any) -> dict[str, Tensor]:
     ("name", "action"),
     [("sac", BOX), ("tqc", BOX), ("td3", BOX), ("td3_bc", BOX), ("ddpg", BOX), ("sac", CHOICE)],
 )
-def test_weights_of_an_actor_critic_after_100_updates_are_those_of_autograd(
+def test_actor_critic_weights_after_100_updates_equal_those_of_autograd(
     name: str, action: gym.Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
@@ -298,7 +309,7 @@ FAMILY = [
 
 
 @pytest.mark.parametrize("overrides", FAMILY, ids=[overrides[0] for overrides in FAMILY])
-def test_weights_of_a_member_of_the_dqn_family_after_100_updates_are_those_of_autograd(
+def test_dqn_family_weights_after_100_updates_equal_those_of_autograd(
     overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
@@ -306,7 +317,7 @@ def test_weights_of_a_member_of_the_dqn_family_after_100_updates_are_those_of_au
         with monkeypatch.context() as patch:
             notes: list[str] = []
             set_kernels(patch, notes, kernels)
-            # Actions are random, so that both learn from the same minibatches.
+            # Actions are random, so that both agents learn from the same minibatches.
             config = dqn_cases.config_of(*overrides, *EARLY)
             agent, clock, _ = dqn_cases.build(config, cases.VECTOR)
             assert dqn_cases.play(agent, clock, Noise(cases.VECTOR, 4), 115) >= 100
@@ -321,7 +332,7 @@ def test_weights_of_a_member_of_the_dqn_family_after_100_updates_are_those_of_au
     [("sac", "agent.network.torso.mlp.layer_norm=true"), ("crossq",)],
     ids=["layer_norm", "crossq"],
 )
-def test_critics_without_a_kernel_learn_by_autograd_and_the_log_names_both_networks(
+def test_networks_without_a_kernel_learn_by_autograd_and_are_noted(
     overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notes: list[str] = []

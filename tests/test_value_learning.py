@@ -1,4 +1,4 @@
-"""Targets and losses are those of the papers: by hand, and against loops over every sample and atom."""
+"""Tests of targets and losses of action values: by hand, and against plain loops that follow the papers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from labrl.agents.parts.action_values import (
 CPU = torch.device("cpu")
 
 
-def test_one_action_of_each_row_is_chosen() -> None:
+def test_chosen_takes_the_outputs_of_one_action_of_each_row() -> None:
     outputs = torch.arange(12.0).reshape(2, 3, 2)
     assert chosen(outputs, torch.tensor([2, 0])).tolist() == [[4.0, 5.0], [6.0, 7.0]]
 
 
-def test_td_target_by_hand() -> None:
+def test_td_target_matches_values_computed_by_hand() -> None:
     reward, discount = torch.tensor([1.0, 2.0]), torch.tensor([0.9, 0.0])
     torch.testing.assert_close(
         td_target(torch.tensor([10.0, 10.0]), reward, discount), torch.tensor([10.0, 2.0])
@@ -45,7 +45,10 @@ def test_td_target_by_hand() -> None:
 
 
 def naive_projection(probability: Tensor, reward: float, discount: float, support: Tensor) -> list[float]:
-    """Algorithm 1 of Bellemare et al. (2017), atom by atom."""
+    """Compute algorithm 1 of Bellemare et al. (2017) atom by atom.
+
+    probability, support: [atoms].
+    """
     atoms, low, high = len(support), float(support[0]), float(support[-1])
     spacing = (high - low) / (atoms - 1)
     projected = [0.0] * atoms
@@ -53,7 +56,7 @@ def naive_projection(probability: Tensor, reward: float, discount: float, suppor
         moved = min(max(reward + discount * float(support[j]), low), high)
         place = (moved - low) / spacing
         lower, upper = math.floor(place), math.ceil(place)
-        if lower == upper:  # the algorithm as printed loses what falls exactly on an atom
+        if lower == upper:  # the published algorithm loses probability that falls exactly on an atom
             projected[lower] += float(probability[j])
         else:
             projected[lower] += float(probability[j]) * (upper - place)
@@ -68,7 +71,7 @@ def naive_projection(probability: Tensor, reward: float, discount: float, suppor
     reward=st.floats(-5, 5, width=32),
     discount=st.sampled_from([0.0, 0.5, 0.99, 1.0]),
 )
-def test_projection_is_the_papers_and_keeps_all_probability(
+def test_projection_matches_the_paper_and_preserves_probability(
     seed: int, atoms: int, reward: float, discount: float
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -80,7 +83,7 @@ def test_projection_is_the_papers_and_keeps_all_probability(
     torch.testing.assert_close(projected.sum(1), torch.ones(1))
 
 
-def test_projection_keeps_the_mean_inside_the_support_and_the_end_is_the_reward() -> None:
+def test_projection_preserves_the_mean_inside_the_support() -> None:
     support = torch.linspace(-10, 10, 51)
     probability = torch.softmax(torch.randn(2, 51, generator=torch.Generator().manual_seed(0)), dim=1)
     reward, discount = torch.tensor([0.37, 0.37]), torch.tensor([0.5, 0.0])
@@ -88,7 +91,7 @@ def test_projection_keeps_the_mean_inside_the_support_and_the_end_is_the_reward(
     torch.testing.assert_close(mean, reward + discount * (probability @ support), rtol=1e-4, atol=1e-4)
 
 
-def test_divergence_is_zero_at_the_target_and_its_gradient_is_that_of_the_cross_entropy() -> None:
+def test_divergence_is_the_kl_divergence_with_the_cross_entropy_gradient() -> None:
     logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     torch.testing.assert_close(
         categorical_divergence(logits, torch.softmax(logits, 1).detach()), torch.zeros(3), atol=1e-6, rtol=0
@@ -104,7 +107,7 @@ def test_divergence_is_zero_at_the_target_and_its_gradient_is_that_of_the_cross_
 
 
 @pytest.mark.parametrize("kappa", [0.0, 0.5, 1.0])
-def test_quantile_loss_is_the_papers_pair_by_pair(kappa: float) -> None:
+def test_quantile_huber_loss_matches_the_paper_pair_by_pair(kappa: float) -> None:
     generator = torch.Generator().manual_seed(0)
     quantile, target = torch.randn(3, 4, generator=generator), torch.randn(3, 5, generator=generator) * 2
     fraction = (torch.arange(4) + 0.5) / 4
@@ -123,7 +126,7 @@ def test_quantile_loss_is_the_papers_pair_by_pair(kappa: float) -> None:
     torch.testing.assert_close(quantile_huber_loss(quantile, target, fraction, kappa), torch.tensor(expected))
 
 
-def test_quantiles_of_least_loss_are_those_of_the_target() -> None:
+def test_quantile_loss_is_smallest_at_the_quantiles_of_the_target() -> None:
     value = QuantileValue(QuantileValueConfig(quantiles=4, kappa=0.0), CPU)
     target = torch.arange(0.0, 100.0).repeat(1, 1)
     quantiles = torch.tensor([[12.5, 37.5, 62.5, 87.5]])
@@ -136,14 +139,14 @@ def test_quantiles_of_least_loss_are_those_of_the_target() -> None:
 
 
 @pytest.mark.parametrize(("loss", "expected"), [("huber", [0.125, 2.5]), ("squared", [0.125, 4.5])])
-def test_losses_of_expected_values_by_hand(loss: str, expected: list[float]) -> None:
+def test_losses_of_expected_values_match_values_computed_by_hand(loss: str, expected: list[float]) -> None:
     value = ExpectedValue(ExpectedValueConfig(loss=loss), CPU)  # type: ignore[arg-type]
     losses, errors = value.loss(torch.tensor([[1.0], [1.0]]), torch.tensor([[1.5], [-2.0]]))
     assert losses.tolist() == expected
     assert errors.tolist() == [0.5, 3.0]
 
 
-def test_expected_values_are_the_means() -> None:
+def test_expected_values_are_means_of_the_distributions() -> None:
     categorical = CategoricalValue(CategoricalValueConfig(v_min=-1, v_max=1, atoms=3), CPU)
     logits = torch.log(torch.tensor([[[0.25, 0.25, 0.5], [1.0, 1e-30, 1e-30]]]))
     torch.testing.assert_close(categorical.expected(logits), torch.tensor([[0.25, -1.0]]))
@@ -153,8 +156,8 @@ def test_expected_values_are_the_means() -> None:
     assert expected.expected(torch.tensor([[[1.0], [2.0]]])).shape == (1, 2)
 
 
-def test_errors_for_priorities_follow_the_surprise() -> None:
-    """The divergence of a distribution, the difference of quantiles' means: zero where nothing is new."""
+def test_errors_are_the_divergence_or_the_difference_of_means() -> None:
+    """Errors for priorities: the divergence of distributions, the difference of means of quantiles."""
     categorical = CategoricalValue(CategoricalValueConfig(v_min=-1, v_max=1, atoms=3), CPU)
     known = torch.tensor([[0.0, 1.0, 2.0]])
     losses, errors = categorical.loss(known, torch.softmax(known, 1))

@@ -1,4 +1,4 @@
-"""Whether Weights & Biases is on follows from the configuration, its own settings, and a login."""
+"""Tests of the W&B mode, which follows from the configuration, W&B's own settings, and a login."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def mode(**changes: str) -> str:
+    """Return the mode that is chosen for a configuration with these changes."""
     return chosen(options("wandb", **changes))[0]
 
 
 def settings(path: Path, text: str) -> None:
+    """Write a settings file of W&B."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"[default]\n{text}\n")
 
@@ -44,22 +46,20 @@ def test_auto_is_off_without_a_login_and_online_with_one(monkeypatch: pytest.Mon
     ("variable", "expected"),
     [("offline", "offline"), ("dryrun", "offline"), ("disabled", "disabled"), ("online", "online")],
 )
-def test_auto_goes_by_wandb_mode(monkeypatch: pytest.MonkeyPatch, variable: str, expected: str) -> None:
+def test_auto_follows_wandb_mode(monkeypatch: pytest.MonkeyPatch, variable: str, expected: str) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k")
     monkeypatch.setenv("WANDB_MODE", variable)
     assert mode() == expected
 
 
-def test_a_mode_that_is_given_beats_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_mode_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k")
     monkeypatch.setenv("WANDB_MODE", "online")
     assert mode(mode="offline") == "offline"
     assert chosen(options("wandb", mode="disabled")) == ("disabled", None)
 
 
-def test_auto_goes_by_what_the_commands_of_wandb_have_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_follows_settings_files_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "k")
     settings(tmp_path / ".config" / "wandb" / "settings", "mode = offline")
     assert mode() == "offline"
@@ -67,7 +67,7 @@ def test_auto_goes_by_what_the_commands_of_wandb_have_written(
     assert mode() == "disabled"
 
 
-def test_a_login_is_a_key_for_the_server_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_is_an_api_key_for_the_server_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     netrc = tmp_path / ".netrc"
     netrc.write_text("machine elsewhere.org\n  login user\n  password k\n")
     assert not has_login()
@@ -80,26 +80,26 @@ def test_a_login_is_a_key_for_the_server_in_use(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("content", ["machine", "\x00\xff", "machine api.wandb.ai login"])
-def test_a_netrc_that_cannot_be_read_is_no_login(tmp_path: Path, content: str) -> None:
+def test_unreadable_netrc_is_not_a_login(tmp_path: Path, content: str) -> None:
     (tmp_path / ".netrc").write_text(content)
     settings(tmp_path / ".config" / "wandb" / "settings", "]]")
     assert mode() == "disabled"
 
 
-def test_of_an_experiment_only_the_first_trial_says_that_it_is_off(tmp_path: Path) -> None:
+def test_only_the_first_trial_of_an_experiment_prints_that_wandb_is_off(tmp_path: Path) -> None:
     trials = [TrialRecord(number=index, overrides=[], folder=f"{index}_x") for index in range(2)]
     experiment = ExperimentFolder.begin(tmp_path / "e", "grid", trials)
-    said: list[str] = []
+    printed: list[str] = []
     for folder in (experiment.path / "0_x", experiment.path / "1_x", tmp_path / "alone"):
-        with shown_on_wandb(options("wandb"), RunFolder.create(folder), [0], said.append):
-            said.append(folder.name)
-    line = said[0]
+        with shown_on_wandb(options("wandb"), RunFolder.create(folder), [0], printed.append):
+            printed.append(folder.name)
+    line = printed[0]
     assert "wandb login" in line
     assert len(line) < 80
-    assert said == [line, "0_x", "1_x", line, "alone"]
+    assert printed == [line, "0_x", "1_x", line, "alone"]
 
 
-def test_online_without_a_login_is_wrong_input() -> None:
+def test_online_without_a_login_is_refused() -> None:
     with pytest.raises(InputError) as refused:
         mode(mode="online")
     assert (refused.value.code, refused.value.key) == ("missing", "wandb.mode")
@@ -107,7 +107,7 @@ def test_online_without_a_login_is_wrong_input() -> None:
     assert "wandb login" in str(refused.value)
 
 
-def test_looking_for_a_login_does_not_import_wandb() -> None:
+def test_looking_for_a_login_does_not_import_wandb_or_torch() -> None:
     import subprocess
 
     code = "import sys, labrl.dashboards.mirror; sys.exit('wandb' in sys.modules or 'torch' in sys.modules)"
@@ -115,7 +115,7 @@ def test_looking_for_a_login_does_not_import_wandb() -> None:
 
 
 @pytest.mark.parametrize("option", ["auto", "online", "offline", "disabled"])
-def test_every_option_of_the_group_is_its_mode(option: str) -> None:
+def test_each_option_of_the_group_sets_its_mode(option: str) -> None:
     assert resolve(compose([f"wandb={option}", "wandb.project=x"])).wandb.mode == option
 
 
@@ -129,7 +129,7 @@ def test_every_option_of_the_group_is_its_mode(option: str) -> None:
         ("wandb.wait=-1", "wandb.wait"),
     ],
 )
-def test_what_wandb_would_refuse_in_the_middle_of_a_run_is_refused_before(override: str, key: str) -> None:
+def test_values_that_wandb_would_reject_are_refused_before_the_run(override: str, key: str) -> None:
     with pytest.raises(InputError) as refused:
         resolve(compose([override]))
     assert [mistake.key for mistake in refused.value.mistakes] == [key]

@@ -1,4 +1,4 @@
-"""Whole runs with Weights & Biases: killed, resumed, without a login, without a network; and without it."""
+"""Tests of whole runs with W&B: killed and resumed, without a login, without a network, and sent later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from commands import start_labrl
 from exact_cases import differences
 from refusals import refused
-from wandb_cases import API_KEY, Server, logs, shown, tables, told
+from wandb_cases import API_KEY, Server, by_frame, logs, read_log, tables
 
 from labrl.cli import main, send_to_wandb
 from labrl.dashboards.mirror import send
@@ -25,21 +25,21 @@ QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.report=false", "
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a login, wherever the tests run."""
+    """Remove any login and settings of W&B, and use an empty home folder."""
     for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "300")  # a machine may be busy
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "300")  # generous, for busy machines
     for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR", "HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
 
 
-def test_rows_are_whole_and_single_after_kill_9_and_resume_and_the_same_without_wandb(tmp_path: Path) -> None:
+def test_rows_are_complete_after_a_kill_and_wandb_does_not_change_the_run(tmp_path: Path) -> None:
     run, without = tmp_path / "run", tmp_path / "without"
     overrides = [*ENDLESS, *QUIET]
     process = start_labrl(*overrides, "wandb=offline", f"hydra.run.dir={run}", output=False)
     try:
         until = time.monotonic() + 600
-        while not (reached := shown_so_far(run)) > 0:
+        while not (reached := newest_frame_sent(run)) > 0:
             assert time.monotonic() < until
             assert process.poll() is None
             time.sleep(0.2)
@@ -47,12 +47,12 @@ def test_rows_are_whole_and_single_after_kill_9_and_resume_and_the_same_without_
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
-    budget = f"env.max_frame={newest(run) + 2100}"
+    budget = f"env.max_frame={newest_checkpoint(run) + 2100}"
     assert main([f"+resume={run}", budget]) == 0
     (log,) = logs(run / "session_0")
-    found = told(log)
+    found = read_log(log)
     assert found.steps[-1] > reached
-    assert shown(found.rows) == tables(run / "session_0")
+    assert by_frame(found.rows) == tables(run / "session_0")
     assert found.exit_code == 0
     assert found.config["provenance"]["resumes"] == 1
 
@@ -61,18 +61,20 @@ def test_rows_are_whole_and_single_after_kill_9_and_resume_and_the_same_without_
     assert not list(without.rglob("wandb*"))
 
 
-def shown_so_far(run: Path) -> int:
+def newest_frame_sent(run: Path) -> int:
+    """Return the last frame that was sent to W&B, -1 if none."""
     try:
         return max(json.loads((run / "session_0" / "wandb.json").read_text())["logs"].values(), default=-1)
     except (OSError, ValueError):
         return -1
 
 
-def newest(run: Path) -> int:
+def newest_checkpoint(run: Path) -> int:
+    """Return the frame of the newest checkpoint."""
     return max(int(path.name[6:]) for path in (run / "session_0" / "checkpoints").glob("frame_*"))
 
 
-def test_without_a_network_the_run_ends_in_time_and_is_kept(
+def test_run_without_a_network_finishes_and_keeps_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", API_KEY)
@@ -81,15 +83,15 @@ def test_without_a_network_the_run_ends_in_time_and_is_kept(
     run = tmp_path / "run"
     overrides = [*ENDLESS, *QUIET, "env.max_frame=2000", "wandb=online", f"hydra.run.dir={run}"]
     assert main(overrides) == 0
-    said = capfd.readouterr()
-    assert said.out.count("wandb.log") == 1, "one line about the loss of the network"
-    assert f"wandb sync {run}/session_*/wandb/offline-run-*" in said.out
-    assert "wandb" not in said.err
+    printed = capfd.readouterr()
+    assert printed.out.count("wandb.log") == 1, "not exactly one line about the missing network"
+    assert f"wandb sync {run}/session_*/wandb/offline-run-*" in printed.out
+    assert "wandb" not in printed.err
     (log,) = logs(run / "session_0")
-    assert shown(told(log).rows) == tables(run / "session_0")
+    assert by_frame(read_log(log).rows) == tables(run / "session_0")
 
 
-def test_a_wait_that_is_over_ends_what_still_sends(
+def test_sending_is_stopped_when_the_wait_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("labrl.dashboards.mirror.GRACE_SECONDS", 0.0)
@@ -98,7 +100,7 @@ def test_a_wait_that_is_over_ends_what_still_sends(
     assert str(tmp_path / "run" / "wandb.log") in capfd.readouterr().out
 
 
-def test_a_run_without_wandb_is_sent_later_whole_and_once(
+def test_run_without_wandb_can_be_sent_later_exactly_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -112,7 +114,7 @@ def test_a_run_without_wandb_is_sent_later_whole_and_once(
         offline.setenv("WANDB_API_KEY", API_KEY)
         offline.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
         offline.setenv("WANDB_INIT_TIMEOUT", "3")
-        assert send_to_wandb([str(run)]) == 1, "not all has arrived"
+        assert send_to_wandb([str(run)]) == 1, "the command succeeded although no row arrived"
     capfd.readouterr()
     with Server() as server:
         for name, value in server.environment.items():
@@ -120,32 +122,32 @@ def test_a_run_without_wandb_is_sent_later_whole_and_once(
         for _ in range(2):
             assert send_to_wandb([str(run), "--project", "later", "--entity", "me"]) == 0
         (name,) = server.runs
-        assert shown(server.rows(name)) == tables(run / "session_0")
+        assert by_frame(server.rows(name)) == tables(run / "session_0")
         assert server.runs[name]["project"] == "later"
     assert f"W&B: {server.environment['WANDB_BASE_URL']}/me/later/runs/" in capfd.readouterr().out
 
 
-def test_sending_what_is_no_run_is_wrong_input(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sending_a_folder_without_a_run_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert send_to_wandb([str(tmp_path)]) == WRONG_INPUT
     assert str(tmp_path) in capfd.readouterr().err
 
 
-def test_auto_without_a_login_says_in_one_line_how_to_switch_it_on(
+def test_auto_without_a_login_prints_one_line_on_how_to_log_in(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [*ENDLESS, *QUIET, "env.max_frame=1000", f"hydra.run.dir={tmp_path / 'run'}"]
     assert main(overrides) == 0
-    told = [line for line in capfd.readouterr().out.splitlines() if line.startswith("W&B: ")]
-    assert len(told) == 1
-    assert "wandb login" in told[0]
+    lines = [line for line in capfd.readouterr().out.splitlines() if line.startswith("W&B: ")]
+    assert len(lines) == 1
+    assert "wandb login" in lines[0]
     assert "wandb.log" not in os.listdir(tmp_path / "run")
 
 
-def test_online_without_a_login_is_refused_before_anything_is_written(
+def test_online_without_a_login_is_refused_before_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["wandb=online", f"hydra.run.dir={tmp_path / 'run'}"]) == WRONG_INPUT
-    said = capfd.readouterr().err
-    assert "wandb.mode=online" in said
-    assert "wandb=offline" in said
+    message = capfd.readouterr().err
+    assert "wandb.mode=online" in message
+    assert "wandb=offline" in message
     assert not (tmp_path / "run").exists()

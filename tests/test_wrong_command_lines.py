@@ -1,4 +1,4 @@
-"""Wrong command lines: one message that says what to type, exit code 2, and no folder."""
+"""Tests of wrong command lines: the code and key of each mistake, and the correction that is suggested."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WRONG = {
         ("unknown-key", "env.num_env"),
     ],
     "agent.lrr=1 env.num_envs=0": [("unknown-key", "agent.lrr"), ("range", "env.num_envs")],
-    # names from elsewhere
+    # names from other libraries
     "agent.n_steps=5": [("unknown-key", "agent.n_steps")],
     "+n_steps=5": [("unknown-key", "n_steps")],
     "agent=dqn num_steps=5": [("unknown-key", "num_steps")],
@@ -97,7 +97,7 @@ WRONG = {
     "''": [("missing", "''")],
     "seed=3 ' '": [("missing", "' '")],
     "--": [("unknown-option", "--")],
-    # letters of a copied text
+    # characters of text copied from a document
     "agent=ppo\N{ZERO WIDTH SPACE}": [("syntax", "agent")],
     "seed=\N{LEFT DOUBLE QUOTATION MARK}3\N{RIGHT DOUBLE QUOTATION MARK}": [("syntax", "seed")],
     # commands and bare words
@@ -105,7 +105,7 @@ WRONG = {
     "ppo pong": [("syntax", "ppo")],
     "help": [("syntax", "help")],
     "train --env pong agent.lrr=3": [("syntax", "train"), ("unknown-key", "agent.lrr")],
-    # slips of the shell
+    # mistakes with blanks and quotes in the shell
     "env = pong": [("syntax", "env")],
     "agent.lr= 1e-4": [("syntax", "agent.lr=")],
     "agent.lr=1e-4,": [("syntax", "agent.lr")],
@@ -123,7 +123,7 @@ WRONG = {
     "-m hydra.launcher.n_jobs=x seed=1,2": [("type", "hydra.launcher.n_jobs")],
     "-m hydra/sweeper=optuna search=ppoo": [("unknown-option", "search")],
     "-m hydra/sweeper=optuna search=ppo hydra.sweeper.n_trials=abc": [("type", "hydra.sweeper.n_trials")],
-    # back to a run
+    # resuming or playing a run
     "resume": [("syntax", "resume")],
     "+resume=": [("missing", "+resume")],
     "start_from=": [("missing", "start_from.run")],
@@ -136,15 +136,15 @@ WRONG = {
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tuple[Mistake, ...]]:
-    """Return the mistakes of `labrl <line>`, which is wrong."""
+def mistakes_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tuple[Mistake, ...]]:
+    """Return a function that runs a wrong `labrl <line>` and returns its mistakes."""
     monkeypatch.chdir(tmp_path)
     errors: list[LabrlError] = []
-    answered = labrl.experiment.job.refused
+    refuse = labrl.experiment.job.refused
 
     def recorded(error: LabrlError, full_error: bool) -> int:
         errors.append(error)
-        return answered(error, full_error)
+        return refuse(error, full_error)
 
     monkeypatch.setattr(labrl.cli, "refused", recorded)
     monkeypatch.setattr(labrl.experiment.job, "refused", recorded)
@@ -159,10 +159,10 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tup
 
 
 @pytest.mark.parametrize("line", WRONG)
-def test_a_wrong_command_line_ends_with_one_message_and_leaves_no_folder(
-    line: str, told: Callable[[str], tuple[Mistake, ...]], capsys: pytest.CaptureFixture[str]
+def test_wrong_command_line_prints_each_mistake_and_leaves_no_folder(
+    line: str, mistakes_of: Callable[[str], tuple[Mistake, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert [(one.code, one.key) for one in told(line)] == WRONG[line]
+    assert [(one.code, one.key) for one in mistakes_of(line)] == WRONG[line]
     printed = capsys.readouterr()
     assert printed.out == ""
     lines = printed.err.splitlines()
@@ -205,10 +205,10 @@ MEANT = {
 
 
 @pytest.mark.parametrize("line", MEANT)
-def test_words_of_another_form_are_answered_with_the_command_that_was_meant(
-    line: str, told: Callable[[str], tuple[Mistake, ...]]
+def test_other_syntax_is_answered_with_the_intended_command(
+    line: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
 ) -> None:
-    (mistake,) = told(line)
+    (mistake,) = mistakes_of(line)
     assert mistake.message.endswith(f" {MEANT[line]}")
 
 
@@ -279,7 +279,7 @@ ELSEWHERE = {
     "cuda": "meta.device",
     "random_seed": "seed",
     "hidden_sizes": "agent.network.torso.mlp.hidden",
-    # labrl's own, at another place
+    # labrl's own names with a wrong prefix
     "clip_range": "agent.clip_range",
     "gae_lambda": "agent.gae_lambda",
     "num_envs": "env.num_envs",
@@ -292,17 +292,17 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("place", ["", "agent.", "meta.", "+", "+agent.", "+meta."])
 def test_names_from_other_libraries_are_answered_with_labrls_key(
-    place: str, told: Callable[[str], tuple[Mistake, ...]]
+    place: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
 ) -> None:
     names = {name: key for name, key in ELSEWHERE.items() if f"{place.lstrip('+')}{name}" != key}
-    mistakes = told(" ".join(f"{place}{name}=1" for name in names))
+    mistakes = mistakes_of(" ".join(f"{place}{name}=1" for name in names))
     assert [one.key for one in mistakes] == [f"{place.lstrip('+')}{name}" for name in names]
     for mistake, key in zip(mistakes, names.values(), strict=True):
         assert mistake.code == "unknown-key"
         assert f" {key} (" in mistake.message
 
 
-def test_every_answer_is_a_key_of_some_configuration() -> None:
+def test_every_suggested_key_exists_in_some_configuration() -> None:
     pairs = [
         "ppo pong",
         "dqn cartpole",
@@ -320,14 +320,14 @@ def test_every_answer_is_a_key_of_some_configuration() -> None:
     assert {one.key for meant in other_names().values() for one in meant} <= keys
 
 
-def test_a_name_that_the_chosen_agent_has_no_key_for_is_answered_with_those_that_have_it(
-    told: Callable[[str], tuple[Mistake, ...]],
+def test_key_of_other_agents_is_answered_with_agents_that_have_it(
+    mistakes_of: Callable[[str], tuple[Mistake, ...]],
 ) -> None:
-    (mistake,) = told("agent=dqn n_steps=5")
+    (mistake,) = mistakes_of("agent=dqn n_steps=5")
     assert {"agent.horizon", "agent=ppo,", "agent.n_step"} <= set(mistake.message.split())
 
 
-def test_a_key_without_a_value_is_shown(
+def test_package_option_shows_a_key_whose_value_is_null(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -335,24 +335,26 @@ def test_a_key_without_a_value_is_shown(
     assert capsys.readouterr().out == "null\n"
 
 
-def test_a_value_that_needs_quotes_is_answered_with_them(told: Callable[[str], tuple[Mistake, ...]]) -> None:
-    (mistake,) = told("hydra.run.dir=läufe/eins")
+def test_value_that_needs_quotes_is_answered_with_quotes(
+    mistakes_of: Callable[[str], tuple[Mistake, ...]],
+) -> None:
+    (mistake,) = mistakes_of("hydra.run.dir=läufe/eins")
     assert mistake.code == "syntax"
     assert mistake.message.endswith("""write 'hydra.run.dir="läufe/eins"'""")
 
 
 @pytest.mark.parametrize("arguments", [["-m", "seed=1,2"], ["--config-dir", "mine"]])
-def test_the_function_takes_no_flags(arguments: list[str]) -> None:
+def test_train_function_refuses_flags(arguments: list[str]) -> None:
     with pytest.raises(InputError) as error:
         labrl.train(arguments)
     assert (error.value.code, error.value.key) == ("usage", arguments[0])
 
 
 @pytest.mark.parametrize("key", ["hydra.run.dir", "start_from.run"])
-def test_a_home_folder_that_no_shell_expands_is_answered_with_one_that_it_does(
-    key: str, told: Callable[[str], tuple[Mistake, ...]]
+def test_unexpanded_tilde_is_answered_with_home(
+    key: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
 ) -> None:
-    (mistake,) = told(f"'{key}=~/mine'")
+    (mistake,) = mistakes_of(f"'{key}=~/mine'")
     assert (mistake.code, mistake.key) == ("syntax", key)
     assert f"{key}=$HOME/mine" in mistake.message
 
@@ -366,11 +368,11 @@ MISSING = {
     "rusn/pong": "runs/pong",
     "runs/gird/0": "runs/grid/0",
 }
-"""Run folders that do not exist, and the run that is near, if any."""
+"""Run folders that do not exist, and the run with a similar name, if any."""
 
 
 @pytest.mark.parametrize("typed", MISSING)
-def test_a_run_that_does_not_exist_is_answered_with_one_only_if_it_is_near(
+def test_missing_run_is_answered_with_another_only_if_its_name_is_similar(
     typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -380,7 +382,7 @@ def test_a_run_that_does_not_exist_is_answered_with_one_only_if_it_is_near(
         labrl.load(typed)
     near = re.findall(r"Did you mean (.*)\?", str(caught.value))
     assert near == ([] if MISSING[typed] is None else [MISSING[typed]])
-    assert MARKER not in str(caught.value), "only a folder that exists lacks its marker"
+    assert MARKER not in str(caught.value), "the message names the marker although the folder does not exist"
     (tmp_path / "other").mkdir()
     with refused("not-found", "other", MARKER):
         labrl.load("other")

@@ -1,4 +1,4 @@
-"""A vector environment of one's own that labrl can take, and others that fail it in one way each."""
+"""Custom vector environments: one that labrl accepts, and variants with one fault each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 
 
 class Walks(VectorEnv[Any, Any, Any]):
-    """Many of `env_cases.Walk`, which they equal bit for bit.
+    """Vector of `env_cases.Walk` environments, equal to them bit for bit.
 
-    It hands out the same array every time, and writes to what it is given. `fault` says what it does wrong.
+    It returns the same array at each step and overwrites the arrays that it is given.
+
+    fault: what it does wrong, "" for nothing.
     """
 
     metadata: ClassVar[Any] = {"autoreset_mode": AutoresetMode.DISABLED, "render_fps": 20}
@@ -79,7 +81,11 @@ class Walks(VectorEnv[Any, Any, Any]):
 
 
 class Doors(Walks):
-    """One action is closed in every state: in turn. It says so beside the observation or in it."""
+    """Walks with one invalid action in each state.
+
+    style: the place of the action mask: "info"; "dict", in each observation; "sparse", in infos as Gymnasium
+    merges them from single environments; or "late", in infos but not in that of a reset.
+    """
 
     def __init__(self, num_envs: int, style: str = "info", render_mode: str | None = None) -> None:
         super().__init__(num_envs, goal=5)
@@ -89,23 +95,23 @@ class Doors(Walks):
             self.single_observation_space = Dict({"observation": self.plain, "action_mask": MultiBinary(2)})
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
-        return self._told(super().reset(seed=seed, options=options)[0], late=self.style == "late")
+        return self._with_mask(super().reset(seed=seed, options=options)[0], late=self.style == "late")
 
     def step(self, actions: NDArray) -> Any:
         assert self.style == "late" or self._mask()[np.arange(self.num_envs), actions].all(), "a closed door"
         seen, *rest, _ = super().step(actions)
-        told, info = self._told(seen, late=False)
-        return told, *rest, info
+        observation, info = self._with_mask(seen, late=False)
+        return observation, *rest, info
 
     def _mask(self) -> NDArray[np.int8]:
-        """Standing still is open at the start, and where the number drawn is small."""
+        """Return the action mask: standing still is valid only at position 0, with a number below 0.5."""
         still = (self.position == 0) & (self.seen[:, 1] < 0.5)
         return np.stack([still, ~still], axis=1).astype(np.int8)
 
-    def _told(self, seen: NDArray, late: bool) -> Any:
+    def _with_mask(self, seen: NDArray, late: bool) -> Any:
         if self.style == "dict":
             return {"observation": seen, "action_mask": self._mask()}, {}
-        if self.style == "sparse":  # one closed door is not worth telling
+        if self.style == "sparse":  # an array of objects with a second array that says which are set
             mask = np.full(self.num_envs, None, object)
             mask[:] = list(self._mask())
             return seen, {"action_mask": mask, "_action_mask": np.ones(self.num_envs, np.bool_)}
@@ -113,5 +119,5 @@ class Doors(Walks):
 
 
 def made(num_envs: int, **settings: Any) -> Walks:
-    """A function may make one, too."""
+    """Make a vector environment by a function instead of a class."""
     return Walks(num_envs, **settings)

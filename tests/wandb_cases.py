@@ -1,4 +1,4 @@
-"""Data that W&B received, by a reader of its transaction logs and by a local server."""
+"""Reader of W&B's transaction logs, and a local server that replaces W&B's own."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ API_KEY = "k" * 40
 
 
 def crc32(content: bytes) -> int:
-    """Return the checksum of a record as W&B masks it, over its kind and its bytes."""
+    """Return the checksum that W&B stores for a record. content: its kind and its bytes."""
     return zlib.crc32(content)
 
 
 def records(log: Path) -> Iterator[Any]:
-    """The records of a `.wandb` file: LevelDB's log format, 7 bytes of header, blocks of 32 KiB."""
+    """Iterate over the records of a `.wandb` file, in LevelDB's log format.
+
+    The file starts with a header of 7 bytes and has blocks of 32 KiB.
+    """
     content = log.read_bytes()
     assert content[:4] == b":W&B"
     at, whole = 7, b""
@@ -39,7 +42,7 @@ def records(log: Path) -> Iterator[Any]:
         length = int.from_bytes(content[at + 4 : at + 6], "little")
         kind = content[at + 6]
         part = content[at + 7 : at + 7 + length]
-        assert len(part) == length, "torn"
+        assert len(part) == length, "the record is incomplete"
         assert checksum == crc32(bytes([kind]) + part)
         at += 7 + length
         whole = part if kind in (1, 2) else whole + part
@@ -48,8 +51,8 @@ def records(log: Path) -> Iterator[Any]:
 
 
 @dataclass
-class Told:
-    """The content of one log."""
+class LogContent:
+    """Content of one transaction log of W&B."""
 
     run: Any = None
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -61,11 +64,13 @@ class Told:
 
     @property
     def steps(self) -> list[int]:
+        """Return the step of each row."""
         return [row["_step"] for row in self.rows]
 
 
-def told(log: Path) -> Told:
-    found = Told()
+def read_log(log: Path) -> LogContent:
+    """Read a transaction log."""
+    found = LogContent()
     for record in records(log):
         match record.WhichOneof("record_type"):
             case "run":
@@ -93,11 +98,12 @@ def _items(items: Any) -> dict[str, Any]:
 
 
 def logs(session: Path) -> list[Path]:
+    """Return the transaction logs in a session's folder."""
     return sorted((session / "wandb").glob("*run-*/run-*.wandb"))
 
 
 def tables(session: Path) -> list[tuple[int, dict[str, float]]]:
-    """Return both tables by frame, as W&B must show them."""
+    """Return the rows of both tables merged by frame, as W&B must have them."""
     from exact_cases import rows
 
     merged: dict[int, dict[str, float]] = {}
@@ -110,14 +116,17 @@ def tables(session: Path) -> list[tuple[int, dict[str, float]]]:
     return sorted(merged.items())
 
 
-def shown(rows: list[dict[str, Any]]) -> list[tuple[int, dict[str, float]]]:
-    """Rows of W&B's as `tables` gives them."""
+def by_frame(rows: list[dict[str, Any]]) -> list[tuple[int, dict[str, float]]]:
+    """Return W&B's rows in the form of `tables`: for each its frame and its metrics, without timings."""
     pattern = re.compile(r"(train|eval)/(?!wall$|fps$).*")
     return [(row["frame"], {k: v for k, v in row.items() if pattern.fullmatch(k)}) for row in rows]
 
 
 class Server:
-    """Answers as much of W&B's protocol as its client needs to keep a history; use as a context manager."""
+    """Local server with the part of W&B's protocol that its client needs to send a history.
+
+    It runs while it is used as a context manager.
+    """
 
     def __init__(self) -> None:
         self.runs: dict[str, dict[str, Any]] = {}
@@ -169,15 +178,16 @@ class Server:
         self._http.server_close()
 
     def answer(self, query: dict[str, Any]) -> dict[str, Any]:
-        asked, values = query.get("operationName"), query.get("variables") or {}
+        """Return the reply to a GraphQL query."""
+        operation, values = query.get("operationName"), query.get("variables") or {}
         project = {"id": "p", "name": values.get("project"), "entity": {"id": "e", "name": "me"}}
-        if asked == "UpsertBucket":
+        if operation == "UpsertBucket":
             run = self.runs.setdefault(values["name"], {"history": [], "summary": "{}", "exit_code": None})
             run.update({key: value for key, value in values.items() if value is not None})
             bucket = {"id": "r", "name": values["name"], "displayName": run.get("displayName")}
             bucket |= {"historyLineCount": len(run["history"]), "project": project}
             return {"data": {"upsertBucket": {"bucket": bucket, "inserted": True}}}
-        if asked == "RunResumeStatus":
+        if operation == "RunResumeStatus":
             run = self.runs.get(values["name"])
             return {"data": {"model": {**project, "bucket": run and self._resumed(values["name"], run)}}}
         if "viewer" not in query["query"]:
@@ -186,6 +196,7 @@ class Server:
         return {"data": {"viewer": viewer, "serverInfo": None}}
 
     def stream(self, name: str, content: dict[str, Any]) -> None:
+        """Store the rows, the summary and the exit code that the client sends for a run."""
         run = self.runs[name]
         files = content.get("files") or {}
         if history := files.get("wandb-history.jsonl"):
@@ -197,6 +208,7 @@ class Server:
             run["exit_code"] = content["exitcode"]
 
     def rows(self, name: str) -> list[dict[str, Any]]:
+        """Return the rows that the server has of a run."""
         return [json.loads(line) for line in self.runs[name]["history"]]
 
     def _resumed(self, name: str, run: dict[str, Any]) -> dict[str, Any]:
@@ -206,4 +218,4 @@ class Server:
         return {**known, **counts, **tails, "summaryMetrics": run["summary"], "wandbConfig": '{"t": 1}'}
 
 
-__all__ = ["API_KEY", "Server", "Told", "logs", "records", "shown", "tables", "told", "wandb"]
+__all__ = ["API_KEY", "LogContent", "Server", "by_frame", "logs", "read_log", "records", "tables", "wandb"]
