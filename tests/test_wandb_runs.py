@@ -77,7 +77,7 @@ def test_without_a_network_the_run_ends_in_time_and_is_kept(
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", API_KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "3")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
     run = tmp_path / "run"
     overrides = [*ENDLESS, *QUIET, "env.max_frame=2000", "wandb=online", f"hydra.run.dir={run}"]
     assert main(overrides) == 0
@@ -111,7 +111,7 @@ def test_a_run_without_wandb_is_sent_later_whole_and_once(
     with monkeypatch.context() as offline:
         offline.setenv("WANDB_API_KEY", API_KEY)
         offline.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-        offline.setenv("WANDB_INIT_TIMEOUT", "3")
+        offline.setenv("WANDB_INIT_TIMEOUT", "1")
         assert send_to_wandb([str(run)]) == 1, "not all has arrived"
     capfd.readouterr()
     with Server() as server:
