@@ -29,6 +29,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf, grammar_parser
 from omegaconf.errors import OmegaConfBaseException
 
@@ -120,8 +121,11 @@ _descriptions: dict[int, tuple[Any, str]] = {}
 
 def remember() -> None:
     """Let Hydra remember in this process which files it read and merged, and to what."""
+    ConfigLoaderImpl._load_configuration_impl = _setting_values(  # type: ignore[method-assign]
+        ConfigLoaderImpl._load_configuration_impl
+    )
     ConfigRepository.load_config = _remembering(  # type: ignore[method-assign]
-        ConfigRepository.load_config, lambda repo, config_path: (_sources(repo), config_path)
+        ConfigRepository.load_config, lambda repo, config_path: (_sources(repo), config_path), shared=True
     )
     ConfigLoaderImpl._compose_config_from_defaults_list = _remembering(  # type: ignore[method-assign]
         _merging_on(ConfigLoaderImpl._compose_config_from_defaults_list),
@@ -139,6 +143,77 @@ def remember() -> None:
     OverridesParser.parse_rule = _remembering(  # type: ignore[method-assign]
         OverridesParser.parse_rule,
         lambda _, text, rule: (None if "shuffle(" in text else text, rule),  # drawn anew each time
+    )
+
+
+def _setting_values(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `load`, Hydra's composition of a configuration, that remembers what the choices of groups give.
+
+    Values are set in a copy, by Hydra; so are the notes that it makes for each job.
+    """
+    known = _Memory(load.__name__, shared=True)
+
+    @functools.wraps(load)
+    def loaded(
+        loader: Any,
+        config_name: Any,
+        overrides: list[str],
+        run_mode: Any,
+        activate_config_repository: bool = False,
+        parsed_overrides: list[Override] | None = None,
+        **options: Any,
+    ) -> Any:
+        parsed = (
+            loader.parse_overrides(config_name, overrides) if parsed_overrides is None else parsed_overrides
+        )
+        values = [one for one in parsed if _is_value(one)]
+        choices = [one for one in parsed if one not in values]
+        sources = _sources(loader.repository)
+        if sources is None or any(one.key_or_group.startswith("hydra.searchpath") for one in choices):
+            return load(
+                loader,
+                config_name,
+                overrides,
+                run_mode,
+                activate_config_repository=activate_config_repository,
+                parsed_overrides=parsed,
+                **options,
+            )
+        words = [str(one.input_line) for one in choices]
+        key = (sources, config_name, run_mode, tuple(options.items()), *words)
+        result = known.recall(key)
+        if result is None:
+            with known.alone(key):
+                result = known.recall(key)
+                if result is None:
+                    cfg = load(loader, config_name, words, run_mode, parsed_overrides=choices, **options)
+                    result = known.learn(key, pickle.dumps(cfg))
+        cfg = pickle.loads(result)
+        loader._apply_overrides_to_config(values, cfg)
+        for kind, of_hydra in (("hydra", True), ("task", False)):
+            cfg.hydra.overrides[kind] = [
+                one.input_line for one in parsed if one.is_hydra_override() == of_hydra
+            ]
+        cfg.hydra.runtime.cwd = os.getcwd()
+        if activate_config_repository:
+            _, loader._active_repository = loader._parse_overrides_and_create_caching_repo(
+                config_name, overrides, parsed
+            )
+        return cfg
+
+    return loaded
+
+
+OWN_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+"""Keys of Hydra's own that each test gives another value."""
+
+
+def _is_value(override: Override) -> bool:
+    """Return whether an override sets a value, on which no choice of a file depends."""
+    key = override.key_or_group
+    is_key = "." in key or key == "seed"
+    return (
+        is_key and not override.is_sweep_override() and (not key.startswith("hydra.") or key in OWN_FOLDERS)
     )
 
 
@@ -195,7 +270,7 @@ def _merging_on(merge: Callable[..., Any]) -> Callable[..., Any]:
             known[key] = pickle.dumps(merge(loader, defaults[:first], repo))
         cfg = pickle.loads(known[key])
         try:
-            with omegaconf.flag_override(cfg, "no_deepcopy_set_nodes", True):
+            with omegaconf.flag_override(cfg, "no_deepcopy_set_nodes", True), _parents_as_they_are():
                 for default in defaults[first:]:
                     cfg.merge_with(loader._load_single_config(default=default, repo=repo).config)
         except OmegaConfBaseException:
@@ -204,6 +279,17 @@ def _merging_on(merge: Callable[..., Any]) -> Callable[..., Any]:
         return cfg
 
     return merged
+
+
+@contextmanager
+def _parents_as_they_are() -> Iterator[None]:
+    """Spare OmegaConf a walk over the whole configuration after each merge, which finds no wrong parent."""
+    correct = omegaconf.base.Box._re_parent
+    omegaconf.base.Box._re_parent = lambda node: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        omegaconf.base.Box._re_parent = correct  # type: ignore[method-assign]
 
 
 def _strip_defaults(node: Any) -> None:

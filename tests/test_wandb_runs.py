@@ -79,7 +79,7 @@ def test_run_without_a_network_finishes_and_keeps_its_log(
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", API_KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "3")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "1")
     run = tmp_path / "run"
     overrides = [*ENDLESS, *QUIET, "env.max_frame=2000", "wandb=online", f"hydra.run.dir={run}"]
     assert main(overrides) == 0
@@ -113,7 +113,7 @@ def test_run_without_wandb_can_be_sent_later_exactly_once(
     with monkeypatch.context() as offline:
         offline.setenv("WANDB_API_KEY", API_KEY)
         offline.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-        offline.setenv("WANDB_INIT_TIMEOUT", "3")
+        offline.setenv("WANDB_INIT_TIMEOUT", "1")
         assert send_to_wandb([str(run)]) == 1, "the command succeeded although no row arrived"
     capfd.readouterr()
     with Server() as server:
