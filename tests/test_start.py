@@ -49,7 +49,7 @@ def press(number: int, module: str, command: str, *overrides: str, cwd: Path) ->
         *((command, "labrl.cli") for command in SCRIPTS),
         ("labrl", "labrl.experiment.job"),
         *(
-            pytest.param(command, "labrl.experiment.job", marks=pytest.mark.matrix)
+            pytest.param(command, "labrl.mistakes.spelling", marks=pytest.mark.matrix)
             for command in SCRIPTS
             if command != "labrl"
         ),
