@@ -339,6 +339,12 @@ def test_a_key_without_a_value_is_shown(
     assert capsys.readouterr().out == "null\n"
 
 
+def test_a_key_of_the_users_own_is_answered_with_a_plus(told: Callable[[str], tuple[Mistake, ...]]) -> None:
+    (mistake,) = told("callbacks.mine._target_=mine.Callback")
+    assert (mistake.code, mistake.key) == ("unknown-key", "callbacks.mine._target_")
+    assert mistake.message.endswith(" +callbacks.mine._target_=mine.Callback")
+
+
 def test_a_value_that_needs_quotes_is_answered_with_them(told: Callable[[str], tuple[Mistake, ...]]) -> None:
     (mistake,) = told("hydra.run.dir=läufe/eins")
     assert mistake.code == "syntax"
