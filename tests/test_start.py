@@ -22,6 +22,7 @@ SCRIPTS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 
 PRESSED = """
 import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 class Pressed:
     def find_spec(self, name, path, target=None):
         if name == {module!r}:

@@ -67,6 +67,8 @@ WRONG = {
     "agent.gamma=1.5": [("range", "agent.gamma")],
     "meta.device=gpu": [("unknown-option", "meta.device")],
     "agent.lr=[1]": [("type", "agent.lr")],
+    "agent.network.torso.mlp.hidden=64": [("type", "agent.network.torso.mlp.hidden")],
+    "+env.make._target_=labrl.errors.Nothing": [("target", "env.make._target_")],
     "hydra.run.dir=null": [("type", "hydra.run.dir")],
     "hydra.verbose=maybe": [("range", "hydra.verbose")],
     "hydra.job.num=x": [("type", "hydra.job.num")],
@@ -219,6 +221,8 @@ NEAR = {
     "env=cheetah": "env=half_cheetah",
     "env=gridworld": None,
     "agent=pppo": "agent=ppo",
+    "agent/network=impala": "agent/network=impala_cnn",
+    "agent/network=cnn": "agent/network=impala_cnn",
 }
 """Options that do not exist, and the nearest one, if any."""
 
@@ -333,6 +337,14 @@ def test_package_option_shows_a_key_whose_value_is_null(
     monkeypatch.chdir(tmp_path)
     assert labrl.cli.main(["--cfg", "job", "--package", "agent.target_kl"]) == 0
     assert capsys.readouterr().out == "null\n"
+
+
+def test_unknown_callback_key_is_answered_with_a_plus(
+    mistakes_of: Callable[[str], tuple[Mistake, ...]],
+) -> None:
+    (mistake,) = mistakes_of("callbacks.mine._target_=mine.Callback")
+    assert (mistake.code, mistake.key) == ("unknown-key", "callbacks.mine._target_")
+    assert mistake.message.endswith(" +callbacks.mine._target_=mine.Callback")
 
 
 def test_value_that_needs_quotes_is_answered_with_quotes(

@@ -179,6 +179,8 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
     elif not hint and kind == "dict_type" and isinstance(given, str):
         group = key.replace(".", "/")
         hint = f"{own_file(group, given).removesuffix('.')} and write +{group}={given}."
+    elif not hint and kind == "list_type" and isinstance(given, int | float):
+        hint = f" Write '{key}=[{shown}]'."
     code: Code = "range" if kind.startswith(("greater", "less", "too_")) else "type"
     allowed = re.sub(r"^\w+ should", "must", re.sub(r"(\d)\.0\b", r"\1", one["msg"]))
     allowed = re.sub(r"(greater|less) than or equal to", lambda found: _BOUNDS[found[1]], allowed)

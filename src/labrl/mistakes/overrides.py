@@ -284,6 +284,10 @@ def _wrong_key(
                 message = f"{above}={value} has no keys below it"
                 advice = f"write {some(others)}" if others else f"write {above}=<value>"
                 return Mistake("unknown-key", key, f"{override}: {message}; {advice}")
+            if (
+                not len(node) and above != key.rpartition(".")[0]
+            ):  # such as callbacks, whose keys are the user's
+                return Mistake("unknown-key", key, f"{key}: no such key. To add it, write +{override}")
         return unknown_key(key, value, known)
     if one.is_add():
         if isinstance(one.value(), str) and OmegaConf.is_dict(OmegaConf.select(cfg, key)):

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
     """Return at most `count` known names close to `word`, the closest first.
 
-    A name is close if it shares most letters with `word`, more of them if the first one differs, or starts
-    with it.
+    A name is close if it shares most letters with `word`, more of them if the first one differs, starts with
+    it or has it between underscores.
     """
     given = word.lower()
     ranks: dict[str, tuple[float, int, int]] = {}
@@ -19,6 +19,8 @@ def nearest(word: str, known: Iterable[str], count: int = 1) -> list[str]:
         ratio = difflib.SequenceMatcher(None, lower, given).ratio()
         if len(given) >= 3 and lower.startswith(given):
             ratio = max(ratio, 0.95)
+        elif len(given) >= 3 and given in lower.split("_"):
+            ratio = max(ratio, 0.9)
         in_place = sum(map(str.__eq__, lower, given)) - abs(len(lower) - len(given))
         if ratio >= (0.6 if lower[:1] == given[:1] else 0.65):
             ranks[name] = (-ratio, -in_place, -sum(map(str.__eq__, name, word)))
