@@ -229,9 +229,9 @@ NEAR = {
 
 @pytest.mark.parametrize("line", NEAR)
 def test_an_option_is_answered_with_near_ones_of_its_own_group(
-    line: str, told: Callable[[str], tuple[Mistake, ...]]
+    line: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
 ) -> None:
-    (mistake,) = told(line)
+    (mistake,) = mistakes_of(line)
     near = re.findall(r"Did you mean (.*?)(?: or .*)?\?", mistake.message)
     assert near == ([] if NEAR[line] is None else [NEAR[line]])
     assert "/on" not in mistake.message, "meta/async_unroll=on is an option of a part"
