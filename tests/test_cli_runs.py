@@ -224,11 +224,11 @@ def test_choices_ignore_overrides_that_do_not_identify_a_run() -> None:
     ],
     ids=str,
 )
-def test_a_learning_rate_above_1_is_pointed_out(overrides: list[str], keys: set[str]) -> None:
+def test_learning_rate_above_1_is_a_warning(overrides: list[str], keys: set[str]) -> None:
     assert set(high_rates(resolve(compose(overrides)).agent)) == keys
 
 
-def test_a_learning_rate_above_1_is_pointed_out_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_warns_of_a_learning_rate_above_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK[1:], "agent.lr=100", "agent.horizon=8", "agent.batch_size=64", "env.num_envs=8"]) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert "agent.lr" in first

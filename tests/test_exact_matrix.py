@@ -18,7 +18,7 @@ def case(tmp_path: Path) -> Case:
     return Case(overrides, tmp_path / "unbroken", tmp_path / "run", np.random.default_rng(0), kills=1)
 
 
-def test_a_run_that_ends_first_is_started_again_with_an_earlier_signal(
+def test_run_that_ends_before_its_signal_is_retried_earlier(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments: list[Moment] = []
@@ -38,7 +38,9 @@ def test_a_run_that_ends_first_is_started_again_with_an_earlier_signal(
     assert moments[0].seconds > moments[1].seconds > moments[2].seconds
 
 
-def test_a_run_that_always_ends_first_is_no_difference(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_always_ends_before_its_signal_is_not_a_difference(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tries = []
 
     def broken_off(folder: Path, *given: object) -> tuple[int, str]:

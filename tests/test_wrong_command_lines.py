@@ -228,7 +228,7 @@ NEAR = {
 
 
 @pytest.mark.parametrize("line", NEAR)
-def test_an_option_is_answered_with_near_ones_of_its_own_group(
+def test_unknown_option_is_answered_with_near_names_of_its_group(
     line: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
 ) -> None:
     (mistake,) = mistakes_of(line)
