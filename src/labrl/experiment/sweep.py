@@ -51,6 +51,8 @@ def sweep_grid(
     job.part_of, job.force = "grid", again is not None and again.force
     machine = None if launcher.elsewhere else Machine()
     if again is None:
+        if isinstance(job.again, Fork):
+            job.again.check_swept(swept_keys(overrides))
         plan = plan_grid(overrides, lambda trial: compose(config, trial), machine)
     else:
         before = ExperimentFolder.open(path)

@@ -7,7 +7,7 @@ run up to that frame. Only edits with which the checkpoint cannot be loaded are 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,15 @@ class Fork(Again):
         check_resume(self.past.folder)
         report_damages(self.past.folder)
         return run_trial(composed, partial(self._begin, changed))
+
+    def check_swept(self, keys: Collection[str]) -> None:
+        """Raise InputError if an experiment gives branches several values of a key that none can change."""
+        for key in sorted(_FIXED.keys() & keys):
+            raise InputError(
+                f"{key}: the branches of a fork cannot differ in it, because {_FIXED[key]}. Leave it out",
+                code="changed-past",
+                key=key,
+            )
 
     def _check(self, changed: Sequence[Change], config: TrialConfig) -> None:
         """Raise InputError for values that contradict the checkpoint."""
