@@ -19,6 +19,7 @@ OVERRIDES = [
     "",
     "agent=dqn env=pong agent/memory=prioritized agent.lr=1e-3",
     "agent=dqn agent/memory=uniform",
+    "agent=dqn seed=3 agent/memory=uniform ~agent.lr hydra.run.dir=there hydra.job.name=mine agent.gamma=0.5",
     "agent=dqn +agent.nonesuch=1",
     "agent=nonesuch",
     "~transforms/observation env=pendulum",
