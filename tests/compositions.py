@@ -237,14 +237,14 @@ class _File(ConfigResult):
         return self.config
 
 
-OWN_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+OWN_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 """Keys of Hydra's own that each test gives another value."""
 
 
 def _is_value(override: Override) -> bool:
     """Return whether an override sets a value, on which no choice of a file depends."""
     key = override.key_or_group
-    is_key = "." in key or key == "seed"
+    is_key = "." in key or key in ("seed", "start_from")
     return (
         is_key and not override.is_sweep_override() and (not key.startswith("hydra.") or key in OWN_FOLDERS)
     )

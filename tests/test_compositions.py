@@ -26,6 +26,7 @@ OVERRIDES = [
     "agent=ppo agent.lr=linear:1e-3:0 agent.lr.end=1e-5",
     "hydra/sweeper=optuna search=ppo hydra/launcher=basic",
     "+callbacks.mine={_target_:mine.Callback}",
+    "agent=sac env=pendulum start_from=runs/one hydra.sweep.subdir=two",
 ]
 
 FRESH = """
