@@ -25,11 +25,13 @@ from typing import Any
 
 import hydra._internal.defaults_list as defaults_list
 import omegaconf
+from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf, grammar_parser
 from omegaconf.errors import OmegaConfBaseException
 
@@ -65,23 +67,34 @@ class _Memory(dict[Hashable, bytes]):
         self._name = name
         self._folder = Path(os.environ[FOLDER]) if shared and FOLDER in os.environ else None
 
-    def recall(self, key: Hashable) -> bytes | None:
-        """Return the result, which another process may have found; None where nobody has yet."""
+    def result(self, key: Hashable, find: Callable[[], Any]) -> Any:
+        """Return the result of `find`, called once in all processes; each caller gets a copy of its own."""
+        known = self._recall(key)
+        if known is None:
+            with self._alone(key):
+                known = self._recall(key)
+                if known is None:
+                    found = find()
+                    self._learn(key, pickle.dumps(found))
+                    return found
+        return pickle.loads(known)
+
+    def _recall(self, key: Hashable) -> bytes | None:
+        """Return a result that some process has found; None where nobody has yet."""
         if key not in self and self._folder is not None and self._file(key).exists():
             self[key] = self._file(key).read_bytes()
         return self.get(key)
 
-    def learn(self, key: Hashable, result: bytes) -> bytes:
-        """Keep a result, for other processes too, and return it."""
+    def _learn(self, key: Hashable, result: bytes) -> None:
+        """Keep a result, for other processes too."""
         self[key] = result
         if self._folder is not None and self._folder.exists():
             begun = self._file(key).with_suffix(f".{os.getpid()}")
             begun.write_bytes(result)
             begun.replace(self._file(key))
-        return result
 
     @contextmanager
-    def alone(self, key: Hashable) -> Iterator[None]:
+    def _alone(self, key: Hashable) -> Iterator[None]:
         """Wait while another process looks for this result, which both would find in turns."""
         if self._folder is None or not self._folder.exists():
             yield
@@ -124,9 +137,7 @@ def remember() -> None:
     ConfigLoaderImpl._load_configuration_impl = _setting_values(  # type: ignore[method-assign]
         ConfigLoaderImpl._load_configuration_impl
     )
-    ConfigRepository.load_config = _remembering(  # type: ignore[method-assign]
-        ConfigRepository.load_config, lambda repo, config_path: (_sources(repo), config_path), shared=True
-    )
+    ConfigRepository.load_config = _reading(ConfigRepository.load_config)  # type: ignore[method-assign]
     ConfigLoaderImpl._compose_config_from_defaults_list = _remembering(  # type: ignore[method-assign]
         _merging_on(ConfigLoaderImpl._compose_config_from_defaults_list),
         lambda _, defaults, repo: (
@@ -167,28 +178,17 @@ def _setting_values(load: Callable[..., Any]) -> Callable[..., Any]:
             loader.parse_overrides(config_name, overrides) if parsed_overrides is None else parsed_overrides
         )
         values = [one for one in parsed if _is_value(one)]
-        choices = [one for one in parsed if one not in values]
+        choices = [one for one in parsed if not _is_value(one)]
         sources = _sources(loader.repository)
         if sources is None or any(one.key_or_group.startswith("hydra.searchpath") for one in choices):
-            return load(
-                loader,
-                config_name,
-                overrides,
-                run_mode,
-                activate_config_repository=activate_config_repository,
-                parsed_overrides=parsed,
-                **options,
-            )
+            options |= {"activate_config_repository": activate_config_repository, "parsed_overrides": parsed}
+            return load(loader, config_name, overrides, run_mode, **options)
         words = [str(one.input_line) for one in choices]
-        key = (sources, config_name, run_mode, tuple(options.items()), *words)
-        result = known.recall(key)
-        if result is None:
-            with known.alone(key):
-                result = known.recall(key)
-                if result is None:
-                    cfg = load(loader, config_name, words, run_mode, parsed_overrides=choices, **options)
-                    result = known.learn(key, pickle.dumps(cfg))
-        cfg = pickle.loads(result)
+        noted = (version.getbase(), *(source.provider for source in loader.repository.get_sources()))
+        key = (sources, noted, config_name, run_mode, tuple(options.items()), *words)
+        cfg = known.result(
+            key, lambda: load(loader, config_name, words, run_mode, parsed_overrides=choices, **options)
+        )
         loader._apply_overrides_to_config(values, cfg)
         for kind, of_hydra in (("hydra", True), ("task", False)):
             cfg.hydra.overrides[kind] = [
@@ -204,14 +204,47 @@ def _setting_values(load: Callable[..., Any]) -> Callable[..., Any]:
     return loaded
 
 
-OWN_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir")
+def _reading(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `load`, which reads a file of a repository, that reads each only once."""
+    read_once = _remembering(load, lambda repo, config_path: (_sources(repo), config_path), shared=True)
+    files: dict[Hashable, ConfigResult | None] = {}
+
+    @functools.wraps(load)
+    def read(repo: Any, config_path: str) -> ConfigResult | None:
+        sources = _sources(repo)
+        if sources is None:
+            return load(repo, config_path)
+        key = sources, config_path
+        if key not in files:
+            files[key] = read_once(repo, config_path) if repo.config_exists(config_path) else None
+        file = files[key]
+        return None if file is None else _File(file)
+
+    return read
+
+
+class _File(ConfigResult):
+    """A file that was read. Its configuration is copied when it is asked for: most searches do not."""
+
+    def __init__(self, read: ConfigResult) -> None:
+        vars(self).update(vars(read), _read=read)
+        del self.config
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "config":
+            raise AttributeError(name)
+        self.config = copy.deepcopy(self._read.config)
+        return self.config
+
+
+OWN_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 """Keys of Hydra's own that each test gives another value."""
 
 
 def _is_value(override: Override) -> bool:
     """Return whether an override sets a value, on which no choice of a file depends."""
     key = override.key_or_group
-    is_key = "." in key or key == "seed"
+    is_key = "." in key or key in ("seed", "start_from")
     return (
         is_key and not override.is_sweep_override() and (not key.startswith("hydra.") or key in OWN_FOLDERS)
     )
@@ -319,11 +352,7 @@ def _remembering(
         key = key_of(*arguments, **named)
         if key[0] is None:
             return function(*arguments, **named)
-        result = known.recall(key)
-        if result is None:
-            with known.alone(key):
-                result = known.recall(key) or known.learn(key, pickle.dumps(function(*arguments, **named)))
-        return pickle.loads(result)
+        return known.result(key, lambda: function(*arguments, **named))
 
     return remembered
 
@@ -339,15 +368,12 @@ def _remembering_choices(find: Callable[..., Any]) -> Callable[..., Any]:
             return find(repo, config_name, overrides, **options)
         before = {name: value for name, value in vars(overrides).items() if name != "config_overrides"}
         key = (sources, config_name, tuple(options.items()), pickle.dumps(before))
-        result = known.recall(key)
-        if result is None:
-            with known.alone(key):
-                result = known.recall(key)
-                if result is None:
-                    files = find(repo, config_name, overrides, **options)
-                    choices = {name: vars(overrides)[name] for name in before}
-                    result = known.learn(key, pickle.dumps((files, choices)))
-        files, choices = pickle.loads(result)
+
+        def found_anew() -> tuple[Any, dict[str, Any]]:
+            files = find(repo, config_name, overrides, **options)
+            return files, {name: vars(overrides)[name] for name in before}
+
+        files, choices = known.result(key, found_anew)
         vars(overrides).update(choices)
         return files
 

@@ -51,14 +51,15 @@ def pytest_unconfigure() -> None:
 
 
 LONGEST = (
-    *("test_export", "test_restoring", "test_experiment", "test_search_input", "test_start"),
-    *("test_search_processes", "test_docs", "test_fork", "test_config_compose", "test_start_from"),
-    *("test_known_optimum", "test_dqn_chain", "test_wandb_runs", "test_report_browser", "test_dqn_session"),
-    *("test_report", "test_session", "test_resume", "test_resume_refusals", "test_closer_look"),
-    *("test_clusters", "test_reduced_precision", "test_enjoy", "test_offline_agents", "test_masks"),
-    *("test_load", "test_search_run", "test_reporting", "test_action_spaces", "test_networks_are_plain"),
-    *("test_replay_actor_critic", "test_stop", "test_policy_kernels", "test_reference", "test_env_atari"),
-    *("test_env_emulators", "test_shared_weights", "test_mujoco", "test_replay_command", "test_dqn"),
+    *("test_start", "test_restoring", "test_export", "test_experiment", "test_docs", "test_fork"),
+    *("test_search_processes", "test_wandb_runs", "test_search_input", "test_start_from"),
+    *("test_replay_command", "test_wandb", "test_known_optimum", "test_reduced_precision"),
+    *("test_config_compose", "test_reporting", "test_report_browser", "test_trial_processes"),
+    *("test_dqn_session", "test_enjoy", "test_place", "test_replay_actor_critic", "test_env_atari"),
+    *("test_report", "test_clusters", "test_session", "test_steady_output", "test_plots"),
+    *("test_closer_look", "test_masks", "test_script", "test_dqn_chain", "test_policy_kernels"),
+    *("test_replay", "test_search_run", "test_packaging", "test_load", "test_resume", "test_config_errors"),
+    "test_env_classic",
 )
 """Files that take longest. They come first, so that no test process is alone with one at the end."""
 

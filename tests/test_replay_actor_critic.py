@@ -87,6 +87,11 @@ def taken(critics: Critics, batch: Transitions) -> Tensor:
     return values
 
 
+def learner_threads() -> set[threading.Thread]:
+    """Return the threads of learners, those of earlier tests included."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith("learner")}
+
+
 def adam(module: torch.nn.Module) -> torch.optim.Adam:
     return torch.optim.Adam(module.parameters(), lr=LR, eps=1e-8)
 
@@ -288,13 +293,14 @@ def test_two_workers_compute_the_gradient_of_one_on_images(name: str, action: gy
     IMAGE.seed(0)
     images = np.stack([IMAGE.sample() for _ in range(32)])
     overrides = [*SMALL_CNN, *(["agent.policy_delay=1"] if name == "td3" else [])]
+    before = learner_threads()
     for num_threads in (1, 2):
         agent, _, _ = build(config_of(name, *overrides), action, IMAGE, num_threads=num_threads)
         nets = agent.modules()
         observations = torch.from_numpy(nets["policy"].layout(images))
         batch = replace(made_up(action), observation=observations[:16], next_observation=observations[16:])
         errors = agent.update(batch)
-        threads = [thread for thread in threading.enumerate() if thread.name.startswith("learner")]
+        threads = learner_threads() - before
         assert bool(threads) == (num_threads > 1)
         weights = [*nets["critics"].parameters(), *nets["policy"].parameters()]
         gradients.append([errors, *(weight.grad for weight in weights)])
@@ -332,11 +338,12 @@ def test_two_threads_on_halves_compute_the_gradient_of_one(name: str, action: gy
     overrides = ["agent.network.torso.mlp.hidden=[128,128]", "agent.batch_size=512"]
     overrides += ["agent.policy_delay=1"] if name.startswith("td3") else []
     gradients: list[list[Tensor]] = []
+    before = learner_threads()
     for num_threads in (1, 2, 2):
         agent, _, _ = build(config_of(name, *overrides), action, num_threads=num_threads)
         disturb(agent)
         errors = agent.update(made_up(action, 511))
-        threads = [thread for thread in threading.enumerate() if thread.name.startswith("learner")]
+        threads = learner_threads() - before
         assert bool(threads) == (num_threads > 1 and agent.TRAITS.halves)
         nets = agent.modules()
         weights = [*nets["critics"].parameters(), *nets["policy"].parameters()]

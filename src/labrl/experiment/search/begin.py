@@ -386,14 +386,16 @@ def _is_key(plain: Mapping[str, Any], key: str) -> bool:
 def _check_value(recipe: Recipe, default: Mapping[str, Any], key: str, value: Any) -> None:
     """Raise InputError if `key` does not allow `value`, whatever the other values are.
 
-    The value is set directly, because composing with Hydra takes a hundred times as long.
+    The value is set directly in its top-level group, because composing with Hydra takes a hundred times as
+    long.
     """
     (override,) = OverridesParser.create().parse_overrides(recipe.space.overrides({key: value})[-1:])
-    changed = OmegaConf.create(dict(default))
+    group = re.split(r"[.\[]", key, maxsplit=1)[0]
+    changed = OmegaConf.create({group: default[group]})
     try:
         with kinds_replace():
             OmegaConf.update(changed, key, override.value(), merge=True)
-        plain = to_plain(changed)
+        plain = {**default, **to_plain(changed)}
     except (OmegaConfBaseException, LabrlError):
         to_plain(recipe.compose({key: value}))  # raises the right error, if there is one
         return
