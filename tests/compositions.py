@@ -1,10 +1,10 @@
 """Composed configurations, remembered by the test processes: Hydra takes a fifth of a second to merge one.
 
 The files of a configuration follow from the groups that are chosen (`agent=ppo env=pong`). Tests choose the
-same hundreds thousands of times. What Hydra merges from these files is remembered, and how it parses an
+same hundreds thousands of times. What Hydra composes from these groups is remembered, and how it parses an
 override; values (`agent.lr=1e-3`) are set in a copy each time, by Hydra. Nothing is remembered where a source
 of files could change: with a --config-dir, a hydra.searchpath or a labrl elsewhere. The processes of one test
-run share what was merged by a folder (`share_compositions`), which ends with the run.
+run share what was composed by a folder (`share_compositions`), which ends with the run.
 """
 
 from __future__ import annotations
