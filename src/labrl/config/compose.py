@@ -108,7 +108,8 @@ def prepare(
     from labrl.mistakes.arguments import refuse_ignored
 
     if config_dir is not None and not os.path.isdir(config_dir):
-        raise InputError(f"--config-dir {config_dir}: no such folder", code="not-found", key="--config-dir")
+        problem = "is not a folder" if os.path.exists(config_dir) else "no such folder"
+        raise InputError(f"--config-dir {config_dir}: {problem}", code="not-found", key="--config-dir")
     refuse_ignored(overrides, multirun)
     register()
     find_modules(config_dir)

@@ -158,7 +158,7 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
         if one.key in keys:
             suggestions[one.meaning] = f"{described}: {one.typed(value)}"
             break
-        if owners := owners_of(one.key, keys):
+        if one.key != key and (owners := owners_of(one.key, keys)):
             suggestions[one.meaning] = f"{described}, which exists with {some(owners)}"
     if suggestions:
         return Mistake("unknown-key", key, f"{key}: no such key. Use {'; or '.join(suggestions.values())}")
