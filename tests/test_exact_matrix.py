@@ -24,13 +24,13 @@ def test_a_run_that_ends_first_is_started_again_with_an_earlier_signal(
     moments: list[Moment] = []
     codes = [0, 0, -signal.SIGKILL]
 
-    def broken_off(folder: Path, overrides: list[str], number: int, moment: Moment) -> tuple[int, str]:
+    def interrupt(folder: Path, overrides: list[str], number: int, moment: Moment) -> tuple[int, str]:
         assert not folder.exists(), "what an earlier try has left"
         folder.mkdir()
         moments.append(moment)
         return codes[len(moments) - 1], ""
 
-    monkeypatch.setattr(exact_matrix, "broken_off", broken_off)
+    monkeypatch.setattr(exact_matrix, "interrupt", interrupt)
     monkeypatch.setattr(exact_matrix, "labrl", lambda *overrides: None)
     by_signal(case, signal.SIGKILL, -signal.SIGKILL)
     assert len(moments) == 3
@@ -41,11 +41,11 @@ def test_a_run_that_ends_first_is_started_again_with_an_earlier_signal(
 def test_a_run_that_always_ends_first_is_no_difference(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 
-    def broken_off(folder: Path, *given: object) -> tuple[int, str]:
+    def interrupt(folder: Path, *given: object) -> tuple[int, str]:
         folder.mkdir()
         tries.append(given)
         return 0, ""
 
-    monkeypatch.setattr(exact_matrix, "broken_off", broken_off)
+    monkeypatch.setattr(exact_matrix, "interrupt", interrupt)
     assert report("one", exact_matrix.killed, case) == ENDED
     assert len(tries) == TRIES

@@ -16,9 +16,9 @@ import pytest
 from commands import run_ranks, start_labrl
 from exact_cases import (
     Moment,
-    broken_off,
     differences,
     folder_override,
+    interrupt,
     newest_checkpoint,
     recorded_differences,
     rows,
@@ -92,7 +92,7 @@ def test_fork_without_edits_equals_the_original_run(overrides: list[str]) -> Non
 
 def test_fork_that_is_killed_and_resumed_equals_the_original_run(trunk: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
-    code, output = broken_off(
+    code, output = interrupt(
         folder, [*fork(trunk), folder_override(folder)], signal.SIGKILL, Moment(1200, 0.02)
     )
     assert code == -signal.SIGKILL, output

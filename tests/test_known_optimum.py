@@ -5,7 +5,8 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
-from replay_actor_critic_cases import build, config_of, play
+from dqn_cases import play
+from replay_actor_critic_cases import build, config_of
 
 from labrl.agents.agent import Observation
 from labrl.step import Episode, Step
