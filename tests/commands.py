@@ -1,11 +1,11 @@
-"""Commands in processes of their own, which start without importing PyTorch once more.
+"""Start commands in processes of their own without importing PyTorch again each time.
 
-Each test process has a nursery: a process that has imported what training needs, has composed the usual
-configurations (see `compositions`) and looked at the machine (see `surroundings`), and nothing else. It forks
-one process for each command. A fresh Python takes two seconds of a core before the first frame, and half a
-second to take all its objects apart at the end; tests about the start itself, its imports, its signals and
-its end start one (`[sys.executable, "-m", "labrl"]`). What a command or a test process starts by
-multiprocessing is forked from a copy of the nursery too (see `forked`).
+Each test process has a nursery: a process that has only imported the modules for training, composed the usual
+configurations (see `compositions`) and examined the machine (see `surroundings`). It forks one process for
+each command. This saves the two CPU seconds that a fresh Python needs before the first frame, and half a
+second for destroying its objects at the end. Tests of the start itself, of imports, signals or the exit start
+a fresh Python instead (`[sys.executable, "-m", "labrl"]`). Processes that a command or a test process starts
+with multiprocessing are forked from a copy of the nursery (see `forked`).
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ PARSED = (
     *("+env.make={_target_: module.Class, size: 3}", "agent.lr=linear:1e-3:0", "agent=ppo,dqn"),
     *("agent.lr=tag(log, interval(1e-4, 1e-2))", "agent.epochs=range(1, 5)", "agent.gamma=choice(0.9, 0.99)"),
 )
-"""Overrides of every form: Hydra's parser learns a grammar while it reads."""
+"""Overrides of every form, which warm up Hydra's parser: it builds its tables while it parses."""
 WIDTH = 16
-"""Bytes of a number that comes through a pipe."""
+"""Size in bytes of a number that is sent through a pipe."""
 
 
 class Command:
@@ -80,18 +80,18 @@ class Command:
         self._status = status
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal that ended it; None while it runs."""
+        """Return the exit code, the negative number of the signal that killed it, or None while it runs."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Wait and return the exit code. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         code = self._ended(timeout)
         if code is None:
             raise subprocess.TimeoutExpired("python", timeout or 0)
         return code
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """Read all that it prints until its end. Raises subprocess.TimeoutExpired after `timeout` seconds."""
+        """Return its output once it has exited. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         assert self.stdout is not None
         until = None if timeout is None else time.monotonic() + timeout
         parts = []
@@ -111,7 +111,7 @@ class Command:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process with SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def _ended(self, timeout: float | None) -> int | None:
@@ -166,9 +166,9 @@ def start_module(
 
 
 def run_ranks(*arguments: str, module: str = "labrl") -> list[tuple[int, str]]:
-    """Run `python -m <module> <arguments>` as two ranks that are told what torchrun would tell them.
+    """Run `python -m <module> <arguments>` as two ranks with the environment variables that torchrun sets.
 
-    Returns exit code and output of each.
+    Returns the exit code and the output of each rank.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -181,7 +181,7 @@ def run_ranks(*arguments: str, module: str = "labrl") -> list[tuple[int, str]]:
 
 
 def share_nursery() -> None:
-    """Let what this process starts by multiprocessing be forked from the nursery, once it is there."""
+    """Fork processes that this one starts with multiprocessing from the nursery, started on demand."""
 
     def waiting() -> tuple[socket.socket, int]:
         _, server = _nursery()
@@ -192,21 +192,21 @@ def share_nursery() -> None:
 
 @functools.cache
 def _nursery() -> tuple[socket.socket, tuple[socket.socket, int]]:
-    """The doors of the process that commands are forked from, and of the one that waits to be a server."""
+    """Start the nursery. Return its socket, and socket and id of the future fork server."""
     (door, theirs), (server, its) = socket.socketpair(), socket.socketpair()
     files = [theirs.fileno(), its.fileno()]
     program = [sys.executable, __file__, *map(str, files)]
     process = subprocess.Popen(program, pass_fds=files, start_new_session=True, cwd="/")
     theirs.close()
     its.close()
-    # The last is called first; a fork server may block the milder signals.
+    # atexit calls these in reverse order. SIGKILL is needed, because a fork server may block other signals.
     for end in (process.wait, process.kill, door.close):
         atexit.register(end)
     return door, (server, process.pid)
 
 
 def _serve(door: socket.socket, server: socket.socket) -> None:
-    """Import what commands need, then fork one for each request."""
+    """Import the modules that commands need, then fork a process for each request."""
     # A test may have started this process while it blocked signals for its children.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     from labrl.processes import let_threads_sleep
@@ -252,7 +252,7 @@ def _serve(door: socket.socket, server: socket.socket) -> None:
 
 
 def _start(request: dict, output: int, errors: int, status: int) -> None:
-    """Fork the command of `request` and wait for it: its process id, then its exit code, go to `status`."""
+    """Fork the command of `request` and wait; write its process id and then its exit code to `status`."""
     pid = os.fork()
     if pid == 0:
         os.close(status)
@@ -292,11 +292,11 @@ def _become(request: dict, output: int, errors: int) -> NoReturn:
 
 
 def _leave(code: object) -> NoReturn:
-    """End this process as Python does, but without taking its objects apart: half a second of a core."""
+    """Exit as Python does, but without destroying all objects, which takes half a CPU second."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     if isinstance(code, int | None):
-        with contextlib.suppress(OSError, ValueError):  # what cannot be written is Python's to report
+        with contextlib.suppress(OSError, ValueError):  # let Python report output that cannot be written
             for stream in filter(None, (sys.stdout, sys.stderr)):
                 stream.flush()
             os._exit((code or 0) & 0xFF)

@@ -1,8 +1,8 @@
-"""Switch off for every test: Weights & Biases under the user's login, videos and reports.
+"""Settings of all tests: no Weights & Biases, and no videos or reports unless a test asks for them.
 
-What costs time in each run and is the same in all is done once, or not at all: what Hydra merges is
-remembered (see `compositions`), so is the state of the repository (see `surroundings`), and the collector of
-garbage passes over what was imported.
+Slow work that is the same for every run is done at most once per test run: merged Hydra configurations are
+cached (see `compositions`), so is the state of the repository (see `surroundings`), and imported objects are
+excluded from garbage collection.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from commands import share_nursery
 from compositions import remember, share_compositions
 from hypothesis import settings
 
-# Two threads of torch collapse to a fifth of their speed where the other test process wants a core too.
+# Two PyTorch threads are five times slower when another test process competes for the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as `labrl` does; see labrl.processes.let_threads_sleep
 os.environ["WANDB_MODE"] = "disabled"
 
-# torch reads the number of threads when it is imported
+# PyTorch reads the number of threads when it is imported, so these imports follow the settings above.
 from surroundings import remember_surroundings
 
 from labrl.trial import playback, reporting
 
-# A busy machine may take a second over an example, and no promise is about that. The same code is tested
-# with the same examples each time; `make exact` draws others (--hypothesis-profile=random).
+# Examples have no deadline, because a busy machine may need a second for one. The same code is always tested
+# with the same examples; `make exact` draws new ones (--hypothesis-profile=random).
 settings.register_profile("labrl", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None)
 settings.load_profile("labrl")
 
-# What is imported and composed while tests are collected stays.
+# Objects that are created while tests are collected are needed until the end: don't search them for garbage.
 gc.disable()
 _shared = ExitStack()
 _shared.enter_context(share_compositions())
@@ -44,7 +44,7 @@ share_nursery()
 
 
 def pytest_unconfigure() -> None:
-    """Remove what the processes of this test run shared, and collect once, where pytest would five times."""
+    """Remove the files that test processes share, and make pytest's five garbage collections cheap."""
     _shared.close()
     gc.collect()
     gc.freeze()
@@ -61,24 +61,24 @@ LONGEST = (
     *("test_replay", "test_search_run", "test_packaging", "test_load", "test_resume", "test_config_errors"),
     "test_env_classic",
 )
-"""Files that take longest. They come first, so that no test process is alone with one at the end."""
+"""The slowest files. They run first, so that no test process is still busy with one after all others."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the longest files come first. Processes take whole files, in this order (`--dist loadfile`)."""
+    """Sort tests so that the slowest files run first; processes take whole files (`--dist loadfile`)."""
     place = {name: index for index, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 
 
 def pytest_collection_finish() -> None:
-    """Spare the collector of garbage a hundred thousand objects that were imported, each time."""
+    """Exclude the hundred thousand imported objects from all later garbage collections."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
 SELDOM = (20_000, 10, 20)
-"""Thresholds of the collector of garbage. Sessions that end unfreeze all, which takes it a quarter second."""
+"""Thresholds of rare garbage collections: after a session has unfrozen all objects, one takes 0.25 s."""
 
 
 _make_report, _prepare, _render_videos = reporting.make_report, reporting.prepare, playback.render_videos
@@ -86,7 +86,7 @@ _make_report, _prepare, _render_videos = reporting.make_report, reporting.prepar
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_reports_and_videos() -> Iterator[None]:
-    """Runs in a test's own process end without a report and videos, which would take minutes in all."""
+    """Skip the reports and videos of runs in the test process, which would take minutes in total."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reporting, "make_report", lambda folder, prepared=None: None)
         patch.setattr(reporting, "prepare", lambda folder: None)
@@ -96,9 +96,10 @@ def _no_reports_and_videos() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _as_in_a_new_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests marked `report` or `uses_videos` get these; no test has the console of an earlier one.
+    """Remove the log handlers of earlier tests, and enable reports and videos for tests marked accordingly.
 
-    Hydra leaves its console with the logger, which would write into the closed output of an earlier test.
+    The marks are `report` and `uses_videos`. Hydra's handlers remain attached to the logger after a run and
+    would write to the closed output of an earlier test.
     """
     gc.set_threshold(*SELDOM)
     for logger in (logging.root, logging.getLogger("labrl")):

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.agent import Observation
+from labrl.agents.agent import Agent, Observation
 from labrl.agents.dqn import DQN
 from labrl.agents.parts.experience import Experience
 from labrl.clock import Clock
@@ -110,14 +110,14 @@ def memories(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
     return made
 
 
-def play(agent: DQN, clock: Clock, world: Any, steps: int) -> int:
-    """Let the agent act and learn in a `world` with `observation` and `step`.
+def play(agent: Agent, clock: Clock, world: Any, steps: int) -> int:
+    """Let the agent act and learn in a `world` with `observation`, `step` and optionally `mask`.
 
     Returns the number of updates.
     """
     updates = 0
     for _ in range(steps):
-        step = world.step(agent.act(Observation(world.observation)))
+        step = world.step(agent.act(Observation(world.observation, getattr(world, "mask", None))))
         agent.observe(step)
         updates += agent.learn()
         clock.tick(len(step.reward))

@@ -138,7 +138,7 @@ def folder_override(folder: Path) -> str:
     return f"hydra.run.dir={quoted(str(folder))}"
 
 
-def broken_off(folder: Path, overrides: list[str], number: signal.Signals, moment: Moment) -> tuple[int, str]:
+def interrupt(folder: Path, overrides: list[str], number: signal.Signals, moment: Moment) -> tuple[int, str]:
     """Start `labrl` and send its process group the signal at `moment`, unless it has ended before.
 
     folder: the run folder that `overrides` lead to. Returns the exit code and the output.

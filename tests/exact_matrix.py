@@ -28,9 +28,9 @@ import numpy as np
 from exact_cases import (
     TASKS,
     Moment,
-    broken_off,
     differences,
     folder_override,
+    interrupt,
     newest_checkpoint,
     recorded_differences,
     small,
@@ -99,7 +99,7 @@ def by_signal(case: Case, number: signal.Signals, expected: int) -> str:
     overrides = [*case.overrides, folder_override(case.folder)]
     moment, tries = case.moment(), 1
     while len(frames) < case.kills:
-        code, output = broken_off(case.folder, overrides, number, moment)
+        code, output = interrupt(case.folder, overrides, number, moment)
         if code == 0 and frames:
             return f"at frames {frames}, then ended before the next signal was sent"
         if code == 0:

@@ -1,10 +1,10 @@
-"""Processes that multiprocessing starts, forked from one that has imported what they need.
+"""Fork the processes that multiprocessing starts from one that has already imported their modules.
 
-A process of the contexts `spawn` and `forkserver` imports PyTorch anew, which takes three seconds of a core.
-Here a process in which nothing has happened but the import of labrl waits beside each process that may start
-some, and becomes its fork server when the first is started. Processes of `spawn` are forked from that server
-too, with the signals, streams and working directory that a spawned one would inherit. Tests about the start
-itself use a fresh Python (`sys.executable`), whose processes start as those of a user do.
+Processes of the contexts `spawn` and `forkserver` normally import PyTorch again, which takes three CPU
+seconds. Here each process that may start others has a waiting process that has only imported labrl, and that
+becomes its fork server when it starts the first one. Processes of `spawn` are forked from that server too,
+with the signals, streams and working directory that a spawned process would inherit. Tests of the start
+itself use a fresh Python (`sys.executable`), whose processes start as those of a user.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 SERVER = "multiprocessing.forkserver"
-"""Module that the program of a fork server imports, and no other program."""
+"""Module that only the program of a fork server imports."""
 
 FILES = "/proc/self/fd"
-"""The open files of a process. Where a system has none, processes start as those of a user do."""
+"""Folder of the open files of a process. On systems without it, processes start as those of a user."""
 
 
 def keep_server() -> None:
@@ -43,7 +43,7 @@ def keep_server() -> None:
 
 
 def take_server(waiting: Callable[[], tuple[socket.socket, int]]) -> None:
-    """Let the processes of multiprocessing's contexts be forked from a waiting process.
+    """Fork the processes of multiprocessing's contexts from a waiting process.
 
     waiting: returns the socket to a child of this process that is in `wait_to_serve`, and its process id.
     """
@@ -67,7 +67,7 @@ def take_server(waiting: Callable[[], tuple[socket.socket, int]]) -> None:
         try:
             socket.send_fds(door, [len(data).to_bytes(8, "big")], [1, 2, *files])
             door.sendall(data)
-        except OSError:  # a signal to the whole group has ended it
+        except OSError:  # a signal to the process group has ended the waiting process
             return start_anew(path, arguments, files)
         door.close()
         return pid
@@ -77,7 +77,7 @@ def take_server(waiting: Callable[[], tuple[socket.socket, int]]) -> None:
 
 
 def wait_to_serve(door: socket.socket) -> NoReturn:
-    """Wait in this process until the owner of `door` needs a fork server or is gone."""
+    """Wait until the owner of `door` needs a fork server, then become it; exit if the owner has exited."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
@@ -101,7 +101,7 @@ def wait_to_serve(door: socket.socket) -> NoReturn:
 
 
 def _place(files: list[int], numbers: list[int]) -> None:
-    """Give `files` the `numbers` that they have in the other process, and close all other files."""
+    """Renumber the descriptors `files` as `numbers`, as in the other process, and close all other files."""
     beyond = max([*files, *numbers]) + 1
     for index, file in enumerate(files):
         os.dup2(file, beyond + index)
@@ -115,13 +115,13 @@ def _place(files: list[int], numbers: list[int]) -> None:
 
 
 def _signals() -> tuple[list[int], list[int]]:
-    """Return the signals that a process started now would ignore, and those that would wait."""
+    """Return the signals that a process started now would ignore, and those that it would block."""
     ignored = [n for n in signal.valid_signals() if signal.getsignal(n) == signal.SIG_IGN]
     return ignored, [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])]
 
 
 def _take_signals(ignored: list[int], waiting: list[int]) -> None:
-    """Treat signals as a new Python that was started by a process with these `_signals`."""
+    """Set up signals as in a new Python process whose parent has these `_signals`."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         if number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
@@ -163,7 +163,7 @@ class _Process(context.ForkServerProcess):
 
 
 class _Context(context.ForkServerContext):
-    """The context `spawn`."""
+    """The context `spawn`, whose processes are forked from the server."""
 
     _name = "spawn"
     Process = _Process

@@ -11,9 +11,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Noise, weights_of
+from dqn_cases import Noise, play, weights_of
+from numpy.typing import NDArray
 
-from labrl.agents.agent import Agent, Observation
+from labrl.agents.agent import Agent
 from labrl.agents.policy_agent import PolicyAgent
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
@@ -23,6 +24,7 @@ from labrl.memory.rollout import Minibatch
 from labrl.networks.actor_critic import ActorCritic
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
+from labrl.step import Step
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 DISCRETE = gym.spaces.Discrete(3)
@@ -57,20 +59,6 @@ def build(
     return player, clock, streams
 
 
-def play(agent: Agent, clock: Clock, world: Any, steps: int) -> int:
-    """Let the agent act and learn in a `world` with `observation`, `step` and optionally `mask`.
-
-    Returns the number of updates.
-    """
-    updates = 0
-    for _ in range(steps):
-        step = world.step(agent.act(Observation(world.observation, getattr(world, "mask", None))))
-        agent.observe(step)
-        updates += agent.learn()
-        clock.tick(len(step.reward))
-    return updates
-
-
 def network_of(agent: Agent) -> ActorCritic:
     """Return the network that holds both the policy and the values."""
     network = agent.modules()["actor_critic"]
@@ -91,7 +79,7 @@ def rollouts(monkeypatch: pytest.MonkeyPatch) -> list[Minibatch]:
     return seen
 
 
-def assert_same_future(
+def assert_continues_exactly(
     make: Callable[[], tuple[Any, Clock, Streams]], world: Any, steps: int, further: int = 40
 ) -> None:
     """Check that an agent that is saved after `steps` steps and restored learns the same afterwards.
@@ -120,3 +108,26 @@ def assert_equal(one: Mapping[str, float], other: Mapping[str, float]) -> None:
 
 def noise(num_envs: int = 4, seed: int = 0) -> Noise:
     return Noise(VECTOR, num_envs, seed)
+
+
+class Recorded:
+    """A wrapper of a world that keeps all observations, actions and steps.
+
+    The world gets the first component of continuous actions.
+    """
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+        self.seen: list[NDArray] = []
+        self.actions: list[NDArray] = []
+        self.steps: list[Step] = []
+
+    @property
+    def observation(self) -> NDArray:
+        return self._world.observation
+
+    def step(self, action: NDArray) -> Step:
+        self.seen.append(self.observation)
+        self.actions.append(np.asarray(action))
+        self.steps.append(self._world.step(self.actions[-1].reshape(len(action), -1)[:, 0]))
+        return self.steps[-1]

@@ -121,4 +121,4 @@ if __name__ == "__main__":
     check_ranks_exchange_values(group.ranks)
     check_differing_weight_is_named(group.ranks)
     group.leave()
-    print("as promised")
+    print("the ranks work as one")

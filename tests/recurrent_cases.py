@@ -59,23 +59,3 @@ def remembered(agent: Any, steps: int = 60, num_envs: int = 16) -> float:
     for _ in range(steps):
         start = world.step(agent.greedy_action(Observation(world.observation, start=start))).episode_over
     return float(np.mean(world.paid))
-
-
-class Recorded:
-    """A wrapper of a world that keeps all observations, actions and steps."""
-
-    def __init__(self, world: Any) -> None:
-        self._world = world
-        self.seen: list[NDArray] = []
-        self.actions: list[NDArray] = []
-        self.steps: list[Step] = []
-
-    @property
-    def observation(self) -> NDArray:
-        return self._world.observation
-
-    def step(self, action: NDArray) -> Step:
-        self.seen.append(self.observation)
-        self.actions.append(np.asarray(action))
-        self.steps.append(self._world.step(action))
-        return self.steps[-1]

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from labrl.agents.agent import Agent, Observation
+from labrl.agents.agent import Agent
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
@@ -80,17 +80,3 @@ def disturb(agent: Agent) -> None:
         for module in agent.modules().values():
             for weight in module.parameters():
                 weight.add_(0.1 * torch.randn(weight.shape, generator=draw))
-
-
-def play(agent: Any, clock: Clock, world: Any, steps: int) -> int:
-    """Let the agent act and learn in a `world` with `observation` and `step`.
-
-    Returns the number of updates.
-    """
-    updates = 0
-    for _ in range(steps):
-        step = world.step(agent.act(Observation(world.observation)))
-        agent.observe(step)
-        updates += agent.learn()
-        clock.tick(len(step.reward))
-    return updates

@@ -131,3 +131,8 @@ def rising(to: float, frames: int = 1000, rows: int = 10, noise: int | None = No
     if noise is not None:
         returns = returns + np.random.default_rng(noise).normal(size=rows)
     return rows_of(frame.tolist(), returns.tolist())
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    """Return the content of all files in a folder by path, without locks."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}

@@ -1,4 +1,4 @@
-"""Let the test processes find out only once what each run records about its code and machine."""
+"""Caches of what every run records about its code and its machine, so that tests determine it only once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def remember_surroundings() -> None:
-    """Let runs record labrl's own repository and the graphics cards as the first of them finds them.
+    """Cache the description of labrl's repository and of the GPUs, and disable two slow calls.
 
-    Git is not asked either where no folder above has a repository, such as those of tests. Nothing is forced
-    onto the disk: that data survives a power failure is no promise that a test could check.
+    Git is not called for folders outside any repository, such as those of tests. `os.fsync` only
+    checks its descriptor, because no test can check that data survives a power failure.
     """
     describe, ask = provenance.describe_repository, provenance._git
     describe_once, ask_once, path = functools.cache(describe), functools.cache(ask), os.environ.get("PATH")
@@ -34,11 +34,11 @@ def remember_surroundings() -> None:
     provenance.describe_repository = described
     provenance._git = asked
     provenance._gpus = functools.cache(provenance._gpus)
-    os.fsync = os.fstat  # type: ignore[assignment]  # which refuses the same descriptors
+    os.fsync = os.fstat  # type: ignore[assignment]  # raises for the same invalid descriptors
 
 
 def look_around() -> None:
-    """Find out all that is remembered."""
+    """Fill the caches of `remember_surroundings`."""
     for folder in provenance._repositories().values():
         provenance.describe_repository(folder)
     provenance.installed_packages()

@@ -195,7 +195,8 @@ def test_error_for_session_or_parent_folder_names_the_run(tmp_path: Path) -> Non
         with pytest.raises(InputError) as refused:
             read(place)
         assert (refused.value.code, refused.value.key) == ("usage", str(place))
-        assert str(path) in str(refused.value).replace(str(place), "", 1) + str(place.parent)
+        # The message begins with the place, whose path may contain that of the run.
+        assert str(path) in str(refused.value).partition(str(place))[2]
 
 
 def test_runs_are_found_once_by_folder_parent_or_glob(tmp_path: Path) -> None:

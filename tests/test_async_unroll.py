@@ -258,7 +258,9 @@ def test_signal_leaves_no_orphan_and_a_run_that_can_be_resumed(
         output, _ = process.communicate()
     assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}.get(number, -9), output
     assert "Traceback" not in output
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+    deadline = time.monotonic() + 60
+    while left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, f"processes {left} still run 60 s after the signal"
         time.sleep(0.05)
     assert not (folder / "session_0" / "acting_weights.bin").exists()
     # The exit code is 2 if the run was beyond this budget already.

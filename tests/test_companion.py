@@ -112,8 +112,10 @@ def test_hanging_companion_logs_its_stack_and_is_killed(
     with started(tmp_path, sleep_forever) as process:
         pid = process.receive()
         process.signal(signal.SIGUSR2)
+        deadline = time.monotonic() + 60
         while "sleep_forever" not in log.read_text():
             assert alive(pid)
+            assert time.monotonic() < deadline, "the companion did not log its stack within 60 s"
             time.sleep(0.01)
     assert not alive(pid)
 
@@ -132,5 +134,7 @@ def test_companion_ends_when_its_session_is_killed(tmp_path: Path) -> None:
         assert session.stdout is not None
         pid = int(session.stdout.readline())
         session.kill()
+    deadline = time.monotonic() + 60
     while alive(pid):
+        assert time.monotonic() < deadline, "the companion still runs 60 s after its session was killed"
         time.sleep(0.01)

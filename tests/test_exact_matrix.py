@@ -24,13 +24,13 @@ def test_run_that_ends_before_its_signal_is_retried_earlier(
     moments: list[Moment] = []
     codes = [0, 0, -signal.SIGKILL]
 
-    def broken_off(folder: Path, overrides: list[str], number: int, moment: Moment) -> tuple[int, str]:
+    def interrupt(folder: Path, overrides: list[str], number: int, moment: Moment) -> tuple[int, str]:
         assert not folder.exists(), "what an earlier try has left"
         folder.mkdir()
         moments.append(moment)
         return codes[len(moments) - 1], ""
 
-    monkeypatch.setattr(exact_matrix, "broken_off", broken_off)
+    monkeypatch.setattr(exact_matrix, "interrupt", interrupt)
     monkeypatch.setattr(exact_matrix, "labrl", lambda *overrides: None)
     by_signal(case, signal.SIGKILL, -signal.SIGKILL)
     assert len(moments) == 3
@@ -43,11 +43,11 @@ def test_run_that_always_ends_before_its_signal_is_not_a_difference(
 ) -> None:
     tries = []
 
-    def broken_off(folder: Path, *given: object) -> tuple[int, str]:
+    def interrupt(folder: Path, *given: object) -> tuple[int, str]:
         folder.mkdir()
         tries.append(given)
         return 0, ""
 
-    monkeypatch.setattr(exact_matrix, "broken_off", broken_off)
+    monkeypatch.setattr(exact_matrix, "interrupt", interrupt)
     assert report("one", exact_matrix.killed, case) == ENDED
     assert len(tries) == TRIES

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import gymnasium as gym
 import numpy as np
 import pytest
-from replay_actor_critic_cases import build, config_of, play
+from dqn_cases import play
+from replay_actor_critic_cases import build, config_of
 
 from labrl.agents.agent import Observation
 from labrl.step import Episode, Step
@@ -131,4 +130,3 @@ def test_learned_temperature_brings_the_entropy_to_its_target(kind: str) -> None
         p = np.exp(np.arange(3) / player.metrics()["temperature"])
         p /= p.sum()
         assert -(p * np.log(p)).sum() == pytest.approx(target, abs=0.15)
-        assert math.isclose(p.sum(), 1)

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 import torch
-from on_policy_cases import assert_same_future, build, noise
+from on_policy_cases import assert_continues_exactly, build, noise
 from options import options
 from refusals import refused
 from torch import nn
@@ -102,7 +102,7 @@ def test_restored_agent_takes_the_same_updates(steps: int) -> None:
         "agent.value_lr=1e-3",
         "agent.network.shared=false",
     )
-    assert_same_future(lambda: build("a2c", *overrides), noise(), steps)
+    assert_continues_exactly(lambda: build("a2c", *overrides), noise(), steps)
 
 
 @pytest.mark.parametrize(

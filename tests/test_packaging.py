@@ -176,9 +176,20 @@ def test_every_imported_package_is_a_dependency_or_in_an_extra() -> None:
             assert roots <= known, f"{file.relative_to(ROOT)} imports {sorted(roots - known)}"
 
 
-@pytest.mark.parametrize("extra", ["box2d", "mujoco", "bench", "dev"])
-def test_extras_are_declared(extra: str) -> None:
-    assert PROJECT["optional-dependencies"][extra]
+def test_declared_extras_are_those_of_the_documentation_and_messages() -> None:
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
+    for folder, suffix in (("docs", "*.md"), ("src", "*.py"), ("configs", "*.yaml")):
+        files += (ROOT / folder).rglob(suffix)
+    installed = re.compile(r"(?:\.|\blabrl)\[([a-z0-9, ]+)\]")  # such as .[dev] or labrl[box2d,mujoco]
+    named = {
+        extra.strip()
+        for file in files
+        for extras in installed.findall(file.read_text(encoding="utf-8"))
+        for extra in extras.split(",")
+    }
+    extras = PROJECT["optional-dependencies"]
+    assert named == set(extras)
+    assert all(extras.values()), "an extra is empty"
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

@@ -20,7 +20,7 @@ from on_policy_cases import (
     DISCRETE,
     SWITCHES,
     VECTOR,
-    assert_same_future,
+    assert_continues_exactly,
     build,
     network_of,
     noise,
@@ -256,8 +256,8 @@ def test_weights_after_100_updates_equal_those_of_autograd(name: str, action: gy
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "autograd"])
 @pytest.mark.parametrize("name", AGENTS)
-def test_restored_agent_has_the_same_future(name: str, kernels: bool) -> None:
-    assert_same_future(lambda: make_agent(name, kernels), noise(), 11)
+def test_restored_agent_continues_exactly(name: str, kernels: bool) -> None:
+    assert_continues_exactly(lambda: make_agent(name, kernels), noise(), 11)
 
 
 WITHOUT_KERNEL = {

@@ -184,7 +184,7 @@ def test_two_runs_are_equal_bit_for_bit(space: gym.Space) -> None:
 
 @pytest.mark.parametrize("steps", [3, 8, 13])
 @pytest.mark.parametrize("space", [VECTOR, IMAGE], ids=["vector", "image"])
-def test_restored_agent_has_the_same_future(steps: int, space: gym.Space) -> None:
+def test_restored_agent_continues_exactly(steps: int, space: gym.Space) -> None:
     streams = Streams(3)
     uninterrupted, clock = build(observation=space, streams=streams)
     play(uninterrupted, clock, space, steps)

@@ -12,9 +12,18 @@ import pytest
 import torch
 from dqn_cases import Chain, minibatches
 from numpy.typing import NDArray
-from on_policy_cases import BOX, DISCRETE, VECTOR, assert_same_future, build, config_of, noise, play
+from on_policy_cases import (
+    BOX,
+    DISCRETE,
+    VECTOR,
+    Recorded,
+    assert_continues_exactly,
+    build,
+    config_of,
+    noise,
+    play,
+)
 from refusals import refused
-from test_a2c import Recorded
 
 from labrl.agents.pqn import PQN
 from labrl.spaces import Spaces
@@ -74,9 +83,9 @@ def test_pqn_finds_the_best_values_without_a_target_network() -> None:
 
 
 @pytest.mark.parametrize("steps", [3, 8, 17])
-def test_restored_agent_has_the_same_future(steps: int) -> None:
+def test_restored_agent_continues_exactly(steps: int) -> None:
     make: Any = lambda: build("pqn", *SMALL)  # noqa: E731
-    assert_same_future(make, noise(), steps)
+    assert_continues_exactly(make, noise(), steps)
 
 
 def test_epoch_uses_every_step_once(monkeypatch: pytest.MonkeyPatch) -> None:

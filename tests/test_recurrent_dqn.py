@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from dqn_cases import Noise, gradient_of, memories, minibatches, weights_of
-from on_policy_cases import assert_same_future, build, config_of, noise, play
-from recurrent_cases import Corridor, Recorded, remembered
+from on_policy_cases import Recorded, assert_continues_exactly, build, config_of, noise, play
+from recurrent_cases import Corridor, remembered
 from refusals import refused
 
 from labrl.agents.agent import Observation
@@ -116,10 +116,10 @@ def test_ranks_learn_from_whole_sequences() -> None:
 
 
 @pytest.mark.parametrize("steps", [5, 30])
-def test_restored_agent_has_the_same_future(steps: int) -> None:
+def test_restored_agent_continues_exactly(steps: int) -> None:
     overrides = ("agent/network=lstm", "agent.learning_starts=40", "agent.memory.capacity=160")
     make = (*TINY, *MEMORY[:2], *WHEN[1:], *overrides)
-    assert_same_future(lambda: build("recurrent_dqn", *make), noise(), steps)
+    assert_continues_exactly(lambda: build("recurrent_dqn", *make), noise(), steps)
 
 
 def test_evaluation_has_its_own_recurrent_state(monkeypatch: pytest.MonkeyPatch) -> None:

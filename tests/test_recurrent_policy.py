@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from dqn_cases import gradient_of, minibatches, weights_of
-from on_policy_cases import BOX, assert_same_future, build, network_of, noise, play, rollouts
-from recurrent_cases import Corridor, Recorded, remembered
+from on_policy_cases import BOX, Recorded, assert_continues_exactly, build, network_of, noise, play, rollouts
+from recurrent_cases import Corridor, remembered
 
 from labrl.agents.agent import Observation
 from labrl.learning.compute import Compute
@@ -199,8 +199,8 @@ def test_evaluation_has_its_own_recurrent_state() -> None:
     [("recurrent_ppo", PPO, 3), ("recurrent_ppo", PPO, 17), ("recurrent_a2c", A2C, 12)],
     ids=["ppo-3", "ppo-17", "a2c-12"],
 )
-def test_restored_agent_has_the_same_future(agent: str, overrides: tuple[str, ...], steps: int) -> None:
-    assert_same_future(lambda: build(agent, "agent/network=lstm", *TINY, *overrides), noise(), steps)
+def test_restored_agent_continues_exactly(agent: str, overrides: tuple[str, ...], steps: int) -> None:
+    assert_continues_exactly(lambda: build(agent, "agent/network=lstm", *TINY, *overrides), noise(), steps)
 
 
 @pytest.mark.parametrize(

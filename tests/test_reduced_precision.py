@@ -24,7 +24,7 @@ from learner_cases import (
     reference,
     without_amx,  # noqa: F401
 )
-from on_policy_cases import assert_same_future, build, play
+from on_policy_cases import assert_continues_exactly, build, play
 from options import options
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -485,7 +485,7 @@ def test_a2c_learns_about_the_same_with_and_without_kept_outputs(monkeypatch: py
 
 @pytest.mark.parametrize("steps", [pytest.param(0, marks=pytest.mark.matrix), 13, 15])
 def test_resume_within_a_rollout_is_exact(steps: int) -> None:
-    assert_same_future(a2c, image_noise(), steps, further=12)
+    assert_continues_exactly(a2c, image_noise(), steps, further=12)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Noise
+from dqn_cases import Noise, play
 from replay_actor_critic_cases import (
     BOX,
     CHOICE,
@@ -23,7 +23,6 @@ from replay_actor_critic_cases import (
     config_of,
     disturb,
     made_up,
-    play,
 )
 from torch import Tensor
 
@@ -233,7 +232,7 @@ def test_crossq_policy_loss_leaves_the_critics_statistics_unchanged() -> None:
 
 
 @pytest.mark.parametrize(("name", "action"), KINDS)
-def test_restored_agent_has_the_same_future(name: str, action: gym.Space) -> None:
+def test_restored_agent_continues_exactly(name: str, action: gym.Space) -> None:
     overrides = ("agent/memory=prioritized", "agent.n_step=2")
     agent, clock, streams = build(config_of(name, *overrides), action)
     world = World(VECTOR, 4)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from exact_cases import (
     Moment,
-    broken_off,
     differences,
     folder_override,
+    interrupt,
     newest_checkpoint,
     pins,
     recorded_differences,
@@ -52,7 +52,7 @@ def board(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_killed_run_resumes_exactly(uninterrupted: Path, tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "killed"
     overrides = [*PPO, TENSORBOARD, folder_override(folder)]
-    code, output = broken_off(folder, overrides, signal.SIGKILL, Moment(800, seconds=0.03))
+    code, output = interrupt(folder, overrides, signal.SIGKILL, Moment(800, seconds=0.03))
     assert code == -signal.SIGKILL, output
     assert 0 < newest_checkpoint(folder) < 2400
     (tmp_path / "runs" / "killed_before_its_start").mkdir()  # an empty folder, as Hydra creates it
@@ -89,7 +89,7 @@ def test_terminated_run_prints_the_command_that_resumes_it(
 ) -> None:
     folder = tmp_path / "a folder's name"
     overrides = [*PPO, folder_override(folder)]
-    code, output = broken_off(folder, overrides, signal.SIGTERM, Moment(400, seconds=0.02))
+    code, output = interrupt(folder, overrides, signal.SIGTERM, Moment(400, seconds=0.02))
     assert code == 143, output
     (command,) = re.findall(r"labrl \+resume=.*|labrl '\+resume=.*", output)
     assert main(shlex.split(command)[1:]) == 0

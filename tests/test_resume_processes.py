@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from exact_cases import differences, newest_checkpoint
+from run_cases import files_of
 from test_trial_processes import ENDLESS, children, frame, needs_proc, wait_for
 from test_trial_processes import labrl as started
 
@@ -25,11 +26,6 @@ QUICK = ["agent=random", "env.max_frame=512", "meta.log_frequency=128", "meta.pr
 QUICK += ["meta.report=false", "meta.videos=false"]
 
 
-def content(folder: Path) -> dict[Path, bytes]:
-    """Read all files of a folder except locks."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
-
-
 def test_resume_runs_only_unfinished_and_new_sessions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -40,22 +36,22 @@ def test_resume_runs_only_unfinished_and_new_sessions(
     killed = run / "session_1"
     (killed / "result.json").unlink()
     shutil.rmtree(killed / "checkpoints" / "frame_000000000512")
-    done = content(run / "session_0")
+    done = files_of(run / "session_0")
     capsys.readouterr()
 
     assert main([f"+resume={run}"]) == 0
     stdout = capsys.readouterr().out
     assert json.loads((run / "run.json").read_text())["resumes"][-1]["frames"] == {"1": 384}
     assert [line[0] for line in re.findall(r"^(\d) +finished +512", stdout, re.MULTILINE)] == ["0", "1"]
-    assert content(run / "session_0") == done
+    assert files_of(run / "session_0") == done
     assert differences(complete, run) == []
 
-    done = content(run / "session_0") | content(run / "session_1")
+    done = files_of(run / "session_0") | files_of(run / "session_1")
     assert main([f"+resume={run}", "meta.max_session=3"]) == 0
     stdout = capsys.readouterr().out
     assert json.loads((run / "run.json").read_text())["resumes"][-1]["frames"] == {"2": 0}
     assert len(re.findall(r"^\d +finished +512", stdout, re.MULTILINE)) == 3
-    assert content(run / "session_0") | content(run / "session_1") == done
+    assert files_of(run / "session_0") | files_of(run / "session_1") == done
     info = json.loads((run / "run.json").read_text())
     assert [session["seed"] for session in info["sessions"]] == [session_seed(1, i) for i in range(3)]
     assert info["status"] == "finished"

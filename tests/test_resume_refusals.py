@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from run_cases import files_of
 
 import labrl
 from labrl.cli import list_runs, main
@@ -47,11 +48,6 @@ def finished_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def finished(finished_once: Path) -> Path:
     return copy_of(finished_once)
-
-
-def content(folder: Path) -> dict[Path, bytes]:
-    """Read all files of a folder except locks."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted"])
@@ -92,12 +88,12 @@ def test_kill_after_the_last_session_ended_leaves_a_finished_run(status: RunStat
 def test_contradicting_edit_is_refused_and_changes_no_file(
     overrides: list[str], named: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = content(Path())
+    before = files_of(Path())
     assert main(["+resume=runs/one", *overrides]) == WRONG_INPUT
     stderr = capsys.readouterr().err
     assert [word for word in named if word not in stderr] == []
     assert "Traceback" not in stderr
-    assert content(Path()) == before
+    assert files_of(Path()) == before
 
 
 @pytest.mark.parametrize(
@@ -190,12 +186,12 @@ def test_force_is_refused_when_the_state_does_not_fit(
     overrides: list[str], learned: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Regression test: the folder kept such an edit, so that +resume and +enjoy could not load the run."""
-    before = content(learned)
+    before = files_of(learned)
     assert main(["+resume=runs/one", "env.max_frame=400", *overrides, "+force=true"]) == 2
     stderr = capsys.readouterr().err
     assert str(Path("runs/one/session_0/checkpoints").absolute()) in stderr
     assert "Traceback" not in stderr
-    assert content(learned) == before
+    assert files_of(learned) == before
     assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 0
     assert main(["+resume=runs/one", "env.max_frame=400"]) == 0
 
@@ -243,11 +239,11 @@ def test_resume_keeps_a_drawn_seed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_cfg_job_prints_the_configuration_of_a_resume(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = content(Path())
+    before = files_of(Path())
     assert main(["--cfg", "job", "+resume=runs/one", "env.max_frame=128"]) == 0
     shown = yaml.safe_load(capsys.readouterr().out)
     assert (shown["env"]["max_frame"], shown["seed"]) == (128, 1)
-    assert content(Path()) == before
+    assert files_of(Path()) == before
 
 
 def test_resume_finds_the_users_config_dir(tmp_path: Path) -> None:
@@ -268,13 +264,13 @@ def test_path_of_a_run_may_be_quoted(finished: Path) -> None:
 def test_running_run_is_not_resumed_by_a_second_process(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = content(Path())
+    before = files_of(Path())
     with RunFolder.open("runs/one").lock():
         assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
     stderr = capsys.readouterr().err
     assert "runs/one" in stderr
     assert str(os.getpid()) in stderr
-    assert content(Path()) == before
+    assert files_of(Path()) == before
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
 
 
@@ -283,14 +279,14 @@ def test_run_with_only_damaged_checkpoints_is_refused(
 ) -> None:
     for file in finished.rglob("state.pt"):
         file.write_bytes(b"torn")
-    before = content(finished)
+    before = files_of(finished)
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
     stderr = capsys.readouterr().err
     assert stderr.count("\n") == 1, "several damaged checkpoints need one message"
     assert str(finished / "session_0" / "checkpoints") in stderr
     assert "frame_000000000064" in stderr
     assert "state.pt" in stderr
-    assert content(finished) == before
+    assert files_of(finished) == before
 
 
 def test_missing_rows_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,11 +301,11 @@ def test_missing_rows_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_run_with_deleted_checkpoints_is_refused(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(finished / "session_0" / "checkpoints")
-    before = content(finished)
+    before = files_of(finished)
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
     stderr = capsys.readouterr().err
     assert str(finished / "session_0" / "checkpoints") in stderr
-    assert content(finished) == before
+    assert files_of(finished) == before
     shutil.rmtree(finished / "session_0")
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
 
@@ -406,12 +402,12 @@ def test_invalid_edits_of_config_yaml_are_refused_with_file_and_key(
     before: str, after: str, named: str, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edit_config(finished, before, after)
-    files = content(finished)
+    files = files_of(finished)
     assert main([f"+resume={finished}", "meta.max_session=2"]) == 2
     stderr = capsys.readouterr().err
     assert named in stderr
     assert "config.yaml" in stderr
-    assert content(finished) == files
+    assert files_of(finished) == files
 
 
 def test_rerun_ignores_and_enjoy_uses_edits_of_config_yaml(

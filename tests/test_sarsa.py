@@ -12,9 +12,18 @@ import pytest
 import torch
 from dqn_cases import Chain, minibatches
 from numpy.typing import NDArray
-from on_policy_cases import BOX, DISCRETE, VECTOR, assert_same_future, build, config_of, noise, play
+from on_policy_cases import (
+    BOX,
+    DISCRETE,
+    VECTOR,
+    Recorded,
+    assert_continues_exactly,
+    build,
+    config_of,
+    noise,
+    play,
+)
 from refusals import refused
-from test_a2c import Recorded
 
 from labrl.agents.agent import Observation
 from labrl.agents.parts.exploration import Boltzmann, BoltzmannConfig, EpsilonGreedy, EpsilonGreedyConfig
@@ -115,9 +124,9 @@ def test_action_after_an_update_was_chosen_before_it() -> None:
 
 @pytest.mark.parametrize("steps", [3, 4, 9])
 @pytest.mark.parametrize("expected", [False, True])
-def test_restored_agent_has_the_same_future(steps: int, expected: bool) -> None:
+def test_restored_agent_continues_exactly(steps: int, expected: bool) -> None:
     make: Any = lambda: build("sarsa", "agent.horizon=4", f"agent.expected={expected}", SMALL)  # noqa: E731
-    assert_same_future(make, noise(), steps)
+    assert_continues_exactly(make, noise(), steps)
 
 
 def test_exploration_gives_the_probabilities_of_its_actions() -> None:

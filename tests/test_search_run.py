@@ -115,7 +115,9 @@ def test_best_trial_is_confirmed_beside_the_default_and_saved_as_a_recipe(
     (winner,) = (one for one in confirm["candidates"] if one["trial"] == best["trial"])
     assert best["confirmed"]["mean"] == winner["mean"] != best["searched"] == winner["searched"][0]
     assert best["confirmed"]["seeds"] == len(confirm["seeds"])
-    assert confirm["held"] in (True, False)
+    candidates = confirm["candidates"]
+    assert winner["mean"] == max(one["mean"] for one in candidates if one["trial"] is not None)
+    assert confirm["held"] is (candidates[0]["trial"] == confirm["winner"])
     assert info["search"]["best"]["command"].startswith("labrl agent=ppo env=cartpole ")
     recipe = yaml.safe_load((home / "experiment" / "best.yaml").read_text())
     assert recipe["agent"]["lr"] == info["search"]["best"]["params"]["agent.lr"]
@@ -162,6 +164,21 @@ def test_resuming_a_finished_search_adds_no_trial_and_makes_its_report(
     assert not list(home.glob("*/report.html"))
     after = json.loads((home / "experiment.json").read_text())["trials"]
     assert after == before
+
+
+def test_resuming_a_finished_search_with_a_larger_total_adds_trials(tmp_path: Path) -> None:
+    home = tmp_path / "experiment"
+    overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "hydra/launcher=basic"]
+    assert main([*overrides, "meta.max_trial=1", f"hydra.sweep.dir={home}"]) == 0
+    before = json.loads((home / "experiment.json").read_text())
+    assert (before["status"], len(before["trials"])) == ("finished", 1)
+    assert main(["-m", f"+resume={home}", "meta.max_trial=2"]) == 0
+    after = json.loads((home / "experiment.json").read_text())
+    assert after["status"] == "finished"
+    assert after["trials"][:1] == before["trials"]
+    (added,) = after["trials"][1:]
+    assert added["status"] in ("finished", "pruned")
+    assert RunFolder.open(home / added["folder"]).status == added["status"]
 
 
 def test_resume_of_a_search_with_another_study_is_refused(

@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 import torch
 from dqn_cases import Noise, memories
-from on_policy_cases import DISCRETE, VECTOR, assert_same_future, build, config_of, network_of, noise, play
+from on_policy_cases import (
+    DISCRETE,
+    VECTOR,
+    Recorded,
+    assert_continues_exactly,
+    build,
+    config_of,
+    network_of,
+    noise,
+    play,
+)
 from refusals import refused
-from test_a2c import Recorded
 
 from labrl.agents.parts.self_imitation import imitation_losses
 from labrl.agents.reinforce import Reinforce
@@ -154,8 +163,8 @@ def test_agent_with_self_imitation_repeats_a_rare_success(name: str) -> None:
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_restored_agent_continues_identically(agent: tuple[str, ...], steps: int) -> None:
-    assert_same_future(lambda: build(*agent, *OVERRIDES), noise(), steps)
+def test_restored_agent_continues_exactly(agent: tuple[str, ...], steps: int) -> None:
+    assert_continues_exactly(lambda: build(*agent, *OVERRIDES), noise(), steps)
 
 
 def test_stacked_images_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:

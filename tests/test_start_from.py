@@ -7,7 +7,9 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
 import pytest
 import torch
 from exact_cases import QUIET, differences, small
@@ -135,6 +137,30 @@ def test_weights_of_other_shapes_are_refused_or_initialized_anew(runs: Path, tmp
     assert all(torch.equal(after[name], before[name]) for name in facts["taken"])
     build(run)
     assert "policy_head.0.weight" in (run / "report.html").read_text()
+
+
+class ThreeActions:
+    """CartPole with a third action, which pushes to the left, as action 0 does."""
+
+    def __new__(cls) -> Any:
+        actions = gym.spaces.Discrete(3)
+        return gym.wrappers.TransformAction(gym.make("CartPole-v1"), lambda action: action % 2, actions)
+
+
+def test_heads_that_do_not_fit_another_environment_are_initialized_anew(runs: Path, tmp_path: Path) -> None:
+    other = ["env=gymnasium", "env.id=null", "env.name=three", "env.num_envs=4", "env.max_frame=512"]
+    other += ["env.make={_target_: test_start_from.ThreeActions}"]
+    overrides = [*QUIET, "agent=ppo", "agent.lr=0", *other, f"start_from={runs / 'ppo'}"]
+    with refused("contradiction", "start_from.run", "policy_head", "start_from.partial=true"):
+        labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'refused'}"])
+    assert not (tmp_path / "refused").exists()
+    run = trained(tmp_path / "run", [*overrides, "start_from.partial=true", "start_from.session=0"])
+    facts = json.loads((run / "provenance.json").read_text())["start_from"]
+    assert facts["begun_anew"]
+    assert all("policy_head" in name for name in facts["begun_anew"])
+    before, after = weights(runs / "ppo", 0, "best"), weights(run)
+    assert set(facts["taken"]) | set(facts["begun_anew"]) == set(after)
+    assert all(torch.equal(after[name], before[name]) for name in facts["taken"])
 
 
 def test_parts_of_a_network_can_be_taken_alone(runs: Path, tmp_path: Path) -> None:

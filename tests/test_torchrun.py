@@ -59,7 +59,7 @@ def states_of_ranks(folder: Path) -> list[Any]:
 def test_ranks_average_gradients_and_detect_weights_that_differ() -> None:
     for code, output in run_ranks(module="ranks_program"):
         assert code == 0, output
-        assert "as promised" in output
+        assert "the ranks work as one" in output
 
 
 def test_two_ranks_train_one_session_and_write_one_record(
