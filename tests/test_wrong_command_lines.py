@@ -329,6 +329,9 @@ def test_key_of_other_agents_is_answered_with_agents_that_have_it(
 ) -> None:
     (mistake,) = mistakes_of("agent=dqn n_steps=5")
     assert {"agent.horizon", "agent=ppo,", "agent.n_step"} <= set(mistake.message.split())
+    (mistake,) = mistakes_of("agent=ppo agent.learning_starts=3")
+    assert mistake.message.count("agent.learning_starts") == 1, "the key is suggested for itself"
+    assert "agent=dqn," in mistake.message.split()
 
 
 def test_package_option_shows_a_key_whose_value_is_null(
