@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
 import threading
@@ -166,16 +167,24 @@ def test_resuming_a_finished_search_adds_no_trial_and_makes_its_report(
     assert after == before
 
 
-def test_resuming_a_finished_search_with_a_larger_total_adds_trials(tmp_path: Path) -> None:
-    home = tmp_path / "experiment"
+@pytest.mark.parametrize("place", ["same", "moved", "copied"])
+def test_resuming_a_finished_search_with_a_larger_total_adds_trials(place: str, tmp_path: Path) -> None:
+    home = original = tmp_path / "experiment"
     overrides = ["-m", "hydra/sweeper=optuna", *OVERRIDES, "hydra/launcher=basic"]
     assert main([*overrides, "meta.max_trial=1", f"hydra.sweep.dir={home}"]) == 0
     before = json.loads((home / "experiment.json").read_text())
     assert (before["status"], len(before["trials"])) == ("finished", 1)
+    if place != "same":
+        home = tmp_path / "elsewhere"
+        shutil.copytree(original, home)
+    if place == "moved":
+        shutil.rmtree(original)
     assert main(["-m", f"+resume={home}", "meta.max_trial=2"]) == 0
     after = json.loads((home / "experiment.json").read_text())
     assert after["status"] == "finished"
     assert after["trials"][:1] == before["trials"]
+    if place == "copied":
+        assert json.loads((original / "experiment.json").read_text()) == before
     (added,) = after["trials"][1:]
     assert added["status"] in ("finished", "pruned")
     assert RunFolder.open(home / added["folder"]).status == added["status"]

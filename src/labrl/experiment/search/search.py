@@ -210,8 +210,7 @@ class Search(RetryingQueue):
     def _report(self, number: int) -> bool:
         """Return whether to stop a trial, one of whose sessions has evaluated. Called from other threads."""
         try:
-            facts = self.study.trials()[number].user_attrs[FACTS]
-            return self.study.report(number, Path(facts["folder"]))
+            return self.study.report(number, self.study.folder_of(self.study.trials()[number]))
         except Exception as error:
             self._broken = self._broken or error  # for the thread that can end the search
             return False
@@ -222,7 +221,11 @@ class Search(RetryingQueue):
         if status == "running" and own.get("home") == str(home) and self._interruption.requested:
             status = "interrupted"
         # For a trial of another machine, the full path.
-        folder = Path(own.get("folder", self._subfolder.format(number=trial.number)))
+        folder = (
+            self.study.folder_of(trial)
+            if "folder" in own
+            else Path(self._subfolder.format(number=trial.number))
+        )
         return TrialRecord(
             number=trial.number,
             overrides=self.recipe.overrides(trial.params, self.study.trial_seed(trial.number)),

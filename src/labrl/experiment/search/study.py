@@ -140,6 +140,17 @@ class Study:
         with self._thread_lock:
             return self._study.get_trials(deepcopy=False)
 
+    def folder_of(self, trial: FrozenTrial) -> Path:
+        """Return the run folder of a trial.
+
+        It was recorded with its full path, because several machines share the study. If the experiment folder
+        has been moved or copied since then, the run folder in it is returned.
+        """
+        facts = trial.user_attrs[FACTS]
+        folder, home = Path(facts["folder"]), Path(facts["home"])
+        here = self.home / (folder.relative_to(home) if folder.is_relative_to(home) else folder.name)
+        return here if here.is_dir() else folder
+
     def is_complete(self) -> bool:
         """Return whether every trial of the total has ended."""
         trials = self.trials()
@@ -266,8 +277,7 @@ class Study:
 
     def _taken_over(self, trial: FrozenTrial) -> Assignment:
         """Take over a trial of a dead machine, in its folder if this machine can reach it."""
-        facts = trial.user_attrs[FACTS]
-        folder = Path(facts["folder"])
+        facts, folder = trial.user_attrs[FACTS], self.folder_of(trial)
         if not folder.parent.is_dir():
             folder = self.home / folder.name
         self.note(trial.number, **self._self(), folder=str(folder))
