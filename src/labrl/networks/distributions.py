@@ -67,6 +67,15 @@ def normal(like: Array, generator: np.random.Generator | None) -> Array:
     return generator.standard_normal(like.shape, dtype=np.float32)
 
 
+def within(action: Array, low: Any, high: Any, dtype: np.dtype[Any]) -> Array:
+    """Clip actions to the bounds of a space and convert them to its type. Whole numbers are rounded."""
+    as_constant = library_of(action).asarray
+    inside = action.clip(as_constant(low), as_constant(high))
+    if dtype.kind != "f":
+        inside = inside.round()  # truncation would favor 0
+    return cast(inside, dtype)
+
+
 class BoxActions:
     """Conversion of flat actions in [-1, 1] to actions of a bounded box."""
 
@@ -99,10 +108,7 @@ class BoxActions:
         as_constant = library_of(action).asarray
         scaled = as_constant(self._middle) + action * as_constant(self.half)
         # Some environments refuse actions that exceed the bounds by a rounding error.
-        inside = scaled.clip(as_constant(self._low), as_constant(self._high))
-        if self._dtype.kind != "f":
-            inside = inside.round()  # truncation would favor 0
-        return cast(inside, self._dtype).reshape(-1, *self._shape)
+        return within(scaled, self._low, self._high, self._dtype).reshape(-1, *self._shape)
 
     def random(self, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
         """Draw uniform actions in [-1, 1]. [count, size]"""
@@ -414,11 +420,7 @@ class DiagonalGaussian(ActionDistribution):
 
     def to_env(self, action: Array) -> Array:
         """Clip actions to the bounds of the space. [batch, *action_shape]"""
-        as_constant = library_of(action).asarray
-        inside = action.clip(as_constant(self._low), as_constant(self._high))
-        if self._dtype.kind != "f":
-            inside = inside.round()  # truncation would favor 0
-        return cast(inside, self._dtype)
+        return within(action, self._low, self._high, self._dtype)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return means and standard deviations of samples. [batch, size] each"""
