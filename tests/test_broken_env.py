@@ -40,6 +40,7 @@ def test_error_before_the_run_is_an_input_error(
     [
         ("exit", ["SystemExit: 4"]),
         ("asserts", ["AssertionError", "broken_env.py", "assert self._steps < 20"]),
+        ("varies", ["put_", "meta.deterministic=false", "meta.device=cpu"]),
         ("not_a_number", ["broken", "environment 0", "nan", "step 10"]),
         ("infinite", ["inf"]),
         ("too_large", ["-1e+39", "step 10"]),

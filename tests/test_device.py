@@ -5,6 +5,8 @@ Some tests need a GPU. `tests/exact_matrix.py meta.device=cuda` checks exact res
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from exact_cases import differences, folder_override, small
 
 import labrl
 from labrl.cli import main
-from labrl.learning.compute import Compute
+from labrl.learning.compute import Compute, set_deterministic
 from labrl.session.team import on_cpu
 
 NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -39,6 +41,54 @@ def test_device_auto_uses_the_gpu_only_for_images(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     compute = Compute.choose(device, "fp32", 1, num_gpus=num_gpus, images=images)
     assert compute.device.type == expected
+
+
+@pytest.fixture(autouse=True)
+def _own_mode() -> Iterator[None]:
+    """Restore PyTorch's mode of deterministic algorithms after each test."""
+    before = torch.get_deterministic_debug_mode()
+    yield
+    torch.set_deterministic_debug_mode(before)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_operations_of_a_gpu_are_deterministic_unless_the_user_allows_others(
+    device: str, deterministic: bool
+) -> None:
+    torch.use_deterministic_algorithms(not deterministic)
+    set_deterministic(deterministic, torch.device(device))
+    assert torch.are_deterministic_algorithms_enabled() == (deterministic and device == "cuda")
+
+
+@pytest.mark.parametrize("mode", ["default", "warn"])
+def test_session_leaves_the_mode_of_deterministic_algorithms_unchanged(mode: str, tmp_path: Path) -> None:
+    torch.set_deterministic_debug_mode(mode)
+    before = torch.get_deterministic_debug_mode()
+    assert main([*small("ppo", "cartpole"), folder_override(tmp_path), "env.max_frame=128"]) == 0
+    assert torch.get_deterministic_debug_mode() == before
+
+
+@pytest.mark.parametrize(
+    ("overrides", "inexact"),
+    [
+        (["meta.deterministic=false", "meta.device=cuda"], ["meta.deterministic"]),
+        (["meta.deterministic=false", "meta.device=auto"], []),  # uses the CPU without images
+        (["meta.deterministic=false", "meta.device=cpu"], []),
+        (["meta.deterministic=true", "meta.device=cuda"], []),
+    ],
+)
+def test_run_with_free_algorithms_on_a_gpu_is_marked_inexact(
+    overrides: list[str], inexact: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    run = tmp_path / "run"
+    # Where there is no GPU, the session fails when it moves the network there.
+    main([*small("ppo", "cartpole"), folder_override(run), "env.max_frame=128", *overrides])
+    assert json.loads((run / "run.json").read_text()).get("inexact", []) == inexact
 
 
 def test_nested_state_is_copied_to_the_cpu() -> None:

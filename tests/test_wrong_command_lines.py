@@ -279,7 +279,7 @@ ELSEWHERE = {
     "wandb_project_name": "wandb.project",
     "track": "wandb.mode",
     "capture_video": "meta.videos",
-    "torch_deterministic": "seed",
+    "torch_deterministic": "meta.deterministic",
     "cuda": "meta.device",
     "random_seed": "seed",
     "hidden_sizes": "agent.network.torso.mlp.hidden",

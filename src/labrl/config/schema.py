@@ -93,6 +93,9 @@ class MetaConfig:
     device: Continues[Literal["auto", "cpu", "cuda"]]
     """Device of the networks. auto: a GPU, if there is one, for agents that see images, and the CPU for all
     others, whose small networks it computes several times as fast."""
+    deterministic: Continues[bool]
+    """Whether a GPU may only use algorithms that always give the same result; an operation without one fails.
+    false: a GPU may use others too, so that runs are not reproducible. The CPU's are all deterministic."""
     precision: Literal["auto", "fp32", "bf16"]
     """Precision of networks for image observations; auto: bf16 if the processor is fast at it."""
     compile: bool

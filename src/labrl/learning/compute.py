@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -39,6 +40,18 @@ def _check_gpus(device: str, num_gpus: float) -> None:
             code="contradiction",
             key="meta.num_gpus",
         )
+
+
+def set_deterministic(deterministic: bool, device: torch.device) -> None:
+    """Choose whether operations of this process on `device` are deterministic; those on the CPU always are.
+
+    deterministic: use algorithms with a fixed order of sums and raise RuntimeError for operations that have
+    none; False: use the fastest ones.
+    """
+    # On the CPU, PyTorch would replace algorithms that are deterministic already by slower ones.
+    torch.use_deterministic_algorithms(deterministic and device.type == "cuda")
+    # For finding mistakes only: filling takes time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -94,6 +107,9 @@ class Compute:
         on_gpu = wanted and torch.cuda.is_available()
         granted = torch.cuda.device_count() if num_gpus is None else math.ceil(num_gpus)
         chosen = torch.device("cuda", session % granted) if on_gpu else torch.device("cpu")
+        if on_gpu:
+            # Deterministic products need it, and cuBLAS reads it only before the first product.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         if precision == "auto":
             # Emulated bfloat16 is slower than float32.
             in_hardware = _cpu_has("avx512_bf16", "amx_bf16", "bf16")

@@ -10,7 +10,7 @@ from labrl.agents.agent import Agent, build_agent
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
-from labrl.learning.compute import Compute
+from labrl.learning.compute import Compute, set_deterministic
 from labrl.learning.threads import use_one_thread
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, sees_images
@@ -62,6 +62,7 @@ class ActingCopy:
         meta = config.meta
         images = sees_images(spaces.observation)
         compute = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus, images)
+        set_deterministic(meta.deterministic, compute.device)
         return cls(config, spaces, seed, dataclasses.replace(compute, compiled=meta.compile))
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from labrl.agents.agent import Observation, build_agent
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock, PhaseTimers
 from labrl.config.schema import TrialConfig
-from labrl.learning.compute import Compute
+from labrl.learning.compute import Compute, set_deterministic
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.processes import collect_as_usual
@@ -329,6 +329,7 @@ def _compute(
     )
     place = index if ranks.alone else ranks.local_rank
     chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus, images)
+    set_deterministic(meta.deterministic, chosen.device)
     return dataclasses.replace(
         chosen,
         workspace=workspace,

@@ -22,6 +22,7 @@ from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import describe, gives_masks, goals_of
 from labrl.envs.sample import drop_spares, kept_for_the_run
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
+from labrl.learning.compute import Compute
 from labrl.processes import (
     SIGNALS,
     exit_code_of,
@@ -44,7 +45,7 @@ from labrl.storage.provenance import write_provenance
 from labrl.storage.run_folder import RunFolder, RunStatus, SessionFolder
 from labrl.trial import playback, reporting
 from labrl.trial.composed import Composed, check_no_search, session_context
-from labrl.trial.devices import check_machine, threads_per_session
+from labrl.trial.devices import check_machine, threads_per_session, visible_gpus
 from labrl.trial.result import SessionResult, TrialResult
 from labrl.trial.start_from import Beginning, find_beginning, lacks_beginning
 from labrl.trial.summary import how_to_report, how_to_resume, say
@@ -180,6 +181,21 @@ def _record_failure(run: RunFolder, error: BaseException) -> None:
         run.set_status("failed")
 
 
+def _inexact(config: TrialConfig) -> dict[str, str]:
+    """Return the keys whose values make runs irreproducible, each with the reason."""
+    meta, reasons = config.meta, {}
+    if meta.distributed:
+        reasons["meta.distributed"] = "sessions update weights in no fixed order"
+    if meta.async_unroll is not None:
+        reasons["meta.async_unroll"] = "the age of the acting weights varies"
+    if not meta.deterministic and visible_gpus():
+        images = sees_images(describe(config.env)[0])
+        device = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, images=images).device
+        if device.type == "cuda":
+            reasons["meta.deterministic"] = "a GPU adds numbers in no fixed order"
+    return reasons
+
+
 def run_sessions(
     config: TrialConfig,
     plain: Mapping[str, Any],
@@ -203,16 +219,15 @@ def run_sessions(
         beginning.write(run)
     if config.meta.distributed:
         forget_shared_weights(run.path)
-        say("meta.distributed: sessions update weights in no fixed order, so runs are not reproducible")
-    if config.meta.async_unroll is not None:
-        say("meta.async_unroll: the age of the acting weights varies, so runs are not reproducible")
+    inexact = _inexact(config)
+    for key, why in inexact.items():
+        say(f"{key}: {why}, so runs are not reproducible")
     for key, rate in high_rates(config.agent).items():
         say(
             f"{key} reaches {rate:g}: is that meant? With a learning rate above 1, networks hardly ever learn"
         )
-    inexact = [f"meta.{key}" for key in ("distributed", "async_unroll") if vars(config.meta)[key]]
     if inexact:
-        run.set_status("running", inexact=inexact)
+        run.set_status("running", inexact=list(inexact))
     group = leading()
     # Even if few sessions remain, because the last bits depend on the number of threads.
     num_threads = threads_per_session(

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from labrl.agents.agent import NonFiniteError
 from labrl.agents.parts.experience import ExperienceConfig
 from labrl.analysis.returns import recorded_return
@@ -56,6 +58,7 @@ def run_session(
     result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
     session: Session | None = None
     restore_threads = use_one_thread()
+    deterministic_before = torch.get_deterministic_debug_mode()
     keep_freed_memory()
     code = FAILED
     try:
@@ -88,6 +91,7 @@ def run_session(
         session_log.append(folder.log, traceback.format_exc())
     finally:
         restore_threads()
+        torch.set_deterministic_debug_mode(deterministic_before)
     if session is not None:
         _fill(result, session)
     write_json(folder.result, dataclasses.asdict(result))
@@ -97,6 +101,11 @@ def run_session(
 def _described(error: BaseException) -> str:
     """Return the type and the text of an error, or the line of code that raised it if it has no text."""
     name, text = type(error).__name__, str(error)
+    if "does not have a deterministic implementation" in text:  # PyTorch's words under meta.deterministic
+        return (
+            f"{text.split()[0]} has no deterministic algorithm on a GPU: to accept runs that are not "
+            "reproducible, set meta.deterministic=false; or set meta.device=cpu"
+        )
     if text or not (frames := traceback.extract_tb(error.__traceback__)):
         return f"{name}: {text}"
     return f"{name} in {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}"
