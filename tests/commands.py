@@ -207,6 +207,7 @@ def _nursery() -> tuple[socket.socket, tuple[socket.socket, int]]:
 
 def _serve(door: socket.socket, server: socket.socket) -> None:
     """Import the modules that commands need, then fork a process for each request."""
+    gc.disable()  # nothing of what is imported can be freed
     # A test may have started this process while it blocked signals for its children.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     from labrl.processes import let_threads_sleep
@@ -230,6 +231,7 @@ def _serve(door: socket.socket, server: socket.socket) -> None:
     resolve(compose(SEARCHED, with_hydra=True))
     gc.collect()
     gc.freeze()
+    gc.enable()
     if os.fork():
         door.close()
         wait_to_serve(server)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from exact_cases import differences
-from paced import PACED
-from test_experiment import ONE_PROCESS, QUICK, frame, needs_proc, started, statuses, wait_for, worker_of
+from paced import PACED, last_row
+from test_experiment import ONE_PROCESS, QUICK, needs_proc, started, statuses, wait_for, worker_of
 
 from labrl.cli import main
 from labrl.config.compose import compose
@@ -42,13 +42,13 @@ def test_submitit_job_may_be_killed_and_another_preempted(tmp_path: Path) -> Non
         *QUICK,
         PACED,
         "env.max_frame=1e9",
-        "meta.log_frequency=1e6",
+        "meta.log_frequency=50",
         "hydra/launcher=submitit_local",
         "seed=0,1",
     ]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
     with started(*overrides) as process:
-        wait_for(lambda: frame(first) and frame(second), process)
+        wait_for(lambda: last_row(first) and last_row(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
         wait_for(lambda: statuses(tmp_path / "e") == ["failed", "running"], process)
         os.kill(worker_of(second), signal.SIGUSR2)  # SLURM sends it some time before it preempts a job
@@ -71,12 +71,12 @@ def test_ctrl_c_interrupts_submitit_jobs_which_save_their_state(tmp_path: Path) 
         *QUICK,
         PACED,
         "env.max_frame=1e9",
-        "meta.log_frequency=1e6",
+        "meta.log_frequency=50",
         "hydra/launcher=submitit_local",
     ]
     trial = tmp_path / "e" / "0_random_cartpole"
     with started(*overrides, "seed=0") as process:
-        wait_for(lambda: frame(trial), process)
+        wait_for(lambda: last_row(trial), process)
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate()
     assert process.returncode == 130
@@ -160,14 +160,14 @@ def test_ray_trial_may_be_killed_while_another_runs(tmp_path: Path) -> None:
         *QUICK,
         PACED,
         "env.max_frame=1e9",
-        "meta.log_frequency=1e6",
+        "meta.log_frequency=50",
         "hydra/launcher=ray",
         "seed=0,1",
     ]
     overrides += ["hydra.launcher.ray.init.num_cpus=2", "hydra.launcher.ray.init.include_dashboard=false"]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
     with started(*overrides) as process:
-        wait_for(lambda: frame(first) and frame(second), process)
+        wait_for(lambda: last_row(first) and last_row(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
         wait_for(lambda: statuses(tmp_path / "e") == ["failed", "running"], process)
         time.sleep(0.5)

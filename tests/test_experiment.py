@@ -19,7 +19,7 @@ import pytest
 import yaml
 from commands import Command, start_labrl
 from exact_cases import differences
-from paced import PACED
+from paced import PACED, UNPACED, last_row
 from test_trial_processes import needs_proc, wait_for
 
 from labrl.cli import main, replay, send_to_wandb
@@ -170,15 +170,15 @@ def test_edit_that_changes_the_past_is_refused_before_any_trial_runs(
 
 @two_at_once
 def test_killed_worker_fails_only_its_own_trial(tmp_path: Path) -> None:
-    overrides = [*QUICK, "meta.log_frequency=1e6", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
+    overrides = [*QUICK, "meta.log_frequency=50", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second, third = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(3))
     with started(*overrides, PACED, "env.max_frame=1e9") as process:
-        wait_for(lambda: frame(first) and frame(second), process)
+        wait_for(lambda: last_row(first) and last_row(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
-        wait_for(lambda: frame(third), process)
-        reached = frame(second)
-        wait_for(lambda: frame(second) > reached, process)
-        assert statuses(tmp_path / "e") == ["failed", "running", "running"]
+        wait_for(lambda: last_row(third), process)
+        reached = last_row(second)
+        wait_for(lambda: last_row(second) > reached, process)
+        wait_for(lambda: statuses(tmp_path / "e") == ["failed", "running", "running"], process)
         os.kill(process.pid, signal.SIGTERM)
         output, _ = process.communicate()
     assert process.returncode == 143
@@ -190,12 +190,14 @@ def test_killed_worker_fails_only_its_own_trial(tmp_path: Path) -> None:
 @needs_proc
 @two_at_once
 @pytest.mark.parametrize("stopped_by", [pytest.param("ctrl-c", marks=pytest.mark.slow), "kill -9"])
-def test_resumed_experiment_equals_an_uninterrupted_one(stopped_by: str, tmp_path: Path) -> None:
+def test_resumed_experiment_equals_an_uninterrupted_one(
+    stopped_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     every, endless = "meta.log_frequency=200", "env.max_frame=1e9"
     overrides = [*QUICK, PACED, every, endless, "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
     with started(*overrides) as process:
-        wait_for(lambda: frame(first) and frame(second), process)
+        wait_for(lambda: last_row(first) and last_row(second), process)
         if stopped_by == "ctrl-c":
             os.killpg(process.pid, signal.SIGINT)
         else:
@@ -213,7 +215,8 @@ def test_resumed_experiment_equals_an_uninterrupted_one(stopped_by: str, tmp_pat
     for run in (first, second):
         assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
         assert list((run / "session_0" / "checkpoints").glob("frame_*"))
-    end = f"env.max_frame={max(frame(first), frame(second)) + 200}"
+    monkeypatch.setenv(UNPACED, "1")
+    end = f"env.max_frame={max(last_row(first), last_row(second)) + 200}"
     assert main(["-m", f"+resume={tmp_path / 'e'}", end, "hydra.launcher.n_jobs=1"]) == 0
     assert (folder.status, statuses(folder.path)) == ("finished", ["finished"] * 3)
     assert main([*QUICK, PACED, every, end, "seed=1", "hydra.run.dir=uninterrupted"]) == 0

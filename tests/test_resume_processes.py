@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from exact_cases import differences, newest_checkpoint
+from paced import last_row
 from run_cases import files_of
-from test_trial_processes import ENDLESS, children, frame, needs_proc, wait_for
+from test_trial_processes import ENDLESS, children, needs_proc, wait_for
 from test_trial_processes import labrl as started
 
 import labrl.trial.devices
@@ -79,7 +80,7 @@ def test_orphaned_sessions_save_and_block_a_resume_until_they_end(
 ) -> None:
     folder = tmp_path / "run"
     with started(folder, *ENDLESS, "meta.max_session=2") as process:
-        wait_for(lambda: frame(folder, 0) and frame(folder, 1), process)
+        wait_for(lambda: last_row(folder, 0) and last_row(folder, 1), process)
         assert main([f"+resume={folder}"]) == 2
         stderr = capsys.readouterr().err
         assert str(folder) in stderr

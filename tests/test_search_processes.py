@@ -138,8 +138,8 @@ def postgresql_programs() -> Path | None:
     return next((place for place in reversed(places) if (place / "initdb").exists()), None)
 
 
-@pytest.fixture
-def postgresql(tmp_path: Path) -> Iterator[str]:
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[str]:
     """Run a PostgreSQL server on the loopback interface as an unprivileged user, and yield its URL."""
     programs = postgresql_programs()
     if programs is None:

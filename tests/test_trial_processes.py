@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 from commands import Command, start_labrl
-from paced import PACED
+from paced import PACED, last_row
 
 from labrl.processes import SIGNALS
 
 ENDLESS = ["agent=random", "env.max_frame=1e9", "env.num_envs=1", "meta.tensorboard=false", "seed=1"]
-ENDLESS += ["meta.report=false", "meta.videos=false", PACED]
+ENDLESS += ["meta.report=false", "meta.videos=false", "meta.log_frequency=50", PACED]
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def labrl(folder: Path, *overrides: str, path: Path = Path()) -> Iterator[Comman
 def wait_for(condition: Callable[[], Any], process: Command) -> None:
     while not condition():
         assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def frame(folder: Path, index: int) -> int:
@@ -78,10 +78,10 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="li
 def test_killed_session_is_named_and_does_not_stop_the_other(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with labrl(folder, *ENDLESS, "meta.max_session=2") as process:
-        wait_for(lambda: frame(folder, 0) and frame(folder, 1), process)
+        wait_for(lambda: frame(folder, 0) and last_row(folder, 1), process)
         os.kill(children(process)[0], signal.SIGKILL)
-        reached = frame(folder, 1)
-        wait_for(lambda: frame(folder, 1) > reached, process)
+        reached = last_row(folder, 1)
+        wait_for(lambda: last_row(folder, 1) > reached, process)
         os.kill(process.pid, signal.SIGTERM)
         output, _ = process.communicate()
     assert process.returncode == 1
@@ -106,7 +106,7 @@ def test_signal_interrupts_all_sessions_and_each_saves_a_checkpoint(
 ) -> None:
     folder = tmp_path / "run"
     with labrl(folder, *ENDLESS, "meta.max_session=2") as process:
-        wait_for(lambda: frame(folder, 0) and frame(folder, 1), process)
+        wait_for(lambda: last_row(folder, 0) and last_row(folder, 1), process)
         (os.killpg if to_all else os.kill)(process.pid, number)
         output, _ = process.communicate()
     assert process.returncode == code
@@ -130,7 +130,7 @@ def test_environment_workers_survive_a_signal_until_the_session_has_saved(
 ) -> None:
     folder = tmp_path / "run"
     with labrl(folder, *ENDLESS, "env.vectorization=async", "env.num_envs=2") as process:
-        wait_for(lambda: frame(folder, 0), process)
+        wait_for(lambda: last_row(folder), process)
         os.killpg(process.pid, number)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 143, output

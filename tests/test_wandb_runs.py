@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from commands import start_labrl
 from exact_cases import differences
+from paced import PACED, UNPACED
 from refusals import refused
 from wandb_cases import API_KEY, Server, by_frame, logs, read_log, tables
 
@@ -33,20 +34,23 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(tmp_path / "home"))
 
 
-def test_rows_are_complete_after_a_kill_and_wandb_does_not_change_the_run(tmp_path: Path) -> None:
+def test_rows_are_complete_after_a_kill_and_wandb_does_not_change_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, without = tmp_path / "run", tmp_path / "without"
-    overrides = [*ENDLESS, *QUIET]
+    overrides = [*ENDLESS, *QUIET, PACED]
     process = start_labrl(*overrides, "wandb=offline", f"hydra.run.dir={run}", output=False)
     try:
         until = time.monotonic() + 600
         while not (reached := newest_frame_sent(run)) > 0:
             assert time.monotonic() < until
             assert process.poll() is None
-            time.sleep(0.2)
+            time.sleep(0.05)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    monkeypatch.setenv(UNPACED, "1")
     budget = f"env.max_frame={newest_checkpoint(run) + 2100}"
     assert main([f"+resume={run}", budget]) == 0
     (log,) = logs(run / "session_0")

@@ -39,9 +39,11 @@ def main() -> None:
     run = RunFolder.open(asked["folder"], rebuilt=True)
     sessions = [WandbSession(run, index, asked["mode"], asked["options"]) for index in asked["sessions"]]
     _start(sessions)
-    while not select.select([orders], [], [], POLL_SECONDS)[0]:
+    patience = 0.0  # rows may have come while the sessions started
+    while not select.select([orders], [], [], patience)[0]:
         for session in sessions:
             _try(session, session.update)
+        patience = POLL_SECONDS
     if orders.readline().strip() != b"end":
         os._exit(1)
     report: Path | None = run.path / "report.html"
