@@ -4,7 +4,7 @@ The files of a configuration follow from the groups that are chosen (`agent=ppo 
 same hundreds thousands of times. What Hydra composes from these groups is remembered, and how it parses an
 override; values (`agent.lr=1e-3`) are set in a copy each time, by Hydra. Nothing is remembered where a source
 of files could change: with a --config-dir, a hydra.searchpath or a labrl elsewhere. The processes of one test
-run share what was composed by a folder (`share_compositions`), which ends with the run.
+run share what was composed by a folder (see `shared_folder`), which ends with the run.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import functools
 import hashlib
 import os
 import pickle
-import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -34,6 +32,7 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf, grammar_parser
 from omegaconf.errors import OmegaConfBaseException
+from shared_folder import FOLDER
 
 from labrl.config import config_folder
 
@@ -42,22 +41,6 @@ FIXED = {f"file://{config_folder()}", "pkg://hydra.conf", "generated://labrl", "
 
 DEFAULTS = "HYDRA_REMOVE_TOP_LEVEL_DEFAULTS"
 """Flag by which Hydra marks a node of a file with a list of defaults."""
-
-FOLDER = "LABRL_TEST_COMPOSITIONS"
-"""Environment variable: the folder by which the processes of this test run share compositions."""
-
-
-@contextmanager
-def share_compositions() -> Iterator[None]:
-    """Let this process and those that it starts share compositions, unless they do already."""
-    if FOLDER in os.environ:
-        yield
-        return
-    os.environ[FOLDER] = tempfile.mkdtemp(prefix="labrl-tests-")
-    try:
-        yield
-    finally:
-        shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
 
 
 class _Memory(dict[Hashable, bytes]):
