@@ -2,9 +2,10 @@
 
 The files of a configuration follow from the groups that are chosen (`agent=ppo env=pong`). Tests choose the
 same hundreds thousands of times. What Hydra composes from these groups is remembered, and how it parses an
-override; values (`agent.lr=1e-3`) are set in a copy each time, by Hydra. Nothing is remembered where a source
-of files could change: with a --config-dir, a hydra.searchpath or a labrl elsewhere. The processes of one test
-run share what was composed by a folder (`share_compositions`), which ends with the run.
+override; values (`agent.lr=1e-3`) are set in a copy each time, by Hydra. What is composed with a --config-dir
+is remembered by the content of that folder, whose files are read each time; nothing is remembered with a
+hydra.searchpath or a labrl elsewhere. The processes of one test run share what was composed by a folder (see
+`shared_folder`), which ends with the run.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import copy
 import fcntl
 import functools
 import hashlib
+import itertools
 import os
 import pickle
-import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -29,11 +29,13 @@ from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_store import ConfigStore
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf, grammar_parser
 from omegaconf.errors import OmegaConfBaseException
+from shared_folder import FOLDER
 
 from labrl.config import config_folder
 
@@ -42,22 +44,6 @@ FIXED = {f"file://{config_folder()}", "pkg://hydra.conf", "generated://labrl", "
 
 DEFAULTS = "HYDRA_REMOVE_TOP_LEVEL_DEFAULTS"
 """Flag by which Hydra marks a node of a file with a list of defaults."""
-
-FOLDER = "LABRL_TEST_COMPOSITIONS"
-"""Environment variable: the folder by which the processes of this test run share compositions."""
-
-
-@contextmanager
-def share_compositions() -> Iterator[None]:
-    """Let this process and those that it starts share compositions, unless they do already."""
-    if FOLDER in os.environ:
-        yield
-        return
-    os.environ[FOLDER] = tempfile.mkdtemp(prefix="labrl-tests-")
-    try:
-        yield
-    finally:
-        shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
 
 
 class _Memory(dict[Hashable, bytes]):
@@ -110,26 +96,69 @@ class _Memory(dict[Hashable, bytes]):
 
 def _sources(repo: Any) -> Hashable | None:
     """Return what the files of a repository depend on; None where they may change."""
-    paths = tuple(f"{source.scheme()}://{source.path}" for source in repo.get_sources())
-    return (paths, _registered(ConfigStore.instance().repo)) if FIXED.issuperset(paths) else None
+    own = tuple(_content(source) for source in repo.get_sources())
+    return None if None in own else (*map(_place, repo.get_sources()), *own, _registered())
 
 
-def _registered(nodes: dict[str, Any]) -> tuple[Hashable, ...]:
-    """Return which structured configurations are known: plugins bring theirs when they are loaded."""
-    return tuple(
-        (name, _registered(n) if isinstance(n, dict) else _described(n)) for name, n in nodes.items()
-    )
+def _place(source: ConfigSource) -> str:
+    return f"{source.scheme()}://{source.path}"
 
 
-def _described(node: Any) -> str:
-    """Return what a structured configuration holds; it is written out once."""
-    if id(node) not in _descriptions:
-        _descriptions[id(node)] = node, f"{node!r} {OmegaConf.get_type(node.node)}"
-    return _descriptions[id(node)][1]
+def _content(source: ConfigSource) -> str | None:
+    """Return a digest of the files of a source, '' for labrl's own; None where there are too many.
+
+    It is noted in the source, of which Hydra makes copies, until the next configuration is loaded.
+    """
+    if _place(source) in FIXED:
+        return ""
+    if CONTENT not in vars(source):
+        vars(source)[CONTENT] = _digest(Path(source.path)) if source.scheme() == "file" else None
+    return vars(source)[CONTENT]
 
 
-_descriptions: dict[int, tuple[Any, str]] = {}
-"""By identity; the configurations themselves are held, so that no other takes their place."""
+CONTENT = "_content"
+"""Attribute of a source with the digest of its files."""
+
+MANY = 100
+"""Number of folders and YAML files in a source beyond which it is read anew each time."""
+
+
+def _digest(top: Path) -> str | None:
+    """Return a digest of the folders and YAML files in a folder; None if there are too many to read."""
+    found: list[str] = []
+    content = hashlib.sha256()
+    for folder, inner, files in os.walk(top):
+        found.append(folder)
+        for file in sorted(Path(folder, name) for name in files if name.endswith(".yaml")):
+            found.append(str(file))
+            content.update(file.read_bytes())
+        inner.sort()
+        if len(found) > MANY:
+            return None
+    content.update(repr(found).encode())
+    return content.hexdigest()
+
+
+def _registered() -> str:
+    """Return a digest of the structured configurations: plugins bring theirs when they are loaded."""
+    nodes = tuple(_walk(ConfigStore.instance().repo))
+    key = tuple((path, id(node)) for path, node in nodes)
+    if key not in _digests:
+        described = [(path, f"{node!r} {OmegaConf.get_type(node.node)}") for path, node in nodes]
+        _digests[key] = hashlib.sha256(repr(described).encode()).hexdigest(), nodes
+    return _digests[key][0]
+
+
+def _walk(nodes: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for name, node in nodes.items():
+        if isinstance(node, dict):
+            yield from _walk(node, f"{path}/{name}")
+        else:
+            yield f"{path}/{name}", node
+
+
+_digests: dict[Hashable, tuple[str, Any]] = {}
+"""By the identities of all structured configurations, which are held, so that no other takes their place."""
 
 
 def remember() -> None:
@@ -177,6 +206,8 @@ def _setting_values(load: Callable[..., Any]) -> Callable[..., Any]:
         parsed = (
             loader.parse_overrides(config_name, overrides) if parsed_overrides is None else parsed_overrides
         )
+        for source in loader.repository.get_sources():
+            vars(source).pop(CONTENT, None)
         values = [one for one in parsed if _is_value(one)]
         choices = [one for one in parsed if not _is_value(one)]
         sources = _sources(loader.repository)
@@ -206,7 +237,7 @@ def _setting_values(load: Callable[..., Any]) -> Callable[..., Any]:
 
 def _reading(load: Callable[..., Any]) -> Callable[..., Any]:
     """Return `load`, which reads a file of a repository, that reads each only once."""
-    read_once = _remembering(load, lambda repo, config_path: (_sources(repo), config_path), shared=True)
+    known = _Memory(load.__name__, shared=True)
     files: dict[Hashable, ConfigResult | None] = {}
 
     @functools.wraps(load)
@@ -216,7 +247,13 @@ def _reading(load: Callable[..., Any]) -> Callable[..., Any]:
             return load(repo, config_path)
         key = sources, config_path
         if key not in files:
-            files[key] = read_once(repo, config_path) if repo.config_exists(config_path) else None
+            source = repo._find_object_source(config_path, ObjectType.CONFIG)
+            if source is not None and _place(source) not in FIXED:
+                return load(repo, config_path)
+            files[key] = source and known.result(
+                (_place(source), source.provider, config_path, _registered()),
+                lambda: load(repo, config_path),
+            )
         file = files[key]
         return None if file is None else _File(file)
 
@@ -298,7 +335,9 @@ def _merging_on(merge: Callable[..., Any]) -> Callable[..., Any]:
     def merged(loader: Any, defaults: list[Any], repo: Any) -> Any:
         names = [(d.config_path, d.package, d.primary) for d in defaults]
         first = next((n for n, (path, *_) in enumerate(names, 1) if path == "config"), 0)
-        key = (_sources(repo), *names[:first])
+        key = (_registered(), *names[:first], *(_origin(repo, path) for path, *_ in names[:first]))
+        if not FIXED.issuperset(_origin(repo, path) for path, *_ in names[:first]):
+            return merge(loader, defaults, repo)
         if key not in known:
             known[key] = pickle.dumps(merge(loader, defaults[:first], repo))
         cfg = pickle.loads(known[key])
@@ -312,6 +351,12 @@ def _merging_on(merge: Callable[..., Any]) -> Callable[..., Any]:
         return cfg
 
     return merged
+
+
+def _origin(repo: Any, config_path: str) -> str | None:
+    """Return the source of a file, or None if there is no such file."""
+    file = repo.load_config(config_path)
+    return None if file is None else file.path
 
 
 @contextmanager

@@ -2,31 +2,24 @@
 
 Slow work that is the same for every run is done at most once per test run: merged Hydra configurations are
 cached (see `compositions`), so is the state of the repository (see `surroundings`), and imported objects are
-excluded from garbage collection.
+excluded from garbage collection. `preparation` prepares the processes that run tests. The process that only
+distributes the tests to others does not import PyTorch.
 """
 
 from __future__ import annotations
 
 import gc
-import logging
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from commands import share_nursery
-from compositions import remember, share_compositions
 from hypothesis import settings
+from shared_folder import share_compositions
 
 # Two PyTorch threads are five times slower when another test process competes for the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as `labrl` does; see labrl.processes.let_threads_sleep
 os.environ["WANDB_MODE"] = "disabled"
-
-# PyTorch reads the number of threads when it is imported, so these imports follow the settings above.
-from surroundings import remember_surroundings
-
-from labrl.trial import playback, reporting
 
 # Examples have no deadline, because a busy machine may need a second for one. The same code is always tested
 # with the same examples; `make exact` draws new ones (--hypothesis-profile=random).
@@ -38,9 +31,13 @@ settings.load_profile("labrl")
 gc.disable()
 _shared = ExitStack()
 _shared.enter_context(share_compositions())
-remember()
-remember_surroundings()
-share_nursery()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare this process if it runs tests itself."""
+    if config.getoption("dist", "no") == "no":
+        # PyTorch reads the number of threads when it is imported, so this import follows the settings above.
+        config.pluginmanager.import_plugin("preparation")
 
 
 def pytest_unconfigure() -> None:
@@ -75,45 +72,3 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-SELDOM = (20_000, 10, 20)
-"""Thresholds of rare garbage collections: after a session has unfrozen all objects, one takes 0.25 s."""
-
-
-_make_report, _prepare, _render_videos = reporting.make_report, reporting.prepare, playback.render_videos
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _no_reports_and_videos() -> Iterator[None]:
-    """Skip the reports and videos of runs in the test process, which would take minutes in total."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reporting, "make_report", lambda folder, prepared=None: None)
-        patch.setattr(reporting, "prepare", lambda folder: None)
-        patch.setattr(playback, "render_videos", lambda run, sessions: [])
-        yield
-
-
-@pytest.fixture(autouse=True)
-def _as_in_a_new_process(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Remove the log handlers of earlier tests, and enable reports and videos for tests marked accordingly.
-
-    The marks are `report` and `uses_videos`. Hydra's handlers remain attached to the logger after a run and
-    would write to the closed output of an earlier test.
-    """
-    gc.set_threshold(*SELDOM)
-    for logger in (logging.root, logging.getLogger("labrl")):
-        logger.handlers = [
-            handler for handler in logger.handlers if type(handler) is not logging.StreamHandler
-        ]
-    report, videos = (mark in request.keywords for mark in ("report", "uses_videos"))
-    if not report and not videos:
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        if report:
-            patch.setattr(reporting, "make_report", _make_report)
-            patch.setattr(reporting, "prepare", _prepare)
-        if videos:
-            patch.setattr(playback, "render_videos", _render_videos)
-        yield

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from labrl.config import config_folder
 from labrl.config.compose import compose
 from labrl.errors import InputError
 
@@ -52,6 +53,36 @@ def test_cached_composition_equals_that_of_a_new_process() -> None:
     for overrides, anew in zip(OVERRIDES, json.loads(fresh.stdout), strict=True):
         for _ in range(2):
             assert json.loads(json.dumps(composed(overrides))) == anew
+
+
+OWN_FRESH = """
+import json, sys
+sys.path.insert(0, {tests!r})
+from omegaconf import OmegaConf
+from labrl.config.compose import compose
+print(json.dumps(OmegaConf.to_container(compose(["agent=own"], {folder!r}))))
+"""
+
+
+def test_changed_file_of_a_users_folder_is_read_again(tmp_path: Path) -> None:
+    def compose_own() -> Any:
+        return OmegaConf.to_container(compose(["agent=own"], tmp_path))
+
+    file = tmp_path / "agent" / "own.yaml"
+    file.parent.mkdir()
+    for gamma in (0.5, 0.25):
+        file.write_text(f"defaults: [ppo, _self_]\ngamma: {gamma}\n")
+        assert compose_own() == compose_own()
+        assert compose_own()["agent"]["gamma"] == gamma
+    program = OWN_FRESH.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    fresh = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert json.loads(fresh.stdout) == json.loads(json.dumps(compose_own()))
+    # A file that takes the place of one of labrl's, and its removal.
+    (tmp_path / "config.yaml").write_text((config_folder() / "config.yaml").read_text() + "mine: 3\n")
+    assert compose_own() == json.loads(fresh.stdout), "labrl's files come first"
+    file.unlink()
+    with pytest.raises(InputError):
+        compose_own()
 
 
 def test_change_of_a_composed_configuration_is_not_cached() -> None:

@@ -1,0 +1,59 @@
+"""Prepare a process that runs tests: what it remembers, and the fixtures of all tests."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+
+import pytest
+from commands import share_nursery
+from compositions import remember
+from surroundings import remember_surroundings
+
+from labrl.trial import playback, reporting
+
+remember()
+remember_surroundings()
+share_nursery()
+
+SELDOM = (20_000, 10, 20)
+"""Thresholds of rare garbage collections: after a session has unfrozen all objects, one takes 0.25 s."""
+
+
+_make_report, _prepare, _render_videos = reporting.make_report, reporting.prepare, playback.render_videos
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_reports_and_videos() -> Iterator[None]:
+    """Skip the reports and videos of runs in the test process, which would take minutes in total."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reporting, "make_report", lambda folder, prepared=None: None)
+        patch.setattr(reporting, "prepare", lambda folder: None)
+        patch.setattr(playback, "render_videos", lambda run, sessions: [])
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _as_in_a_new_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Remove the log handlers of earlier tests, and enable reports and videos for tests marked accordingly.
+
+    The marks are `report` and `uses_videos`. Hydra's handlers remain attached to the logger after a run and
+    would write to the closed output of an earlier test.
+    """
+    gc.set_threshold(*SELDOM)
+    for logger in (logging.root, logging.getLogger("labrl")):
+        logger.handlers = [
+            handler for handler in logger.handlers if type(handler) is not logging.StreamHandler
+        ]
+    report, videos = (mark in request.keywords for mark in ("report", "uses_videos"))
+    if not report and not videos:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        if report:
+            patch.setattr(reporting, "make_report", _make_report)
+            patch.setattr(reporting, "prepare", _prepare)
+        if videos:
+            patch.setattr(playback, "render_videos", _render_videos)
+        yield
