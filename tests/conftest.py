@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from commands import share_nursery
@@ -117,3 +118,9 @@ def _as_in_a_new_process(request: pytest.FixtureRequest) -> Iterator[None]:
         if videos:
             patch.setattr(playback, "render_videos", _render_videos)
         yield
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `tmp_path` the working directory, in which a test finds its runs."""
+    monkeypatch.chdir(tmp_path)
