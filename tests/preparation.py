@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from commands import share_nursery
@@ -57,3 +58,9 @@ def _as_in_a_new_process(request: pytest.FixtureRequest) -> Iterator[None]:
         if videos:
             patch.setattr(playback, "render_videos", _render_videos)
         yield
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `tmp_path` the working directory, in which a test finds its runs."""
+    monkeypatch.chdir(tmp_path)

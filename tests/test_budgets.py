@@ -21,9 +21,7 @@ UPDATES = 4
 """Number of updates made from one rollout of 128 frames."""
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @given(st.integers(1, 500), st.integers(1, 100), st.integers(1, 9))

@@ -26,9 +26,7 @@ needs_submitit = pytest.mark.skipif(
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'labrl[ray]'")
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def launcher(*overrides: str) -> Any:

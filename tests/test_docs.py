@@ -54,9 +54,7 @@ def overrides_of(command: str) -> tuple[str, list[str]]:
     return program, [override.replace("docs/examples", str(DOCS / "examples")) for override in overrides]
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 SHORT = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import gymnasium as gym
@@ -147,12 +148,42 @@ def test_missing_keys_are_not_reported_for_an_unsupported_agent(agent: str, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_unsupported_pair_does_not_stop_the_other_trials_of_a_grid(tmp_path: Path) -> None:
-    """Regression test: labrl asked for a key that only the unsupported pair needs, and no trial ran."""
-    quick = ["env.max_frame=200", "agent.learning_starts=100", "agent.batch_size=32", *QUIET, "seed=1"]
-    grid = ["agent=c51", "env=cartpole,pendulum", "hydra/launcher=basic", f"hydra.sweep.dir={tmp_path / 'e'}"]
-    assert main(["-m", *quick, *grid]) == WRONG_INPUT
-    assert [path.parent.name for path in tmp_path.glob("e/*/run.json")] == ["0_c51_cartpole"]
+@pytest.mark.parametrize("agent", ["dqn", "c51", "ppo,dqn"])
+def test_grid_with_an_unsupported_pair_is_refused_before_it_starts(
+    agent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression test: the pair was found only when its trial started, after others had run for hours."""
+    folder = tmp_path / "e"
+    overrides = ["env=cartpole,pendulum", f"agent={agent}", "seed=1,2", f"hydra.sweep.dir={folder}", *QUIET]
+    assert main(["-m", *overrides]) == WRONG_INPUT
+    message = capsys.readouterr().err
+    assert message.count("labrl: ") == 1
+    assert {"env=pendulum", f"agent={agent.rpartition(',')[2]}", "agent=sac"} <= set(
+        re.findall(r"[\w=]+", message)
+    )
+    assert not folder.exists()
+
+
+def test_grid_with_an_environment_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    grid = ["env=gymnasium", "env.id=CartPole-v1,Nowhere-v1", f"hydra.sweep.dir={tmp_path / 'e'}", *QUIET]
+    assert main(["-m", *grid]) == WRONG_INPUT
+    assert not (tmp_path / "e").exists()
+
+
+@pytest.mark.parametrize("agent", ["double_dqn", "recurrent_dqn", "sarsa"])
+def test_unsupported_agent_is_named_by_the_option_that_was_typed(agent: str, tmp_path: Path) -> None:
+    """Regression test: members of the DQN family were all called agent=dqn."""
+    with refused("unsupported", "agent", f"agent={agent}", "agent=ppo"):
+        labrl.train([f"agent={agent}", "env=pendulum", f"hydra.run.dir={tmp_path / 'run'}"])
+
+
+def test_searched_agent_that_does_not_fit_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    search = ["hydra/sweeper=optuna", "agent=choice(sac,dqn)", "env=pendulum", "agent.lr=interval(1e-4,1e-3)"]
+    assert main(["-m", *search, f"hydra.sweep.dir={tmp_path / 'e'}", *QUIET]) == WRONG_INPUT
+    assert "agent=dqn" in capsys.readouterr().err
+    assert not (tmp_path / "e").exists()
 
 
 def test_unsupported_agent_of_a_search_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,9 +45,7 @@ ONE_PROCESS = "hydra/launcher=basic"
 two_at_once = pytest.mark.skipif(available_cpus() < 2, reason="two trials at once need two cores")
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def the_experiment() -> Path:

@@ -46,9 +46,7 @@ EDIT = "agent.lr=1e-2"
 ONE_PROCESS = "hydra/launcher=basic"
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture(scope="module")
@@ -266,8 +264,9 @@ def test_wrong_fork_is_refused_with_its_key(trunk: Path, tmp_path: Path) -> None
         assert (refused.code, refused.key) == (code, key), overrides
         assert not Path("refused").exists(), overrides
     assert main(["-m", *fork(trunk), "hydra/sweeper=optuna", "search=ppo"]) == 2
-    assert main(["-m", *fork(trunk), "seed=1,2", "hydra.sweep.dir=refused"]) == 2
-    assert not Path("refused").exists(), "no trial of it could begin"
+    for edit in ("seed=1,2", "seed=7", "meta.max_session=1,3", "env.max_frame=800,1600"):
+        assert main(["-m", *fork(trunk), edit, "hydra.sweep.dir=refused"]) == 2
+        assert not Path("refused").exists(), "no trial of it could begin"
     assert main([*PPO, "env.max_frame=128", "meta.log_frequency=1e6", "hydra.run.dir=young"]) == 0
     for checkpoint in Path("young/session_0/checkpoints").iterdir():
         (checkpoint / "state.pt").unlink()

@@ -24,9 +24,11 @@ from labrl.trial import reporting
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
 
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+
 @pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
 
 

@@ -14,9 +14,7 @@ QUICK = ["agent=random", "env.max_frame=512", "meta.log_frequency=128", "meta.pr
 QUICK += ["meta.tensorboard=false"]
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture

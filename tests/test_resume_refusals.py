@@ -23,9 +23,7 @@ QUIET = ["meta.progress=false", "meta.tensorboard=false"]
 QUICK = ["agent=random", "env.max_frame=64", *QUIET, "seed=1"]
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def finished_run(overrides: list[str], folders: pytest.TempPathFactory) -> Path:

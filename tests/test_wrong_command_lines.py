@@ -39,6 +39,9 @@ WRONG = {
         ("unknown-key", "env.num_env"),
     ],
     "agent.lrr=1 env.num_envs=0": [("unknown-key", "agent.lrr"), ("range", "env.num_envs")],
+    # keys of a preset for other agents
+    "preset=dqn_cartpole agent=ppo": [("contradiction", "preset")],
+    "preset=dqn_cartpole agent=ppo agent.lr=-1": [("contradiction", "preset"), ("range", "agent.lr")],
     # names from other libraries
     "agent.n_steps=5": [("unknown-key", "agent.n_steps")],
     "+n_steps=5": [("unknown-key", "n_steps")],

@@ -211,11 +211,30 @@ def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None
     return typed(cfg, plain)
 
 
-def check_values(cfg: DictConfig | Mapping[str, Any]) -> None:
-    """Raise InputError as `resolve` does, without importing PyTorch unless a user's component does."""
-    plain = to_plain(cfg)
+def check_values(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None = None) -> None:
+    """Raise InputError as `resolve` does, without importing PyTorch unless a user's component does.
+
+    plain: result of `to_plain(cfg)`, if known.
+    """
+    plain = to_plain(cfg) if plain is None else plain
     if not check_with_stand_ins(cfg, plain):
         typed(cfg, plain)
+
+
+@contextmanager
+def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
+    """Let an InputError in this context name the preset that was chosen, if it sets unknown keys.
+
+    choices: the option of each group.
+    """
+    try:
+        yield
+    except InputError as error:
+        from labrl.mistakes.names import from_preset
+
+        raise InputError.of(
+            from_preset(error.mistakes, choices.get("preset", ""), choices.get("agent", ""))
+        ) from error
 
 
 def check_with_stand_ins(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:

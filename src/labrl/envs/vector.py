@@ -11,7 +11,6 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
@@ -191,6 +190,8 @@ class VectorEnv:
         The state of simulators is not saved, because seed and actions determine an episode. Observations and
         returns are saved to check the replay of the actions.
         """
+        import torch  # late: a grid asks for the spaces of its environments without PyTorch
+
         assert self._observation is not None, "reset() comes before state_dict()"
         return {
             "seed": self.seed,

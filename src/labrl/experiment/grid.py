@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from labrl.config.compose import check_values, resolve, to_plain
+from labrl.config.compose import check_values, naming_preset, resolve, to_plain
 from labrl.config.keys import (
     Change,
     changes,
@@ -32,7 +34,8 @@ from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
 from labrl.storage.run_folder import RunFolder
-from labrl.trial.composed import check_no_search, check_start_from, misfit
+from labrl.trial.composed import check_fit, check_no_search, check_start_from, resolved
+from labrl.trial.fork import Fork
 from labrl.trial.past import Past, row_of, table, unresolved, ways_out
 
 Compose = Callable[[list[str]], DictConfig]
@@ -61,6 +64,11 @@ class _Trial:
     """The earlier run of the trial; None if it has not started."""
     edited: bool = True
     """Whether the edits of a resumed experiment apply to it."""
+
+    @property
+    def agent(self) -> str:
+        """The option of the group `agent`."""
+        return str(self.cfg.hydra.runtime.choices["agent"])
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -103,12 +111,15 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     ]
 
 
-def plan_grid(overrides: Sequence[str], compose: Compose, machine: Machine | None) -> Plan:
+def plan_grid(
+    overrides: Sequence[str], compose: Compose, machine: Machine | None, fork: Fork | None = None
+) -> Plan:
     """Number the trials of a new experiment.
 
-    machine: the machine that runs them, None for other machines. Raises InputError for overrides that cannot
-    be composed, for wrong values, for more trials than `meta.max_trial`, for two equal trials or two with the
-    same folder, and for more cores or GPUs than there are.
+    machine: the machine that runs them, None for other machines; fork: the run that they fork from, if any.
+    Raises InputError for overrides that cannot be composed, for wrong values, for an agent that does not fit
+    its environment, for more trials than `meta.max_trial`, for two equal trials or two with the same folder,
+    for values that contradict the checkpoint of the fork, and for more cores or GPUs than there are.
     """
     own = combinations(overrides)
     trials: list[_Trial] = []
@@ -116,9 +127,10 @@ def plan_grid(overrides: Sequence[str], compose: Compose, machine: Machine | Non
         trials.append(_new(number, one, compose(one)))
         _check_count(trials[-1], overrides, len(own))
         if not trials[1:]:  # Errors of all trials are found before the others are composed.
-            _check_values(trials[0], own)
+            with _named(trials[0], own):
+                _check_values(trials[0])
     _check_twice(trials)
-    return Plan([trial.record for trial in trials], _left(trials, machine))
+    return Plan([trial.record for trial in trials], _left(trials, machine, fork))
 
 
 def plan_again(
@@ -174,7 +186,7 @@ def plan_again(
     for trial in trials:
         if trial.edited:
             _check_count(trial, overrides, len(trials))
-    needs = _left(trials, machine, again)
+    needs = _left(trials, machine, again.fork, again)
     selects = bool(choosing) and all(
         any(_agrees(record.overrides, values) for record in records) for values in chosen
     )
@@ -330,18 +342,28 @@ def _check_count(trial: _Trial, overrides: Sequence[str], count: int) -> None:
 
 
 def _left(
-    trials: Sequence[_Trial], machine: Machine | None, again: ExperimentAgain | None = None
+    trials: Sequence[_Trial],
+    machine: Machine | None,
+    fork: Fork | None = None,
+    again: ExperimentAgain | None = None,
 ) -> list[tuple[TrialRecord, Need]]:
     """Return the remaining trials with their needs, and record the status of each trial."""
-    left = []
+    left, every = [], [one.record.overrides for one in trials]
     for trial in trials:
         if trial.is_done():
             # Its record may be older, if the command was killed while the report was made.
             trial.record.status, trial.record.error = "finished", None
         else:
-            _check_values(trial, [one.record.overrides for one in trials])
+            with _named(trial, every):
+                _check_values(trial)
             trial.record.status, trial.record.error = "waiting", None
             left.append(trial)
+    known: set[str] = set()
+    for trial in left:
+        with _named(trial, every):
+            _check_fit(trial, known, here=machine is not None)
+            if fork is not None and trial.past is None:
+                fork.check(trial.plain)
     if again is not None:
         _check_pasts(left, trials, again)
     cores = machine.cores if machine else None
@@ -353,31 +375,57 @@ def _left(
     return needs
 
 
-def _check_values(trial: _Trial, trials: Sequence[list[str]]) -> None:
-    """Raise InputError for wrong values of the trial.
+def _check_values(trial: _Trial) -> None:
+    """Raise InputError for wrong values of the trial."""
+    plain = resolved(trial.cfg, trial.agent)
+    with naming_preset(trial.cfg.hydra.runtime.choices):
+        check_values(trial.cfg, plain)
+    check_start_from(plain["start_from"]["run"], trial.record.overrides)
+    check_no_search(plain["search"]["space"])
 
-    trials: the overrides of each trial of the experiment; the message omits those that all trials have.
-    Whether agent and environment fit is checked by the trial itself, so that the fitting pairs of a grid
-    still run.
+
+def _check_fit(trial: _Trial, known: set[str], here: bool) -> None:
+    """Raise InputError if the agent of the trial does not support the actions of its environment.
+
+    known: pairs that fit, which gets that of the trial; here: whether it runs on this machine, and not on one
+    with environments that perhaps cannot be made here. An environment that fails is left to the trial, which
+    has a log for the error.
+    """
+    env = trial.plain["env"]
+    pair = json.dumps([trial.agent, {**env, "max_frame": None}], default=str)
+    if pair in known:  # Making an environment may take seconds.
+        return
+    try:
+        check_fit(env, trial.agent)
+    except LabrlError as error:
+        if isinstance(error, InputError) and (here or error.key == "agent"):
+            raise
+    known.add(pair)
+
+
+@contextmanager
+def _named(trial: _Trial, trials: Sequence[list[str]]) -> Iterator[None]:
+    """Let an InputError in this context name the trial.
+
+    trials: the overrides of each trial of the experiment; the name omits those that all trials have.
     """
     try:
-        check_values(trial.cfg)
-        check_start_from(trial.cfg.start_from.run, trial.record.overrides)
-        check_no_search(trial.cfg.search.space)
+        yield
     except InputError as error:
-        if misfit(trial.cfg, trial.cfg.hydra.runtime.choices["agent"], error):
-            return
         shared = set.intersection(*map(set, trials))
         own = " ".join(override for override in trial.record.overrides if override not in shared)
         if not own:
             raise
-        raise _of_trial(own, error) from error
+        hint = ""
+        if (error.code, error.key) == ("unsupported", "agent"):
+            hint = " A grid runs every combination of its values: run those that fit as separate experiments."
+        raise _of_trial(own, error, hint) from error
 
 
-def _of_trial(named: str, error: LabrlError) -> InputError:
+def _of_trial(named: str, error: LabrlError, hint: str = "") -> InputError:
     """Return the error with the name of its trial."""
     return InputError.of(
-        dataclasses.replace(one, message=f"trial {named}: {one.message}") for one in error.mistakes
+        dataclasses.replace(one, message=f"trial {named}: {one.message}{hint}") for one in error.mistakes
     )
 
 

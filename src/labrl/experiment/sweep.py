@@ -51,9 +51,8 @@ def sweep_grid(
     job.part_of, job.force = "grid", again is not None and again.force
     machine = None if launcher.elsewhere else Machine()
     if again is None:
-        if isinstance(job.again, Fork):
-            job.again.check_swept(swept_keys(overrides))
-        plan = plan_grid(overrides, lambda trial: compose(config, trial), machine)
+        fork = job.again if isinstance(job.again, Fork) else None
+        plan = plan_grid(overrides, lambda trial: compose(config, trial), machine, fork)
     else:
         before = ExperimentFolder.open(path)
         plan = plan_again(again, before, overrides, lambda trial: compose(config, trial), machine)

@@ -67,6 +67,27 @@ def owners_of(key: str, known: Sequence[str] = ()) -> list[str]:
     return []
 
 
+def from_preset(mistakes: Sequence[Mistake], preset: str, agent: str) -> list[Mistake]:
+    """Return the mistakes, with one for all unknown keys that a preset of labrl for other agents sets.
+
+    preset, agent: the options of these groups.
+    """
+    keys = _keys_in("preset", preset)
+    found = [one for one in mistakes if one.code == "unknown-key" and one.key in keys]
+    if not found:
+        return list(mistakes)
+    agents = sorted((file.stem for file in (config_folder() / "agent").glob("*.yaml")), key=len)
+    owner = next((name for name in reversed(agents) if preset.startswith(f"{name}_")), None)
+    other = f", or set agent={owner}" if owner not in (None, agent) else ""
+    keys_found = some([one.key or "" for one in found])
+    message = (
+        f"preset={preset} sets keys that agent={agent} does not have: {keys_found}. "
+        f"Leave it out, because the presets of agent={agent} apply automatically{other}"
+    )
+    rest = [one for one in mistakes if one not in found]
+    return [Mistake("contradiction", "preset", message), *rest]
+
+
 def setting_of(key: str) -> str:
     """Return what to type to set `key`, with an option if the key or its parent is a group."""
     group, part = key.replace(".", "/"), key.rpartition(".")[0].replace(".", "/")

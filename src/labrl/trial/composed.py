@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.config.compose import check_with_stand_ins, to_plain, typed
+from labrl.config.compose import check_with_stand_ins, naming_preset, to_plain, typed
 from labrl.config.keys import key_of, walk
 from labrl.errors import InputError
 from labrl.processes import start_fork_server
@@ -44,15 +44,14 @@ class Composed:
     @classmethod
     def of(cls, cfg: DictConfig, folder: str, command: Command) -> Composed:
         """Resolve and check a configuration. Raises InputError."""
-        try:
-            plain = to_plain(cfg)
-        except InputError as error:
-            raise misfit(cfg, command.choices.get("agent", ""), error) or error from None
+        plain = resolved(cfg, command.choices.get("agent", ""))
         check_start_from(plain["start_from"]["run"], command.overrides)
-        check_with_stand_ins(cfg, plain)
-        if "torch" not in sys.modules:
-            doing("loading PyTorch")
-        return cls(cfg, plain, typed(cfg, plain), folder, command)
+        with naming_preset(command.choices):
+            check_with_stand_ins(cfg, plain)
+            if "torch" not in sys.modules:
+                doing("loading PyTorch")
+            config = typed(cfg, plain)
+        return cls(cfg, plain, config, folder, command)
 
     def run(self, again: Again | None = None) -> TrialResult:
         """Run a new trial, or continue or repeat the earlier run `again`."""
@@ -63,27 +62,32 @@ class Composed:
         return run_trial(self) if again is None else again.run(self)
 
 
-def misfit(cfg: DictConfig, agent: str, error: InputError) -> InputError | None:
-    """Return the error for an agent that cannot act in the environment; None if it can.
+def resolved(cfg: DictConfig, agent: str) -> dict[str, Any]:
+    """Return `cfg` in the form of config.yaml, as `to_plain` does.
 
-    Such an agent is refused before its missing values, such as `agent.value.v_min`, are asked for. agent: the
-    option of the group `agent`; error: what is wrong with `cfg`. Returns None as well if that is more than
-    missing values of the agent.
+    agent: the option of the group `agent`. Raises InputError. An agent that does not fit the environment is
+    refused before its missing values, such as `agent.value.v_min`, are asked for.
     """
-    if any(one.code != "missing" or not (one.key or "").startswith("agent.") for one in error.mistakes):
-        return None
-    # Imported late: only this error needs environments.
+    try:
+        return to_plain(cfg)
+    except InputError as error:
+        if all(one.code == "missing" and (one.key or "").startswith("agent.") for one in error.mistakes):
+            check_fit(OmegaConf.to_container(cfg.env, resolve=True), agent)
+        raise
+
+
+def check_fit(env: Any, agent: str) -> None:
+    """Raise InputError if `agent` does not support the actions of the environment, or if that cannot be made.
+
+    env: the group `env` of a configuration as plain data; agent: the option of the group `agent`.
+    """
+    # Imported late: a misspelled key must not wait for environments.
     from labrl.agents.action_spaces import check_actions
     from labrl.component import Component
     from labrl.config.validate import dataclass_of
     from labrl.envs.make import describe
 
-    try:
-        env = dataclass_of(Component, OmegaConf.to_container(cfg.env, resolve=True), "env")
-        check_actions(agent, describe(env)[1])
-    except InputError as other:
-        return other
-    return None
+    check_actions(agent, describe(dataclass_of(Component, env, "env"))[1])
 
 
 def check_start_from(run: str | None, overrides: Sequence[str]) -> None:

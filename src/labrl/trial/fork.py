@@ -7,7 +7,7 @@ run up to that frame. Only edits with which the checkpoint cannot be loaded are 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -100,27 +100,21 @@ class Fork(Again):
         """
         from labrl.trial.trial import run_trial
 
-        changed = self.past.changes(composed.plain)
-        self._check(changed, composed.config)
+        changed = self.check(composed.plain)
         check_resume(self.past.folder)
         report_damages(self.past.folder)
         return run_trial(composed, partial(self._begin, changed))
 
-    def check_swept(self, keys: Collection[str]) -> None:
-        """Raise InputError if an experiment gives branches several values of a key that none can change."""
-        for key in sorted(_FIXED.keys() & keys):
-            raise InputError(
-                f"{key}: the branches of a fork cannot differ in it, because {_FIXED[key]}. Leave it out",
-                code="changed-past",
-                key=key,
-            )
+    def check(self, plain: Mapping[str, Any]) -> list[Change]:
+        """Return the changes from the run in the resolved configuration of a trial.
 
-    def _check(self, changed: Sequence[Change], config: TrialConfig) -> None:
-        """Raise InputError for values that contradict the checkpoint."""
+        Raises InputError for values that contradict the checkpoint, without loading it.
+        """
+        changed = self.past.changes(plain)
         for change in changed:
             if change.key in _FIXED:
                 raise self._refused(change, _FIXED[change.key])
-        sessions, budget = config.meta.max_session, config.env.config.max_frame
+        sessions, budget = plain["meta"]["max_session"], plain["env"]["max_frame"]
         then = self.past.config["meta"]
         if sessions > then["max_session"]:
             raise InputError(
@@ -132,10 +126,12 @@ class Fork(Again):
             )
         if budget <= self.frame:
             raise InputError(
-                f"env.max_frame={budget} must be more than {self.frame}, the frame that the fork starts from",
+                f"env.max_frame={int(budget)} must be more than {self.frame}, the frame that the fork starts "
+                "from",
                 code="range",
                 key="env.max_frame",
             )
+        return changed
 
     def _begin(self, changed: Sequence[Change], composed: Composed, run: RunFolder) -> None:
         """Copy the files of each session into `run`, and write its provenance.

@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from labrl.agents.abilities import check_abilities
+from labrl.agents.action_spaces import check_actions
 from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
 from labrl.analysis.returns import recorded_return
@@ -66,10 +67,11 @@ class LostFolderError(LabrlError):
     codes = ("not-found",)
 
 
-def check(config: TrialConfig) -> None:
+def check(config: TrialConfig, agent: str = "") -> None:
     """Raise InputError if the configuration contradicts the environment's spaces or the machine.
 
-    Each component checks the whole configuration for what it does not support.
+    Each component checks the whole configuration for what it does not support. agent: the option of the group
+    `agent`, which several options may share a class with; an empty string if it is not known.
     """
     check_no_search(config.search.space)
     observation_space, action_space = describe(config.env)
@@ -77,6 +79,7 @@ def check(config: TrialConfig) -> None:
     check_machine(config, images)
     goals = goals_of(config.env, observation_space)
     spaces = Spaces(observation_space, action_space, config.env.config.num_envs, goals=goals)
+    check_actions(agent, action_space)
     config.agent.check("check", spaces)
     check_abilities(config, action_space, masked=gives_masks(config.env))
     check_launch(config)
@@ -127,7 +130,7 @@ def run_trial(composed: Composed, begin: Callable[[Composed, RunFolder], None] |
     """
     doing("making environments")
     config = composed.config
-    check(config)
+    check(config, composed.command.choices.get("agent", ""))
     sessions = list(range(config.meta.max_session))
     beginning = find_beginning(config, sessions) if begin is None else None
     run = RunFolder.create(composed.folder)

@@ -41,7 +41,7 @@ from labrl.experiment.sweep import hydra_overrides
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.folder import place
 from labrl.trial.baseline import random_return
-from labrl.trial.composed import check_start_from, misfit
+from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.summary import say
 from labrl.trial.trial import check
 
@@ -65,10 +65,7 @@ def search(
     job: the function that runs each trial. Raises InputError for wrong input before any trial starts.
     """
     silence()
-    try:
-        plain = to_plain(cfg)
-    except InputError as error:
-        raise misfit(cfg, cfg.hydra.runtime.choices["agent"], error) or error from None
+    plain = resolved(cfg, cfg.hydra.runtime.choices["agent"])
     check_start_from(plain["start_from"]["run"], overrides)
     known = dataclass_of(SearchConfig, plain["search"], "search").space
     # A typed seed is that of the search, from which those of its trials are derived.
@@ -315,16 +312,19 @@ def _together(recipe: Recipe, values: Mapping[str, Any], ready: str, keys: Colle
     """Compose the trial with these values.
 
     Raises InputError if a searched key does not exist with other values, such as `agent.epochs` with
-    agent=dqn.
+    agent=dqn, and if a searched agent does not fit the environment.
     """
+    agent = str(values.get("agent", recipe.choices["agent"]))
     try:
-        return to_plain(recipe.compose(values))
+        plain = resolved(recipe.compose(values), agent)
+        if {"agent", "env"} & set(values):
+            check_fit(plain["env"], agent)
+        return plain
     except LabrlError as error:
         groups = {key: value for key, value in values.items() if "/" in key or "." not in key}
         chosen = to_plain(recipe.compose(groups))
         lacking = [key for key in recipe.space.distributions if key in keys and not _is_key(chosen, key)]
         if lacking:
-            agent = str(values.get("agent", recipe.choices["agent"]))
             raise not_its(ready, lacking, agent) from error
         raise InputError.of(
             dataclasses.replace(one, message=f"the search space does not fit: {one.message}")
