@@ -155,14 +155,14 @@ def test_output_folder_that_cannot_be_created_is_rejected(capsys: pytest.Capture
 def test_other_trials_run_when_one_is_rejected_and_worst_exit_code_wins(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # Whether an agent supports the environment is checked when its trial begins, so the others still run.
-    overrides = ["-m", *QUICK[1:], "env.max_frame=128", "agent=sarsa,random", "env=pendulum"]
-    overrides += ["hydra/launcher=basic"]
-    assert main(overrides) == WRONG_INPUT
+    # Whether a network suits the observations is checked when its trial begins, so the others still run.
+    small = ["env.max_frame=128", "agent.learning_starts=64", "agent.batch_size=32"]
+    networks = ["agent=dqn", "agent/network=nature_cnn,mlp", "hydra/launcher=basic"]
+    assert main(["-m", *QUICK[1:], *small, *networks]) == WRONG_INPUT
     (experiment,) = Path("runs").iterdir()
     assert "_experiment_" in experiment.name
-    assert [folder.name for folder in experiment.iterdir() if folder.is_dir()] == ["1_random_pendulum"]
-    assert "sarsa" in capsys.readouterr().err
+    assert [folder.name for folder in experiment.iterdir() if folder.is_dir()] == ["1_dqn_cartpole"]
+    assert "nature_cnn" in capsys.readouterr().err
 
 
 def test_wrong_value_of_an_experiment_starts_no_trial(capsys: pytest.CaptureFixture[str]) -> None:

@@ -243,12 +243,18 @@ def test_wrong_arguments_of_policy_methods_are_refused(folder: Path) -> None:
     with pytest.raises(InputError) as error:
         policy.env(render_mode="human")  # type: ignore[arg-type]
     assert error.value.key == "render_mode"
-    with pytest.raises(InputError) as error:
-        policy.evaluate(episodes=0)
-    assert error.value.key == "episodes"
-    with pytest.raises(InputError) as error:
-        policy.evaluate(episodes=1, seed=-1)
-    assert error.value.key == "seed"
+    for wrong in (policy.env().reset(), [[0.0, 0.0], [0.0]]):
+        with pytest.raises(InputError) as error:
+            policy.act(wrong)
+        assert error.value.key == "observation"
+    for episodes in (0, 1.5, "3"):
+        with pytest.raises(InputError) as error:
+            policy.evaluate(episodes=episodes)  # type: ignore[arg-type]
+        assert error.value.key == "episodes"
+    for method in (policy.evaluate, policy.reset):
+        with pytest.raises(InputError) as error:
+            method(seed=-1)
+        assert error.value.key == "seed"
     for epsilon in (-0.1, 1.5):
         with pytest.raises(InputError) as error:
             policy.evaluate(episodes=1, epsilon=epsilon)

@@ -156,6 +156,17 @@ def test_slots_are_passed_on_by_environment_variables(monkeypatch: pytest.Monkey
     assert threads_per_session(None, 1) == 1
 
 
+@pytest.mark.parametrize("given", ["0", "two", "-1", "1.5"])
+def test_wrong_number_of_cores_in_the_environment_is_refused(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression test: labrl used all cores of a shared machine instead."""
+    monkeypatch.setenv(NUM_CPUS, given)
+    with refused("range", NUM_CPUS):
+        labrl.train(["agent=random", "env.max_frame=100", f"hydra.run.dir={tmp_path / 'run'}"])
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("value", "gpus"), [("", []), ("-1", []), ("2,0", ["2", "0"]), ("MIG-a/1", ["MIG-a/1"])]
 )

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from refusals import refused
@@ -39,6 +40,8 @@ WRONG = {
         ("unknown-key", "env.num_env"),
     ],
     "agent.lrr=1 env.num_envs=0": [("unknown-key", "agent.lrr"), ("range", "env.num_envs")],
+    # environments that would take no step within the budget
+    "agent=random env.num_envs=1000000000": [("contradiction", "env.num_envs")],
     # keys of a preset for other agents
     "preset=dqn_cartpole agent=ppo": [("contradiction", "preset")],
     "preset=dqn_cartpole agent=ppo agent.lr=-1": [("contradiction", "preset"), ("range", "agent.lr")],
@@ -409,3 +412,9 @@ def test_missing_run_is_answered_with_another_only_if_its_name_is_similar(
     (tmp_path / "other").mkdir()
     with refused("not-found", "other", MARKER):
         labrl.load("other")
+
+
+@pytest.mark.parametrize("overrides", ["env=cartpole", {"env": "cartpole"}, ["env=cartpole", 5], None])
+def test_train_refuses_overrides_that_are_not_a_list_of_texts(overrides: Any) -> None:
+    with refused("usage", "labrl.train"):
+        labrl.train(overrides)

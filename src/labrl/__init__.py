@@ -58,6 +58,7 @@ def train(
     described in `result.error`. Raises `labrl.errors.InputError` for wrong input, before anything is written.
     """
     import json
+    from collections import abc
 
     from labrl.config.compose import compose
     from labrl.config.presets import choices_of
@@ -68,7 +69,8 @@ def train(
     begin("labrl.train")
     let_threads_sleep()
     name_user_and_home()
-    if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
+    is_list = isinstance(overrides, abc.Sequence) and not isinstance(overrides, str)
+    if not is_list or not all(isinstance(override, str) for override in overrides):
         raise InputError(
             f"labrl.train takes a list of overrides, such as ['env=pong', 'seed=7'], got {overrides!r}",
             code="usage",

@@ -275,4 +275,12 @@ def typed(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> Tria
             key="env._target_",
         )
     config.agent.check("check_config", config.env.config)
+    env = config.env.config
+    if env.num_envs > env.max_frame:
+        raise InputError(
+            f"env.num_envs={env.num_envs} environments need at least that many frames, one step of each, but "
+            f"env.max_frame={env.max_frame}. Set fewer environments, such as env.num_envs=8.",
+            code="contradiction",
+            key="env.num_envs",
+        )
     return config

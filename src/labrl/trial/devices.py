@@ -34,9 +34,20 @@ def machine_cpus() -> int:
 
 def available_cpus() -> int:
     """Return the cores that this process may use: those of the machine, or as many as LABRL_NUM_CPUS says,
-    which an experiment sets for its trials."""
+    which an experiment sets for its trials.
+
+    Raises InputError if the variable contains no number of cores.
+    """
     given = os.environ.get(NUM_CPUS, "")
-    return max(1, min(machine_cpus(), int(given))) if given.isdigit() else machine_cpus()
+    if not given:
+        return machine_cpus()
+    if not given.isdigit() or int(given) < 1:
+        raise InputError(
+            f"{NUM_CPUS}={given}: must be a whole number of cores, at least 1, as in {NUM_CPUS}=2",
+            code="range",
+            key=NUM_CPUS,
+        )
+    return min(machine_cpus(), int(given))
 
 
 def _cgroup_quota() -> float | None:
@@ -67,6 +78,7 @@ def check_machine(config: TrialConfig, images: bool) -> None:
     from labrl.networks.building import is_recurrent
 
     meta = config.meta
+    available_cpus()  # refuses a wrong LABRL_NUM_CPUS before anything is made
     check_resources(math.ceil(meta.num_cpus or 1), meta.num_gpus, machine_cpus(), len(visible_gpus()))
     compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, images=images)
     if meta.compile and is_recurrent(config.agent):

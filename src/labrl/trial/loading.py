@@ -165,6 +165,7 @@ class LoadedPolicy:
         else:
             self._start = self._start | np.asarray(which, np.bool_)
         if seed is not None:
+            _check_whole("seed", seed, 0)
             self._generator = np.random.default_rng(seed)
 
     def act(self, observation: Any, mask: Any = None, greedy: bool = False) -> Any:
@@ -221,10 +222,8 @@ class LoadedPolicy:
         seed: seed of the episodes; greedy: whether to play greedy actions; epsilon: probability of a random
         action; None: as in the evaluation of the run.
         """
-        if episodes < 1:
-            raise InputError(f"episodes={episodes}: must be at least 1", code="range", key="episodes")
-        if seed < 0:
-            raise InputError(f"seed={seed}: must be at least 0", code="range", key="seed")
+        _check_whole("episodes", episodes, 1)
+        _check_whole("seed", seed, 0)
         env = self.vector_env(episodes)
         try:
             quota = self.quota(env.num_envs, greedy, epsilon)
@@ -327,7 +326,13 @@ class LoadedPolicy:
 
     def _array(self, given: Any, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> tuple[NDArray, bool]:
         """Return one input as a batch, [n, *shape], and whether a single one was given."""
-        array = np.asarray(given)
+        try:
+            array = np.asarray(given)
+        except ValueError:
+            pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], dict)
+            what = "a tuple, as returned by reset()" if pair else "entries of different shapes"
+            wanted = "only its first entry, the observation" if pair else f"arrays of shape {list(shape)}"
+            raise self._other_space(what, wanted) from None
         single = array.shape == shape
         if not single and (array.ndim != len(shape) + 1 or array.shape[1:] != shape):
             wanted = f"shape {list(shape)}, or {['n', *shape]} for a batch".replace("'", "")
@@ -368,6 +373,14 @@ class LoadedPolicy:
         return (
             f"LoadedPolicy: {self.trial.agent.target.rpartition('.')[2]} in {self.trial.env.config.name}, "
             f"session {self.session} at frame {self.frame:,}\n  folder: {self.folder}"
+        )
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    """Raise InputError unless the argument `name` is a whole number of at least `least`."""
+    if not isinstance(value, int | np.integer) or value < least:
+        raise InputError(
+            f"{name}={value}: must be a whole number of at least {least}", code="range", key=name
         )
 
 
