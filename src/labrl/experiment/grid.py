@@ -37,6 +37,7 @@ from labrl.storage.run_folder import RunFolder
 from labrl.trial.composed import check_fit, check_no_search, check_start_from, resolved
 from labrl.trial.fork import Fork
 from labrl.trial.past import Past, row_of, table, unresolved, ways_out
+from labrl.trial.summary import say
 
 Compose = Callable[[list[str]], DictConfig]
 """Composes the configuration of a trial, including the node `hydra`, from its overrides."""
@@ -117,8 +118,8 @@ def plan_grid(
     """Number the trials of a new experiment.
 
     machine: the machine that runs them, None for other machines; fork: the run that they fork from, if any.
-    Raises InputError for overrides that cannot be composed, for wrong values, for an agent that does not fit
-    its environment, for more trials than `meta.max_trial`, for two equal trials or two with the same folder,
+    Raises InputError for overrides that cannot be composed, for wrong values, if no agent fits its
+    environment, for more trials than `meta.max_trial`, for two equal trials or two with the same folder,
     for values that contradict the checkpoint of the fork, and for more cores or GPUs than there are.
     """
     own = combinations(overrides)
@@ -127,8 +128,7 @@ def plan_grid(
         trials.append(_new(number, one, compose(one)))
         _check_count(trials[-1], overrides, len(own))
         if not trials[1:]:  # Errors of all trials are found before the others are composed.
-            with _named(trials[0], own):
-                _check_values(trials[0])
+            _misfit(_check_values, trials[0], own)
     _check_twice(trials)
     return Plan([trial.record for trial in trials], _left(trials, machine, fork))
 
@@ -354,16 +354,9 @@ def _left(
             # Its record may be older, if the command was killed while the report was made.
             trial.record.status, trial.record.error = "finished", None
         else:
-            with _named(trial, every):
-                _check_values(trial)
             trial.record.status, trial.record.error = "waiting", None
             left.append(trial)
-    known: set[str] = set()
-    for trial in left:
-        with _named(trial, every):
-            _check_fit(trial, known, here=machine is not None)
-            if fork is not None and trial.past is None:
-                fork.check(trial.plain)
+    _check_all(left, every, fork, here=machine is not None)
     if again is not None:
         _check_pasts(left, trials, again)
     cores = machine.cores if machine else None
@@ -373,6 +366,44 @@ def _left(
             machine.check(need)
     _check_folders([trial.record for trial in trials])
     return needs
+
+
+def _check_all(left: Sequence[_Trial], every: Sequence[list[str]], fork: Fork | None, here: bool) -> None:
+    """Check the values of the remaining trials, and whether their agents fit their environments.
+
+    An agent that does not fit ends its trial with an error. The others run nevertheless, since a grid has all
+    combinations of its values, but this is said before they start. every: the overrides of all trials; here:
+    whether the trials run on this machine. Raises InputError if no agent fits, and for anything else.
+    """
+    misfits: dict[int, InputError] = {}
+    known: set[str] = set()
+    for check in (_check_values, functools.partial(_check_fit, known=known, here=here)):
+        for index, trial in enumerate(left):
+            if index not in misfits and (error := _misfit(check, trial, every)) is not None:
+                misfits[index] = error
+    if misfits and len(misfits) == len(left):
+        raise misfits[0]
+    for index, trial in enumerate(left):
+        if index in misfits:
+            say(f"cannot run: {misfits[index]}")
+        elif fork is not None and trial.past is None:
+            with _named(trial, every):
+                fork.check(trial.plain)
+
+
+def _misfit(check: Callable[[_Trial], None], trial: _Trial, every: Sequence[list[str]]) -> InputError | None:
+    """Return the error if the check finds that the agent of a trial does not fit its environment.
+
+    every: the overrides of all trials. Raises InputError, with the name of the trial, for anything else.
+    """
+    try:
+        with _named(trial, every):
+            check(trial)
+    except InputError as error:
+        if (error.code, error.key) == ("unsupported", "agent"):
+            return error
+        raise
+    return None
 
 
 def _check_values(trial: _Trial) -> None:
@@ -416,16 +447,13 @@ def _named(trial: _Trial, trials: Sequence[list[str]]) -> Iterator[None]:
         own = " ".join(override for override in trial.record.overrides if override not in shared)
         if not own:
             raise
-        hint = ""
-        if (error.code, error.key) == ("unsupported", "agent"):
-            hint = " A grid runs every combination of its values: run those that fit as separate experiments."
-        raise _of_trial(own, error, hint) from error
+        raise _of_trial(own, error) from error
 
 
-def _of_trial(named: str, error: LabrlError, hint: str = "") -> InputError:
+def _of_trial(named: str, error: LabrlError) -> InputError:
     """Return the error with the name of its trial."""
     return InputError.of(
-        dataclasses.replace(one, message=f"trial {named}: {one.message}{hint}") for one in error.mistakes
+        dataclasses.replace(one, message=f"trial {named}: {one.message}") for one in error.mistakes
     )
 
 
