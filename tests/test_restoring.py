@@ -187,9 +187,9 @@ def fitting(option: str) -> tuple[list[str], int]:
     for agent in ("ppo", "recurrent_ppo", "dqn", *AGENTS):
         if part not in parts(agent):
             continue
-        images = ["env.max_frame=64", "env.image_size=44"]
-        tasks = [("cartpole", SHORT, STOP), ("pendulum", SHORT, STOP), ("pong", images, 50)]
-        tasks += [("lamp", ["env.max_frame=64"], 50), ("bits", SHORT, STOP)]
+        inputs = ["env.max_frame=64"]
+        tasks = [("cartpole", SHORT, STOP), ("lamp", [*inputs, "+env.make.style=picture"], 50)]
+        tasks += [("lamp", inputs, 50), ("bits", SHORT, STOP), ("pendulum", SHORT, STOP)]
         for task, budget, frame in tasks:
             try:
                 overrides = [*small(agent, task), *budget, option, *NEEDED_OVERRIDES.get(option, [])]
@@ -232,23 +232,22 @@ TRANSFORMS = {
 """Options of transforms, with the overrides that they need."""
 
 
-def transform_overrides(option: str) -> list[str]:
-    """Return the overrides that add a transform under the name `tested`."""
+def transformed(option: str) -> list[str]:
+    """Return the overrides of a small run with a transform under the name `tested`."""
     group, _, name = option.partition("=")
-    return [f"+transforms/{group}@transforms.tested={name}", *TRANSFORMS[option]]
+    transform = [f"+transforms/{group}@transforms.tested={name}", *TRANSFORMS[option]]
+    return [*small("ppo", "cartpole"), *SHORT, *transform]
 
 
 def test_every_transform_has_a_tested_option() -> None:
     found = {kind for kind in classes(labrl.agents) if hasattr(kind, "Config") and hasattr(kind, "collect")}
-    targets = {
-        str(compose(transform_overrides(option)).transforms.tested["_target_"]) for option in TRANSFORMS
-    }
+    targets = {str(compose(transformed(option)).transforms.tested["_target_"]) for option in TRANSFORMS}
     assert targets == {f"{kind.__module__}.{kind.__name__}" for kind in found}
 
 
 @pytest.mark.parametrize("option", TRANSFORMS)
 def test_every_transform_resumes_exactly(option: str, tmp_path: Path) -> None:
-    assert changed_futures(tmp_path, [*small("ppo", "cartpole"), *SHORT, *transform_overrides(option)]) == []
+    assert changed_futures(tmp_path, transformed(option)) == []
 
 
 def test_every_callback_is_part_of_the_tested_sessions(tmp_path: Path) -> None:
