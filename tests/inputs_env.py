@@ -16,7 +16,10 @@ class Lamp(gym.Env):
     """
 
     def __init__(self, continuous: bool = False, style: str = "dict", render_mode: str | None = None) -> None:
-        """continuous: the answer is the signs of two numbers. style: dict, nested, tuple or masked."""
+        """continuous: the answer is the signs of two numbers. style: dict, nested, tuple, masked or picture.
+
+        Only the image is observed with the style picture.
+        """
         self.action_space: Any = spaces.Box(-1, 1, (2,)) if continuous else spaces.Discrete(4)
         self._continuous, self._style = continuous, style
         picture = spaces.Box(0, 255, (36, 36, 3), np.uint8)
@@ -27,6 +30,7 @@ class Lamp(gym.Env):
             ),
             "nested": lambda: spaces.Dict({"eye": spaces.Dict({"picture": picture}), "mark": mark}),
             "tuple": lambda: spaces.Tuple((picture, mark)),
+            "picture": lambda: picture,
             "masked": lambda: spaces.Dict(
                 {"picture": picture, "mark": mark, "action_mask": spaces.MultiBinary(4)}
             ),
@@ -60,6 +64,8 @@ class Lamp(gym.Env):
         mark = np.array([1.0 if straight else -1.0, self.np_random.random()])
         if self._style == "nested":
             return {"eye": {"picture": picture}, "mark": mark}
+        if self._style == "picture":
+            return picture
         if self._style == "tuple":
             return picture, mark
         both = {"picture": picture, "mark": mark}

@@ -118,6 +118,7 @@ def test_observations_follow_the_configuration() -> None:
     assert observation.shape == (2, 42, 42, 3)
     assert action.n == 18
     env = make_env(atari("pong", **settings), seed=0, num_threads=1, num_envs=2)
+    assert (env.observation_space, env.action_space) == (observation, action)
     assert env.reset().shape == (2, 2, 42, 42, 3)
     assert env.frame_skip == 2
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import onnxruntime
 import pytest
 import torch
 from exact_cases import small
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 import labrl
 from labrl.cli import export_policy
@@ -29,7 +32,8 @@ RUNS: dict[str, tuple[str, str, list[str]]] = {
     "gauss": ("ppo", "pendulum", ["transforms/observation=normalize", "agent.action_bounds=squash"]),
     "lstm": ("recurrent_ppo", "cartpole", ["agent/network=lstm"]),
     "inputs": ("a2c", "lamp", []),
-    "rainbow": ("rainbow", "pong", ["env.image_size=44"]),
+    # One long game: each start of a game takes as long as hundreds of steps.
+    "rainbow": ("rainbow", "pong", ["env.image_size=44", "env.max_episode_frames=4000"]),
     "masks": ("dqn", "taxi", []),
     "c51": ("c51", "cartpole", []),
     "tqc": ("tqc", "pendulum", []),
@@ -43,6 +47,15 @@ RUNS: dict[str, tuple[str, str, list[str]]] = {
 
 REPEATED = {"c51", "discrete", "ppo", "pqn", "sac", "tqc"}
 """Runs whose parts are all covered by others of RUNS; the code of the documentation page covers PPO."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_list_of_operators() -> Iterator[None]:
+    """Let PyTorch collect the operators that it can export once instead of for each file, which takes 1 s."""
+    once = functools.cache(ONNXRegistry.from_torchlib)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(once))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,12 @@ from labrl.storage.run_folder import RunFolder
 HTML = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
 
 
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Do not draw the figures in `plots/`, which take most of the time of a small report."""
+    monkeypatch.setattr("labrl.analysis.report.build.save_sheets", lambda sheets, folder: [])
+
+
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a trial with three finished sessions, a failed one and a resume; it has all that reports show."""
@@ -79,6 +85,7 @@ def test_report_shows_result_interval_date_and_warnings(page: ReportPage, statis
     assert not [warning for warning in statistics["warnings"] if warning not in page.text]
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(("rows", "shown"), [(99, False), (100, True)])
 def test_score_over_the_last_hundred_rows_needs_a_hundred_rows(
     tmp_path: Path, rows: int, shown: bool
@@ -158,6 +165,7 @@ def test_html_in_names_and_overrides_is_shown_as_text(tmp_path: Path) -> None:
         assert HTML in page.text.replace("  ", " ")
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_verdict_has_no_interval_for_one_seed_and_notes_rising_returns(tmp_path: Path) -> None:
     up, level = ([50.0 + slope * step for step in range(20)] for slope in (1.0, 0.0))
     rising_run, level_run = (
@@ -181,6 +189,7 @@ def test_running_killed_and_empty_runs_are_marked(tmp_path: Path) -> None:
     assert empty.verdict in ReportPage(empty.path).text
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_interrupted_run_shows_its_last_frame_instead_of_its_last_row(
     tmp_path: Path,
 ) -> None:
@@ -237,6 +246,7 @@ def test_experiment_ranks_groups_and_links_trials(experiment: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_probability_has_the_decimals_of_its_interval(tmp_path: Path) -> None:
     for agent, base in (("ppo", 100), ("dqn", 101)):
         config = config_with(agent___target_=f"labrl.{agent}")
@@ -248,6 +258,7 @@ def test_probability_has_the_decimals_of_its_interval(tmp_path: Path) -> None:
         assert len({len(digits) for digits in re.findall(r"\.(\d+)", pair)}) == 1, pair
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_return_of_a_trial_equals_the_one_printed_in_the_terminal(tmp_path: Path) -> None:
     for place, finals in enumerate([[1.0, 2.0, 3.0, 94.0], [1.0, 2.0, 6.0]]):
         config = config_with(agent__lr=place + 1)
@@ -255,6 +266,7 @@ def test_return_of_a_trial_equals_the_one_printed_in_the_terminal(tmp_path: Path
     assert [row[5] for row in report_of(tmp_path).table("trials")[1:]] == ["2.5", "3"]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_report_of_an_experiment_is_the_same_in_another_folder(experiment: Path, tmp_path: Path) -> None:
     inside, outside = report_of(experiment), ReportPage(build(experiment, tmp_path / "away").path)
     assert inside.text == outside.text.replace(str(tmp_path / "away"), str(experiment))
@@ -275,6 +287,7 @@ def test_environments_are_compared_separately_and_named_in_warnings(tmp_path: Pa
     assert [warning.split(",")[0] for warning in few] == ["cartpole", "acrobot"]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_long_curves_are_thinned_but_keep_spikes_and_gaps(tmp_path: Path) -> None:
     values = np.sin(np.arange(50_000) / 5000)
     values[[17, 31_000]] = 50, -50
@@ -301,6 +314,7 @@ def test_read_only_folder_is_refused(tmp_path: Path) -> None:
     assert (refused.value.code, refused.value.key) == ("usage", str(path))
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_trials_of_the_same_name_in_two_experiments_are_kept_apart(tmp_path: Path) -> None:
     for experiment, to in (("one", 500), ("two", 20)):
         config = config_with(agent__lr=to)

@@ -113,10 +113,16 @@ def future(folder: Path) -> dict[str, Any]:
 
 
 @functools.cache
-def uninterrupted_future(overrides: tuple[str, ...]) -> dict[str, Any]:
+def config_of(*overrides: str) -> TrialConfig:
+    """Return the configuration of a run. Cached, because the runs of a test have the same one."""
+    return resolve(compose(list(overrides)))
+
+
+@functools.cache
+def uninterrupted_future(*overrides: str) -> dict[str, Any]:
     """Return the future of an uninterrupted run. Cached, because several tests compare with the same run."""
     with tempfile.TemporaryDirectory() as folder:
-        session_in(Path(folder) / "run", resolve(compose(list(overrides)))).run()
+        session_in(Path(folder) / "run", config_of(*overrides)).run()
         return future(Path(folder) / "run")
 
 
@@ -124,10 +130,10 @@ def changed_futures(
     folder: Path, overrides: list[str], frame: int = STOP, forget: str | None = None
 ) -> list[str]:
     """Return where a run that was interrupted at `frame` and resumed differs from an uninterrupted one."""
-    config = resolve(compose(overrides))
+    config = config_of(*overrides)
     run_until(folder / "run", config, frame)
     resume(folder / "run", config, forget)
-    return unequal(uninterrupted_future(tuple(overrides)), future(folder / "run"))
+    return unequal(uninterrupted_future(*overrides), future(folder / "run"))
 
 
 def modules(package: ModuleType) -> Iterator[ModuleType]:
@@ -149,7 +155,7 @@ def classes(package: ModuleType) -> Iterator[type]:
 def test_every_agent_resumes_exactly(agent: str, tmp_path: Path) -> None:
     overrides = [*small(agent, "cartpole"), *SHORT]
     try:
-        check(resolve(compose(overrides)))
+        check(config_of(*overrides))
     except InputError:  # the agent supports continuous actions only
         overrides = [*small(agent, "pendulum"), *SHORT]
     assert changed_futures(tmp_path, overrides) == []
@@ -187,13 +193,13 @@ def fitting(option: str) -> tuple[list[str], int]:
     for agent in ("ppo", "recurrent_ppo", "dqn", *AGENTS):
         if part not in parts(agent):
             continue
-        images = ["env.max_frame=64", "env.image_size=44"]
-        tasks = [("cartpole", SHORT, STOP), ("pendulum", SHORT, STOP), ("pong", images, 50)]
-        tasks += [("lamp", ["env.max_frame=64"], 50), ("bits", SHORT, STOP)]
+        inputs = ["env.max_frame=64"]
+        tasks = [("cartpole", SHORT, STOP), ("lamp", [*inputs, "+env.make.style=picture"], 50)]
+        tasks += [("lamp", inputs, 50), ("bits", SHORT, STOP), ("pendulum", SHORT, STOP)]
         for task, budget, frame in tasks:
             try:
                 overrides = [*small(agent, task), *budget, option, *NEEDED_OVERRIDES.get(option, [])]
-                check(resolve(compose(overrides)))
+                check(config_of(*overrides))
                 return overrides, frame
             except InputError:
                 continue
@@ -232,29 +238,28 @@ TRANSFORMS = {
 """Options of transforms, with the overrides that they need."""
 
 
-def transform_overrides(option: str) -> list[str]:
-    """Return the overrides that add a transform under the name `tested`."""
+def transformed(option: str) -> list[str]:
+    """Return the overrides of a small run with a transform under the name `tested`."""
     group, _, name = option.partition("=")
-    return [f"+transforms/{group}@transforms.tested={name}", *TRANSFORMS[option]]
+    transform = [f"+transforms/{group}@transforms.tested={name}", *TRANSFORMS[option]]
+    return [*small("ppo", "cartpole"), *SHORT, *transform]
 
 
 def test_every_transform_has_a_tested_option() -> None:
     found = {kind for kind in classes(labrl.agents) if hasattr(kind, "Config") and hasattr(kind, "collect")}
-    targets = {
-        str(compose(transform_overrides(option)).transforms.tested["_target_"]) for option in TRANSFORMS
-    }
+    targets = {str(compose(transformed(option)).transforms.tested["_target_"]) for option in TRANSFORMS}
     assert targets == {f"{kind.__module__}.{kind.__name__}" for kind in found}
 
 
 @pytest.mark.parametrize("option", TRANSFORMS)
 def test_every_transform_resumes_exactly(option: str, tmp_path: Path) -> None:
-    assert changed_futures(tmp_path, [*small("ppo", "cartpole"), *SHORT, *transform_overrides(option)]) == []
+    assert changed_futures(tmp_path, transformed(option)) == []
 
 
 def test_every_callback_is_part_of_the_tested_sessions(tmp_path: Path) -> None:
     """Find callbacks that the default configuration does not use, which need tests of their own."""
     overrides = [*small("ppo", "cartpole"), *SHORT, "meta.tensorboard=true"]
-    session = session_in(tmp_path / "run", resolve(compose(overrides)))
+    session = session_in(tmp_path / "run", config_of(*overrides))
     session.close()
     used = {type(callback) for callback in session.callbacks}
     known = {found for found in classes(labrl.session.callbacks) if issubclass(found, Callback)}
@@ -281,14 +286,12 @@ def test_part_without_its_saved_state_is_detected(part: str, tmp_path: Path) -> 
     normalize = "+transforms/observation@transforms.seen=normalize"
     overrides = [*small("ppo", "cartpole"), *SHORT, normalize]
     # The best evaluation must precede the interruption, or else Evaluate has nothing to forget.
-    seed = next(
-        seed for seed in range(99) if uninterrupted_future((*overrides, f"seed={seed}"))["best"] < STOP
-    )
+    seed = next(seed for seed in range(99) if uninterrupted_future(*overrides, f"seed={seed}")["best"] < STOP)
     assert changed_futures(tmp_path, [*overrides, f"seed={seed}"], forget=part)
 
 
 def test_every_attribute_of_a_session_is_saved_or_derived(tmp_path: Path) -> None:
-    session = session_in(tmp_path / "run", resolve(compose(small("ppo", "cartpole"))))
+    session = session_in(tmp_path / "run", config_of(*small("ppo", "cartpole")))
     session.env.reset()
     saved = set(session.state_dict())
     session.close()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import functools
 import multiprocessing
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ PENDULUM += [
     "transforms/observation=normalize",
 ]
 PONG = [*QUIET, "env=pong", "env.max_frame=112", "env.num_envs=2", "agent.horizon=16", "agent.batch_size=16"]
-PONG += ["env.image_size=44", "env.noop_max=1"]
+PONG += ["env.image_size=44", "env.noop_max=1", "env.max_episode_frames=240", "meta.eval_frequency=96"]
 PONG += ["agent.epochs=1", "meta.log_frequency=64", "agent.network.torso.cnn.features=32"]
 TIMINGS = {"wall", "fps"}
 
@@ -74,38 +76,58 @@ def rows(folder: Path, table: str = "train") -> list[dict[str, str]]:
         return [{k: v for k, v in row.items() if k not in TIMINGS} for row in csv.DictReader(file)]
 
 
+Uninterrupted = Callable[[list[str]], tuple[Session, Path]]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Uninterrupted:
+    """Return a function that gives the finished session of a configuration and its folder; each runs once."""
+
+    @functools.cache
+    def run_once(*overrides: str) -> tuple[Session, Path]:
+        folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+        return run(config_of(list(overrides)), folder), folder
+
+    return lambda overrides: run_once(*overrides)
+
+
 @pytest.mark.parametrize("overrides", [CARTPOLE, PENDULUM, PONG], ids=["cartpole", "pendulum", "pong"])
-def test_repeated_session_is_equal_bit_for_bit(overrides: list[str], tmp_path: Path) -> None:
-    first = run(config_of(overrides), tmp_path / "a")
-    second = run(config_of(overrides), tmp_path / "b")
+def test_repeated_session_is_equal_bit_for_bit(
+    overrides: list[str], uninterrupted: Uninterrupted, tmp_path: Path
+) -> None:
+    first, folder = uninterrupted(overrides)
+    second = run(config_of(overrides), tmp_path / "again")
     assert torch.equal(weights(first), weights(second))
-    assert rows(tmp_path / "a") == rows(tmp_path / "b")
-    assert len(rows(tmp_path / "a")) >= 2
+    assert rows(folder) == rows(tmp_path / "again")
+    assert len(rows(folder)) >= 2
 
 
 @pytest.mark.parametrize("overrides", [CARTPOLE, PENDULUM, PONG], ids=["cartpole", "pendulum", "pong"])
-def test_resumed_session_equals_an_uninterrupted_one(overrides: list[str], tmp_path: Path) -> None:
+def test_resumed_session_equals_an_uninterrupted_one(
+    overrides: list[str], uninterrupted: Uninterrupted, tmp_path: Path
+) -> None:
     """The session is stopped in the middle of a rollout, at a frame without a regular checkpoint."""
-    uninterrupted = run(config_of(overrides), tmp_path / "uninterrupted")
-    stop_at = int(0.6 * uninterrupted.clock.max_frame) + 3
+    expected, folder = uninterrupted(overrides)
+    stop_at = int(0.6 * expected.clock.max_frame) + 3
     stopped = run(config_of(overrides), tmp_path / "stopped", stop_at)
-    assert stopped.clock.frame < uninterrupted.clock.frame
+    assert stopped.clock.frame < expected.clock.frame
     store = CheckpointStore(tmp_path / "stopped" / "session_0" / "checkpoints", keep_last=2)
     latest = store.latest()
     assert latest is not None
     resumed = run(config_of(overrides), tmp_path / "resumed", state=latest.state)
-    assert torch.equal(weights(uninterrupted), weights(resumed))
-    after = [row for row in rows(tmp_path / "uninterrupted") if int(row["frame"]) > stopped.clock.frame]
+    assert torch.equal(weights(expected), weights(resumed))
+    after = [row for row in rows(folder) if int(row["frame"]) > stopped.clock.frame]
     assert rows(tmp_path / "resumed") == after
 
 
 @pytest.mark.parametrize("overrides", [CARTPOLE, PONG], ids=["cartpole", "pong"])
-def test_evaluation_does_not_change_training(overrides: list[str], tmp_path: Path) -> None:
-    small = ["meta.eval_frequency=96", "env.max_episode_frames=160"] if "env=pong" in overrides else []
-    plain = run(config_of([*overrides, *small]), tmp_path / "plain")
-    evaluated = run(config_of([*overrides, *small, "meta.rigorous_eval=2"]), tmp_path / "evaluated")
+def test_evaluation_does_not_change_training(
+    overrides: list[str], uninterrupted: Uninterrupted, tmp_path: Path
+) -> None:
+    plain, folder = uninterrupted(overrides)
+    evaluated = run(config_of([*overrides, "meta.rigorous_eval=2"]), tmp_path / "evaluated")
     assert torch.equal(weights(plain), weights(evaluated))
-    assert rows(tmp_path / "plain") == rows(tmp_path / "evaluated")
+    assert rows(folder) == rows(tmp_path / "evaluated")
     row = rows(tmp_path / "evaluated", "eval")[-1]
     assert (row["source"], row["episodes"]) == ("evaluation", "2")
 

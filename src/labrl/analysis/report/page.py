@@ -8,6 +8,7 @@ contain any characters.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import math
 import os
@@ -95,6 +96,29 @@ def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
     are relative; content: what the template arranges, and for the top of every page `title`, `subtitle`,
     `status` as of `Run.status`, `verdict` (the result in a sentence or two), `warnings` and `footer`.
     """
+    environment, css, script = _assets()
+    return environment.get_template(f"{template}.html.j2").render(
+        page=Page(folder),
+        css=css,
+        script=script,
+        alike=alike,
+        interval=interval,
+        interval_by=interval_by,
+        interval_heading=INTERVAL,
+        unknown=UNKNOWN,
+        meaning=MEANING,
+        colour=_css_colour,
+        most_warnings=MOST_WARNINGS,
+        **content,
+    )
+
+
+@functools.cache
+def _assets() -> tuple[Environment, Markup, Markup]:
+    """Return the environment of the templates, and the style and script of every page.
+
+    The environment keeps compiled templates for the next report; compiling takes 0.1 s.
+    """
     loader = PackageLoader("labrl.analysis.report", "assets")
     environment = Environment(
         loader=loader,
@@ -109,20 +133,8 @@ def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
     environment.filters["thousands"] = lambda value: UNKNOWN if value is None else f"{value:,}"
     environment.filters["order"] = _order
     environment.filters["yaml"] = as_yaml
-    return environment.get_template(f"{template}.html.j2").render(
-        page=Page(folder),
-        css=Markup(loader.get_source(environment, "report.css")[0]),
-        script=Markup(loader.get_source(environment, "report.js")[0]),
-        alike=alike,
-        interval=interval,
-        interval_by=interval_by,
-        interval_heading=INTERVAL,
-        unknown=UNKNOWN,
-        meaning=MEANING,
-        colour=_css_colour,
-        most_warnings=MOST_WARNINGS,
-        **content,
-    )
+    css, script = (Markup(loader.get_source(environment, f"report.{kind}")[0]) for kind in ("css", "js"))
+    return environment, css, script
 
 
 def relative(path: Path, folder: Path) -> str:
