@@ -127,9 +127,10 @@ def start_labrl(
     env: Mapping[str, str] | None = None,
     output: bool = True,
     stdout: int | None = None,
+    stderr: int | None = None,
 ) -> Command:
     """Start `labrl <overrides>` in a session of its own, as a terminal does (see `start_module`)."""
-    return start_module("labrl", *overrides, cwd=cwd, env=env, output=output, stdout=stdout)
+    return start_module("labrl", *overrides, cwd=cwd, env=env, output=output, stdout=stdout, stderr=stderr)
 
 
 def start_module(
@@ -139,11 +140,12 @@ def start_module(
     env: Mapping[str, str] | None = None,
     output: bool = True,
     stdout: int | None = None,
+    stderr: int | None = None,
 ) -> Command:
     """Start `python -m <module> <arguments>` in a session of its own. It can import the modules of the tests.
 
-    output: whether stdout and stderr can be read from `stdout`; otherwise they are dropped. stdout: the
-    descriptor of a file that takes the command's stdout instead.
+    output: whether stdout and stderr can be read from `stdout`; otherwise they are dropped. stdout, stderr:
+    descriptors of files that take the command's stdout or stderr instead.
     """
     read, write = os.pipe()
     status, tell = os.pipe()
@@ -153,9 +155,8 @@ def start_module(
     request = {"module": module, "arguments": arguments, "cwd": os.fspath(cwd or Path.cwd()), "env": env}
     door, _ = _nursery()
     data = json.dumps(request).encode()
-    socket.send_fds(
-        door, [len(data).to_bytes(8, "big")], [target if stdout is None else stdout, target, tell]
-    )
+    streams = [target if own is None else own for own in (stdout, stderr)]
+    socket.send_fds(door, [len(data).to_bytes(8, "big")], [*streams, tell])
     door.sendall(data)
     for each in {write, target, tell}:
         os.close(each)

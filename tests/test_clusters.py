@@ -35,7 +35,7 @@ def launcher(*overrides: str) -> Any:
 
 @needs_submitit
 @needs_proc
-def test_submitit_job_may_be_killed_and_another_preempted(tmp_path: Path) -> None:
+def test_submitit_job_may_be_killed_while_another_is_preempted_and_continues(tmp_path: Path) -> None:
     overrides = [
         *QUICK,
         PACED,
@@ -50,11 +50,16 @@ def test_submitit_job_may_be_killed_and_another_preempted(tmp_path: Path) -> Non
         os.kill(worker_of(first), signal.SIGKILL)
         wait_for(lambda: statuses(tmp_path / "e") == ["failed", "running"], process)
         os.kill(worker_of(second), signal.SIGUSR2)  # SLURM sends it some time before it preempts a job
+        wait_for(lambda: resumed([second]), process)
+        reached = last_row(second)
+        wait_for(lambda: last_row(second) > reached, process)
+        os.kill(process.pid, signal.SIGTERM)
         output, _ = process.communicate()
-    assert process.returncode == 1
+    assert process.returncode == 143
     assert "trial 0" in output
     info = json.loads((second / "run.json").read_text())
     assert info["status"] == "interrupted"
+    assert info["resumes"][0]["frames"]["0"] > 0, "the requeued job did not continue from a checkpoint"
     assert list((second / "session_0" / "checkpoints").glob("frame_*")), "the preempted trial saved nothing"
     log = "".join(path.read_text() for path in (tmp_path / "e" / ".submitit").glob("*/*.err"))
     assert "preempted" in log

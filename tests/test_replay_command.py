@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -300,14 +300,17 @@ class Lamp(gym.Env):
 """
 
 
-def test_user_module_is_importable_for_training_and_playback(tmp_path: Path) -> None:
-    (tmp_path / "lamp.py").write_text(OWN_ENVIRONMENT)
-    made = ["env=gymnasium", "env.id=null", "env.name=lamp", "+env.make._target_=lamp.Lamp"]
+def test_user_module_is_importable_for_training_and_playback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_lamp.py").write_text(OWN_ENVIRONMENT)
+    made = ["env=gymnasium", "env.id=null", "env.name=lamp", "+env.make._target_=own_lamp.Lamp"]
     overrides = [*QUIET, "agent=random", *made, "env.num_envs=1", "env.max_frame=40", "hydra.run.dir=run"]
-    programs = [f"from labrl.cli import main; sys.exit(main({overrides}))"]
-    programs.append("from labrl.cli import replay; sys.exit(replay(['run']))")
-    for program in programs:
-        # -P keeps the working folder off Python's path, as the installed commands do.
-        command = [sys.executable, "-P", "-c", f"import sys; {program}"]
-        completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert completed.returncode == 0, completed.stderr + completed.stdout
+    # Installed commands, unlike `python -m`, start without the working folder on Python's path.
+    for command, arguments in ((main, overrides), (replay, ["run"])):
+        monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+        sys.modules.pop("own_lamp", None)
+        assert importlib.util.find_spec("own_lamp") is None
+        assert command(arguments) == DONE
+        assert "own_lamp" in sys.modules

@@ -22,9 +22,7 @@ PRINT = ["-c", "import labrl.cli, sys; sys.exit(labrl.cli.list_envs([]))"]
 needs_full = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="/dev/full does not exist")
 
 
-def python(
-    overrides: list[str], folder: Path, stdout: int, stderr: int = subprocess.PIPE
-) -> subprocess.CompletedProcess[str]:
+def python(overrides: list[str], folder: Path, stdout: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *overrides],
         cwd=folder,
@@ -32,7 +30,7 @@ def python(
         timeout=120,
         check=False,
         stdout=stdout,
-        stderr=stderr,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -69,9 +67,9 @@ def test_training_continues_when_its_terminal_is_closed(tmp_path: Path) -> None:
 
     terminal, inside = pty.openpty()
     os.close(terminal)
-    ended = python(["-m", "labrl", *TRAIN], tmp_path, stdout=inside, stderr=inside)
+    command = start_labrl(*TRAIN, cwd=tmp_path, stdout=inside, stderr=inside)
     os.close(inside)
-    assert (ended.returncode, status(tmp_path)) == (0, "finished")
+    assert (command.wait(timeout=120), status(tmp_path)) == (0, "finished")
 
 
 def test_training_continues_when_its_pipe_is_closed(tmp_path: Path) -> None:

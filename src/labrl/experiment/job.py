@@ -227,6 +227,10 @@ class HydraTrial:
     ready: bool = False
     """Whether this process has set `state`."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields for another process, such as the next attempt of a preempted job."""
+        return {**vars(self), "ready": False}
+
     def __call__(self, task: Task) -> Outcome:
         """Run the trial in this process. The outcome contains errors in its overrides."""
         if not self.ready:
