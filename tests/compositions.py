@@ -14,7 +14,6 @@ import copy
 import fcntl
 import functools
 import hashlib
-import itertools
 import os
 import pickle
 from collections import defaultdict
