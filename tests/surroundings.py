@@ -7,8 +7,11 @@ import copy
 import functools
 import os
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from optuna.storages._rdb.storage import _VersionManager
 
 from labrl.storage import provenance
 
@@ -18,9 +21,10 @@ ROOT = Path(__file__).parents[1]
 def remember_surroundings() -> None:
     """Cache the description of labrl's repository and of the GPUs, and disable slow calls.
 
-    Git is not called for folders outside any repository, such as those of tests. `os.fsync` only
-    checks its descriptor, and SQLite does not wait for the disk, which takes 10 ms for each of the 17 commits
-    of a trial, because no test can check that data survives a power failure.
+    The versions of Optuna's tables, which it would compile anew for each study, are read once. Git is not
+    called for folders outside any repository, such as those of tests. `os.fsync` only checks its descriptor,
+    and SQLite does not wait for the disk, which takes 10 ms for each of the 17 commits of a trial, because no
+    test can check that data survives a power failure.
     """
     describe, ask = provenance.describe_repository, provenance._git
     describe_once, ask_once, path = functools.cache(describe), functools.cache(ask), os.environ.get("PATH")
@@ -37,6 +41,7 @@ def remember_surroundings() -> None:
     provenance.describe_repository = described
     provenance._git = asked
     provenance._gpus = functools.cache(provenance._gpus)
+    _VersionManager._create_alembic_script = _once(_VersionManager._create_alembic_script)
     os.fsync = os.fstat  # type: ignore[assignment]  # raises for the same invalid descriptors
     connect = sqlite3.dbapi2.connect
 
@@ -47,6 +52,19 @@ def remember_surroundings() -> None:
         return connection
 
     sqlite3.dbapi2.connect = connected  # type: ignore[assignment]  # SQLAlchemy looks it up there
+
+
+def _once(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the method `read`, whose result is the same for all objects, that is called only once."""
+    result: list[Any] = []
+
+    @functools.wraps(read)
+    def read_once(owner: Any) -> Any:
+        if not result:
+            result.append(read(owner))
+        return result[0]
+
+    return read_once
 
 
 def look_around() -> None:

@@ -189,10 +189,10 @@ def test_resume_is_exact_and_does_not_need_the_source_run(name: str, runs: Path,
     source = tmp_path / "source"
     shutil.copytree(runs / name, source)
     overrides = [*SOURCES[name], f"start_from={source}"]
-    uninterrupted = trained(tmp_path / "uninterrupted", overrides, "env.max_frame=1200")
-    resumed = trained(tmp_path / "resumed", overrides, "env.max_frame=600")
+    uninterrupted = trained(tmp_path / "uninterrupted", overrides, "env.max_frame=800")
+    resumed = trained(tmp_path / "resumed", overrides, "env.max_frame=400")
     shutil.rmtree(source)
-    assert main([f"+resume={resumed}", "env.max_frame=1200"]) == 0
+    assert main([f"+resume={resumed}", "env.max_frame=800"]) == 0
     assert differences(resumed, uninterrupted) == []
 
 
