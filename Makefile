@@ -1,7 +1,7 @@
 # Plain venv and pip. Every target installs what it needs, once; it installs again when the pins change.
 PYTHON ?= python3
 VENV ?= .venv
-# The torch to install, any words that pip understands: another build for a GPU, another index.
+# The PyTorch to install, as arguments of pip: another build for a GPU, another index.
 TORCH ?= $(shell grep '^torch==' constraints.txt)
 ARGS ?=
 
@@ -15,9 +15,9 @@ PINS := $(VENV)/constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help run test bench learn results exact reference docs format clean
 
-help: ## list what one can do
+help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
-	@echo '  variables: ARGS="words for the command", PYTHON=python3.11, TORCH="torch==<version and build>"'
+	@echo '  variables: ARGS="arguments of the command", PYTHON=python3.11, TORCH="torch==<version and build>"'
 
 run: $(VENV)/.installed-run ## set up, then run `labrl $(ARGS)`: make run ARGS="meta=fast_atari env=pong"
 	@$(BIN)/labrl $(ARGS)
@@ -28,28 +28,28 @@ test: $(VENV)/.installed-dev ## set up, then format, lint and type checks, and t
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=10 $(ARGS)
 
-learn: $(VENV)/.installed-dev ## the slow tests: agents that must learn, and a set-up from scratch
+learn: $(VENV)/.installed-dev ## run the slow tests: agents that must learn, and a set-up from scratch
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-results: $(VENV)/.installed-run ## the scores that SLM Lab publishes, by labrl: make results ARGS="cartpole_ppo --minutes 30"
+results: $(VENV)/.installed-run ## train the cells for which SLM Lab publishes scores: make results ARGS="cartpole_ppo --minutes 30"
 	$(BIN)/python -m benchmarks.results $(ARGS)
 
-exact: $(VENV)/.installed-dev ## every agent broken off and resumed, and what make test has examples of: make exact ARGS="--agents ppo"
+exact: $(VENV)/.installed-dev ## test every agent interrupted and resumed, and all cases of which make test runs a sample: make exact ARGS="--agents ppo"
 	$(BIN)/python -m pytest -m slow tests/test_env_classic.py
 	$(BIN)/python -m pytest -m matrix
 	$(BIN)/python -m pytest --hypothesis-profile=random $$(grep -l '^from hypothesis' tests/test_*.py)
 	$(BIN)/python tests/exact_matrix.py $(ARGS)
 
-bench: $(VENV)/.installed-bench ## speed beside Stable-Baselines3 and the ceiling: make bench ARGS="pong --repeats 5"
+bench: $(VENV)/.installed-bench ## compare the speed with Stable-Baselines3 and with the ceilings: make bench ARGS="pong --repeats 5"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-reference: $(VENV)/.installed-dev ## docs/reference/, every configuration key, from the code and configs/
+reference: $(VENV)/.installed-dev ## generate docs/reference/ from the code and configs/
 	$(BIN)/python docs/generate_reference.py
 
-docs: $(VENV)/.installed-dev ## site/index.html, the documentation as a site; a broken link is an error
+docs: $(VENV)/.installed-dev ## build the documentation as a site, site/index.html; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
-format: $(VENV)/.installed-dev ## format the code, and mend what the linter can
+format: $(VENV)/.installed-dev ## format the code, and fix what the linter can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from browser import chromium
 from exact_cases import differences
 
 import labrl
@@ -201,18 +202,37 @@ def test_every_link_resolves(file: Path) -> None:
             assert anchor in anchors(found), target
 
 
-def test_site_builds_without_broken_links(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the built site; a broken link is an error."""
+    folder = tmp_path_factory.mktemp("site")
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("MkDocs is not installed (extra docs)")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path / "site")],
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         env={"NO_MKDOCS_2_WARNING": "1", "PATH": ""},
     )
     assert built.returncode == 0, built.stderr
-    assert len(list((tmp_path / "site").rglob("*.html"))) > len(PAGES)
+    return folder
+
+
+def test_site_has_every_page(site: Path) -> None:
+    assert len(list(site.rglob("*.html"))) > len(PAGES)
+
+
+def test_site_opened_as_files_can_be_searched_and_requests_nothing_from_the_network(site: Path) -> None:
+    """Regression test: the search was missing, because browsers start no workers on such pages."""
+    requests: list[str] = []
+    with chromium() as browser:
+        page = browser.new_page()
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto((site / "how-to" / "agents.html").as_uri())
+        page.locator("input.md-search__input").press_sequentially("hindsight")
+        page.wait_for_selector(".md-search-result__item", state="attached", timeout=60_000)
+    assert not [url for url in requests if url.startswith("http")]
 
 
 def test_every_page_is_listed_in_the_readme_of_its_folder() -> None:

@@ -252,6 +252,22 @@ def test_wrong_input_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("runs/*/*"))
 
 
+FITTED = """
+import sys
+from omegaconf import OmegaConf
+from labrl.config.compose import compose
+from labrl.trial.composed import check_fit
+for env in ("cartpole", "pong", "lunar_lander"):
+    check_fit(OmegaConf.to_container(compose([f"env={env}"]).env, resolve=True), "ppo")
+assert "torch" not in sys.modules
+"""
+
+
+def test_grid_checks_agents_and_environments_without_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", FITTED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 OUTLINED = """
 import json, sys
 sys.path.insert(0, {tests!r})

@@ -5,10 +5,12 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_SEED = 2**31 - 1
 """Largest seed that every backend (ALE, Gymnasium, torch) accepts."""
@@ -64,6 +66,8 @@ class Streams:
 
     def torch(self, name: str, device: str | torch.device = "cpu") -> torch.Generator:
         """Return the torch generator called `name`, on `device`."""
+        import torch  # late: a grid asks for the spaces of its environments without PyTorch
+
         if name not in self._torch:
             generator = torch.Generator(device=device)
             generator.manual_seed(derived_seed(self.seed, "torch", name, *self._rank))

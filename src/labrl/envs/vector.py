@@ -190,7 +190,7 @@ class VectorEnv:
         The state of simulators is not saved, because seed and actions determine an episode. Observations and
         returns are saved to check the replay of the actions.
         """
-        import torch  # late: a grid asks for the spaces of its environments without PyTorch
+        import torch  # late, as in labrl.seeding
 
         assert self._observation is not None, "reset() comes before state_dict()"
         return {
