@@ -41,9 +41,10 @@ class Chapter:
 ATARI = Chapter(
     name="atari",
     title="Atari",
-    text="""One session each with `experiment=atari/v5` (sticky actions), for as many frames as there was time
-for, fewer than the budget: `make results ARGS="pong_ppo --minutes 120"`. A frame is one step of the
-agent, four of the emulator. *Return* is the raw score, the mean over the last 100 training episodes.""",
+    text="""One session each with `experiment=atari/v5` (sticky actions), most of them stopped before the end
+of their budget for lack of time: `make results ARGS="pong_ppo --minutes 120"`. A frame is one
+step of the agent, four of the emulator. *Return* is the raw score, the mean over the last 100
+training episodes.""",
     overrides={
         f"{game}_{agent}": ["experiment=atari/v5", f"agent={agent}", f"env={game}", "meta.max_session=1"]
         for game in ("pong", "breakout")
@@ -54,11 +55,11 @@ agent, four of the emulator. *Return* is the raw score, the mean over the last 1
 MUJOCO = Chapter(
     name="mujoco",
     title="MuJoCo",
-    text="""Two sessions each of a million frames, with the setting of SLM Lab's cells otherwise (16
-environments, two networks of 64 x 64 units instead of 256 x 256): `make results ARGS=hopper_ppo`.
-*Return* is the mean over the last 100 training episodes. SLM Lab publishes, over four million frames and
-four sessions, 950 for InvertedPendulum, -5.0 for Reacher, 282 for Swimmer and 1,654 for Hopper; these runs
-are a quarter as long and are not compared with them.""",
+    text="""Two sessions of a million frames each, otherwise with the settings of SLM Lab's cells (16
+environments), but with two networks of 64 x 64 units instead of 256 x 256: `make results
+ARGS=hopper_ppo`. *Return* is the mean over the last 100 training episodes. SLM Lab publishes,
+over four million frames and four sessions, 950 for InvertedPendulum, -5.0 for Reacher, 282 for
+Swimmer and 1,654 for Hopper; these runs are a quarter as long and are not compared with them.""",
     overrides={
         f"{env}_ppo": [
             *(f"experiment=slm_lab/{env}", "agent=ppo"),
@@ -71,11 +72,12 @@ are a quarter as long and are not compared with them.""",
 PAIRS = Chapter(
     name="pairs",
     title="PQN and TQC",
-    text="""With each agent's preset: PQN in three sessions over the budget of DQN, whose scores stand above,
-and TQC beside SAC at equal frames: `make results ARGS=lunar_lander_pqn`. *Return* is the mean over the
-last 100 training episodes. Alone on one core of an AMD EPYC, PQN trains on LunarLander at some 4,200 frames
-per second and DQN at 1,330, so that the 300,000 frames take 72 and 225 seconds. On BipedalWalker, which is
-solved at 300, 50,000 frames are too few for either agent to walk.""",
+    text="""All agents with their presets: PQN in three sessions with the budget of DQN, whose scores are in
+the first table, and TQC beside SAC with the same number of frames: `make results
+ARGS=lunar_lander_pqn`. *Return* is the mean over the last 100 training episodes. On one otherwise
+idle core of an AMD EPYC, PQN makes about 4,200 frames per second on LunarLander and DQN 1,330, so
+300,000 frames take 72 and 225 seconds. On BipedalWalker, which is solved at a return of 300,
+neither agent learns to walk within 50,000 frames.""",
     overrides={
         name: [
             f"agent={name.rpartition('_')[2]}",
@@ -97,8 +99,8 @@ solved at 300, 50,000 frames are too few for either agent to walk.""",
 KERNELS = Chapter(
     name="kernels",
     title="Kernels and autograd",
-    text="""Each agent whose gradient is derived by hand, with that kernel and, as `_autograd`, with
-`meta.kernels=torch`, which must learn as well: four sessions each, fewer frames than the budget:
+    text="""Agents with hand-derived gradients learn as well with these kernels (`_kernel`) as with autograd
+(`_autograd`, `meta.kernels=torch`). Four sessions each, with fewer frames than the usual budget:
 `make results ARGS="cartpole_kernel_ppo cartpole_autograd_ppo"`. *Return* is the mean over the last 100
 training episodes.""",
     overrides={
@@ -125,11 +127,12 @@ COLLECTED = "pendulum_collected_sac"
 OFFLINE = Chapter(
     name="offline",
     title="Offline data",
-    text="""IQL and TD3+BC, which learn from the replay buffer of a run and play nothing themselves, beside
-behaviour cloning of the same data by the same agents (*cloned*). The buffer is of mixed quality: it has all
-that SAC did in its first 10,000 frames on Pendulum, from random actions to good ones. Four sessions of 5,000
-updates each: `make results ARGS="pendulum_collected_sac pendulum_offline_iql pendulum_cloned_iql"`. *Return*
-is the mean over the 20 episodes of the last evaluation.""",
+    text="""IQL and TD3+BC learn from the replay buffer of a run and never act themselves. They are compared
+with behaviour cloning of the same data by the same agents (*cloned*). The data is of mixed
+quality: all transitions of SAC in its first 10,000 frames on Pendulum, from random actions to
+good ones. Four sessions of 5,000 updates each: `make results ARGS="pendulum_collected_sac
+pendulum_offline_iql pendulum_cloned_iql"`. *Return* is the mean over the 20 episodes of the last
+evaluation.""",
     overrides={
         COLLECTED: [
             *("agent=sac", "env=pendulum", "env.max_frame=1e4", "meta.max_session=1"),

@@ -25,21 +25,22 @@ PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 
 PREFACE = """# Results beside SLM Lab's
 
-A cell is one agent on one environment, at the frames, number of environments and checkpoint frequency
-with which SLM Lab publishes it (`experiment=slm_lab/<environment>`): 4 sessions with the preset of the
-agent and the environment. `make results` trains the missing cells and writes this page; `docs/results/`
-keeps the numbers of each cell with its commit and configuration.
+A cell is one agent in one environment, with the number of frames, the number of environments and the
+checkpoint frequency of SLM Lab's published score (`experiment=slm_lab/<environment>`): four sessions with
+labrl's preset for the agent and the environment. `make results` trains the missing cells and writes this
+page; `docs/results/` contains the numbers of each cell with its commit and configuration.
 
 SLM Lab searched for the hyperparameters of its cells. For DDQN+PER on LunarLander, labrl uses SLM Lab's.
-Presets that were tuned by hand on their own cell have a [study](#studies); the others were chosen by hand
-with other budgets or not tuned.
+Presets that were tuned by hand on their own cell have a [study](#studies); the others were tuned by hand
+with other budgets, or not at all.
 
 - *published* and *labrl*, both measured in SLM Lab's way: each checkpoint row has the mean return of the
   last 100 training episodes; the score of a session is the mean over its last 100 checkpoint rows, and
   the score of a cell is the mean over its sessions. For labrl, its 95 % bootstrap interval is in brackets.
 - *final return*: see [statistics](explanation/statistics.md).
-- *equal*: the published score lies in our interval, or differs by at most 1 % of its distance from the
-  random policy. The spread of published scores is not known. Cells in which labrl is worse are bold.
+- *equal*: the published score lies in labrl's interval, or the scores differ by at most 1 % of
+  the published one's distance from the random policy. The spread of published scores is not
+  known. Cells in which labrl is worse are bold.
 
 """
 

@@ -87,12 +87,12 @@ PREFACE = """# Studies
 
 Each study searches for the values of a preset, in the environment of the cell but on other seeds: `make
 results ARGS="study_lunar_lander_a2c --minutes 60"`. A trial is one session, and ASHA prunes. The best
-trials run again on four fresh seeds, which neither the search nor the table above used, and so does the
-preset of that time (*before*). *Final return* is over the last tenth of the *frames*, and *mattered most*
-is the importance of a key. A preset *keeps its own* values where the study's are not better by more than
-the spread of the seeds. A2C on LunarLanderContinuous needed six more seeds (`seed=500
-meta.max_session=6`) to tell: the study's values reach −285, with two of six below −570, and those of the
-preset −154. `results/studies/` keeps command, space, trials and fresh seeds.
+trials and the preset as it was then (*before*) run again on four fresh seeds, which neither the search nor
+the table above used. *Final return* is the mean over the last tenth of the *frames*, and *mattered most*
+lists the most important keys. A preset *keeps its own* values if the study's are not better by more than
+the spread of the seeds. For A2C on LunarLanderContinuous, six more seeds (`seed=500 meta.max_session=6`)
+decided: the study's values reach −285, with two of six seeds below −570, and those of the preset −154.
+`docs/results/studies/` contains command, space, trials and fresh seeds.
 
 """
 
