@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +35,16 @@ def _no_reports_and_videos() -> Iterator[None]:
         patch.setattr(reporting, "prepare", lambda folder: None)
         patch.setattr(playback, "render_videos", lambda run, sessions: [])
         yield
+
+
+_number = itertools.count()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a new folder. Its number is unique, because pytest would search all folders for a free one."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    return tmp_path_factory.mktemp(f"{name}{next(_number)}", numbered=False)
 
 
 @pytest.fixture(autouse=True)
