@@ -34,7 +34,7 @@ PENDULUM += [
     "transforms/observation=normalize",
 ]
 PONG = [*QUIET, "env=pong", "env.max_frame=112", "env.num_envs=2", "agent.horizon=16", "agent.batch_size=16"]
-PONG += ["env.image_size=44", "env.noop_max=1", "env.max_episode_frames=240", "meta.eval_frequency=96"]
+PONG += ["env.image_size=44", "env.noop_max=1", "env.max_episode_frames=160", "meta.eval_frequency=96"]
 PONG += ["agent.epochs=1", "meta.log_frequency=64", "agent.network.torso.cnn.features=32"]
 TIMINGS = {"wall", "fps"}
 
