@@ -49,7 +49,7 @@ class Broken(gym.Env):
         if self._steps == 20 and self._how == "gives_up":
             raise ArithmeticError("the simulator gave up")
         if self._steps == 20 and self._how == "varies":
-            torch.use_deterministic_algorithms(True)  # as on a GPU
+            torch.set_deterministic_debug_mode("error")  # as on a GPU
             torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
         if self._steps == 20:
             reward = {"not_a_number": np.nan, "infinite": np.inf, "too_large": -1e39}.get(self._how, reward)

@@ -56,7 +56,7 @@ def _own_mode() -> Iterator[None]:
 def test_operations_of_a_gpu_are_deterministic_unless_the_user_allows_others(
     device: str, deterministic: bool
 ) -> None:
-    torch.use_deterministic_algorithms(not deterministic)
+    torch.set_deterministic_debug_mode("default" if deterministic else "error")
     set_deterministic(deterministic, torch.device(device))
     assert torch.are_deterministic_algorithms_enabled() == (deterministic and device == "cuda")
 

@@ -42,14 +42,18 @@ def _check_gpus(device: str, num_gpus: float) -> None:
         )
 
 
-def set_deterministic(deterministic: bool, device: torch.device) -> None:
+def set_deterministic(deterministic: bool, device: torch.device, compiled: bool = False) -> None:
     """Choose whether operations of this process on `device` are deterministic; those on the CPU always are.
 
     deterministic: use algorithms with a fixed order of sums and raise RuntimeError for operations that have
-    none; False: use the fastest ones.
+    none; False: use the fastest ones. compiled: whether networks are compiled by torch.compile.
     """
     # On the CPU, PyTorch would replace algorithms that are deterministic already by slower ones.
-    torch.use_deterministic_algorithms(deterministic and device.type == "cuda")
+    on = deterministic and device.type == "cuda"
+    if compiled:
+        torch.use_deterministic_algorithms(on)  # of the compiler too, which takes 2 s to import
+    else:
+        torch.set_deterministic_debug_mode("error" if on else "default")
     # For finding mistakes only: filling takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -62,7 +62,7 @@ class ActingCopy:
         meta = config.meta
         images = sees_images(spaces.observation)
         compute = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus, images)
-        set_deterministic(meta.deterministic, compute.device)
+        set_deterministic(meta.deterministic, compute.device, meta.compile)
         return cls(config, spaces, seed, dataclasses.replace(compute, compiled=meta.compile))
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -329,7 +329,7 @@ def _compute(
     )
     place = index if ranks.alone else ranks.local_rank
     chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus, images)
-    set_deterministic(meta.deterministic, chosen.device)
+    set_deterministic(meta.deterministic, chosen.device, meta.compile)
     return dataclasses.replace(
         chosen,
         workspace=workspace,
