@@ -54,7 +54,7 @@ def set_deterministic(deterministic: bool, device: torch.device, compiled: bool 
         torch.use_deterministic_algorithms(on)  # of the compiler too, which takes 2 s to import
     else:
         torch.set_deterministic_debug_mode("error" if on else "default")
-    # For finding mistakes only: filling takes time.
+    # Filling unused memory only helps to find mistakes, and takes time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
