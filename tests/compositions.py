@@ -334,9 +334,10 @@ def _merging_on(merge: Callable[..., Any]) -> Callable[..., Any]:
     def merged(loader: Any, defaults: list[Any], repo: Any) -> Any:
         names = [(d.config_path, d.package, d.primary) for d in defaults]
         first = next((n for n, (path, *_) in enumerate(names, 1) if path == "config"), 0)
-        key = (_registered(), *names[:first], *(_origin(repo, path) for path, *_ in names[:first]))
-        if not FIXED.issuperset(_origin(repo, path) for path, *_ in names[:first]):
+        origins = [_origin(repo, path) for path, *_ in names[:first]]
+        if not FIXED.issuperset(origins):
             return merge(loader, defaults, repo)
+        key = (_registered(), *names[:first], *origins)
         if key not in known:
             known[key] = pickle.dumps(merge(loader, defaults[:first], repo))
         cfg = pickle.loads(known[key])

@@ -172,12 +172,8 @@ def test_waiting_openmp_threads_soon_sleep_unless_the_user_chose_otherwise(
         "from labrl.session.callbacks import Callback\nclass Own(Callback):\n    pass\n"
     )
     done = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-c",
-            code,
-        ],  # -P keeps this folder off Python's path, as installed commands do
+        # -P keeps this folder off Python's path, as installed commands do.
+        [sys.executable, "-P", "-c", code],
         env=environment,
         cwd=tmp_path,
         capture_output=True,

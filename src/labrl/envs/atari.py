@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,9 +99,13 @@ class AtariEnv(Backend):
     def spaces(cls, config: AtariConfig) -> tuple[Space[Any], Space[Any]]:
         """Return observation and action space of one game. Raises InputError for an unsupported game."""
         check_game(config.game)
-        images = config.image_size, config.frame_stack, config.grayscale
+        size = config.image_size
+        key = config.game, config.full_action_space, size, config.frame_stack, config.grayscale
+        if key not in _spaces:
+            emulator = vector_env(config, 1, 1, (size, size))
+            _spaces[key] = emulator.single_observation_space, emulator.single_action_space
         # Copies, because a space has a random state.
-        return copy.deepcopy(_spaces(config.game, config.full_action_space, images))
+        return copy.deepcopy(_spaces[key])
 
     @classmethod
     def watched(cls, config: AtariConfig) -> WatchedAtari:
@@ -141,26 +144,8 @@ class AtariEnv(Backend):
         self._open = None
 
 
-@functools.cache
-def _spaces(
-    game: str, full_action_space: bool, images: tuple[int, int, bool]
-) -> tuple[Space[Any], Space[Any]]:
-    """Return the spaces of a game; images: their size, number and whether they are grayscale.
-
-    Cached, because an emulator takes 0.15 s to start.
-    """
-    size, stack, grayscale = images
-    emulator = ale_py.AtariVectorEnv(
-        game,
-        1,
-        num_threads=1,
-        full_action_space=full_action_space,
-        img_height=size,
-        img_width=size,
-        stack_num=stack,
-        grayscale=grayscale,
-    )
-    return emulator.single_observation_space, emulator.single_action_space
+_spaces: dict[tuple[str, bool, int, int, bool], tuple[Space[Any], Space[Any]]] = {}
+"""Spaces of the games so far, kept because an emulator takes 0.15 s to start."""
 
 
 def vector_env(

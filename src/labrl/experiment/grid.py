@@ -422,7 +422,7 @@ def _check_fit(trial: _Trial, known: set[str], here: bool) -> None:
     with environments that perhaps cannot be made here. An environment that fails is left to the trial, which
     has a log for the error.
     """
-    env = trial.plain["env"]
+    env: Any = OmegaConf.to_container(trial.cfg.env, resolve=True)
     pair = json.dumps([trial.agent, {**env, "max_frame": None}], default=str)
     if pair in known:  # Making an environment may take seconds.
         return
