@@ -1,10 +1,9 @@
-"""Tests of kernels: their outputs and gradients equal those of the torch network in double precision."""
+"""Tests of kernels: outputs and gradients equal those of the torch network, whatever a loss does with it."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -14,9 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from options import component, options
-from torch import nn
+from torch import Tensor, nn
 
-from labrl.learning.kernels.networks import UnknownNetworkError, kernel_of
+from labrl.learning.kernels.networks import UnknownNetworkError
+from labrl.learning.kernels.operation import KernelNetwork
 from labrl.learning.learner import FlatParameters
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.critics import Critics, PolicyNetwork
@@ -49,27 +49,7 @@ def numbers(rng: np.random.Generator, *shape: int) -> Any:
     return rng.standard_normal(shape, np.float32)
 
 
-class InParts:
-    """Kernel of an actor-critic that computes the rows of a rollout in parts of `at_once` rows."""
-
-    def __init__(self, network: nn.Module, at_once: int) -> None:
-        self._kernel: Any = kernel_of(network)
-        self._at_once = at_once
-
-    def forward(self, observation: Any) -> Any:
-        rollout = self._kernel.kept(len(observation))
-        for begin in range(0, len(observation), self._at_once):
-            part = observation[begin : begin + self._at_once]
-            found = rollout.compute(part, None, rows=slice(begin, begin + len(part)))
-            assert len(found.parameters) == len(found.value) == len(part)
-        assert rollout.complete == len(observation)
-        self.backward = rollout.backward
-        return rollout.forward(observation)
-
-
-def assert_equals_torch(
-    network: nn.Module, *inputs: Any, rows: int, make_kernel: Callable[..., Any] = kernel_of, **arguments: Any
-) -> None:
+def assert_equals_torch(network: nn.Module, *inputs: Any, rows: int) -> None:
     """Assert that outputs and gradients equal those of a copy of the network in double precision.
 
     Compute `rows` rows, half of them, and all again. Compare gradients by the norm of the difference, because
@@ -84,24 +64,24 @@ def assert_equals_torch(
     for part in reference.modules():
         if isinstance(part, Numbers):
             part.register_forward_hook(lambda module, inputs, output: output.double())
-    FlatParameters(network)
-    kernel = make_kernel(network)
+    flat = FlatParameters(network)
+    kernel = KernelNetwork(network, flat.vector)
     for size in (rows, max(rows // 2, 1), rows):
         given = [each[:size] for each in inputs]
-        with torch.no_grad():
-            found = kernel.forward(*given, **arguments)
-        expected = reference(*(torch.from_numpy(each).double() for each in given), **arguments)
-        pairs = [(found, expected)] if isinstance(found, np.ndarray) else zip(found, expected, strict=True)
+        found = kernel(*map(torch.from_numpy, given))
+        expected = reference(*(torch.from_numpy(each).double() for each in given))
+        pairs = [(found, expected)] if isinstance(found, Tensor) else zip(found, expected, strict=True)
         pairs = [(mine, theirs) for mine, theirs in pairs if mine is not None]
-        slopes = [numbers(rng, *mine.shape) for mine, _ in pairs]
-        total = torch.zeros((), dtype=torch.float64)
-        for (mine, theirs), slope in zip(pairs, slopes, strict=True):
-            np.testing.assert_allclose(mine, theirs.detach().numpy(), rtol=1e-4, atol=1e-5)
-            total = total + (theirs * torch.from_numpy(slope)).sum()
+        totals: Any = [0, 0]
+        for mine, theirs in pairs:
+            assert "Evaluate" in mine.grad_fn.name(), "a kernel computes it"
+            slope = torch.from_numpy(numbers(rng, *mine.shape))
+            torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-4, atol=1e-5)
+            totals = [totals[0] + (mine * slope).sum(), totals[1] + (theirs * slope).sum()]
         reference.zero_grad()
-        total.backward()
-        with torch.no_grad():
-            kernel.backward(*slopes)
+        flat.gradient.zero_()
+        for total in totals:
+            total.backward()
         both = list(zip(network.named_parameters(), reference.parameters(), strict=True))
         wanted = [torch.zeros_like(theirs) if theirs.grad is None else theirs.grad for _, theirs in both]
         whole = float(torch.cat([each.flatten() for each in wanted]).norm())
@@ -130,11 +110,7 @@ def test_kernels_of_policies_and_values_equal_torch(
     torch.manual_seed(rows)
     network = ActorCritic(config, Spaces(box(size), TWO, 4), 4, log_std, has_value)
     observation = numbers(np.random.default_rng(rows), rows, size)
-    if has_value:
-        assert_equals_torch(network, observation, rows=rows)
-        assert_equals_torch(network, observation, rows=rows, make_kernel=partial(InParts, at_once=size))
-    else:
-        assert_equals_torch(network, observation, rows=rows, value=False)
+    assert_equals_torch(network, observation, rows=rows)
 
 
 @pytest.mark.parametrize("processor", ["AVX2", "AVX512"])
@@ -185,26 +161,6 @@ def test_kernels_of_replay_policies_and_critics_equal_torch(
     assert_equals_torch(Critics(config, discrete, count), observation, action, rows=rows)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_critic_kernel_gives_input_gradients_of_all_or_the_first(count: int) -> None:
-    config = options("agent.network", "agent=sac env=pendulum", torso=torso({"hidden": [8, 7]}))
-    rng = np.random.default_rng(0)
-    observation, action = numbers(rng, 5, 3), numbers(rng, 5, 2)
-    network = Critics(config, Spaces(box(3), box(2), 4), count)
-    for first in (False, True):
-        kernel: Any = kernel_of(network.requires_grad_(False))
-        inputs = [torch.from_numpy(each).requires_grad_() for each in (observation, action)]
-        values = network(*inputs, first=first)
-        with torch.no_grad():
-            found = kernel.forward(observation, action, first=first)
-        np.testing.assert_allclose(found, values.detach().numpy(), rtol=1e-5, atol=1e-6)
-        slope = numbers(rng, *found.shape)
-        (values * torch.from_numpy(slope)).sum().backward()
-        gradient = kernel.input_gradient(slope)
-        both = np.concatenate([each.grad.numpy() for each in inputs if each.grad is not None], axis=1)
-        np.testing.assert_allclose(gradient.sum(0), both, rtol=1e-4, atol=1e-6)
-
-
 def test_unsupported_network_has_no_kernel_and_the_error_says_why() -> None:
     def of(overrides: str = "", **changes: Any) -> ActorCritic:
         config = options("agent.network", overrides, **changes)
@@ -225,5 +181,158 @@ def test_unsupported_network_has_no_kernel_and_the_error_says_why() -> None:
         ),
     }
     for named, network in unknown.items():
-        with pytest.raises(UnknownNetworkError, match=named):
-            kernel_of(network)
+        with pytest.raises(UnknownNetworkError) as error:
+            KernelNetwork(network, None)
+        assert named in str(error.value)
+
+
+def critics(action: gym.Space, count: int = 2) -> Any:
+    torch.manual_seed(0)
+    config = options("agent.network", "agent=sac env=pendulum", torso=torso({"hidden": [8, 7]}))
+    return Critics(config, Spaces(box(3), action, 4), count)
+
+
+def policy() -> Any:
+    torch.manual_seed(0)
+    config = options("agent.network", torso=torso({"hidden": [8, 7]}))
+    return ActorCritic(config, Spaces(box(3), TWO, 4), num_outputs=2, log_std_init=None)
+
+
+RNG = np.random.default_rng(0)
+OBSERVATION, ACTION = torch.from_numpy(numbers(RNG, 5, 3)), torch.from_numpy(numbers(RNG, 5, 2))
+
+
+@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+def test_gradient_of_actions_flows_through_frozen_critics(count: int, first: bool) -> None:
+    network = critics(box(2), count).requires_grad_(False)
+    found = []
+    for judge in (network, KernelNetwork(network, None)):
+        action = ACTION.clone().requires_grad_()
+        values = judge(OBSERVATION, action.tanh(), first=first)
+        values.square().sum().backward()
+        found.append((values.detach(), action.grad))
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+Loss = Callable[[Any, Any], Tensor]
+"""Computes a loss by calling a network that may have a kernel; the second argument is the network itself."""
+
+
+def gradient_penalty(judge: Any, network: Any) -> Tensor:
+    action = ACTION.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(judge(OBSERVATION, action).sum(), action, create_graph=True)
+    return slope.square().mean()
+
+
+def penalty_on_observations(judge: Any, network: Any) -> Tensor:
+    observation = OBSERVATION.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(judge(observation, ACTION).sum(), observation, create_graph=True)
+    return slope.square().mean()
+
+
+def functional(judge: Any, network: Any) -> Tensor:
+    doubled = {name: 2 * weight for name, weight in network.named_parameters()}
+    return torch.func.functional_call(network, doubled, (OBSERVATION, ACTION)).square().mean()
+
+
+def functional_of_the_argument(judge: Any, network: Any) -> Tensor:
+    doubled = {name: 2 * weight for name, weight in network.named_parameters()}
+    return torch.func.functional_call(judge, doubled, (OBSERVATION, ACTION)).square().mean()
+
+
+def mapped(judge: Any, network: Any) -> Tensor:
+    each = torch.func.vmap(lambda o, a: judge(o.unsqueeze(0), a.unsqueeze(0)))
+    return each(OBSERVATION, ACTION).square().mean()
+
+
+def slopes_of_transforms(judge: Any, network: Any) -> Tensor:
+    slope = torch.func.grad(lambda a: judge(OBSERVATION, a).sum())(ACTION)
+    return judge(OBSERVATION, ACTION + slope.detach()).square().mean()
+
+
+LOSSES: dict[str, Loss] = {
+    "plain": lambda judge, network: judge(OBSERVATION, ACTION).square().mean(),
+    "two calls of the same size": lambda judge, network: (
+        judge(OBSERVATION, ACTION) * judge(OBSERVATION, 2 * ACTION)
+    ).mean(),
+    "an output that is not used": lambda judge, network: judge(OBSERVATION, ACTION)[0].square().mean(),
+    "decay of weights": lambda judge, network: (
+        judge(OBSERVATION, ACTION).mean() + sum(w.square().sum() for w in network.parameters())
+    ),
+    "decay of the argument's weights": lambda judge, network: (
+        judge(OBSERVATION, ACTION).mean() + sum(w.square().sum() for w in judge.parameters())
+    ),
+    "gradient penalty": gradient_penalty,
+    "gradient penalty with the loss": lambda judge, network: (
+        judge(OBSERVATION, ACTION).square().mean() + gradient_penalty(judge, network)
+    ),
+    "penalty on observations": penalty_on_observations,
+    "other weights": functional,
+    "other weights of the argument": functional_of_the_argument,
+    "vmap": mapped,
+    "grad of torch.func": slopes_of_transforms,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_any_loss_of_a_network_has_the_gradient_of_autograd(name: str) -> None:
+    found = []
+    for with_kernel in (True, False):
+        network = critics(box(2))
+        flat = FlatParameters(network)
+        judge = KernelNetwork(network, flat.vector) if with_kernel else network
+        for _ in range(2):
+            flat.gradient.zero_()
+            LOSSES[name](judge, network).backward()
+        found.append(flat.gradient)
+    assert found[1].abs().max() > 0
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+def test_single_outputs_of_a_policy_have_the_gradient_of_autograd() -> None:
+    found = []
+    for with_kernel in (True, False):
+        network = policy()
+        flat = FlatParameters(network)
+        fast = KernelNetwork(network, flat.vector) if with_kernel else network
+        value = fast(OBSERVATION, policy=False).value.square().mean()
+        (value + fast(OBSERVATION, value=False).parameters.square().mean()).backward()
+        found.append(flat.gradient)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+
+
+def test_hook_of_a_weight_takes_effect() -> None:
+    network = policy()
+    fast = KernelNetwork(network, FlatParameters(network).vector)
+    last = network.policy_head[-1]
+    hook = last.weight.register_hook(torch.zeros_like)
+    fast(OBSERVATION).parameters.square().mean().backward()
+    assert not last.weight.grad.any()
+    assert last.bias.grad.any()
+    hook.remove()
+    fast(OBSERVATION).parameters.square().mean().backward()
+    assert last.weight.grad.any()
+
+
+def test_outputs_stay_as_they_are_when_the_graph_is_gone() -> None:
+    network = policy()
+    fast = KernelNetwork(network, FlatParameters(network).vector)
+    kept = fast(OBSERVATION).value.detach()
+    before = kept.clone()
+    for _ in range(3):
+        fast(2 * OBSERVATION).value.sum().backward()
+    assert torch.equal(kept, before)
+
+
+def test_graph_can_be_differentiated_twice() -> None:
+    network = policy()
+    flat = FlatParameters(network)
+    fast = KernelNetwork(network, flat.vector)
+    loss = fast(OBSERVATION).value.square().mean()
+    loss.backward(retain_graph=True)
+    once = flat.gradient.clone()
+    fast(3 * OBSERVATION)
+    loss.backward()
+    torch.testing.assert_close(flat.gradient, 2 * once)

@@ -169,7 +169,7 @@ def test_twin_has_its_own_weights_and_frozen_network_shares_them() -> None:
 def test_several_threads_are_used_only_during_large_products(
     batch_size: int, threads: int, broken: bool
 ) -> None:
-    learner = learner_of(plain(6, 4), num_threads=2, batch_size=batch_size)
+    learner = learner_of(plain(6, 4), num_threads=2, batch_size=batch_size, whole_minibatches=True)
     seen: list[int] = []
     before = torch.get_num_threads()
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import Noise
 from learner_cases import (
     ADAM,
     CHANGES,
@@ -24,18 +22,14 @@ from learner_cases import (
     reference,
     without_amx,  # noqa: F401
 )
-from on_policy_cases import assert_continues_exactly, build, play
 from options import options
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from labrl.agents.a2c import A2C
-from labrl.learning import reduced_precision
 from labrl.learning.learner import Learner, make_learner
 from labrl.learning.reduced_precision import (
     SMALLEST_MATRIX,
     FastNatureCNN,
-    KeptOutputs,
     NarrowWeights,
     PackedLayers,
     install_packed,
@@ -360,147 +354,3 @@ def test_hooks_and_parametrizations_added_later_take_effect(config: NatureCNNCon
     hook.remove()
     assert np.array_equal(learner.forward(IMAGES_OF_ROWS), before)
     learner.close()
-
-
-# Layer outputs kept from acting (KeptOutputs).
-
-
-def learner_keeping_outputs(num_workers: int = 1) -> Learner[Any]:
-    packed_of(ImageNetwork())
-    learner = learner_of(ImageNetwork(), num_workers)
-    assert learner.keep_outputs(len(ROWS))
-    return learner
-
-
-def gradient_of(learner: Learner[Any], kept: bool) -> Tensor:
-    learner.gradient(mean_loss, ROWS, rows=slice(0, len(ROWS)) if kept else None)
-    return learner.flat.gradient.clone()
-
-
-def act(learner: Learner[Any], *cuts: int) -> None:
-    for begin, end in pairwise(cuts):
-        learner.forward(IMAGES_OF_ROWS[begin:end], rows=slice(begin, end))
-
-
-@pytest.mark.parametrize("cuts", [(0, 36), (0, 3, 20, 36)], ids=["at once", "in parts"])
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_gradient_from_kept_outputs_is_close_to_that_of_the_layers(
-    num_workers: int, cuts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learner = learner_keeping_outputs(num_workers)
-    act(learner, *cuts)
-    expected = gradient_of(learner, kept=False)
-    monkeypatch.setattr(NatureCNN, "forward", None)  # the gradient must need no forward pass
-    found = gradient_of(learner, kept=True)
-    assert_close(found, expected)
-    assert expected.abs().max() > 0
-    learner.close()
-
-
-def test_missing_or_outdated_outputs_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    uses = spy_on_kept_outputs(monkeypatch)
-    learner = learner_keeping_outputs()
-    gradient_of(learner, kept=True)
-    act(learner, 0, len(ROWS) // 2)
-    gradient_of(learner, kept=True)
-    assert uses == [False, False]
-    act(learner, 0, len(ROWS))
-    gradient_of(learner, kept=True)
-    assert uses == [False, False, True]
-
-    learner.step(0.1)
-    assert torch.equal(gradient_of(learner, kept=True), gradient_of(learner, kept=False))
-    learner.forward(IMAGES_OF_ROWS)  # with the new weights, but without keeping outputs
-    assert torch.equal(gradient_of(learner, kept=True), gradient_of(learner, kept=False))
-    assert uses == [False, False, True, False, False]
-    learner.close()
-
-
-def test_hooks_are_called_although_outputs_are_kept() -> None:
-    learner = learner_keeping_outputs()
-    act(learner, 0, len(ROWS))
-    calls: list[int] = []
-    hook = learner.network.torso.linear.register_forward_hook(lambda *_: calls.append(1))
-    assert torch.equal(gradient_of(learner, kept=True), gradient_of(learner, kept=False))
-    assert len(calls) == 2
-    hook.remove()
-    learner.close()
-
-
-def test_outputs_are_not_kept_when_too_large_or_weights_are_shared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    learner = learner_keeping_outputs()
-    monkeypatch.setattr(reduced_precision, "MOST_KEPT_BYTES", 1000)
-    assert not learner.keep_outputs(len(ROWS))
-    monkeypatch.undo()
-    assert learner.keep_outputs(len(ROWS))
-    learner.flat.move_to(learner.weights.clone())
-    assert not learner.keep_outputs(len(ROWS))
-    assert not learner_of(ImageNetwork(TANH)).keep_outputs(len(ROWS))
-    learner.close()
-
-
-IMAGES = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
-SMALL_IMAGES = gym.spaces.Box(0, 255, (4, 52, 52), np.uint8)
-"""Images that are just large enough for a rounded copy of the matrix after the convolutions."""
-
-
-def a2c(images: gym.spaces.Box = IMAGES) -> tuple[A2C, Any, Any]:
-    return build("a2c", observation=images, action=gym.spaces.Discrete(3), compute=BF16)
-
-
-def image_noise(images: gym.spaces.Box = IMAGES) -> Noise:
-    return Noise(images, 4, 0)
-
-
-def spy_on_kept_outputs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return a list that gets, at each lookup of kept outputs, whether they were available."""
-    uses: list[bool] = []
-    of = KeptOutputs.of
-
-    def spy(store: KeptOutputs, rows: slice) -> list[Tensor] | None:
-        found = of(store, rows)
-        uses.append(found is not None)
-        return found
-
-    monkeypatch.setattr(KeptOutputs, "of", spy)
-    return uses
-
-
-def test_a2c_learns_about_the_same_with_and_without_kept_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed_of(ImageNetwork())
-    uses = spy_on_kept_outputs(monkeypatch)
-    agent, clock, _ = a2c()
-    assert play(agent, clock, image_noise(), 20) == 4
-    assert len(uses) >= 4
-    assert all(uses)
-    monkeypatch.setattr(reduced_precision, "MOST_KEPT_BYTES", 0)
-    other, clock, _ = a2c()
-    before = len(uses)
-    assert play(other, clock, image_noise(), 20) == 4
-    assert len(uses) == before
-    torch.testing.assert_close(
-        agent.weights.vector.detach(), other.weights.vector.detach(), rtol=0.05, atol=1e-3
-    )
-
-
-@pytest.mark.parametrize("steps", [pytest.param(0, marks=pytest.mark.matrix), 13, 15])
-def test_resume_within_a_rollout_is_exact(steps: int) -> None:
-    noise = image_noise(SMALL_IMAGES)
-    assert_continues_exactly(lambda: a2c(SMALL_IMAGES), noise, steps, further=12)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [("a2c", "agent.horizon=null", "agent.episodes=2"), ("recurrent_a2c", "agent.horizon=5")],
-    ids=["episodes", "recurrent"],
-)
-def test_kept_outputs_are_not_used_for_rollouts_with_another_row_order(
-    overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packed_of(ImageNetwork())
-    uses = spy_on_kept_outputs(monkeypatch)
-    agent, clock, _ = build(*overrides, observation=IMAGES, compute=BF16)
-    assert play(agent, clock, image_noise(), 12) > 0
-    assert not uses

@@ -244,10 +244,10 @@ def test_twin_and_frozen_networks_compute_in_the_same_precision(precision: torch
         expected = learner.network(ROWS.inputs)
     assert torch.equal(learner.forward_network(ROWS.inputs), expected)
     for net in (twin, learner.frozen()):
-        assert torch.equal(learner.in_precision(net)(ROWS.inputs), expected)
+        assert torch.equal(learner.accelerated(net)(ROWS.inputs), expected)
         assert not any(parameter.requires_grad for parameter in net.parameters())
     updated(learner, ROWS)
-    assert torch.equal(learner.in_precision(twin)(ROWS.inputs), expected)
+    assert torch.equal(learner.accelerated(twin)(ROWS.inputs), expected)
     assert not torch.equal(learner.forward_network(ROWS.inputs), expected)
     learner.close()
 

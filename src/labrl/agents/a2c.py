@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.agents.policy_agent import (
@@ -17,14 +15,13 @@ from labrl.agents.policy_agent import (
     check_policy,
     evaluated,
     normalized,
-    policy_gradient_by_hand,
     refuse_episodes,
     refuse_self_imitation,
 )
 from labrl.clock import Clock
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.learner import DerivedLoss, FlatParameters
+from labrl.learning.learner import FlatParameters
 from labrl.learning.optimizers import Optimizer, Separate
 from labrl.memory.rollout import Episodes, Minibatch, Rollout, check_budget, check_room
 from labrl.networks.actor_critic import ActorCritic, is_shared
@@ -85,7 +82,6 @@ class A2C(PolicyAgent):
         self._ranks = compute.ranks
         new_optimizer = None if config.value_lr is None else self._two_optimizers
         super().__init__(config, spaces, clock, streams, compute, new_optimizer=new_optimizer)
-        self._derived_loss = DerivedLoss(self.loss, self._loss_by_hand)
         self.rollout: Rollout
         recurrent = self.network.state_size
         if config.horizon is None:
@@ -98,13 +94,6 @@ class A2C(PolicyAgent):
                 sequence_length=config.horizon if recurrent else 1,
                 state_size=recurrent,
             )
-        # Acting used the same weights as the gradient, so the outputs of the layers can be reused.
-        self.keeps_outputs = (
-            config.horizon is not None
-            and not recurrent
-            and self.learner.keep_outputs(config.horizon * spaces.num_envs)
-        )
-        self.values_too |= self.keeps_outputs
 
     @classmethod
     def check_config(cls, config: A2CConfig, env: Any) -> None:
@@ -159,10 +148,7 @@ class A2C(PolicyAgent):
         if config.normalize_advantage:
             batch.advantage.copy_(normalized(batch.advantage, self._ranks))
         self._entropy_coef = value_at(config.entropy_coef, frame)
-        rows = slice(0, len(batch)) if self.keeps_outputs else None
-        statistics = self.learner.gradient(
-            self._derived_loss, batch, samples=batch.sequence_length, rows=rows
-        )
+        statistics = self.learner.gradient(self.loss, batch, samples=batch.sequence_length)
         self.record(statistics, self.descend(value_at(config.lr, frame)))
         self.rollout.clear()
         return 1 if self.imitation is None else 1 + self.imitation.learn()
@@ -179,11 +165,6 @@ class A2C(PolicyAgent):
             loss = loss - self._entropy_coef * entropy
         return loss, torch.stack([policy, value_error, entropy]).detach()
 
-    def _loss_by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
-        """Compute the gradient of `loss` with a kernel of the network. Returns the mean STATISTICS."""
-        value_coef, entropy_coef = self._config.value_coef, self._entropy_coef
-        return policy_gradient_by_hand(self.distribution, kernel, minibatch, value_coef, entropy_coef)
-
     def _two_optimizers(self, network: ActorCritic, weights: FlatParameters) -> Optimizer:
         """Return an optimizer for the policy and one for the values, with separate rates and clipping."""
         config = self._config
@@ -195,11 +176,3 @@ class A2C(PolicyAgent):
         return Separate(
             build(parameters=policy), build(parameters=value), lambda: value_at(value_lr, self._clock.frame)
         )
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state, also in the middle of a rollout."""
-        super().load_state_dict(state)
-        count = self.rollout.num_envs
-        for t in range(self.rollout.t if self.keeps_outputs else 0):
-            rows = slice(t * count, (t + 1) * count)
-            self.learner.forward(self.rollout["observation"][t], None, rows=rows)

@@ -70,7 +70,7 @@ class CrossQ(SAC):
         self.step("critics", rows)
         if self.experience.updates % self._policy_delay == 0:
             self.policy.network.train()
-            statistics = self.policy.gradient(self._policy_loss, here)
+            statistics = self.policy.gradient(self.policy_loss, here)
             self.policy.network.eval()
             self.step("policy", statistics)
             self._temperature.update(statistics[1])

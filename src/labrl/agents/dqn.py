@@ -23,11 +23,9 @@ from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Actor, Agent, NonFiniteError, Observation, Traits
 from labrl.agents.parts.action_values import (
     ActionValues,
-    DerivedValues,
     ValuePolicy,
     ValuePolicyConfig,
     chosen,
-    derived_values,
 )
 from labrl.agents.parts.experience import (
     Experience,
@@ -42,7 +40,6 @@ from labrl.clock import Clock
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.learner import DerivedLoss
 from labrl.memory.replay import Transitions
 from labrl.memory.rollout import Pieces, forgotten
 from labrl.memory.sequences import SequenceSample
@@ -94,48 +91,6 @@ def td_loss(
     return torch.dot(losses, weight / len(losses)), rows
 
 
-def best(value: DerivedValues, outputs: NDArray, mask: NDArray | None) -> NDArray:
-    """Return the valid actions with the largest mean return. [rows]
-
-    outputs: [rows, actions, outputs]; mask: valid actions, [rows, actions], None if all are.
-    """
-    expected = value.means(outputs)
-    return (expected if mask is None else np.where(mask, expected, -np.inf)).argmax(1)
-
-
-def td_gradient(
-    value: DerivedValues,
-    outputs: NDArray,
-    later: NDArray,
-    next_action: NDArray,
-    action: NDArray,
-    reward: NDArray,
-    discount: NDArray,
-    weight: NDArray,
-) -> tuple[NDArray, NDArray]:
-    """Differentiate the loss of DQN, the mean of w L(Z(s, a), r + gamma^n Z'(s', a')).
-
-    The derivative by the outputs for the action taken is w / rows times that of L; all others are 0.
-
-    outputs: outputs of the online network Z; later: outputs of the target network Z' after n steps, [rows,
-    actions, outputs] each; next_action: a', action, reward, discount, weight: [rows]. Returns loss, error and
-    mean return of each row, [3, rows], and the derivatives by `outputs`.
-    """
-    rows, actions, size = outputs.shape
-    first = np.arange(0, rows * actions, actions)
-    taken = first + action
-    next_taken = first + next_action
-    own = outputs.reshape(-1, size).take(taken, axis=0)
-    losses, errors, slope = value.differentiated(
-        own, later.reshape(-1, size).take(next_taken, axis=0), reward, discount
-    )
-    gradient = np.zeros_like(outputs)
-    gradient.reshape(-1, size)[taken] = slope * (weight / np.float32(rows))[:, None]
-    statistics = np.empty((3, rows), outputs.dtype)
-    statistics[0], statistics[1], statistics[2] = losses, errors, value.means(own)
-    return statistics, gradient
-
-
 class DQN(Agent):
     """Acts with its action values, stores transitions, and learns from minibatches of them.
 
@@ -160,7 +115,6 @@ class DQN(Agent):
         self._value: ActionValues = config.value.build(device=compute.device)
         acting_value: ActionValues = config.value.build(device=torch.device("cpu"))
         self._policy = ValuePolicy(config, acting_value, spaces, clock, streams, compute)
-        self._derived = derived_values(self._value)
         self._target: TargetNetwork[Any] = config.target.build(learner=self._policy.learner)
         self._recurrent = self._policy.network.state_size > 0
         self.experience = Experience(
@@ -241,9 +195,7 @@ class DQN(Agent):
             by_sequences = partial(self._sequence_loss, self._policy.noise(2))
             self._rows = learner.gradient(by_sequences, sample, samples=sample.at.shape[1])
         else:
-            by_hand = None if self._derived is None else self._loss_by_hand
-            loss = DerivedLoss(partial(self.loss, self._policy.noise(3)), by_hand)
-            self._rows = learner.gradient(loss, sample)
+            self._rows = learner.gradient(partial(self.loss, self._policy.noise(3)), sample)
         norm = learner.step(value_at(self._config.lr, frame))
         if not math.isfinite(norm):
             finite_loss = math.isfinite(float(self._rows[0].sum()))
@@ -271,21 +223,6 @@ class DQN(Agent):
         outputs = chosen(network(batch.observation, noise=online).outputs, batch.action)
         reward, discount, weight = batch.reward, batch.discount, batch.weight
         return td_loss(self._value, outputs, later, judged, reward, discount, weight, batch.next_mask)
-
-    def _loss_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of `loss` with a kernel of a network without noise. Returns the ROWS."""
-        assert self._derived is not None
-        layout = self._policy.network.layout
-        following = layout(batch.next_observation)
-        later = judged = self._target.forward(following).outputs
-        if self._config.double:
-            judged = kernel.forward(following).outputs
-        next_action = best(self._derived, judged, batch.next_mask)
-        outputs = kernel.forward(layout(batch.observation)).outputs  # overwrites those for `following`
-        columns = batch.action, batch.reward, batch.discount, batch.weight
-        statistics, gradient = td_gradient(self._derived, outputs, later, next_action, *columns)
-        kernel.backward(gradient)
-        return statistics
 
     def _sequence_loss(
         self, noise: Tensor | None, network: QNetwork, batch: SequenceSample

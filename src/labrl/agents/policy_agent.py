@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -21,7 +21,7 @@ from labrl.learning.learner import make_learner
 from labrl.memory.rollout import Minibatch, Pieces, Rollout, forgotten
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.building import build_networks, check_torso
-from labrl.networks.distributions import ActionBounds, ActionDistribution, Derived, distribution_for, masked
+from labrl.networks.distributions import ActionBounds, ActionDistribution, distribution_for, masked
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
 from labrl.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
@@ -96,8 +96,6 @@ class PolicyAgent(Agent):
     """Names of the mean statistics that the loss returns."""
     rollout: Rollout
     _config: PolicyConfig
-    keeps_outputs = False
-    """Whether the learner reuses outputs of layers from acting for the gradient of the same weights."""
 
     def __init__(
         self,
@@ -153,9 +151,7 @@ class PolicyAgent(Agent):
     def act(self, observation: Observation) -> NDArray:
         """Draw valid actions for the environments and store them. [num_envs, ...]"""
         inputs, before, rollout = self.network.layout(observation.array), self._state, self.rollout
-        first = rollout.t * rollout.num_envs
-        rows = slice(first, first + rollout.num_envs) if self.keeps_outputs else None
-        output = self.learner.forward(inputs, before, rows=rows, value=self.values_too)
+        output = self.learner.forward(inputs, before, value=self.values_too)
         parameters, value, self._state = output
         if observation.mask is not None:
             parameters = masked(parameters, observation.mask)
@@ -320,74 +316,6 @@ def evaluated(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor
         output = network(minibatch.observation)
     parameters = output.parameters
     return parameters if minibatch.mask is None else masked(parameters, minibatch.mask), output.value
-
-
-class OutputGradients(NamedTuple):
-    """Derivatives of a loss with respect to the outputs of a network."""
-
-    parameters: NDArray
-    """Derivative with respect to the parameters of the distributions. [rows, num_parameters]"""
-    value: NDArray
-    """Derivative with respect to the values. [rows]"""
-
-
-def evaluated_by_hand(
-    distribution: ActionDistribution, kernel: Any, minibatch: Any
-) -> tuple[Derived, NDArray]:
-    """Compute distributions, with derivatives, and values of a minibatch with a kernel of the network.
-
-    minibatch: has `observation`, `action` and `mask`. Returns the distributions and the values, [batch].
-    """
-    parameters, value, _ = kernel.forward(minibatch.observation)
-    if minibatch.mask is not None:
-        parameters = masked(parameters, minibatch.mask.numpy())
-    return distribution.derived(parameters, minibatch.action.numpy()), value
-
-
-def policy_gradient(
-    policy: Derived,
-    value: NDArray,
-    advantage: NDArray,
-    value_target: NDArray,
-    value_coef: float,
-    entropy_coef: float,
-) -> tuple[NDArray, OutputGradients]:
-    """Differentiate the loss of A2C and REINFORCE, the mean of -log pi(a|s) A + c1 (R - V)^2 / 2 - c2 H.
-
-    The derivatives with respect to log pi, V and H are -A, c1 (V - R) and -c2, divided by the number of rows.
-    All arrays are [rows]. Returns the means of policy loss, value loss and entropy, [3], and the derivatives.
-    """
-    rows = np.float32(len(value))
-    error = value - value_target
-    means = -np.dot(policy.log_prob, advantage) / rows, 0.5 * np.dot(error, error) / rows
-    parameters = policy.gradient(advantage / -rows, -entropy_coef / len(value))
-    error *= np.float32(value_coef) / rows
-    statistics = np.array([*means, policy.entropy.mean()], np.float32)
-    return statistics, OutputGradients(parameters, error)
-
-
-def policy_gradient_by_hand(
-    distribution: ActionDistribution,
-    kernel: Any,
-    minibatch: Minibatch,
-    value_coef: float,
-    entropy_coef: float,
-) -> NDArray:
-    """Compute the gradient of -log pi(a|s) A + value_coef (R - V)^2 / 2 - entropy_coef H with a kernel.
-
-    kernel: kernel of the policy's network. Returns the means of the three terms without coefficients, [3].
-    """
-    policy, value = evaluated_by_hand(distribution, kernel, minibatch)
-    statistics, gradients = policy_gradient(
-        policy,
-        value,
-        minibatch.advantage.numpy(),
-        minibatch.value_target.numpy(),
-        value_coef=value_coef,
-        entropy_coef=entropy_coef,
-    )
-    kernel.backward(*gradients)
-    return statistics
 
 
 def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:

@@ -7,23 +7,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.agents.agent import divided
 from labrl.agents.policy_agent import (
-    OutputGradients,
     PolicyAgent,
     PolicyConfig,
     check_policy,
     evaluated,
-    evaluated_by_hand,
     refuse_self_imitation,
 )
 from labrl.errors import InputError
-from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import (
     Minibatch,
     Rollout,
@@ -34,7 +29,6 @@ from labrl.memory.rollout import (
 )
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.building import traits_of
-from labrl.networks.distributions import Derived
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
 from labrl.types import (
@@ -102,66 +96,6 @@ def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | N
     return 0.5 * error.mean()
 
 
-def clipped_policy_gradient(
-    policy: Derived,
-    value: NDArray,
-    advantage: NDArray,
-    value_target: NDArray,
-    old_log_prob: NDArray,
-    old_value: NDArray,
-    clip: float,
-    value_clip: float | None,
-    value_coef: float,
-    entropy_coef: float,
-) -> tuple[NDArray, OutputGradients]:
-    """Differentiate the loss of PPO, the mean of -min(r A, clip(r) A) + c1 L - c2 H.
-
-    r = pi(a|s) / pi_old(a|s) is the probability ratio. The derivative of the first term with respect to
-    log pi is -r A, or 0 where the clipped product is smaller: above 1 + clip for A > 0, below 1 - clip for
-    A < 0. L is (V - R)^2 / 2, or with value clipping the maximum of this and (V_clip - R)^2 / 2 with V_clip =
-    V_old + clip(V - V_old). Its derivative with respect to V is V - R, or 0 where V_clip is at its bound and
-    has the larger error. All arrays are [rows]. Returns the means of the policy loss, L, the entropy, the
-    divergence and the share of clipped ratios, [5], and the derivatives.
-    """
-    rows = len(value)
-    terms = np.empty((5, rows), np.float32)
-    log_ratio = policy.log_prob - old_log_prob
-    ratio = np.exp(log_ratio)
-    gain = ratio * advantage
-    bounded = np.minimum(np.maximum(ratio, np.float32(1 - clip)), np.float32(1 + clip))
-    np.not_equal(bounded, ratio, out=terms[4])
-    bounded *= advantage
-    np.minimum(gain, bounded, out=terms[0])
-    gain *= gain <= bounded
-    gain *= np.float32(-1 / rows)
-    error = value_error(value, value_target, old_value, value_clip, out=terms[1])
-    error *= np.float32(value_coef / rows)
-    terms[2] = policy.entropy
-    ratio -= 1
-    np.subtract(ratio, log_ratio, out=terms[3])
-    statistics = np.add.reduce(terms, axis=1)
-    statistics *= np.array([-1, 0.5, 1, 1, 1], np.float32) / np.float32(rows)
-    return statistics, OutputGradients(policy.gradient(gain, -entropy_coef / rows), error)
-
-
-def value_error(value: NDArray, target: NDArray, old: NDArray, clip: float | None, out: NDArray) -> NDArray:
-    """Return half the derivative of the squared error of values, and write the squared error to `out`.
-
-    old, clip: old values and range of value clipping, as in `clipped_policy_gradient`. All arrays are [rows].
-    """
-    error = value - target
-    np.multiply(error, error, out=out)
-    if clip is not None:
-        change = value - old
-        bounded = np.minimum(np.maximum(change, np.float32(-clip)), np.float32(clip))
-        clipped = old + bounded
-        clipped -= target
-        clipped *= clipped
-        error *= (bounded == change) | (out > clipped)
-        np.maximum(out, clipped, out=out)
-    return error
-
-
 class PPO(PolicyAgent):
     """Collects a rollout with one policy, then makes several epochs of minibatch updates on it.
 
@@ -188,8 +122,6 @@ class PPO(PolicyAgent):
             sequence_length=(config.sequence_length or config.horizon) if recurrent else 1,
             state_size=recurrent,
         )
-        # If you add a term to `loss`, add its gradient to `_loss_by_hand` or pass None instead of that.
-        self._derived_loss = DerivedLoss(self.loss, self._loss_by_hand)
         self._minibatch_stream = streams.torch("minibatches")
         self._std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         if config.normalize_advantage and config.batch_size * compute.ranks.size > 1:
@@ -266,7 +198,7 @@ class PPO(PolicyAgent):
             epoch, before = torch.zeros_like(total), updates
             order = torch.randperm(len(batch), generator=self._minibatch_stream)
             for minibatch in batch.minibatches(order, config.batch_size, self._std_mean):
-                epoch += learner.gradient(self._derived_loss, minibatch, samples=batch.sequence_length)
+                epoch += learner.gradient(self.loss, minibatch, samples=batch.sequence_length)
                 norms += learner.step(lr)
                 updates += 1
             total += epoch
@@ -295,24 +227,6 @@ class PPO(PolicyAgent):
             kl = (change - log_ratio).mean()
             clipped = (change.abs() > self._clip).float().mean()
             return loss, torch.stack([policy, value_error, entropy, kl, clipped])
-
-    def _loss_by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
-        """Compute the gradient of `loss` with a kernel of the network. Returns the mean STATISTICS."""
-        policy, value = evaluated_by_hand(self.distribution, kernel, minibatch)
-        statistics, gradients = clipped_policy_gradient(
-            policy,
-            value,
-            minibatch.advantage.numpy(),
-            minibatch.value_target.numpy(),
-            old_log_prob=minibatch.log_prob.numpy(),
-            old_value=minibatch.value.numpy(),
-            clip=self._clip,
-            value_clip=self._value_clip,
-            value_coef=self._config.value_coef,
-            entropy_coef=self._entropy_coef,
-        )
-        kernel.backward(*gradients)
-        return statistics
 
     def metrics(self) -> dict[str, float]:
         """Return means over the updates of the last rollout, and coefficients at this frame."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.agents.policy_agent import (
@@ -15,11 +14,9 @@ from labrl.agents.policy_agent import (
     check_policy,
     evaluated,
     normalized,
-    policy_gradient_by_hand,
     refuse_episodes,
 )
 from labrl.errors import InputError
-from labrl.learning.learner import DerivedLoss
 from labrl.memory.rollout import Episodes, Minibatch
 from labrl.networks.actor_critic import ActorCritic
 from labrl.schedules import value_at
@@ -62,7 +59,6 @@ class Reinforce(PolicyAgent):
         """Take the arguments of `PolicyAgent`."""
         super().__init__(config, **runtime, has_value=config.baseline == "value")
         self.rollout = Episodes(config.episodes, runtime["spaces"].num_envs)
-        self._derived_loss = DerivedLoss(self.loss, self._loss_by_hand)
 
     @classmethod
     def check(cls, config: ReinforceConfig, spaces: Spaces) -> None:
@@ -119,7 +115,7 @@ class Reinforce(PolicyAgent):
         if config.normalize_advantage:
             batch.advantage.copy_(normalized(batch.advantage))
         self._entropy_coef = value_at(config.entropy_coef, frame)
-        statistics = self.learner.gradient(self._derived_loss, batch)
+        statistics = self.learner.gradient(self.loss, batch)
         self.record(statistics, self.descend(value_at(config.lr, frame)))
         self.rollout.clear()
         return 1 if self.imitation is None else 1 + self.imitation.learn()
@@ -137,8 +133,3 @@ class Reinforce(PolicyAgent):
         if self._entropy_coef:  # torch would still differentiate a term with weight zero
             loss = loss - self._entropy_coef * entropy
         return loss, torch.stack([policy, value_error, entropy]).detach()
-
-    def _loss_by_hand(self, kernel: Any, minibatch: Minibatch) -> NDArray:
-        """Compute the gradient of `loss` with a kernel of the network. Returns the mean STATISTICS."""
-        value_coef, entropy_coef = self._config.value_coef or 0.0, self._entropy_coef
-        return policy_gradient_by_hand(self.distribution, kernel, minibatch, value_coef, entropy_coef)

@@ -179,10 +179,8 @@ class ReplayAgent(Agent):
         policy.eval()
         self.policy_network = self.policy.forward_network
         """Function that computes the policy in the session's precision, for the loss of the critics."""
-        self.judge = self.critics.in_precision(self.critics.frozen().eval())
+        self.judge = self.critics.accelerated(self.critics.frozen().eval())
         """Function that computes the critics for the policy's loss, with gradients only for their inputs."""
-        self.judge_kernel: Any = self.critics.kernel
-        """Kernel of the critics, for the policy's loss without autograd; None if there is none."""
         self.targets: dict[str, TargetNetwork[Any]] = {}
         """Target networks by name, which the derived agent creates."""
         self.experience = Experience(config, spaces, clock, streams, compute, actions.stored)
@@ -382,31 +380,6 @@ def taken(values: Tensor, action: Tensor) -> Tensor:
     if values.dim() == 2:
         return values
     return values.gather(2, action.view(1, -1, 1).expand(len(values), -1, 1)).squeeze(2)
-
-
-def critics_gradient(
-    values: NDArray, action: NDArray, target: NDArray, weight: NDArray, factor: float
-) -> tuple[NDArray, NDArray]:
-    """Differentiate the mean of c w sum_i (Q_i - y)^2, whose derivative by Q_i is 2 c w (Q_i - y) / rows.
-
-    values: values Q of the actions taken, [critics, rows], or of all actions if they are discrete, [critics,
-    rows, actions]; action: actions taken, [rows, ...]; target, weight: [rows]; factor: c. Returns the loss,
-    mean absolute error and values of each row, [2 + critics, rows], and the derivatives by `values`.
-    """
-    if values.ndim == 3:
-        index = np.broadcast_to(action[:, None], (*values.shape[:2], 1))
-        taken = np.take_along_axis(values, index, 2)[..., 0]
-        statistics, slope = critics_gradient(taken, action, target, weight, factor)
-        gradient = np.zeros_like(values)
-        np.put_along_axis(gradient, index, slope[..., None], 2)
-        return statistics, gradient
-    error = values - target
-    statistics = np.empty((2 + len(values), len(target)), values.dtype)
-    np.multiply(np.square(error).sum(0), weight * np.float32(factor), out=statistics[0])
-    np.abs(error).mean(0, out=statistics[1])
-    statistics[2:] = values
-    error *= weight * np.float32(2 * factor / len(target))
-    return statistics, error
 
 
 def critic_rows(losses: Tensor, values: Tensor, target: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from labrl.agents.parts.action_values import (
 )
 from labrl.clock import Clock
 from labrl.learning.compute import Compute
-from labrl.learning.learner import DerivedLoss, FlatParameters
+from labrl.learning.learner import FlatParameters
 from labrl.memory import Columns
 from labrl.memory.rollout import Rollout, check_room
 from labrl.networks.building import check_torso
@@ -54,40 +54,12 @@ class Returns(Columns):
         return Returns(*(column.index_select(0, rows) for column in columns))
 
 
-def _returns_loss(network: QNetwork, steps: Returns) -> tuple[Tensor, Tensor]:
+def returns_loss(network: QNetwork, steps: Returns) -> tuple[Tensor, Tensor]:
     """Compute the mean of (G - Q(s, a))^2 / 2, and RETURNS_STATISTICS."""
     value = chosen(network(steps.observation).outputs, steps.action).squeeze(1)
     error = steps.target - value
     mean = 0.5 * error.square().mean()
     return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
-
-
-def returns_gradient(outputs: NDArray, action: NDArray, target: NDArray) -> tuple[NDArray, NDArray]:
-    """Differentiate the mean of e^2 / 2 with e = Q(s, a) - G: the derivative by Q(s, a) is e / rows.
-
-    outputs: [rows, actions, 1]; action, target: [rows]. Returns the means of loss, absolute error and value,
-    [3], and the derivatives with respect to `outputs`.
-    """
-    rows, actions, _ = outputs.shape
-    taken = np.arange(0, rows * actions, actions) + action
-    value = outputs.ravel().take(taken)
-    error = value - target
-    statistics = 0.5 * np.dot(error, error) / rows, np.abs(error).mean(), value.mean()
-    gradient = np.zeros_like(outputs)
-    gradient.reshape(-1)[taken] = error / np.float32(rows)
-    return np.array(statistics, outputs.dtype), gradient
-
-
-def _returns_loss_by_hand(kernel: Any, steps: Returns) -> NDArray:
-    """Compute the gradient of `_returns_loss` with a kernel of the network. Returns RETURNS_STATISTICS."""
-    outputs = kernel.forward(steps.observation).outputs
-    statistics, gradient = returns_gradient(outputs, steps.action.numpy(), steps.target.numpy())
-    kernel.backward(gradient)
-    return statistics
-
-
-returns_loss = DerivedLoss(_returns_loss, _returns_loss_by_hand)
-"""Loss of Sarsa and PQN, the mean of (G - Q(s, a))^2 / 2."""
 
 
 @dataclass(kw_only=True)

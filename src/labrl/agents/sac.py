@@ -7,7 +7,7 @@ For continuous actions, the policy is a squashed Gaussian; for discrete actions,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,14 +23,12 @@ from labrl.agents.replay_agent import (
     ReplayAgent,
     Stateful,
     critic_rows,
-    critics_gradient,
     taken,
 )
 from labrl.clock import Clock
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.learner import DerivedLoss
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import (
@@ -118,9 +116,6 @@ class SAC(ReplayAgent):
         if isinstance(config, SACConfig):
             self._target: TargetNetwork[Any] = config.target.build(learner=self.critics)
             self.targets = {"target": self._target}
-        by_hand = None if self.judge_kernel is None else self._policy_by_hand
-        self._policy_loss = DerivedLoss(self.policy_loss, by_hand)
-        self._critic_loss = DerivedLoss(self.critic_loss, self._critics_by_hand)
         self._noise_stream = streams.torch("noise", compute.device)
 
     @classmethod
@@ -141,9 +136,9 @@ class SAC(ReplayAgent):
     def update(self, batch: Transitions) -> Tensor:
         """Make one update, algorithm 1. Returns the error of each row. [batch]"""
         following, here = self.noisy(batch)
-        rows = self.critics.gradient(self._critic_loss, following)
+        rows = self.critics.gradient(self.critic_loss, following)
         self.step("critics", rows)
-        statistics = self.policy.gradient(self._policy_loss, here)
+        statistics = self.policy.gradient(self.policy_loss, here)
         self.step("policy", statistics)
         self._temperature.update(statistics[1])
         self._target.updated()
@@ -167,34 +162,12 @@ class SAC(ReplayAgent):
         losses = squared_errors(values, target, batch.weight)
         return losses.mean(), critic_rows(losses, values, target)
 
-    def _critics_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of `critic_loss` with a kernel of the critics. Returns their `critic_rows`."""
-        parameters = self.policy.forward(batch.next_observation)
-        drawn = self._soft.choose_by_hand(parameters, batch.noise.numpy())
-        value = drawn.worth(self._target.forward(batch.next_observation, drawn.choice))
-        value = value + np.float32(self._temperature.value) * drawn.entropy
-        target, action = batch.reward.numpy() + batch.discount.numpy() * value, batch.action.numpy()
-        values = kernel.forward(batch.observation, action)
-        rows, gradient = critics_gradient(values, action, target, batch.weight.numpy(), factor=0.5)
-        kernel.backward(gradient)
-        return rows
-
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of alpha log pi(a|s) - min_i Q_i(s, a), eq. 7."""
         choice, entropy = self._soft.choose(policy(batch.observation), batch.noise)
         value = self._soft.smaller(self.judge(batch.observation, choice), choice)
         loss = -soft_value(value, entropy, self._temperature.value).mean()
         return loss, torch.stack((loss.detach(), entropy.detach().mean()))
-
-    def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of `policy_loss` with a kernel. Returns the mean loss and entropy."""
-        judge = self.judge_kernel
-        drawn = self._soft.choose_by_hand(kernel.forward(batch.observation), batch.noise.numpy())
-        values, temperature = judge.forward(batch.observation, drawn.choice), self._temperature.value
-        entropy = drawn.entropy.mean()
-        statistics = -drawn.worth(values).mean() - temperature * entropy, entropy
-        kernel.backward(drawn.gradient(values, temperature, judge.input_gradient))
-        return np.array(statistics, np.float32)
 
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at this frame."""
@@ -205,66 +178,11 @@ class SAC(ReplayAgent):
         return {**super().parts(), "temperature": self._temperature}
 
 
-Backward = Callable[[NDArray], NDArray]
-"""Maps derivatives by the values of critics, [critics, rows], to derivatives by their inputs, [critics, rows,
-inputs], whose last columns are the actions."""
-
-
-class SquashedChoice:
-    """Actions a = tanh(u) with u = m + s x, standard normal x and s = exp(clip(l)).
-
-    -log pi = sum(x^2 / 2 + log s + log(1 - a^2)) + constant, with derivatives -2 a by u and 1 by log s. If G
-    is the derivative of the loss by a, its derivative by u and m is g = G (1 - a^2) + 2 alpha a / rows, and
-    by l it is g s x - alpha / rows, or 0 where l is clipped.
-    """
-
-    def __init__(self, parameters: NDArray, noise: NDArray) -> None:
-        """parameters: means and log standard deviations, [rows, 2 size]; noise: x, [rows, size]."""
-        size = noise.shape[1]
-        mean, log_std = parameters[:, :size], parameters[:, size:]
-        kept = np.minimum(np.maximum(log_std, LOG_STD_RANGE[0]), LOG_STD_RANGE[1])
-        self._inside = log_std == kept
-        self._spread = np.exp(kept) * noise
-        u = mean + self._spread
-        self.choice = np.tanh(u)
-        # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), accurate even where tanh(u) rounds to 1.
-        slope = np.logaddexp(np.float32(0), -2 * u)
-        slope += u
-        self.entropy: NDArray = (np.float32(0.5) * noise * noise + kept - 2 * slope).sum(1)
-        self.entropy += np.float32((0.5 * math.log(2 * math.pi) + 2 * math.log(2)) * size)
-
-    def worth(self, values: NDArray) -> NDArray:
-        """Return the smaller critic's value of the choice. [critics, rows] -> [rows]"""
-        return values.min(0)
-
-    def gradient(
-        self, values: NDArray, temperature: float, backward: Backward, by_values: NDArray | None = None
-    ) -> NDArray:
-        """Differentiate the mean of -(Q - alpha log pi) by the policy's parameters. [rows, 2 size]
-
-        by_values: derivative of the mean of -Q by the critics' values, [critics, rows, ...]; None if Q is the
-        smaller value.
-        """
-        rows, size = self.choice.shape
-        if by_values is None:
-            smaller = values == values.min(0)
-            # Critics with equal values share the derivative.
-            by_values = (smaller / (np.float32(-rows) * smaller.sum(0))).astype(values.dtype)
-        slope = backward(by_values)[..., -size:].sum(0)
-        coefficient = np.float32(temperature / rows)
-        by_u = slope * (1 - np.square(self.choice))
-        by_u += 2 * coefficient * self.choice
-        by_log_std = (by_u * self._spread - coefficient) * self._inside
-        return np.concatenate([by_u, by_log_std], axis=1)
-
-
 class SquashedGaussianPolicy(Actions):
     """Policy over a box: tanh of a Gaussian whose mean and standard deviation depend on the state.
 
     Its choice in a state is a drawn action.
     """
-
-    choose_by_hand = SquashedChoice
 
     def __init__(self, space: gym.spaces.Box) -> None:
         box = BoxActions(space)
@@ -299,8 +217,7 @@ class SquashedGaussianPolicy(Actions):
 
     def choose(self, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draw one action for each state, [batch, size], and return -log pi of it, [batch]."""
-        mean, log_std = parameters.chunk(2, dim=1)
-        action, log_prob = squashed_sample(mean, log_std.clamp(*LOG_STD_RANGE), noise)
+        action, log_prob = squashed_sample(parameters, noise)
         return action, -log_prob
 
     def smaller(self, values: Tensor, choice: Tensor) -> Tensor:
@@ -312,40 +229,9 @@ class SquashedGaussianPolicy(Actions):
         return torch.cat([action, choice])
 
 
-class CategoricalChoice:
-    """Probabilities p = softmax(x) of all actions with their entropy H.
-
-    The derivative of sum(p q) + alpha H by x_i is p_i (d_i - sum(p d)) with d = q - alpha log p: the constant
-    -alpha in the derivative of H by p_i cancels.
-    """
-
-    def __init__(self, parameters: NDArray, noise: NDArray) -> None:
-        """parameters: logits, [rows, actions]; noise: empty, [rows, 0]."""
-        logits = parameters - parameters.max(1, keepdims=True)
-        self.choice = np.exp(logits)
-        total = self.choice.sum(1, keepdims=True)
-        self.choice /= total
-        self._log_p = logits - np.log(total)
-        self.entropy: NDArray = -(self.choice * self._log_p).sum(1)
-
-    def worth(self, values: NDArray) -> NDArray:
-        """Return the mean of the smaller critic's values. [critics, rows, actions] -> [rows]"""
-        means: NDArray = (values.min(0) * self.choice).sum(1)
-        return means
-
-    def gradient(self, values: NDArray, temperature: float, backward: Backward) -> NDArray:
-        """Differentiate the mean of -(Q + alpha H) by the policy's parameters. [rows, actions]"""
-        d = values.min(0) - np.float32(temperature) * self._log_p
-        d -= (self.choice * d).sum(1, keepdims=True)
-        d *= self.choice
-        d /= np.float32(-len(d))
-        return d
-
-
 class CategoricalPolicy(Categorical):
     """Policy over discrete actions. Its choice in a state is the probabilities of all actions."""
 
-    choose_by_hand = CategoricalChoice
     noise_size = 0
 
     def __init__(self, space: gym.spaces.Discrete) -> None:

@@ -26,12 +26,10 @@ from labrl.agents.replay_agent import (
     ReplayAgent,
     Stateful,
     critic_rows,
-    critics_gradient,
 )
 from labrl.clock import Clock
 from labrl.component import Component
 from labrl.learning.compute import Compute
-from labrl.learning.learner import DerivedLoss
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import Actions, BoxActions
@@ -72,14 +70,6 @@ def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     return (value - target).square().sum(0) * weight
 
 
-def tanh_gradient(action: NDArray, slope: NDArray) -> NDArray:
-    """Return the derivative of a loss by x, where a = tanh(x): its derivative by a, times 1 - a^2.
-
-    action: a; slope: derivative by a. [rows, size] each
-    """
-    return slope * (1 - np.square(action))
-
-
 class TD3(ReplayAgent):
     """Two critics, one policy, and a target network for each.
 
@@ -111,9 +101,6 @@ class TD3(ReplayAgent):
         self._target_policy: TargetNetwork[Any] = config.target.build(learner=self.policy)
         self._target_critics: TargetNetwork[Any] = config.target.build(learner=self.critics)
         self.targets = {"target_policy": self._target_policy, "target_critics": self._target_critics}
-        self._critic_loss = DerivedLoss(self.critic_loss, self._critics_by_hand)
-        by_hand = None if self.judge_kernel is None else self._policy_by_hand
-        self._policy_loss = DerivedLoss(self.policy_loss, by_hand)
         self._noise_stream = streams.torch("noise", compute.device)
 
     def observe(self, step: Step) -> None:
@@ -129,10 +116,10 @@ class TD3(ReplayAgent):
             noise = torch.randn(batch.action.shape, generator=self._noise_stream, device=batch.action.device)
             noise.mul_(config.target_noise).clamp_(-config.target_noise_clip, config.target_noise_clip)
             batch = replace(batch, noise=noise)
-        rows = self.critics.gradient(self._critic_loss, batch)
+        rows = self.critics.gradient(self.critic_loss, batch)
         self.step("critics", rows)
         if self.experience.updates % config.policy_delay == 0:
-            self.step("policy", self.policy.gradient(self._policy_loss, batch))
+            self.step("policy", self.policy.gradient(self.policy_loss, batch))
             self._target_critics.updated()
             self._target_policy.updated()
         return rows[1]
@@ -149,34 +136,11 @@ class TD3(ReplayAgent):
         losses = squared_errors(values, target, batch.weight)
         return losses.mean(), critic_rows(losses, values, target)
 
-    def _critics_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of `critic_loss` with a kernel of the critics. Returns their `critic_rows`."""
-        action = np.tanh(self._target_policy.forward(batch.next_observation))
-        if batch.noise is not None:
-            action += batch.noise.numpy()
-            np.clip(action, -1, 1, out=action)
-        value = self._target_critics.forward(batch.next_observation, action).min(0)
-        target = batch.reward.numpy() + batch.discount.numpy() * value
-        action = batch.action.numpy()
-        values = kernel.forward(batch.observation, action)
-        rows, gradient = critics_gradient(values, action, target, batch.weight.numpy(), factor=1.0)
-        kernel.backward(gradient)
-        return rows
-
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of -Q_1(s, pi(s)), whose gradient is eq. 6 of DDPG."""
         action = policy(batch.observation).tanh()
         loss = -self.judge(batch.observation, action, first=True).mean()
         return loss, loss.detach().unsqueeze(0)
-
-    def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of `policy_loss` with a kernel of the policy. Returns the mean loss."""
-        judge = self.judge_kernel
-        action = np.tanh(kernel.forward(batch.observation))
-        values = judge.forward(batch.observation, action, first=True)
-        slope = judge.input_gradient(np.full_like(values, -1 / values.size))[0, :, -action.shape[1] :]
-        kernel.backward(tanh_gradient(action, slope))
-        return -values.mean(1)
 
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at this frame."""

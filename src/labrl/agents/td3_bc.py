@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from labrl.agents.agent import Actor
 from labrl.agents.replay_agent import ReplayActor
-from labrl.agents.td3 import TD3, DDPGConfig, TD3Config, tanh_gradient
+from labrl.agents.td3 import TD3, DDPGConfig, TD3Config
 from labrl.errors import InputError
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import PolicyNetwork
@@ -105,19 +105,6 @@ class TD3BC(TD3):
         value = self.judge(batch.observation, action, first=True)[0]
         loss = cloning_loss(value, action, batch.action, self._alpha)
         return loss, loss.detach().unsqueeze(0)
-
-    def _policy_by_hand(self, kernel: Any, batch: Transitions) -> NDArray:
-        """Compute the gradient of `policy_loss` with a kernel of the policy. Returns the mean loss."""
-        judge = self.judge_kernel
-        action = np.tanh(kernel.forward(batch.observation))
-        values = judge.forward(batch.observation, action, first=True)
-        weight = np.float32(self._alpha) / np.abs(values).mean()
-        off = action - batch.action.numpy()
-        loss = np.square(off).mean() - weight * values.mean()
-        by_values = np.full_like(values, -weight / values.size)
-        slope = judge.input_gradient(by_values)[0, :, -action.shape[1] :] + off * np.float32(2 / off.size)
-        kernel.backward(tanh_gradient(action, slope))
-        return np.array([loss], np.float32)
 
     def actor(self, sampled: bool) -> Actor:
         """Return the policy with the normalization of its observations as one module."""

@@ -6,12 +6,14 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
 
 from labrl.errors import InputError
-from labrl.learning.kernels.networks import WatchedKernel
+from labrl.learning.kernels.networks import UnknownNetworkError
+from labrl.learning.kernels.operation import KernelNetwork
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.workspace import Workspace
@@ -78,7 +80,7 @@ class Compute:
     compiled: bool = False
     """Whether networks are compiled by torch.compile."""
     kernels: bool = True
-    """Whether kernels compute small networks without autograd."""
+    """Whether kernels compute fully connected networks on the CPU."""
     note: Callable[[str], None] | None = None
     """Writes a line to the log of the session; None to discard it."""
 
@@ -121,11 +123,19 @@ class Compute:
             precision = "bf16" if has_bf16 else "fp32"
         return cls(chosen, torch.bfloat16 if precision == "bf16" else torch.float32, max(num_threads, 1))
 
-    def kernel_of(self, network: nn.Module) -> WatchedKernel:
-        """Return the kernel that computes a network without autograd, with the reason if there is none."""
-        if self.compiled:
-            return WatchedKernel(None, "it is compiled")
-        return WatchedKernel(network if self.kernels else None)
+    def kernel_network(
+        self, network: nn.Module, vector: nn.Parameter | None
+    ) -> tuple[KernelNetwork[Any] | None, str]:
+        """Return a network computed by a kernel, and an empty string, or None and why there is no kernel.
+
+        The reason is empty if kernels are switched off. vector: weights whose gradient is computed.
+        """
+        if not self.kernels or self.compiled:
+            return None, "it is compiled" if self.kernels else ""
+        try:
+            return KernelNetwork(network, vector), ""
+        except UnknownNetworkError as error:
+            return None, str(error)
 
     @property
     def narrows(self) -> bool:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
@@ -20,11 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.component import Component
+from labrl.errors import InputError
 from labrl.spaces import Spaces, sees_images
 
 if TYPE_CHECKING:
     from labrl.learning.compute import Compute
-    from labrl.learning.kernels.networks import Kernel, RolloutKernel, WatchedKernel
+    from labrl.learning.kernels.operation import KernelNetwork
     from labrl.learning.optimizers import Optimizer
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -49,21 +49,6 @@ Batch = TypeVar("Batch", bound=Minibatch)
 Loss = Callable[[Any, Batch], tuple[Tensor, Tensor]]
 """Maps a network and a minibatch, or a slice of one, to the mean loss and its statistics: means, [k], or
 statistics of each row, [k, rows]."""
-
-
-@dataclass(frozen=True)
-class DerivedLoss(Generic[Batch]):
-    """A loss with an optional hand-derived gradient."""
-
-    by_autograd: Loss[Batch]
-    """The loss, which torch differentiates."""
-    by_hand: Callable[[Any, Batch], NDArray] | None
-    """Maps the kernel of the network and a minibatch to the same statistics, float32, by calling `forward`
-    and `backward` of the kernel. None if there is no derivation."""
-
-    def __call__(self, network: Any, minibatch: Batch) -> tuple[Tensor, Tensor]:
-        """Compute the loss, for torch to differentiate, and its statistics."""
-        return self.by_autograd(network, minibatch)
 
 
 NewOptimizer = Callable[["FlatParameters"], "Optimizer"]
@@ -93,16 +78,16 @@ def make_learner(
     if isinstance(optimizer, Component):
         build = partial(optimizer.build, max_grad_norm=max_grad_norm)
         optimizer = lambda flat: build(parameters=[flat.vector])  # noqa: E731  # one for all weights
-    if sees_images(spaces.observation):
-        from labrl.learning.sliced import SlicedLearner  # only images make slices worthwhile
+    images = sees_images(spaces.observation)
+    # Values in the hundreds that differ by one need more than the three digits of bfloat16: use float32.
+    compute = compute if images else replace(compute, precision=torch.float32)
+    large = images or batch_size * sum(weight.numel() for weight in network.parameters()) >= LARGE_PRODUCTS
+    threads = compute.num_threads if large and compute.device.type == "cpu" else 1
+    if compute.precision != torch.float32 or (threads > 1 and not whole_minibatches):
+        from labrl.learning.sliced import SlicedLearner  # worthwhile only for large products
 
-        if compute.precision != torch.float32 or (compute.num_threads > 1 and not whole_minibatches):
-            return SlicedLearner(network, compute, optimizer, whole_minibatches)
-    elif compute.device.type == "cpu":
-        # Values in the hundreds that differ by one need more than the three digits of bfloat16: use float32.
-        large = batch_size * sum(weight.numel() for weight in network.parameters()) >= LARGE_PRODUCTS
-        return Learner(network, compute, optimizer, compute.num_threads if large else 1, whole_minibatches)
-    return Learner(network, compute, optimizer)
+        return SlicedLearner(network, compute, optimizer, whole_minibatches, images)
+    return Learner(network, compute, optimizer, 1 if images else threads, images)
 
 
 @cache
@@ -125,8 +110,8 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module) -> None:
         parameters = trainable(module)
-        size = sum(_aligned(parameter.numel()) for parameter in parameters)
-        self.vector = nn.Parameter(torch.zeros(size, device=parameters[0].device))
+        size, device = aligned_size(parameters), parameters[0].device
+        self.vector = nn.Parameter(torch.zeros(size, device=device))
         """All weights, [size]."""
         self.gradient = torch.zeros_like(self.vector.data)
         """Gradient of all weights, [size]; the same memory as `vector.grad`."""
@@ -188,14 +173,6 @@ class FlatParameters:
             self._pieces.append((piece, slice(first, end)))
         return pieces
 
-    def with_gradient(self, module: Network) -> tuple[Network, Tensor]:
-        """Return a copy of `module` that shares its weights' memory, and the copy's own gradient, [size]."""
-        twin, gradient = self.replica(module, same_buffers=True), torch.zeros_like(self.gradient)
-        parameters = trainable(twin)
-        for parameter, place in zip(parameters, views(parameters, gradient), strict=True):
-            parameter.grad = place
-        return twin, gradient
-
     def replica(self, module: Network, same_buffers: bool = False) -> Network:
         """Return a copy of `module` that shares its weights' memory and has no gradients yet.
 
@@ -225,6 +202,17 @@ def views(parameters: Sequence[nn.Parameter], vector: Tensor) -> list[Tensor]:
     return pieces
 
 
+def flattened(tensors: Sequence[Tensor]) -> Tensor:
+    """Return contiguous tensors of the shapes of parameters as one vector, like `views` of it. [size]"""
+    padded = [nn.functional.pad(t.flatten(), (0, _aligned(t.numel()) - t.numel())) for t in tensors]
+    return torch.cat(padded)
+
+
+def aligned_size(parameters: Sequence[nn.Parameter]) -> int:
+    """Return the size of the vector that contains the parameters."""
+    return sum(_aligned(parameter.numel()) for parameter in parameters)
+
+
 def _aligned(count: int) -> int:
     return -(-count // CACHE_LINE) * CACHE_LINE
 
@@ -243,53 +231,6 @@ class MoreThreads:
         torch.set_num_threads(self._before)
 
 
-class SecondHalf:
-    """A thread that computes hand-derived gradients over the second half of each minibatch.
-
-    The two threads synchronize once per gradient instead of in every product: while other processes are busy,
-    products on two threads spend most of the time waiting for each other. The halves and the order of their
-    sum are fixed, so a run with the same number of threads is reproducible bit for bit.
-    """
-
-    def __init__(self) -> None:
-        # By default, a new thread would use as many threads as there are cores for matrix products.
-        self._pool = ThreadPoolExecutor(1, "learner", initializer=torch.set_num_threads, initargs=(1,))
-
-    def join(self, kernel: Kernel | None, gradient: Tensor) -> None:
-        """Use the kernel of a copy of the network from now on. gradient: gradient of the copy, [size]."""
-        self._kernel, self._gradient = kernel, gradient
-
-    def gradient(
-        self, by_hand: Callable[[Any, Batch], NDArray], kernel: Kernel, minibatch: Batch, out: Tensor
-    ) -> NDArray:
-        """Compute the gradient over a minibatch, its first half with `kernel`. Returns the statistics.
-
-        out: gradient of `kernel`, which receives the gradient over the whole minibatch, [size].
-        """
-        size, middle = len(minibatch), len(minibatch) // 2
-        if not middle:
-            return by_hand(kernel, minibatch)
-        waits = self._pool.submit(self._half, by_hand, minibatch[slice(middle, size)])
-        try:
-            first = by_hand(kernel, minibatch[slice(0, middle)])
-        finally:
-            wait([waits])
-        second, share = waits.result(), np.float32(middle / size)
-        out.mul_(float(share)).add_(self._gradient, alpha=float(1 - share))
-        if first.ndim == 2:
-            return np.concatenate((first, second), axis=1)
-        means: NDArray = share * first + (1 - share) * second
-        return means
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._pool.shutdown()
-
-    def _half(self, by_hand: Callable[[Any, Batch], NDArray], part: Batch) -> NDArray:
-        with torch.no_grad(), np.errstate(all="ignore"):
-            return by_hand(self._kernel, part)
-
-
 class Learner(Generic[Network]):
     """A network with the gradients of its losses and its optimizer, in float32."""
 
@@ -299,115 +240,98 @@ class Learner(Generic[Network]):
         compute: Compute,
         new_optimizer: NewOptimizer,
         num_threads: int = 1,
-        whole_minibatches: bool = True,
+        images: bool = False,
     ) -> None:
-        """num_threads: threads for a gradient, used inside its products, or on two halves of the minibatch if
-        there is a kernel; whole_minibatches: whether the minibatch must not be halved."""
+        """num_threads: threads inside the matrix products of a gradient; images: whether the network sees
+        images, for which there are no kernels."""
         self.network = network.to(compute.device)
         self.device = compute.device
         self.flat = FlatParameters(self.network)
-        self._ranks = compute.ranks
+        self._ranks, self._note = compute.ranks, compute.note
         self._threads: AbstractContextManager[None] = (
             MoreThreads(num_threads) if num_threads > 1 else nullcontext()
         )
         self._noise = None if compute.noise is None else compute.noise.new()
         self._optimizer = new_optimizer(self.flat)
-        self.kernel_of = compute.kernel_of
-        """Returns the kernel of a network: this one, or a copy."""
-        self._kept: RolloutKernel | None = None
-        self._beside = SecondHalf() if num_threads > 1 and not whole_minibatches else None
-        self._note = compute.note
-        self._make_kernel()
-        self.flat.moved.append(self._make_kernel)
+        self._kernel_network = None if images else compute.kernel_network
+        if compute.kernels and images:
+            self._say_why("it sees images")
+        self._own: KernelNetwork[Any] | None = None
+        self._learns = self.accelerated(self.network, self.flat.vector)
 
-    def in_precision(self, network: nn.Module) -> Callable[..., Any]:
-        """Return a function that computes `network` in the precision of this learner."""
-        return network
+    def accelerated(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
+        """Return a function that computes `network`, for losses, as fast as this learner computes its own.
+
+        vector: weights of `network`, whose gradient is computed; None if they are not learned.
+        """
+        if self._kernel_network is None:
+            return network
+        found, why_not = self._kernel_network(network, vector)
+        if why_not:
+            self._say_why(why_not)
+        if found is None:
+            return network
+        self.flat.moved.append(found.forget)
+        if network is self.network:
+            self._own = found
+        return found
 
     @property
     def forward_network(self) -> Callable[..., Any]:
-        """Function that computes the network in this learner's precision, for losses of other learners."""
-        return self.in_precision(self.network)
+        """Function that computes the network, for losses of other learners."""
+        return self._learns
 
-    def forward(self, *inputs: NDArray | Tensor | None, rows: slice | None = None, **options: Any) -> Any:
+    def forward(self, *inputs: NDArray | Tensor | None, **options: Any) -> Any:
         """Compute `network(*inputs, **options)` without gradients.
 
-        inputs: [n, ...] each, or None; rows: rows of the rollout, if `keep_outputs` keeps their outputs.
-        Returns the outputs of the network as arrays instead of tensors.
+        inputs: [n, ...] each, or None. Returns the outputs of the network as arrays instead of tensors.
         """
-        kernel = self._kernel.now
-        if kernel is not None:
-            kept = None if rows is None else self._kept
-            if kept is not None and kept.kernel is kernel and rows is not None:
-                output: Any = kept.compute(inputs[0], inputs[1], rows)
-            else:
-                output = kernel.forward(*inputs, **options)
-            # The next call overwrites the output of the kernel.
-            if isinstance(output, np.ndarray):
-                return output.copy()
-            return type(output)._make([None if each is None else each.copy() for each in output])
+        if self._own is not None and not self._own.altered:
+            return self._own.forward(*inputs, **options)
         tensors = map(self.tensor, inputs)
         with torch.inference_mode():
             return as_arrays(self.network(*tensors, **options))
 
     def gradient(
-        self,
-        loss: Loss[Batch],
-        minibatch: Batch,
-        *,
-        samples: int = 1,
-        rows: slice | None = None,
-        alone: bool = False,
+        self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, alone: bool = False
     ) -> Tensor:
         """Compute the gradient of a mean loss over a minibatch, for `step`.
 
         loss: is called once for each slice of the minibatch; samples: number of samples in each unit of the
-        minibatch; rows: rows of the rollout, if `keep_outputs` keeps their outputs; alone: whether to skip
-        the other ranks and the noise scale. Returns the statistics of the loss: means over all rows, [k], or
-        statistics of each row, [k, rows]. Gradients and means are averaged over all ranks.
+        minibatch; alone: whether to skip the other ranks and the noise scale. Returns the statistics of the
+        loss: means over all rows, [k], or statistics of each row, [k, rows]. Gradients and means are averaged
+        over all ranks. Raises InputError if the loss contains gradients with respect to weights, which are
+        unknown where a kernel computes the network.
         """
         half = None if alone or self._noise is None else self._gradient_of_half(loss, minibatch)
-        kernel, by_hand = self._kernel.now, loss.by_hand if isinstance(loss, DerivedLoss) else None
-        if kernel is None or by_hand is None:
-            statistics = self._by_autograd(loss, minibatch)
-        else:
+        self.flat.gradient.zero_()
+        try:
             # The norm of the gradient reveals numbers that are not finite.
-            with torch.no_grad(), np.errstate(all="ignore"):
-                if self._beside is None:
-                    found = by_hand(
-                        self._kept_by(kernel, len(minibatch)) if rows is not None else kernel, minibatch
-                    )
-                else:
-                    found = self._beside.gradient(by_hand, kernel, minibatch, self.flat.gradient)
-                statistics = torch.from_numpy(found)
+            with self._threads, np.errstate(all="ignore"):
+                value, statistics = loss(self._learns, minibatch)
+                value.backward()
+        except RuntimeError as error:
+            raise self._explained(error) from error
         if self._ranks.size > 1 and not alone:
             self._average(statistics)
         if half is not None:
             self._measure_noise(half, len(minibatch), samples)
         return statistics
 
+    def _explained(self, error: RuntimeError) -> Exception:
+        """Return an error of a loss, or an InputError if it needs gradients that a kernel does not have."""
+        if self._own is None or "not have been used in the graph" not in str(error):
+            return error
+        return InputError(
+            f"agent: the loss of {type(self.network).__name__} differentiates with respect to weights, but a "
+            "kernel computes this network as one operation. Set meta.kernels=torch.",
+            code="unsupported",
+            key="meta.kernels",
+        )
+
     def step(self, lr: float) -> float:
         """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
-        if self._kept is not None:
-            self._kept.drop()
         return self._optimizer.step(lr)
-
-    def keep_outputs(self, num_rows: int) -> bool:
-        """Keep the layers' outputs of `forward(rows=...)` for `gradient(rows=...)` with the same weights.
-
-        num_rows: number of rows of the rollout. Returns whether this is possible and worthwhile; otherwise,
-        omit `rows`.
-        """
-        if self._beside is None and self._noise is None:
-            self._kept = self._kernel.kept(num_rows)
-        return self._kept is not None
-
-    def _kept_by(self, kernel: Kernel, num_rows: int) -> Kernel:
-        """Return the kernel with its kept outputs; without them if rows are missing or weights may differ."""
-        kept = self._kept
-        if kept is None or kept.kernel is not kernel or kept.complete != num_rows or self.flat.shared:
-            return kernel
-        return kept
 
     def twin(self) -> tuple[Network, Tensor]:
         """Return a copy of the network with separate weights and no gradients, and these weights, [size]."""
@@ -452,8 +376,6 @@ class Learner(Generic[Network]):
 
     def close(self) -> None:
         """Stop the worker threads, if there are any."""
-        if self._beside is not None:
-            self._beside.close()
 
     def _gradient_of_half(self, loss: Loss[Batch], minibatch: Batch) -> float | None:
         """Return the squared norm of the gradient over the first half, if a measurement of noise is due.
@@ -474,35 +396,11 @@ class Learner(Generic[Network]):
         """Compute the gradient over part of a minibatch without slicing it."""
         self.gradient(loss, minibatch, alone=True)
 
-    def _by_autograd(self, loss: Loss[Batch], minibatch: Batch) -> Tensor:
-        """Compute the gradient of a loss with torch. Returns the statistics."""
-        if self._kernel.now is not None:
-            self._say_why("the gradient of its loss is not derived by hand")
-        self.flat.gradient.zero_()
-        with self._threads:
-            value, statistics = loss(self.network, minibatch)
-            value.backward()
-        return statistics
-
-    def _make_kernel(self) -> None:
-        """Make the kernel of the network if there is one; otherwise log the reason."""
-        self._kernel: WatchedKernel = self.kernel_of(self.network)
-        if self._kernel.why_not:
-            self._say_why(self._kernel.why_not)
-        elif self._beside is not None and self._kernel.now is not None:
-            copy, gradient = self.flat.with_gradient(self.network)
-            self._beside.join(self.kernel_of(copy).now, gradient)
-
     def _say_why(self, why: str) -> None:
         """Log once why gradients are computed with autograd."""
         if self._note is not None:
             self._note(f"{type(self.network).__name__} learns by autograd and not by a kernel: {why}.")
         self._note = None
-
-    @property
-    def kernel(self) -> Kernel | None:
-        """Kernel of the network; None if there is none or the network has been altered."""
-        return self._kernel.now
 
     def _average(self, statistics: Tensor) -> None:
         """Replace gradient and means by averages over all ranks."""

@@ -7,9 +7,8 @@ a network; the network itself does not depend on them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,9 +16,6 @@ from labrl.networks.torso import ImageTorso, NatureCNN, PixelConvolution
 
 SMALLEST_MATRIX = 2**18
 """Size of a weight matrix above which a rounded copy is worthwhile."""
-
-MOST_KEPT_BYTES = 2**26
-"""Limit of the outputs kept from acting: about 1,500 rows of the Nature CNN; A2C learns from 80."""
 
 
 class NarrowWeights:
@@ -88,13 +84,10 @@ class PackedLayers:
     def __init__(self, layers: Sequence[Layer], example: Tensor) -> None:
         """example: an input, [n, channels, height, width]. Raises RuntimeError if torch lacks the kernels."""
         self._layers = list(layers)
-        self.version = 0
-        """Number of times that the weights were packed."""
         self.fresh = False
         """Whether the packed weights are the current ones of the layers."""
         self.refresh()
-        self.shapes = [output.shape[1:] for output in self.outputs(example)]
-        """Shape of each layer's output for one image."""
+        self.outputs(example)
         self.fresh = False
 
     @torch.no_grad()
@@ -102,7 +95,6 @@ class PackedLayers:
         """Pack the current weights of the layers."""
         self._weights = [self._pack(layer) for layer in self._layers]
         self.fresh = True
-        self.version += 1
 
     @staticmethod
     def _pack(layer: Layer) -> tuple[Tensor, Tensor, list[int]]:
@@ -128,53 +120,18 @@ class PackedLayers:
         return outputs
 
 
-class KeptOutputs:
-    """Layer outputs of the rows of a rollout, kept from acting for a gradient of the same weights.
-
-    An agent that learns once from each rollout, such as A2C, uses every observation twice before its weights
-    change: for acting and for the gradient, which then needs only the backward pass.
-    """
-
-    def __init__(self, packed: PackedLayers, num_rows: int) -> None:
-        self._packed = packed
-        self._outputs = [_room(num_rows, shape) for shape in packed.shapes]
-        self._version = np.zeros(num_rows, np.int64)  # version of the packed weights of each row; 0 if none
-
-    def put(self, rows: slice, outputs: Sequence[Tensor]) -> None:
-        """Keep the outputs of some rows. Threads may call this for different rows at the same time."""
-        for place, output in zip(self._outputs, outputs, strict=True):
-            place[rows].copy_(output)
-        self._version[rows] = self._packed.version
-
-    def of(self, rows: slice) -> list[Tensor] | None:
-        """Return the outputs of some rows; None if a row is missing or the weights have changed."""
-        if not self._packed.fresh or (self._version[rows] != self._packed.version).any():
-            return None
-        return [output[rows] for output in self._outputs]
-
-
 class FastNatureCNN(nn.Module):
     """Replaces a NatureCNN in a worker's copy of a network, with the same results."""
 
     def __init__(self, torso: NatureCNN, packed: PackedLayers) -> None:
         super().__init__()
         self.torso, self.packed = torso, packed
-        self.kept: KeptOutputs | None = None
-        self.rows: slice | None = None
-        """Rows of `kept` that the next call computes; None to neither keep nor look up outputs."""
 
     def forward(self, observation: Tensor) -> Tensor:
         """Compute features. [batch, height, width, channels] -> [batch, features]"""
         if self.packed.fresh and torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu"):
             outputs = self.packed.outputs(self.torso.first.pixels(observation, torch.bfloat16))
-            if self.kept is not None and self.rows is not None:
-                self.kept.put(self.rows, outputs)
             return outputs[-1].flatten(1)
-        if self.kept is not None and self.rows is not None and torch.is_grad_enabled():
-            known = self.kept.of(self.rows)
-            if known is not None:
-                pixels = self.torso.first.pixels(observation, torch.bfloat16)
-                return _differentiable(_layers_of(self.torso), pixels, known)
         return self.torso(observation)
 
 
@@ -239,57 +196,3 @@ def _is_plain(torso: NatureCNN, layers: Sequence[Layer]) -> bool:
         )
         for layer in layers
     )
-
-
-def keep_outputs(torsos: Sequence[FastNatureCNN], num_rows: int) -> bool:
-    """Make the torsos keep outputs for `num_rows` rows. Returns False if that would need too much memory."""
-    packed = torsos[0].packed
-    if 2 * num_rows * sum(shape.numel() for shape in packed.shapes) > MOST_KEPT_BYTES:
-        return False
-    kept = KeptOutputs(packed, num_rows)
-    for torso in torsos:
-        torso.kept = kept
-    return True
-
-
-def _differentiable(layers: Sequence[Layer], x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
-    """Return features whose gradients flow through layers with known outputs, without a forward pass.
-
-    x: images, [n, channels, height, width], bfloat16. Returns features, [n, size], bfloat16.
-    """
-    for layer, output in zip(layers, outputs, strict=True):
-        weight = layer.module.weight if layer.divisor == 1 else layer.module.weight / layer.divisor
-        assert layer.module.bias is not None
-        narrow = weight.to(x.dtype), layer.module.bias.to(x.dtype)
-        x = _KnownLayer.apply(x if layer.stride else x.flatten(1), *narrow, output, layer.stride)
-    return x.flatten(1)
-
-
-class _KnownLayer(torch.autograd.Function):
-    """A layer and its ReLU with a known output: a convolution if there is a stride, else a linear layer."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, output: Tensor, stride: list[int]
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, output)
-        ctx.stride = stride
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, output = ctx.saved_tensors
-        grad = torch.ops.aten.threshold_backward(grad, output, 0)
-        wanted = list(ctx.needs_input_grad[:3])
-        if not ctx.stride:
-            back = grad @ weight if wanted[0] else None
-            return back, grad.t() @ x, grad.sum(0), None, None
-        backward = torch.ops.aten.convolution_backward
-        grads = backward(grad, x, weight, [len(weight)], ctx.stride, [0, 0], [1, 1], False, [0, 0], 1, wanted)
-        return *grads, None, None
-
-
-def _room(num_rows: int, shape: torch.Size) -> Tensor:
-    """Return an uninitialized bfloat16 tensor, [num_rows, *shape], with channels last for images."""
-    room = torch.empty((num_rows, *shape), dtype=torch.bfloat16)
-    return room.contiguous(memory_format=torch.channels_last) if len(shape) == 3 else room

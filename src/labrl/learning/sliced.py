@@ -1,20 +1,21 @@
-"""Learner for networks of images: slices of a minibatch on worker threads, in bfloat16 if that is fast."""
+"""Learner for large products: slices of a minibatch on worker threads, in bfloat16 if that is fast."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.learning.compute import Compute
-from labrl.learning.kernels.networks import hooks_of
+from labrl.learning.kernels.operation import hooks_of
 from labrl.learning.learner import Batch, Learner, Loss, Network, NewOptimizer, as_array, trainable, views
-from labrl.learning.reduced_precision import FastNatureCNN, NarrowWeights, install_packed, keep_outputs
+from labrl.learning.reduced_precision import FastNatureCNN, NarrowWeights, install_packed
 
 Result = TypeVar("Result")
 
@@ -33,15 +34,20 @@ class SlicedLearner(Learner[Network]):
     """
 
     def __init__(
-        self, network: Network, compute: Compute, new_optimizer: NewOptimizer, whole_minibatches: bool
+        self,
+        network: Network,
+        compute: Compute,
+        new_optimizer: NewOptimizer,
+        whole_minibatches: bool = False,
+        images: bool = True,
     ) -> None:
-        self._precision = compute.precision
+        """whole_minibatches: whether a minibatch must not be sliced; images: whether the network sees images,
+        of which acting computes slices too."""
+        self._precision, self._acts_in_slices = compute.precision, images
         workers = compute.num_threads if compute.device.type == "cpu" and not whole_minibatches else 1
         # If products are so fast that reading weights is the bottleneck, all threads share each product.
         together = compute.waits_for_weights and workers > 1
-        super().__init__(network, replace(compute, kernels=False), new_optimizer, workers if together else 1)
-        if compute.kernels:
-            self._say_why("it sees images")
+        super().__init__(network, compute, new_optimizer, workers if together else 1, images)
         self._changed = True  # whether an update has changed the weights since they were last used
         self._hooks = hooks_of(network)
         self._num_modules = len(list(network.modules()))
@@ -64,20 +70,29 @@ class SlicedLearner(Learner[Network]):
         self._copies = copies
         self._parameters = [trainable(each) for each in copies]
         self._places = views(self._parameters[0], self.flat.gradient)
+        # Kernels add the gradients of a copy to those of a vector.
+        self._vectors = [] if self._own is None else [nn.Parameter(self.weights) for _ in copies[1:]]
+        for vector in self._vectors:
+            vector.grad = torch.zeros_like(self.flat.gradient)
+        first = self._learns if copies[0] is self.network else self.accelerated(copies[0])
+        others = zip_longest(copies[1:], self._vectors)
+        self._functions = [first, *(self.accelerated(each, vector) for each, vector in others)]
         self._pool: ThreadPoolExecutor | None = None
         if count > 1:  # by default, a new thread would use as many threads as there are cores for products
             self._pool = ThreadPoolExecutor(
                 count - 1, "learner", initializer=torch.set_num_threads, initargs=(1,)
             )
 
-    def in_precision(self, network: nn.Module) -> Callable[..., Any]:
-        """Return a function that computes `network` under autocast, or in float32."""
+    def accelerated(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
+        """Return a function that computes `network` under autocast, or like Learner in float32."""
         if self._precision == torch.float32:
-            return network
+            return super().accelerated(network, vector)
         return _Autocast(network, self.device.type, self._precision)
 
-    def forward(self, *inputs: NDArray | Tensor | None, rows: slice | None = None, **options: Any) -> Any:
+    def forward(self, *inputs: NDArray | Tensor | None, **options: Any) -> Any:
         """Compute `network(*inputs, **options)` without gradients, like Learner."""
+        if not self._acts_in_slices:
+            return super().forward(*inputs, **options)
         tensors = [self.tensor(each) for each in inputs]
         size = next(len(each) for each in tensors if each is not None)
         self._follow()
@@ -85,50 +100,35 @@ class SlicedLearner(Learner[Network]):
             self._packed[0].packed.refresh()
 
         def work(number: int, part: slice) -> Any:
-            if rows is not None:
-                self._set_rows(number, slice(rows.start + part.start, rows.start + part.stop))
             sliced = [None if each is None else each[part] for each in tensors]
             with torch.inference_mode():
                 return self._network(number)(*sliced, **options)
 
         least = LEAST_ROWS_PACKED if self._packed else LEAST_ROWS if self._narrow else 1
-        try:
-            return _joined(self._map(work, size, least))
-        finally:
-            self._forget_rows()
+        return _joined(self._map(work, size, least))
 
     def gradient(
-        self,
-        loss: Loss[Batch],
-        minibatch: Batch,
-        *,
-        samples: int = 1,
-        rows: slice | None = None,
-        alone: bool = False,
+        self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, alone: bool = False
     ) -> Tensor:
-        """Compute the gradient of a mean loss over a minibatch, like Learner."""
+        """Compute the gradient of a mean loss on slices of a minibatch, like Learner."""
+        half = None if alone or self._noise is None else self._gradient_of_half(loss, minibatch)
+        self._follow()
+        self._forget_gradients()
+        size = len(minibatch)
+
+        def work(number: int, part: slice) -> Tensor:
+            weight = (part.stop - part.start) / size
+            with np.errstate(all="ignore"):
+                value, statistics = loss(self._network(number), minibatch[part])
+                (value if weight == 1 else value * weight).backward()
+            return statistics * weight if statistics.dim() == 1 and weight != 1 else statistics
+
         with self._threads:
             try:
-                self._follow()
-                half = None if alone or self._noise is None else self._gradient_of_half(loss, minibatch)
-                self._forget_gradients()
-                size = len(minibatch)
-
-                def work(number: int, part: slice) -> Tensor:
-                    if rows is not None:
-                        self._set_rows(number, slice(rows.start + part.start, rows.start + part.stop))
-                    value, statistics = loss(self._network(number), minibatch[part])
-                    weight = (part.stop - part.start) / size
-                    if weight == 1:
-                        value.backward()
-                        return statistics
-                    (value * weight).backward()
-                    return statistics * weight if statistics.dim() == 1 else statistics
-
                 parts = self._map(work, size)
-                self._sum_gradients(len(parts))
-            finally:
-                self._forget_rows()
+            except RuntimeError as error:
+                raise self._explained(error) from error
+            self._sum_gradients(len(parts))
         statistics = parts[0]
         if len(parts) > 1:
             statistics = torch.cat(parts, dim=1) if statistics.dim() == 2 else torch.stack(parts).sum(0)
@@ -143,11 +143,6 @@ class SlicedLearner(Learner[Network]):
         self._changed = True
         return super().step(lr)
 
-    def keep_outputs(self, num_rows: int) -> bool:
-        """Keep the layers' outputs, like Learner. This is possible for a Nature CNN in bfloat16."""
-        # Other sessions that share the weights could change them between two rows.
-        return bool(self._packed) and not self.flat.shared and keep_outputs(self._packed, num_rows)
-
     def close(self) -> None:
         """Stop the worker threads."""
         if self._pool is not None:
@@ -155,7 +150,7 @@ class SlicedLearner(Learner[Network]):
 
     def _network(self, number: int) -> Callable[..., Any]:
         """Return the network of a worker: its copy, or the original if that has been altered."""
-        return self.in_precision(self.network if self._altered else self._copies[number])
+        return self._learns if self._altered else self._functions[number]
 
     def _follow(self) -> None:
         """Update the mode and the weights of all copies to those of the network."""
@@ -185,17 +180,11 @@ class SlicedLearner(Learner[Network]):
             wait(others)  # even after an error, because the others would add to the next gradient
         return [first, *(other.result() for other in others)]
 
-    def _set_rows(self, number: int, rows: slice) -> None:
-        if self._packed:
-            self._packed[number].rows = rows
-
-    def _forget_rows(self) -> None:
-        for torso in self._packed:
-            torso.rows = None
-
     def _forget_gradients(self) -> None:
         """Drop all gradients; those of the network itself are in the flat gradient."""
         self.flat.gradient.zero_()
+        for vector in self._vectors:
+            vector.grad.zero_()  # type: ignore[union-attr]  # made with the copy
         for each, parameters in zip(self._copies, self._parameters, strict=True):
             for parameter in () if each is self.network else parameters:
                 parameter.grad = None  # the next gradient is then stored instead of added to zeros
@@ -210,9 +199,12 @@ class SlicedLearner(Learner[Network]):
             for place, parameter in zip(self._places, parameters, strict=True):
                 if parameter.grad is not None:
                     take(place, parameter.grad)
+        for vector in self._vectors[: count - 1]:
+            self.flat.gradient.add_(vector.grad)  # type: ignore[arg-type]  # made with the copy
 
     def _half(self, loss: Loss[Batch], minibatch: Batch) -> None:
         """Compute the gradient over part of a minibatch with one worker."""
+        self._follow()
         self._forget_gradients()
         loss(self._network(0), minibatch)[0].backward()
         self._sum_gradients(1)
@@ -223,6 +215,9 @@ class _Autocast:
 
     def __init__(self, network: nn.Module, device: str, precision: torch.dtype) -> None:
         self._network, self._device, self._precision = network, device, precision
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
         with torch.autocast(self._device, self._precision):

@@ -96,16 +96,17 @@ class Critics(nn.Module):
         super().__init__()
         torso, space = config.critic_torso or config.torso, vector_space(spaces.observation)
         self.continuous = isinstance(spaces.action, gym.spaces.Box)
-        action_size = math.prod(spaces.action.shape or ()) if self.continuous else 0
+        self.action_size = math.prod(spaces.action.shape or ()) if self.continuous else 0
+        """Number of components of a continuous action, 0 for discrete actions."""
         self.joint = self.continuous and is_vector(space)
         if self.joint:
-            size = gym.spaces.flatdim(space) + action_size
+            size = gym.spaces.flatdim(space) + self.action_size
             space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         torsos: list[Any] = [build_torso(torso, space) for _ in range(count)]
         self.layout = torsos[0].layout
         num_inputs, hidden = torsos[0].num_features, []
         if self.continuous and not self.joint:
-            num_inputs, hidden = num_inputs + action_size, config.action_head
+            num_inputs, hidden = num_inputs + self.action_size, config.action_head
         self.scalar = self.continuous and num_outputs == 1
         """Whether each critic has a single output for an action."""
         if not self.continuous:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.errors import InputError
-from labrl.networks.layers import Array, cast, library_of
+from labrl.networks.layers import Array, Fused, cast, library_of
 from labrl.spaces import has_bounds
 
 INVALID = -1e9
@@ -34,10 +34,6 @@ def masked(logits: Array, mask: Array) -> Array:
     return np.where(mask, logits, logits.dtype.type(INVALID))
 
 
-LOG_STD_RANGE = (-20.0, 2.0)
-"""Bounds of log standard deviations, as in the code of Haarnoja et al. (2018)."""
-
-
 def log_tanh_slope(u: Tensor) -> Tensor:
     """Compute log d tanh(u)/du = log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), of the shape of u.
 
@@ -46,17 +42,111 @@ def log_tanh_slope(u: Tensor) -> Tensor:
     return 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
 
 
-def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tanh of a Gaussian sample, and its log-density (Haarnoja et al., 2018, eq. 26).
+LOG_STD_RANGE = (-20.0, 2.0)
+"""Bounds of log standard deviations, as in the code of Haarnoja et al. (2018)."""
 
-    log pi(a) = log N(u) - sum log(1 - tanh(u)^2) (arXiv:1812.05905).
 
-    mean, log_std, noise: [batch, size] each, with standard normal noise. Returns [batch, size] and [batch].
-    """
-    u = torch.addcmul(mean, log_std.exp(), noise)
-    normal = -0.5 * noise.square() - log_std
-    constant = 0.5 * math.log(2 * math.pi) * mean.shape[1]
-    return u.tanh(), (normal - log_tanh_slope(u)).sum(1) - constant
+class _SquashedSample(Fused):
+    @staticmethod
+    def forward(ctx: Any, parameters: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = parameters.chunk(2, dim=1)
+        limited = log_std.clamp(*LOG_STD_RANGE)
+        spread = limited.exp() * noise
+        u = mean + spread
+        action = u.tanh()
+        ctx.set_materialize_grads(False)
+        ctx.inputs, ctx.needed = (parameters, noise), (action.detach(), spread, log_std == limited)
+        normal = -0.5 * noise.square() - limited
+        return action, (normal - log_tanh_slope(u)).sum(1) - _HALF_LOG_2_PI * mean.shape[1]
+
+    @staticmethod
+    def backward(ctx: Any, action: Tensor | None, log_prob: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _SquashedSample.differentiable(ctx, action, log_prob)
+        a, spread, inside = ctx.needed
+        by_u = torch.zeros_like(a) if action is None else action * (1 - a.square())
+        if log_prob is not None:
+            by_u += 2 * a * log_prob.unsqueeze(1)
+        by_log_std = by_u * spread
+        if log_prob is not None:
+            by_log_std -= log_prob.unsqueeze(1)
+        return torch.cat([by_u, by_log_std * inside], dim=1), None
+
+
+squashed_sample: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _SquashedSample.compute
+"""The tanh of a Gaussian sample, and its log-density (Haarnoja et al., 2018, arXiv:1812.05905, eq. 26).
+
+(parameters, noise) -> [batch, size], [batch]. The parameters are means m and log standard deviations l,
+[batch, 2 size], which are clipped to LOG_STD_RANGE; the noise x is standard normal, [batch, size]. With u = m
++ s x and a = tanh(u), log pi(a) = log N(u) - sum log(1 - a^2), with derivatives 2 a by u and -1 by log s.
+"""
+
+
+class _CategoricalOperation(Fused):
+    @staticmethod
+    def forward(ctx: Any, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        log_p = torch.log_softmax(parameters, dim=1)
+        p, index = log_p.exp(), action.unsqueeze(1)
+        entropy = -(p * log_p).sum(1)
+        ctx.set_materialize_grads(False)
+        # A result itself would refer to the graph, which refers to the context: a cycle, never freed.
+        ctx.inputs, ctx.needed = (parameters, action), (log_p, p, entropy.detach(), index)
+        return log_p.gather(1, index).squeeze(1), entropy
+
+    @staticmethod
+    def backward(ctx: Any, log_prob: Tensor | None, entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _CategoricalOperation.differentiable(ctx, log_prob, entropy)
+        log_p, p, h, index = ctx.needed
+        slope = torch.zeros_like(p) if log_prob is None else -log_prob.unsqueeze(1) * p
+        if entropy is not None:
+            slope -= (log_p + h.unsqueeze(1)) * p * entropy.unsqueeze(1)
+        return slope if log_prob is None else slope.scatter_add_(1, index, log_prob.unsqueeze(1)), None
+
+
+categorical: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _CategoricalOperation.compute
+"""Log-probabilities of actions, and entropies, of p = softmax(x). (x, actions) -> [batch] each
+
+d log p_a / dx_i = [i = a] - p_i and dH / dx_i = -p_i (log p_i + H).
+"""
+
+_HALF_LOG_2_PI = 0.5 * math.log(2 * math.pi)
+
+
+class _GaussianOperation(Fused):
+    @staticmethod
+    def forward(ctx: Any, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = parameters.chunk(2, dim=1)
+        inverse = torch.exp(-log_std)
+        z = (action.reshape(mean.shape) - mean) * inverse
+        square = z.square()
+        ctx.set_materialize_grads(False)
+        ctx.inputs, ctx.needed = (parameters, action), (z, square, inverse)
+        log_prob = (-0.5 * square - log_std - _HALF_LOG_2_PI).sum(1)
+        return log_prob, (log_std + (_HALF_LOG_2_PI + 0.5)).sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, log_prob: Tensor | None, entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _GaussianOperation.differentiable(ctx, log_prob, entropy)
+        z, square, inverse = ctx.needed
+        size = z.shape[1]
+        gradient = z.new_zeros(len(z), 2 * size)
+        if log_prob is not None:
+            each = log_prob.unsqueeze(1)
+            torch.mul(z * inverse, each, out=gradient[:, :size])
+            torch.mul(square - 1, each, out=gradient[:, size:])
+        if entropy is not None:
+            gradient[:, size:] += entropy.unsqueeze(1)
+        return gradient, None
+
+
+gaussian: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _GaussianOperation.compute
+"""Log-densities of actions, and entropies, of independent Gaussians. (parameters, actions) -> [batch] each
+
+The parameters are means m and log standard deviations, [batch, 2 size]. For z = (a - m) / s, d log pi = (z /
+s) dm + (z^2 - 1) d log s, and dH = d log s.
+"""
 
 
 def normal(like: Array, generator: np.random.Generator | None) -> Array:
@@ -115,23 +205,6 @@ class BoxActions:
         return generator.random((count, self.size), np.float32) * np.float32(2) - np.float32(1)
 
 
-class Derived(Protocol):
-    """Action distributions and actions of a batch of rows, with derivatives without autograd."""
-
-    log_prob: NDArray
-    """log pi(a|s) of each row. [rows]"""
-    entropy: NDArray
-    """Entropy H of each row. [rows]"""
-
-    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
-        """Return the derivative of a loss with respect to the parameters. [rows, num_parameters]
-
-        log_prob: derivative of the loss by log pi(a|s), [rows]; entropy: derivative by H, the same for all
-        rows.
-        """
-        ...
-
-
 class Actions(ABC):
     """Choice of actions from the outputs of a policy network: the best ones, or drawn with noise.
 
@@ -170,9 +243,6 @@ class ActionDistribution(Actions):
     action_shape: tuple[int, ...]
     """Shape of a sampled action as the agent stores it."""
     action_dtype: torch.dtype
-    derived: Callable[[NDArray, NDArray], Derived]
-    """Maps parameters, [rows, num_parameters], and actions, [rows, ...], to log-probabilities and entropies
-    with their derivatives."""
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
         """Draw Gumbel noise of the shape of the parameters: the argmax of logits plus noise is a sample."""
@@ -194,36 +264,8 @@ class ActionDistribution(Actions):
         return {}
 
 
-class _DerivedCategorical:
-    """Derivatives for p = softmax(x): d log p_a / dx_i = [i = a] - p_i, dH / dx_i = -p_i (log p_i + H)."""
-
-    def __init__(self, parameters: NDArray, action: NDArray) -> None:
-        # Use one row for each action, so that sums over few actions of many rows add long rows.
-        self._log_p = log_p = parameters.T.copy()
-        log_p -= np.maximum.reduce(log_p)
-        self._p = np.exp(log_p)
-        total = np.add.reduce(self._p)
-        self._p /= total
-        log_p -= np.log(total, out=total)
-        self._taken = action == np.arange(len(log_p))[:, None]
-        self.log_prob = np.add.reduce(log_p * self._taken)
-        self.entropy = -np.add.reduce(self._p * log_p)
-
-    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
-        gradient = self._taken - self._p
-        gradient *= log_prob
-        if entropy:
-            change = self._log_p + self.entropy
-            change *= self._p
-            change *= np.float32(entropy)
-            gradient -= change
-        return gradient.T
-
-
 class Categorical(ActionDistribution):
     """Distribution over a discrete space; the parameters are unnormalized log-probabilities."""
-
-    derived = _DerivedCategorical
 
     def __init__(self, space: gym.spaces.Discrete) -> None:
         self.num_parameters = int(space.n)
@@ -236,11 +278,7 @@ class Categorical(ActionDistribution):
         logits = parameters if noise is None else parameters + noise
         return logits.argmax(1)
 
-    def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return exact log-probabilities and entropies. [batch] each"""
-        log_p = torch.log_softmax(parameters, dim=1)
-        entropy = -(log_p.exp() * log_p).sum(1)
-        return log_p.gather(1, action.unsqueeze(1)).squeeze(1), entropy
+    log_prob_entropy = staticmethod(categorical)  # type: ignore[assignment]  # it needs no `self`
 
     def to_env(self, action: Array) -> Array:
         """Add the first action of the space. [batch]"""
@@ -273,16 +311,9 @@ class MultiCategorical(ActionDistribution):
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums over the independent choices. [batch] each"""
         choices = action.flatten(1).unbind(1)
-        log_prob, entropy = torch.zeros_like(parameters[:, 0]), torch.zeros_like(parameters[:, 0])
-        for part, choice in zip(parameters.split(self.sizes, dim=1), choices, strict=True):
-            log_p = torch.log_softmax(part, dim=1)
-            log_prob = log_prob + log_p.gather(1, choice.unsqueeze(1)).squeeze(1)
-            entropy = entropy - (log_p.exp() * log_p).sum(1)
-        return log_prob, entropy
-
-    def derived(self, parameters: NDArray, action: NDArray) -> Derived:
-        """Return log-probabilities and entropies with their derivatives."""
-        return _DerivedChoices(self.sizes, parameters, action)
+        parts = map(categorical, parameters.split(self.sizes, dim=1), choices)
+        log_probs, entropies = zip(*parts, strict=True)
+        return sum(log_probs[1:], start=log_probs[0]), sum(entropies[1:], start=entropies[0])
 
     def to_env(self, action: Array) -> Array:
         """Add the first option of each choice. [batch, *action_shape]"""
@@ -294,41 +325,8 @@ class MultiCategorical(ActionDistribution):
         return {"probability": torch.cat([torch.softmax(one, dim=1) for one in logits], dim=1).numpy()}
 
 
-class _DerivedChoices:
-    """Derivatives for independent choices, over which log pi and H are sums."""
-
-    def __init__(self, sizes: list[int], parameters: NDArray, action: NDArray) -> None:
-        parts = np.split(parameters, np.cumsum(sizes)[:-1], axis=1)
-        columns = action.reshape(len(action), -1).T
-        self._parts = [_DerivedCategorical(*each) for each in zip(parts, columns, strict=True)]
-        self.log_prob: NDArray = np.sum([part.log_prob for part in self._parts], axis=0)
-        self.entropy: NDArray = np.sum([part.entropy for part in self._parts], axis=0)
-
-    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
-        return np.concatenate([part.gradient(log_prob, entropy) for part in self._parts], axis=1)
-
-
-class _DerivedSwitches:
-    """Derivatives for p = sigmoid(x): d log pi / dx = a - p and dH / dx = -x p (1 - p)."""
-
-    def __init__(self, parameters: NDArray, action: NDArray) -> None:
-        self._logits, self._action = parameters, action.reshape(len(action), -1).astype(np.float32)
-        log_on, log_off = -np.logaddexp(0, -parameters), -np.logaddexp(0, parameters)
-        self._p = np.exp(log_on)
-        self.log_prob = np.where(self._action > 0, log_on, log_off).sum(1)
-        self.entropy = -(self._p * log_on + np.exp(log_off) * log_off).sum(1)
-
-    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
-        gradient = (self._action - self._p) * log_prob[:, None]
-        if entropy:
-            gradient -= np.float32(entropy) * self._logits * self._p * (1 - self._p)
-        return gradient
-
-
 class Bernoulli(ActionDistribution):
     """Distribution over independent binary switches; the parameters are their log-odds."""
-
-    derived = _DerivedSwitches
 
     def __init__(self, space: gym.spaces.MultiBinary) -> None:
         self.action_shape = tuple(space.shape)
@@ -362,33 +360,12 @@ class Bernoulli(ActionDistribution):
         return {"probability": torch.sigmoid(torch.from_numpy(parameters)).numpy()}
 
 
-class _DerivedGaussian:
-    """Derivatives for z = (a - m) / s: d log pi = (z / s) dm + (z^2 - 1) d log s and dH = d log s."""
-
-    def __init__(self, parameters: NDArray, action: NDArray) -> None:
-        self.mean, self.log_std = np.split(parameters, 2, axis=1)
-        self._inverse = np.exp(-self.log_std)
-        self._z = (action.reshape(self.mean.shape) - self.mean) * self._inverse
-        constant = np.float32(0.5 * math.log(2 * math.pi))
-        self.log_prob = (np.float32(-0.5) * self._z * self._z - self.log_std - constant).sum(1)
-        self.entropy = (self.log_std + (constant + np.float32(0.5))).sum(1)
-
-    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
-        each = log_prob[:, None]
-        log_std = each * (self._z * self._z - 1)
-        if entropy:
-            log_std += np.float32(entropy)
-        return np.concatenate([each * self._z * self._inverse, log_std], axis=1)
-
-
 class DiagonalGaussian(ActionDistribution):
     """Gaussian over a box; the parameters are means and log standard deviations, concatenated.
 
     Samples are unbounded. For the environment, they are clipped to the bounds of the space, and rounded if
     the space has whole numbers.
     """
-
-    derived: Callable[[NDArray, NDArray], Derived] = _DerivedGaussian
 
     def __init__(self, space: gym.spaces.Box) -> None:
         self.action_shape = tuple(space.shape)
@@ -412,11 +389,7 @@ class DiagonalGaussian(ActionDistribution):
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return sums over the dimensions of the action. [batch] each"""
-        mean, log_std = parameters.chunk(2, dim=1)
-        normed = (action.reshape(mean.shape) - mean) * torch.exp(-log_std)
-        constant = 0.5 * math.log(2 * math.pi)
-        log_prob = (-0.5 * normed.square() - log_std - constant).sum(1)
-        return log_prob, (log_std + constant + 0.5).sum(1)
+        return gaussian(parameters, action)
 
     def to_env(self, action: Array) -> Array:
         """Clip actions to the bounds of the space. [batch, *action_shape]"""
@@ -484,10 +457,6 @@ class SquashedGaussian(RescaledGaussian):
         log_prob = log_prob - log_tanh_slope(action.reshape(mean.shape)).sum(1)
         return log_prob - self.log_reach, entropy + slope + self.log_reach
 
-    def derived(self, parameters: NDArray, action: NDArray) -> Derived:
-        """Return log-probabilities and entropies with their derivatives."""
-        return _DerivedSquashedGaussian(self, parameters, action)
-
     def to_env(self, action: Array) -> Array:
         """Squash samples and scale them to the bounds of the space. [batch, *action_shape]"""
         return super().to_env(library_of(action).tanh(action))
@@ -496,36 +465,6 @@ class SquashedGaussian(RescaledGaussian):
         """Return the mean deviation before squashing, and the share of components within 1 % of a bound."""
         names = super().statistics(parameters, torch.tanh(action) / 0.98)
         return {"action_std": names["action_std"], "action_saturated_share": names["action_clipped_share"]}
-
-
-class _DerivedSquashedGaussian(_DerivedGaussian):
-    """Derivatives with the additional term E log(1 - tanh^2(m + s x)) of the entropy, x standard normal.
-
-    log pi has an additional term that depends only on the action. The derivative of log(1 - tanh^2(u)) is
-    -2 tanh(u), with du/dm = 1 and du / d log s = s x; the mean over x is a sum over the quadrature's nodes.
-    """
-
-    def __init__(self, distribution: SquashedGaussian, parameters: NDArray, action: NDArray) -> None:
-        super().__init__(parameters, action)
-        self._nodes, self._weights = distribution.nodes.numpy(), distribution.weights.numpy()
-        self._around = self.mean[:, :, None] + np.exp(self.log_std)[:, :, None] * self._nodes
-        reach = np.float32(distribution.log_reach)
-        self.log_prob -= _log_tanh_slope(action.reshape(self.mean.shape)).sum(1) + reach
-        self.entropy += (_log_tanh_slope(self._around) @ self._weights).sum(1) + reach
-
-    def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
-        gradient, size = super().gradient(log_prob, entropy), self.mean.shape[1]
-        if entropy:
-            slope = np.tanh(self._around)
-            slope *= np.float32(-2 * entropy)
-            gradient[:, :size] += slope @ self._weights
-            gradient[:, size:] += (slope @ (self._nodes * self._weights)) * np.exp(self.log_std)
-        return gradient
-
-
-def _log_tanh_slope(u: NDArray) -> NDArray:
-    """Compute log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u))."""
-    return np.float32(2) * (np.float32(math.log(2)) - u - np.logaddexp(np.float32(0), np.float32(-2) * u))
 
 
 ActionBounds = Literal["clip", "rescale", "squash"]

@@ -296,3 +296,47 @@ def _numbers(values: Array, choices: list[tuple[int, int]], bounds: Any) -> Arra
         return library.concatenate(columns, 1)
     unit: Any = np.float32(1 / bounds)  # a Python number would multiply bytes in double precision
     return rows if bounds == 1 else cast(rows, np.float32) * unit
+
+
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+"""Returns whether a transform of torch.func is computing, which only knows torch's own operations."""
+
+
+class Fused(torch.autograd.Function):
+    """A formula with its gradient, which autograd records as one operation.
+
+    Recording an operation takes autograd about 12 us, so a loss of a small minibatch mostly waits for that.
+
+    A derived class defines `forward` with operations of torch that are not in place, and `backward` for the
+    first input. Where the gradient will be differentiated again (`create_graph=True`), in transforms of
+    `torch.func`, and for gradients with respect to other inputs, torch differentiates the formula itself.
+    """
+
+    enabled = True
+    """Whether gradients are those derived by hand; False: torch differentiates all formulas."""
+
+    @classmethod
+    def compute(cls, *inputs: Any) -> Any:
+        """Return the results of the formula."""
+        plain = not (Fused.enabled and torch.is_grad_enabled()) or transforms_active()
+        for other in inputs[1:]:
+            plain = plain or (isinstance(other, Tensor) and other.requires_grad)
+        if plain:
+            return cls.forward(_NoContext(), *inputs)
+        return cls.apply(*inputs)
+
+    @classmethod
+    def differentiable(cls, ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return the result of `backward` as tensors that can be differentiated again."""
+        results = cls.forward(_NoContext(), *ctx.inputs)
+        both = zip(results if isinstance(results, tuple) else (results,), gradients, strict=True)
+        used, slopes = zip(*[each for each in both if each[1] is not None], strict=True)
+        (first,) = torch.autograd.grad(used, ctx.inputs[0], slopes, create_graph=True)
+        return first, *(None for _ in ctx.inputs[1:])
+
+
+class _NoContext:
+    """Stands for the context of autograd where torch differentiates a formula itself."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Ignore the setting."""

@@ -17,6 +17,7 @@ from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute, set_deterministic
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
+from labrl.networks.layers import Fused
 from labrl.processes import collect_as_usual
 from labrl.seeding import Streams, session_seed
 from labrl.session.beginning import load_learned
@@ -330,6 +331,7 @@ def _compute(
     place = index if ranks.alone else ranks.local_rank
     chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus, images)
     set_deterministic(meta.deterministic, chosen.device, meta.compile)
+    Fused.enabled = meta.kernels == "auto"
     return dataclasses.replace(
         chosen,
         workspace=workspace,

@@ -7,9 +7,10 @@ them: gamma^n, or 0 if the task ended within them. Both are [batch].
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -26,7 +27,7 @@ from labrl.learning.compute import Compute
 from labrl.learning.learner import make_learner
 from labrl.networks.building import build_networks
 from labrl.networks.distributions import INVALID
-from labrl.networks.layers import factor_noise
+from labrl.networks.layers import Fused, factor_noise
 from labrl.networks.q_network import QNetwork, QNetworkConfig
 from labrl.schedules import LARGEST, value_at
 from labrl.seeding import Streams
@@ -42,20 +43,8 @@ from labrl.types import (
 
 EPSILON = 2.0**-23
 """Relative distance between neighboring numbers in float32."""
-ONE = np.float32(1)
 
 Atoms = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
-
-
-class Differentiated(NamedTuple):
-    """Loss of each row with its derivative."""
-
-    losses: NDArray
-    """[rows]"""
-    errors: NDArray
-    """Errors that determine priorities. [rows]"""
-    slope: NDArray
-    """Derivative of each row's loss with respect to its outputs. [rows, outputs]"""
 
 
 class ActionValues(Protocol):
@@ -81,28 +70,6 @@ class ActionValues(Protocol):
         outputs: outputs of the action taken, [batch, num_outputs]; target: result of `target`.
         """
         ...
-
-
-class DerivedValues(ActionValues, Protocol):
-    """Action values that also compute with arrays, including the derivatives of their losses."""
-
-    def means(self, outputs: NDArray) -> NDArray:
-        """Return the mean return. [..., num_outputs] -> [...]"""
-        ...
-
-    def differentiated(
-        self, outputs: NDArray, later: NDArray, reward: NDArray, discount: NDArray
-    ) -> Differentiated:
-        """Differentiate the loss of the outputs of the actions taken, [rows, num_outputs].
-
-        later: outputs of the actions chosen after n steps, [rows, num_outputs].
-        """
-        ...
-
-
-def derived_values(value: Any) -> DerivedValues | None:
-    """Return `value` if it is one of labrl's classes, whose losses are derived by hand; otherwise None."""
-    return value if type(value) in (ExpectedValue, CategoricalValue, QuantileValue) else None
 
 
 @dataclass(kw_only=True)
@@ -138,7 +105,6 @@ class ValuePolicy:
     ) -> None:
         assert isinstance(spaces.action, gym.spaces.Discrete)
         self._config, self._value, self._clock = config, value, clock
-        self._derived = derived_values(value)
         self.num_actions, self._first_action = int(spaces.action.n), int(spaces.action.start)
         self.exploration: Exploration = config.exploration.build()
         (self.network,) = build_networks(
@@ -215,10 +181,7 @@ class ValuePolicy:
         return np.zeros((len(inputs), self.network.state_size), np.float32)
 
     def _expected(self, outputs: NDArray, mask: Masks) -> NDArray:
-        if self._derived is not None:
-            values = self._derived.means(outputs)
-        else:
-            values = self._value.expected(torch.from_numpy(outputs)).numpy()
+        values = self._value.expected(torch.from_numpy(outputs)).numpy()
         return values if mask is None else np.where(mask, values, -np.inf)
 
 
@@ -290,24 +253,34 @@ def categorical_divergence(logits: Tensor, target: Tensor) -> Tensor:
     return cross_entropy - torch.special.entr(target).sum(1)
 
 
-def quantile_huber_loss(quantile: Tensor, target: Tensor, fraction: Tensor, kappa: float) -> Tensor:
-    """Compute the quantile Huber loss (Dabney et al., 2018, arXiv:1710.10044, eq. 10).
+class _QuantileHuber(Fused):
+    @staticmethod
+    def forward(ctx: Any, quantile: Tensor, target: Tensor, fraction: Tensor, kappa: float) -> Tensor:
+        u = target.unsqueeze(1) - quantile.unsqueeze(2)  # [batch, n, m]
+        slope = (u / kappa).clamp(-1, 1) if kappa > 0 else u.sign()
+        weight = (fraction.unsqueeze(1) - (u < 0).to(u.dtype)).abs()
+        losses = slope * (u - (0.5 * kappa) * slope)
+        ctx.inputs, ctx.needed = (quantile, target, fraction, kappa), (weight * slope).mean(2)
+        return (weight * losses).mean(2).sum(1)
 
-    The loss is rho(u) = |tau - 1{u < 0}| L_kappa(u), where u is a sample of the target minus the quantile at
-    fraction tau, summed over the quantiles and averaged over the samples. L is divided by kappa, as in the
-    authors' later work (arXiv:1806.06923, eq. 3): this changes nothing for kappa=1, and the limit for kappa=0
-    is |tau - 1{u < 0}| |u|, eq. 8.
+    @staticmethod
+    def backward(ctx: Any, losses: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _QuantileHuber.differentiable(ctx, losses)
+        return ctx.needed * -losses.unsqueeze(1), None, None, None
 
-    quantile: [batch, n]; target: samples of the target, [batch, m]; fraction: tau of each quantile, [n].
-    Returns [batch].
-    """
-    u = target.unsqueeze(1) - quantile.unsqueeze(2)  # [batch, n, m]
-    with torch.no_grad():
-        weight = (fraction.unsqueeze(1) - (u < 0).to(u.dtype)).abs_()
-    size = u.abs()
-    if kappa > 0:
-        size = torch.where(size <= kappa, u.square() * (0.5 / kappa), size - 0.5 * kappa)
-    return (weight * size).mean(2).sum(1)
+
+quantile_huber_loss: Callable[[Tensor, Tensor, Tensor, float], Tensor] = _QuantileHuber.compute
+"""The quantile Huber loss (Dabney et al., 2018, arXiv:1710.10044, eq. 10).
+
+The loss is rho(u) = |tau - 1{u < 0}| L_kappa(u), where u is a sample of the target minus the quantile at
+fraction tau, summed over the quantiles and averaged over the samples. L is divided by kappa, as in the
+authors' later work (arXiv:1806.06923, eq. 3): this changes nothing for kappa=1, and the limit for kappa=0 is
+|tau - 1{u < 0}| |u|, eq. 8. With its slope s = clip(u / kappa, -1, 1), L is s (u - kappa s / 2), and the
+derivative of the loss by a quantile is the mean over the samples of -|tau - 1{u < 0}| s.
+
+(quantiles, [batch, n]; samples of the target, [batch, m]; tau of each quantile, [n]; kappa) -> [batch]
+"""
 
 
 @dataclass(kw_only=True)
@@ -347,27 +320,6 @@ class ExpectedValue:
             return 0.5 * (target - value).square(), error
         return torch.nn.functional.huber_loss(value, target, reduction="none"), error
 
-    def means(self, outputs: NDArray) -> NDArray:
-        """Return the outputs themselves. [..., 1] -> [...]"""
-        return outputs[..., 0]
-
-    def differentiated(
-        self, outputs: NDArray, later: NDArray, reward: NDArray, discount: NDArray
-    ) -> Differentiated:
-        """Differentiate the loss of the outputs of the actions taken. [rows, 1]"""
-        error = outputs[:, 0] - (reward + discount * later[:, 0])
-        size = np.abs(error)
-        # With the slope s of the error e, s (e - s / 2) is the loss in both ranges.
-        slope = error if self.squared else np.minimum(np.maximum(error, -ONE), ONE)
-        return Differentiated(slope * (error - np.float32(0.5) * slope), size, slope[:, None])
-
-
-def _softmax(logits: NDArray) -> NDArray:
-    """Return the softmax over the last axis. [..., n] -> [..., n]"""
-    p = np.exp(logits - logits.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    return p
-
 
 @dataclass(kw_only=True)
 class CategoricalValueConfig:
@@ -402,7 +354,6 @@ class CategoricalValue:
     def __init__(self, config: CategoricalValueConfig, device: torch.device) -> None:
         self.num_outputs = config.atoms
         self.support = torch.linspace(config.v_min, config.v_max, config.atoms, device=device)
-        self._atoms = self.support.cpu().numpy()
 
     def expected(self, outputs: Tensor) -> Tensor:
         """Return the mean of the distribution. [..., atoms] -> [...]"""
@@ -416,42 +367,6 @@ class CategoricalValue:
         """Return the divergence from the target, which is also the error. [batch] each"""
         divergence = categorical_divergence(outputs, target)
         return divergence, divergence.detach()
-
-    def means(self, outputs: NDArray) -> NDArray:
-        """Return the mean of the distribution. [..., atoms] -> [...]"""
-        means: NDArray = _softmax(outputs) @ self._atoms
-        return means
-
-    def differentiated(
-        self, outputs: NDArray, later: NDArray, reward: NDArray, discount: NDArray
-    ) -> Differentiated:
-        """Differentiate the loss of the outputs of the actions taken. [rows, atoms]"""
-        target = self._projected(_softmax(later), reward, discount)
-        logits = outputs - outputs.max(1, keepdims=True)
-        p = np.exp(logits)
-        total = p.sum(1, keepdims=True)
-        p /= total
-        logits -= np.log(total)
-        entropy = target * np.log(np.where(target > 0, target, 1))
-        losses = (entropy - target * logits).sum(1)
-        return Differentiated(losses, losses, p * target.sum(1, keepdims=True) - target)
-
-    def _projected(self, probability: NDArray, reward: NDArray, discount: NDArray) -> NDArray:
-        """Return the distribution of r + gamma^n Z on the atoms, like `categorical_target`. [rows, atoms]
-
-        probability: probabilities of the atoms of Z, [rows, atoms].
-        """
-        support = self._atoms
-        atoms = len(support)
-        spacing = (support[-1] - support[0]) / np.float32(atoms - 1)
-        moved = np.clip(reward[:, None] + discount[:, None] * support, support[0], support[-1])
-        place = (moved - support[0]) / spacing
-        below = np.minimum(place.astype(np.int64), atoms - 2)
-        upper = probability * (place - below)
-        cell = below + (np.arange(len(below)) * atoms)[:, None]
-        sums = np.bincount(cell.ravel(), (probability - upper).ravel(), probability.size)
-        sums += np.bincount(cell.ravel() + 1, upper.ravel(), probability.size)
-        return sums.reshape(probability.shape).astype(probability.dtype)
 
 
 @dataclass(kw_only=True)
@@ -479,7 +394,6 @@ class QuantileValue:
         self.num_outputs = config.quantiles
         self.kappa = config.kappa
         self.fraction = (torch.arange(config.quantiles, device=device) + 0.5) / config.quantiles
-        self._fractions = self.fraction.cpu().numpy()
 
     def expected(self, outputs: Tensor) -> Tensor:
         """Return the mean of the quantiles. [..., quantiles] -> [...]"""
@@ -494,21 +408,3 @@ class QuantileValue:
         with torch.no_grad():
             error = (target.mean(1) - outputs.mean(1)).abs_()
         return quantile_huber_loss(outputs, target, self.fraction, self.kappa), error
-
-    def means(self, outputs: NDArray) -> NDArray:
-        """Return the mean of the quantiles. [..., quantiles] -> [...]"""
-        return outputs.mean(-1)
-
-    def differentiated(
-        self, outputs: NDArray, later: NDArray, reward: NDArray, discount: NDArray
-    ) -> Differentiated:
-        """Differentiate the loss of the outputs of the actions taken. [rows, quantiles]"""
-        target, kappa = reward[:, None] + discount[:, None] * later, np.float32(self.kappa)
-        u = target[:, None, :] - outputs[:, :, None]  # [rows, quantiles, samples]
-        weight = np.abs(self._fractions[:, None] - (u < 0))
-        slope = np.clip(u / kappa, -1, 1) if kappa > 0 else np.sign(u)
-        # With the slope s, s (u - kappa s / 2) is L in both ranges.
-        loss = slope * (u - np.float32(0.5) * kappa * slope)
-        slope *= weight
-        errors = np.abs(target.mean(1) - outputs.mean(1))
-        return Differentiated((weight * loss).mean(2).sum(1), errors, -slope.mean(2))

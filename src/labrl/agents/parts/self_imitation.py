@@ -16,15 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from labrl.agents.policy_agent import OutputGradients, evaluated_by_hand
 from labrl.clock import Clock
 from labrl.component import Component
 from labrl.learning.compute import Compute
-from labrl.learning.learner import DerivedLoss
 from labrl.memory import Columns
 from labrl.memory.replay import Replay
 from labrl.memory.rollout import Episodes
-from labrl.networks.distributions import ActionDistribution, Derived, masked
+from labrl.networks.distributions import ActionDistribution, masked
 from labrl.schedules import value_at
 from labrl.spaces import Spaces, stored_choices
 from labrl.step import Masks, Step
@@ -71,30 +69,6 @@ def imitation_losses(log_prob: Tensor, value: Tensor, discounted_return: Tensor)
     """
     underrated = (discounted_return - value).clamp(min=0)
     return -log_prob * underrated.detach(), 0.5 * underrated.square()
-
-
-def imitation_gradient(
-    policy: Derived,
-    value: NDArray,
-    discounted_return: NDArray,
-    weight: NDArray,
-    policy_coef: float,
-    value_coef: float,
-) -> tuple[NDArray, OutputGradients]:
-    """Differentiate the loss of self-imitation, the weighted mean of -c1 log pi(a|s) U + c2 U^2 / 2.
-
-    U = (R - V)+ is constant in the first term. The derivatives with respect to log pi and V are -c1 U and
-    -c2 U. All arrays are [rows]. Returns both losses of each row, U, and whether U > 0, [4, rows], and the
-    derivatives.
-    """
-    underrated = np.maximum(discounted_return - value, 0)
-    statistics = np.stack(
-        [-policy.log_prob * underrated, 0.5 * underrated * underrated, underrated, underrated > 0]
-    ).astype(np.float32, copy=False)
-    slope = underrated * weight
-    slope /= -np.float32(len(value))
-    parameters = policy.gradient(np.float32(policy_coef) * slope, 0.0)
-    return statistics, OutputGradients(parameters, np.float32(value_coef) * slope)
 
 
 @dataclass(frozen=True)
@@ -146,7 +120,6 @@ class SelfImitation:
             generator=generator,
             num_masked=policy.distribution.num_parameters if spaces.masked else 0,
         )
-        self._derived_loss = DerivedLoss(self.loss, self._loss_by_hand)
         self._metrics = dict.fromkeys(self.STATISTICS, math.nan)
 
     def observe(self, observation: NDArray, action: NDArray, mask: Masks, step: Step) -> None:
@@ -177,7 +150,7 @@ class SelfImitation:
                 tensor(sample.weight),
                 None if sample.mask is None else tensor(sample.mask),
             )
-            rows = self._policy.learner.gradient(self._derived_loss, minibatch).cpu()
+            rows = self._policy.learner.gradient(self.loss, minibatch).cpu()
             self._policy.descend(value_at(self._lr, self._clock.frame))
             underrated = self.STATISTICS.index("imitation_advantage")
             self._memory.update_priorities(sample.index, rows[underrated].numpy())
@@ -198,20 +171,6 @@ class SelfImitation:
         statistics = torch.stack([policy, value_error, underrated, (underrated > 0).float()]).detach()
         losses = self._config.policy_coef * policy + self._config.value_coef * value_error
         return torch.dot(losses, minibatch.weight) / len(minibatch), statistics
-
-    def _loss_by_hand(self, kernel: Any, minibatch: ImitationBatch) -> NDArray:
-        """Compute the gradient of `loss` with a kernel of the network. Returns STATISTICS of each step."""
-        policy, value = evaluated_by_hand(self._policy.distribution, kernel, minibatch)
-        statistics, gradients = imitation_gradient(
-            policy,
-            value,
-            minibatch.discounted_return.numpy(),
-            minibatch.weight.numpy(),
-            policy_coef=self._config.policy_coef,
-            value_coef=self._config.value_coef,
-        )
-        kernel.backward(*gradients)
-        return statistics
 
     def metrics(self) -> dict[str, float]:
         """Return means over the updates after the last rollout."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Generic
 
 import torch
 
-from labrl.learning.learner import Learner, Network, as_arrays
+from labrl.learning.learner import Learner, Network
 from labrl.types import Fraction, PositiveInt
 
 
@@ -22,17 +22,8 @@ class TargetNetwork(Generic[Network]):
         """Weights of `network` as one flat vector, to be changed in place. [size]"""
         self.followed = learner.flat.vector
         """Weights to follow. [size]"""
-        self.forward_network = learner.in_precision(self.network)
-        """Function that computes the network in the session's precision, for losses."""
-        self._kernel, self._tensor = learner.kernel_of(self.network), learner.tensor
-
-    def forward(self, *inputs: Any) -> Any:
-        """Compute `network(*inputs)` with arrays instead of tensors. The next call overwrites the result."""
-        kernel = self._kernel.now
-        if kernel is not None:
-            return kernel.forward(*inputs)
-        with torch.inference_mode():
-            return as_arrays(self.network(*map(self._tensor, inputs)))
+        self.forward_network = learner.accelerated(self.network)
+        """Function that computes the network as the learner computes its own, for losses."""
 
     def frames_passed(self, before: int, now: int) -> None:
         """React to a vector step, before the updates that are due after it.

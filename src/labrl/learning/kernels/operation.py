@@ -1,0 +1,223 @@
+"""Kernels as operations of autograd: a network is one operation, whatever is computed from its outputs."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from labrl.learning.kernels.mlp import Operation
+from labrl.learning.kernels.networks import Passes, passes_of
+from labrl.learning.learner import aligned_size, flattened, trainable, views
+from labrl.networks.layers import transforms_active
+
+Network = TypeVar("Network", bound=nn.Module)
+
+MOST_SIZES = 8
+"""Largest count of different kinds of calls for which buffers are kept."""
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    passes: Passes
+    backward: list[Operation]
+    weight_gradient: Tensor | None
+    """Gradient of all weights in the order of `FlatParameters`, [size]; None if they are not learned."""
+
+
+class KernelNetwork(Generic[Network]):
+    """A network that is called like the network itself, and that a kernel computes wherever it can.
+
+    The network itself computes while it has hooks, parametrizations or other weights (as in
+    `torch.func.functional_call`), during transforms of `torch.func`, and if gradients with respect to
+    observations or of only some outputs are needed. Other attributes are those of the network.
+    """
+
+    def __init__(self, network: Network, vector: nn.Parameter | None) -> None:
+        """vector: the network's weights as a leaf of autograd, whose gradient is computed; None if the
+        weights are not learned. Raises UnknownNetworkError if there is no kernel for the network."""
+        self.network, self._vector = network, vector
+        self._learned = trainable(network)
+        passes = passes_of(network, lambda weight: None, rows=1)
+        self._reads_actions = passes.action is not None
+        self._free: OrderedDict[tuple[Any, ...], list[_Buffers]] = OrderedDict()
+        modules = list(network.modules())
+        # A parametrization is a submodule of a layer, which otherwise has none.
+        self._alterations = [*hooks_of(network), *(part._modules for part in modules if not part._modules)]
+        self._weights = [
+            (part._parameters, name, weight)
+            for part in modules
+            for name, weight in part._parameters.items()
+            if weight is not None
+        ]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.network, name)
+
+    @property
+    def altered(self) -> bool:
+        """Whether the network itself must compute, because parts of it were added or replaced."""
+        if any(self._alterations):
+            return True
+        for parameters, name, weight in self._weights:
+            if parameters.get(name) is not weight or weight._backward_hooks:
+                return True
+        return False
+
+    def forget(self) -> None:
+        """Drop all buffers, because the weights have moved to other memory."""
+        self._free.clear()
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        """Compute the outputs of the network as tensors. inputs: tensors, [rows, ...], or None."""
+        differentiate, observation = torch.is_grad_enabled(), inputs[0]
+        learn = differentiate and self._vector is not None
+        if (
+            self.altered
+            or transforms_active()
+            or (differentiate and observation.requires_grad)
+            or (learn and not (options.get("policy", True) and options.get("value", True)))
+            or options.pop("noise", None) is not None
+        ):
+            return self.network(*inputs, **options)
+        action = inputs[1] if self._reads_actions else None
+        to_actions = differentiate and action is not None and action.requires_grad
+        key = len(observation), learn, to_actions, *options.items()
+        array = None if action is None else action.detach().numpy()
+        buffers, free, arrays = self._run(key, observation.numpy(), array)
+        if learn or to_actions:
+            call = _Call(self.network, inputs, options, buffers, free)
+            tensors = _Evaluate.apply(call, arrays, self._vector if learn else None, action)
+        else:
+            tensors = tuple(map(torch.from_numpy, arrays))
+            free.append(buffers)
+        if buffers.passes.named_output is None:
+            return tensors[0]
+        return buffers.passes.named_output(*tensors, state=inputs[1] if len(inputs) > 1 else None)
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """Compute the outputs of the network, which must not be altered, as arrays, without gradients.
+
+        inputs: arrays or tensors, [rows, ...], or None.
+        """
+        key = len(inputs[0]), False, False, *options.items()
+        buffers, free, arrays = self._run(key, inputs[0], inputs[1] if self._reads_actions else None)
+        free.append(buffers)
+        if buffers.passes.named_output is None:
+            return arrays[0]
+        return buffers.passes.named_output(*arrays, state=inputs[1] if len(inputs) > 1 else None)
+
+    def _run(
+        self, key: tuple[Any, ...], observation: Any, action: NDArray | None
+    ) -> tuple[_Buffers, list[_Buffers], list[NDArray]]:
+        """Run the forward pass in buffers that nobody else uses.
+
+        key: number of rows, whether gradients of weights and of actions are needed, and options of the call.
+        Returns the buffers, the list to which to add them when they are no longer needed, and the outputs in
+        arrays of their own.
+        """
+        free = self._free.setdefault(key, [])
+        try:
+            buffers = free.pop()
+        except IndexError:
+            buffers = self._begin(*key)
+        passes = buffers.passes
+        if passes.numbers is not None:
+            observation = passes.numbers(torch.as_tensor(observation)).numpy()
+        np.copyto(passes.observation, np.asarray(observation).reshape(len(observation), -1))
+        if passes.action is not None:
+            np.copyto(passes.action, action)  # type: ignore[arg-type]  # given where it is read
+        for operation in passes.forward:
+            operation()
+        return buffers, free, list(map(np.array, passes.outputs))
+
+    def _begin(self, rows: int, learn: bool, to_actions: bool, *options: tuple[str, bool]) -> _Buffers:
+        """Make buffers for a kind of calls; forget those for the oldest kind if there are many."""
+        while len(self._free) > MOST_SIZES:
+            self._free.popitem(last=False)
+        gradient, places = None, {}
+        if learn:
+            gradient = torch.zeros(aligned_size(self._learned))
+            places = dict(zip(map(id, self._learned), views(self._learned, gradient), strict=True))
+        named = {**dict(options), **({"to_actions": True} if to_actions else {})}
+        passes = passes_of(self.network, lambda weight: places.get(id(weight)), rows, **named)
+        return _Buffers(passes, passes.backward() if learn or to_actions else [], gradient)
+
+
+@dataclass
+class _Call:
+    """One call of a network, whose buffers belong to it while the graph of autograd needs them."""
+
+    network: nn.Module
+    inputs: Sequence[Any]
+    options: Mapping[str, Any]
+    buffers: _Buffers
+    free: list[_Buffers]
+
+    def __del__(self) -> None:
+        self.free.append(self.buffers)
+
+    def by_autograd(
+        self, action: Tensor | None, gradients: Sequence[Tensor | None], learn: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients of weights and actions as tensors that can be differentiated again."""
+        with torch.enable_grad():
+            inputs = self.inputs if action is None else (self.inputs[0], action, *self.inputs[2:])
+            result = self.network(*inputs, **self.options)
+            outputs = [result] if isinstance(result, Tensor) else list(result)
+            # Not differentiated: the state of a network without memory, and values that are always 0.
+            pairs = [
+                (output, gradient)
+                for output, gradient in zip(outputs, gradients, strict=False)
+                if output is not None and output.requires_grad and gradient is not None
+            ]
+            weights = trainable(self.network) if learn else []
+            wanted = [*weights, *([] if action is None or not action.requires_grad else [action])]
+            of_outputs, given = zip(*pairs, strict=True)
+            found = torch.autograd.grad(of_outputs, wanted, given, create_graph=True, allow_unused=True)
+            slopes = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
+            vector = flattened(slopes[: len(weights)]) if learn else None
+        return vector, slopes[-1] if len(slopes) > len(weights) else None
+
+
+class _Evaluate(torch.autograd.Function):
+    """The outputs of a kernel, as one operation on the network's weights and on continuous actions."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: _Call, arrays: list[NDArray], vector: Tensor | None, action: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        ctx.save_for_backward(action)
+        return tuple(map(torch.from_numpy, arrays))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True: these gradients will be differentiated again
+            (action,) = ctx.saved_tensors
+            return None, None, *ctx.call.by_autograd(action, gradients, learn=ctx.needs_input_grad[2])
+        buffers: _Buffers = ctx.call.buffers
+        for place, gradient in zip(buffers.passes.output_gradients, gradients, strict=True):
+            np.copyto(place, 0 if gradient is None else gradient.numpy())
+        for operation in buffers.backward:
+            operation()
+        of_critics = buffers.passes.action_gradient
+        to_action = None if of_critics is None else torch.from_numpy(of_critics.sum(0))
+        return None, None, buffers.weight_gradient, to_action
+
+
+def hooks_of(network: nn.Module) -> list[Mapping[Any, Any]]:
+    """Return the dicts that contain the hooks of all parts of a network during its lifetime."""
+    modules = list(network.modules())
+    hooks: list[Mapping[Any, Any]] = [part._forward_hooks for part in modules]
+    hooks += [part._forward_pre_hooks for part in modules]
+    hooks += [part._backward_hooks for part in modules]
+    hooks += [part._backward_pre_hooks for part in modules]
+    return hooks

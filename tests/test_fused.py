@@ -1,0 +1,156 @@
+"""Tests of formulas with derived gradients: results and gradients equal those of torch in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from on_policy_cases import BOX, CHOICES, DISCRETE, SWITCHES
+from torch import Tensor
+
+from labrl.agents.parts.action_values import quantile_huber_loss
+from labrl.networks.distributions import distribution_for, masked, squashed_sample
+from labrl.networks.layers import Fused
+
+SPACES: dict[str, tuple[gym.Space, Any]] = {
+    "categorical": (DISCRETE, None),
+    "multi-categorical": (CHOICES, None),
+    "switches": (SWITCHES, None),
+    "gaussian": (BOX, "clip"),
+    "rescaled": (BOX, "rescale"),
+    "squashed": (BOX, "squash"),
+}
+ROWS, SEEDS = st.integers(1, 40), st.integers(0, 2**16)
+
+
+def assert_same(formula: Callable[..., Any], first: Any, *others: Any, seed: int, unused: int = -1) -> None:
+    """Assert that results and the gradient by the first argument equal those of torch.
+
+    unused: number of a result on which the loss does not depend.
+    """
+    rng = np.random.default_rng(seed)
+    fused = torch.from_numpy(first).requires_grad_()
+    results = formula(fused, *others)
+    results = results if isinstance(results, tuple) else (results,)
+    double = torch.from_numpy(first).double().requires_grad_()
+    in_double = [
+        each.double() if isinstance(each, Tensor) and each.is_floating_point() else each for each in others
+    ]
+    with_flag, Fused.enabled = Fused.enabled, False
+    try:
+        expected = formula(double, *in_double)
+    finally:
+        Fused.enabled = with_flag
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    totals: Any = [0, 0]
+    for number, (mine, theirs) in enumerate(zip(results, expected, strict=True)):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-4, atol=1e-4)
+        if number != unused:
+            slope = torch.from_numpy(rng.standard_normal(mine.shape, np.float32))
+            totals = [totals[0] + (mine * slope).sum(), totals[1] + (theirs * slope).sum()]
+    (mine,), (theirs,) = torch.autograd.grad(totals[0], fused), torch.autograd.grad(totals[1], double)
+    assert mine.dtype == torch.float32
+    assert float((mine - theirs).norm()) <= 1e-5 * max(float(theirs.norm()), 1.0)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(sorted(SPACES)), ROWS, SEEDS, st.booleans(), st.sampled_from([-1, 0, 1]))
+def test_log_probabilities_and_entropies(
+    name: str, rows: int, seed: int, with_mask: bool, unused: int
+) -> None:
+    space, bounds = SPACES[name]
+    rng = np.random.default_rng(seed)
+    distribution = distribution_for(space, "ppo", bounds)
+    parameters = rng.standard_normal((rows, distribution.num_parameters), np.float32)
+    if with_mask and name in ("categorical", "multi-categorical"):
+        mask = rng.random(parameters.shape) < 0.6
+        mask[:, [0, -1]] = True  # each choice needs at least one valid action
+        parameters = masked(parameters, mask)
+    drawn = distribution.sample(parameters, rng)
+    whole = name in ("categorical", "multi-categorical")
+    action = torch.from_numpy(drawn.astype(np.int64 if whole else np.float32))
+    if name == "squashed":  # the nodes of the quadrature are in single precision
+        quadrature: Any = distribution
+        quadrature.nodes, quadrature.weights = quadrature.nodes.double(), quadrature.weights.double()
+        assert_same(
+            lambda p, a: tuple(each.to(p.dtype) for each in quadrature.log_prob_entropy(p.double(), a)),
+            parameters, action, seed=seed, unused=unused,
+        )  # fmt: skip
+    else:
+        assert_same(distribution.log_prob_entropy, parameters, action, seed=seed, unused=unused)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.integers(1, 3), st.sampled_from([1.0, 12.0]), st.sampled_from([-1, 0, 1]), SEEDS)
+def test_squashed_samples(rows: int, size: int, wide: float, unused: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    parameters = rng.standard_normal((rows, 2 * size), np.float32)
+    parameters[:, size:] *= np.float32(wide)  # also beyond both bounds of the log deviation
+    noise = torch.from_numpy(rng.standard_normal((rows, size), np.float32))
+    assert_same(squashed_sample, parameters, noise, seed=seed, unused=unused)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ROWS, st.integers(1, 6), st.integers(1, 7), st.sampled_from([0.0, 0.3, 1.0]),
+    st.sampled_from([0.3, 1.0, 30.0]), SEEDS,
+)  # fmt: skip
+def test_quantile_huber_losses(
+    rows: int, quantiles: int, samples: int, kappa: float, scale: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    quantile = np.float32(scale) * rng.standard_normal((rows, quantiles), np.float32)
+    target = torch.from_numpy(np.float32(scale) * rng.standard_normal((rows, samples), np.float32))
+    target[0] = float(quantile[0, 0])  # samples equal to a quantile, where the error is 0
+    fraction = (torch.arange(quantiles) + 0.5) / quantiles
+    assert_same(quantile_huber_loss, quantile, target, fraction, kappa, seed=seed)
+
+
+X, NOISE = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.ones(4, 3)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_gradient_can_be_differentiated_again(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fused, "enabled", enabled)
+    x = X.clone().requires_grad_()
+    action, log_prob = squashed_sample(x, NOISE)
+    (slope,) = torch.autograd.grad((action.square().sum() + log_prob.sum()), x, create_graph=True)
+    slope.square().sum().backward()
+    found = x.grad
+    monkeypatch.setattr(Fused, "enabled", False)
+    y = X.clone().requires_grad_()
+    action, log_prob = squashed_sample(y, NOISE)
+    (slope,) = torch.autograd.grad((action.square().sum() + log_prob.sum()), y, create_graph=True)
+    slope.square().sum().backward()
+    torch.testing.assert_close(found, y.grad)
+
+
+def test_gradient_flows_through_other_inputs_and_transforms() -> None:
+    noise = NOISE.clone().requires_grad_()
+    squashed_sample(X, noise)[0].sum().backward()
+    assert noise.grad is not None
+    assert noise.grad.abs().max() > 0
+    each = torch.func.vmap(lambda x, n: squashed_sample(x.unsqueeze(0), n.unsqueeze(0))[1])
+    torch.testing.assert_close(each(X, NOISE).squeeze(1), squashed_sample(X, NOISE)[1])
+
+
+def test_graph_is_freed_with_its_results() -> None:
+    """A cycle of references would keep the buffers of kernels."""
+    import gc
+    import weakref
+
+    gc.disable()
+    try:
+        x = X.clone().requires_grad_()
+        results = squashed_sample(x, NOISE)
+        node: Any = weakref.ref(results[0].grad_fn)
+        del results
+        assert node() is None
+    finally:
+        gc.enable()
