@@ -1,7 +1,9 @@
-"""Tests of formulas with derived gradients: results and gradients equal those of torch in double precision."""
+"""Tests of formulas with derived gradients: results and gradients equal those that torch computes."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -142,9 +144,6 @@ def test_gradient_flows_through_other_inputs_and_transforms() -> None:
 
 def test_graph_is_freed_with_its_results() -> None:
     """A cycle of references would keep the buffers of kernels."""
-    import gc
-    import weakref
-
     gc.disable()
     try:
         x = X.clone().requires_grad_()
