@@ -17,6 +17,7 @@ from on_policy_cases import BOX, CHOICES, DISCRETE, SWITCHES
 from torch import Tensor
 
 from labrl.agents.parts.action_values import quantile_huber_loss
+from labrl.agents.ppo import clipped_surrogate
 from labrl.networks.distributions import distribution_for, masked, squashed_sample
 from labrl.networks.layers import Fused
 
@@ -44,11 +45,11 @@ def assert_same(formula: Callable[..., Any], first: Any, *others: Any, seed: int
     in_double = [
         each.double() if isinstance(each, Tensor) and each.is_floating_point() else each for each in others
     ]
-    with_flag, Fused.enabled = Fused.enabled, False
+    before, Fused.enabled = Fused.enabled, False
     try:
         expected = formula(double, *in_double)
     finally:
-        Fused.enabled = with_flag
+        Fused.enabled = before
     expected = expected if isinstance(expected, tuple) else (expected,)
     totals: Any = [0, 0]
     for number, (mine, theirs) in enumerate(zip(results, expected, strict=True)):
@@ -112,6 +113,15 @@ def test_quantile_huber_losses(
     target[0] = float(quantile[0, 0])  # samples equal to a quantile, where the error is 0
     fraction = (torch.arange(quantiles) + 0.5) / quantiles
     assert_same(quantile_huber_loss, quantile, target, fraction, kappa, seed=seed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.sampled_from([0.0, 0.1, 0.3]), SEEDS)
+def test_clipped_surrogate(rows: int, clip: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    ratio = np.exp(np.float32(0.3) * rng.standard_normal(rows, np.float32))
+    advantage = torch.from_numpy(rng.standard_normal(rows, np.float32))
+    assert_same(clipped_surrogate, ratio, advantage, clip, seed=seed)
 
 
 X, NOISE = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.ones(4, 3)

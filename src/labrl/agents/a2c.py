@@ -158,11 +158,11 @@ class A2C(PolicyAgent):
         parameters, value = evaluated(network, minibatch)
         log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -policy_objective(log_prob, minibatch.advantage)
-        value_error = 0.5 * (minibatch.value_target - value).square().mean()
+        value_error = 0.5 * torch.nn.functional.mse_loss(value, minibatch.value_target)
         entropy = entropies.mean()
-        loss = policy + self._config.value_coef * value_error
+        loss = torch.add(policy, value_error, alpha=self._config.value_coef)
         if self._entropy_coef:  # torch would still differentiate a term with weight zero
-            loss = loss - self._entropy_coef * entropy
+            loss = torch.sub(loss, entropy, alpha=self._entropy_coef)
         return loss, torch.stack([policy, value_error, entropy]).detach()
 
     def _two_optimizers(self, network: ActorCritic, weights: FlatParameters) -> Optimizer:

@@ -29,6 +29,7 @@ from labrl.memory.rollout import (
 )
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.building import traits_of
+from labrl.networks.layers import Fused
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
 from labrl.types import (
@@ -74,12 +75,27 @@ class PPOConfig(PolicyConfig):
     divergence above 1.5 times this; null: all epochs are made."""
 
 
-def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """Compute the pessimistic objective of the policy, eq. 7: the mean of min(r A, clip(r, 1-eps, 1+eps) A).
+class _ClippedSurrogate(Fused):
+    @staticmethod
+    def forward(ctx: Any, ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+        gain, bounded = ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage
+        ctx.inputs, ctx.needed = (ratio, advantage, clip), gain <= bounded
+        return torch.min(gain, bounded).mean()
 
-    ratio, advantage: [batch]. Returns a scalar to be maximized.
-    """
-    return torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
+    @staticmethod
+    def backward(ctx: Any, mean: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _ClippedSurrogate.differentiable(ctx, mean)
+        _, advantage, _ = ctx.inputs
+        return (advantage * ctx.needed).mul_(mean / len(advantage)), None, None
+
+
+clipped_surrogate: Callable[[Tensor, Tensor, float], Tensor] = _ClippedSurrogate.compute
+"""The pessimistic objective of the policy, eq. 7: the mean of min(r A, clip(r, 1-eps, 1+eps) A).
+
+(ratios r, [batch]; advantages A, [batch]; eps) -> a scalar to be maximized. Its derivative by r is A / batch
+where r A is the minimum, and 0 elsewhere.
+"""
 
 
 def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | None) -> Tensor:
@@ -89,11 +105,10 @@ def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | N
     arXiv:2005.12729, section 3).
     value, old_value, target: [batch]. Returns a scalar to be minimized.
     """
-    error = (value - target).square()
-    if clip is not None:
-        clipped = old_value + (value - old_value).clamp(-clip, clip)
-        error = torch.max(error, (clipped - target).square())
-    return 0.5 * error.mean()
+    if clip is None:
+        return 0.5 * torch.nn.functional.mse_loss(value, target)
+    clipped = old_value + (value - old_value).clamp(-clip, clip)
+    return 0.5 * torch.max((value - target).square(), (clipped - target).square()).mean()
 
 
 class PPO(PolicyAgent):
@@ -218,9 +233,9 @@ class PPO(PolicyAgent):
         policy = -clipped_surrogate(ratio, minibatch.advantage, self._clip)
         value_error = value_loss(value, minibatch.value, minibatch.value_target, self._value_clip)
         entropy = entropies.mean()
-        loss = policy + self._config.value_coef * value_error
+        loss = torch.add(policy, value_error, alpha=self._config.value_coef)
         if self._entropy_coef:  # torch would still differentiate a term with weight zero
-            loss = loss - self._entropy_coef * entropy
+            loss = torch.sub(loss, entropy, alpha=self._entropy_coef)
         with torch.no_grad():
             change = ratio - 1
             # Low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).
