@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
@@ -292,6 +292,21 @@ def _no_agent(component: Component, why: str) -> InputError:
         code="target",
         key="agent._target_",
     )
+
+
+def check_statistics(agent: Agent, where: str, names: Sequence[str], count: int) -> None:
+    """Raise InputError unless a loss returned as many statistics as there are names for them.
+
+    where: attribute of the agent's class with the names.
+    """
+    if count != len(names):
+        kind = type(agent)
+        raise InputError(
+            f"agent._target_={kind.__module__}.{kind.__qualname__}: its loss returned {count} statistics, "
+            f"but {where} has {len(names)} names: {', '.join(names)}. Return one statistic for each name.",
+            code="target",
+            key="agent._target_",
+        )
 
 
 class NonFiniteError(Exception):

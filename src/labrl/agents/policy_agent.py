@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite
+from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, check_statistics
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.learner import make_learner
@@ -212,7 +212,11 @@ class PolicyAgent(Agent):
         return norm
 
     def record(self, statistics: Tensor, grad_norm: float) -> None:
-        """Keep the mean statistics of a rollout for the next metrics row. Raises NonFiniteError."""
+        """Keep the mean statistics of a rollout for the next metrics row.
+
+        Raises NonFiniteError, and InputError if there are more or fewer statistics than STATISTICS.
+        """
+        check_statistics(self, "STATISTICS", self.STATISTICS, len(statistics))
         means = dict(zip(self.STATISTICS, statistics.tolist(), strict=True))
         terms = {**means, "grad_norm": grad_norm, "weights": float(self.learner.flat.vector.detach().sum())}
         if not all(map(math.isfinite, terms.values())):

@@ -208,15 +208,15 @@ class PPO(PolicyAgent):
             None if config.value_clip_range is None else value_at(config.value_clip_range, frame)
         )
         self._entropy_coef = value_at(config.entropy_coef, frame)
-        total, norms, updates = torch.zeros(len(self.STATISTICS), device=learner.device), 0.0, 0
+        total, norms, updates = torch.zeros((), device=learner.device), 0.0, 0
         for _ in range(config.epochs):
             epoch, before = torch.zeros_like(total), updates
             order = torch.randperm(len(batch), generator=self._minibatch_stream)
             for minibatch in batch.minibatches(order, config.batch_size, self._std_mean):
-                epoch += learner.gradient(self.loss, minibatch, samples=batch.sequence_length)
+                epoch = epoch + learner.gradient(self.loss, minibatch, samples=batch.sequence_length)
                 norms += learner.step(lr)
                 updates += 1
-            total += epoch
+            total = total + epoch
             kl = float(epoch[self.STATISTICS.index("kl")] / (updates - before))
             if config.target_kl is not None and kl > 1.5 * config.target_kl:
                 break
