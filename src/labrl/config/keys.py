@@ -11,7 +11,7 @@ from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from labrl.component import Component
-from labrl.schedules import expanded
+from labrl.schedules import expanded, short_form
 
 T = TypeVar("T")
 
@@ -187,6 +187,8 @@ def written(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
+    if short := short_form(value):
+        return ":".join(part if isinstance(part, str) else written(part) for part in short)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {written(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
