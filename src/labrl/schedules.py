@@ -160,7 +160,7 @@ def expanded(value: Any) -> Any:
     """
     if isinstance(value, str) and (short := _SHORT_FORM.fullmatch(value)):
         default = {"kind": short[1], "start": 0, "end": 0, "horizon": "${env.max_frame}", "warmup": 0}
-        return default | dict(zip([*default][1:], map(_piece, short[2].split(":")[1:]), strict=False))
+        return default | dict(zip([*default][1:], map(_piece, re.findall(_PIECE, short[2])), strict=False))
     if isinstance(value, dict) and value.get("kind") in SHAPED and {"start", "horizon"} <= value.keys():
         return {**value, "warmup": value.get("warmup", 0)}
     return value
