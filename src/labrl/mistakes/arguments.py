@@ -157,6 +157,8 @@ def _continues(argument: str, following: str) -> bool:
         return argument.endswith("=") or ("=" not in argument and FLAGS.get(argument) != "")
     if argument.lstrip("+") in VERBS:
         return following == "latest" or os.path.exists(following)
+    if argument.endswith(".json"):
+        return False
     is_key = "." in argument or argument in other_names() or (config_folder() / argument).is_dir()
     return is_key and argument not in other_commands()
 
@@ -182,6 +184,12 @@ def _suggestion(name: str, value: str) -> str:
     if not value and ":" in plain:
         plain, _, value = plain.partition(":")
     commands = other_commands()
+    # SLM Lab's commands for a run, and its spec files, which the rest of the command line replaces.
+    if at := re.fullmatch(r"(train|enjoy)@(.*)", plain):
+        verb = "enjoy" if at[1] == "enjoy" else "resume"
+        return f"+{verb}={shlex.quote(at[2]) if os.path.isdir(at[2]) else 'latest'}"
+    if plain.endswith(".json"):
+        return ""
     if not value and plain.lower() in commands:
         return commands[plain.lower()]
     if plain in VERBS:
