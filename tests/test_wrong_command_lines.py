@@ -486,12 +486,15 @@ def test_package_option_shows_a_key_whose_value_is_null(
     assert capsys.readouterr().out == "null\n"
 
 
-def test_unknown_callback_key_is_answered_with_a_plus(
-    mistakes_of: Callable[[str], tuple[Mistake, ...]],
+@pytest.mark.parametrize(
+    "typed", ["callbacks.mine._target_=mine.Callback", "callbacks.mine.name=a", "env.kwargs.frame_stack=2"]
+)
+def test_unknown_key_in_a_group_of_the_users_is_answered_with_a_plus(
+    typed: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
 ) -> None:
-    (mistake,) = mistakes_of("callbacks.mine._target_=mine.Callback")
-    assert (mistake.code, mistake.key) == ("unknown-key", "callbacks.mine._target_")
-    assert mistake.message.endswith(" +callbacks.mine._target_=mine.Callback")
+    (mistake,) = mistakes_of(typed)
+    assert (mistake.code, mistake.key) == ("unknown-key", typed.partition("=")[0])
+    assert f" +{typed}" in mistake.message
 
 
 def test_value_that_needs_quotes_is_answered_with_quotes(

@@ -231,7 +231,10 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
     parent, _, leaf = key.rpartition(".")
     elsewhere = [name for name in keys if name.rpartition(".")[2] == leaf]
     suggestions: dict[str, str] = {}
-    for one in other_names().get(leaf.lower(), []):
+    users = parent.startswith("callbacks") or parent.endswith(
+        (".kwargs", ".options")
+    )  # whose keys are the user's
+    for one in [] if users else other_names().get(leaf.lower(), []):
         if not one.key:
             return Mistake("unknown-key", key, f"{key}: no such key, and none corresponds: {one.meaning}")
         typed = [
@@ -239,12 +242,12 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
             for library, text in one.typed_by_library(value).items()
         ]
         parents = [*keys, one.key.rpartition(".")[0]]
-        owners = [] if one.key in keys or one.key == key else owners_of(one.key, parents)
-        if one.key in keys or owners:
-            only = f"; exists with {some(owners)}" if owners else ""
-            suggestions[one.meaning] = f"{one.key} ({one.meaning}{only}): {', or '.join(typed)}"
-        if one.key in keys:
+        text = f"): {', or '.join(typed)}"
+        if one.key in keys:  # first, before what exists with other options
+            suggestions = {one.meaning: "", **suggestions} | {one.meaning: f"{one.key} ({one.meaning}{text}"}
             break
+        if one.key != key and (owners := owners_of(one.key, parents)):
+            suggestions[one.meaning] = f"{one.key} ({one.meaning}; exists with {some(owners)}{text}"
     if suggestions:
         return Mistake("unknown-key", key, f"{key}: no such key. Use {'; or '.join(suggestions.values())}")
     if parent or not elsewhere:
