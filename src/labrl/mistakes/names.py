@@ -231,10 +231,9 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
     parent, _, leaf = key.rpartition(".")
     elsewhere = [name for name in keys if name.rpartition(".")[2] == leaf]
     suggestions: dict[str, str] = {}
-    users = parent.startswith("callbacks") or parent.endswith(
-        (".kwargs", ".options")
-    )  # whose keys are the user's
-    for one in [] if users else other_names().get(leaf.lower(), []):
+    # The keys of these groups are the user's.
+    is_users = parent.startswith("callbacks") or parent.endswith((".kwargs", ".options"))
+    for one in [] if is_users else other_names().get(leaf.lower(), []):
         if not one.key:
             return Mistake("unknown-key", key, f"{key}: no such key, and none corresponds: {one.meaning}")
         typed = [
