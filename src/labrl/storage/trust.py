@@ -110,8 +110,7 @@ def _refuse(folder: Path, found: Sequence[Name]) -> None:
         f"{folder} was written by someone else, on another machine or by an earlier version of labrl, or was "
         "changed since you wrote it. It names code that is not part of labrl, which has not been run:\n"
         + "\n".join(lines)
-        + f"\nIf you trust all of it: {present_trust().typed}. To accept classes in your own files: "
-        "--config-dir <folder>",
+        + f"\nIf you trust all of it: {present_trust().typed}",
         code="untrusted",
         key=found[0].key,
     )
@@ -136,8 +135,17 @@ def _texts(node: Any) -> dict[str, str]:
 
 def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:
     """Yield what is named in overrides. Those that Hydra cannot parse are left to it."""
+    # Imported late: reading a run of labrl's user must not wait for the parser.
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep, QuotedString
     from hydra.errors import HydraException
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(plain(name)): plain(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [plain(inner) for inner in value]
+        return value.text if isinstance(value, QuotedString) else value
 
     parser = OverridesParser.create()
     for override in dict.fromkeys(overrides):
@@ -152,17 +160,8 @@ def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:
                 yield Name(key, override)
             continue
         value = one.value()
-        for each in getattr(value, "list", [value]):  # one of several in a sweep
-            yield from _names(_plain(each), key)
-
-
-def _plain(value: Any) -> Any:
-    """Return a parsed value as plain data, without the marks of quotes."""
-    if isinstance(value, dict):
-        return {str(_plain(name)): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return getattr(value, "text", value)
+        for each in value.list if isinstance(value, ChoiceSweep) else [value]:
+            yield from _names(plain(each), key)
 
 
 def _config_dir(facts: Mapping[str, Any]) -> list[Name]:
@@ -193,7 +192,7 @@ def _is_part(target: str, place: str) -> bool:
         return True  # it does not exist; the error for that names similar classes
     if not isinstance(found, type):
         return False
-    users = _is_below(getattr(sys.modules.get(found.__module__), "__file__", None))
+    users = _is_below(vars(sys.modules[found.__module__]).get("__file__"))
     if not users and not _is_librarys(f"{found.__module__}."):
         return False
     kinds = next((kinds for one, kinds in KINDS.items() if fnmatch(place, one)), None)

@@ -16,6 +16,9 @@ KINDS = ("resume", "rerun", "fork", "enjoy")
 SIGNED = (*KINDS, "force", "pin", "trust")
 """Names that need a leading plus."""
 
+TRUST = "+trust=true. To accept only classes in your own files: --config-dir <their folder>"
+"""How to let labrl import what a run of someone else names."""
+
 _EXAMPLES = {"at": "<frame>", "force": "true", "pin": "true", "trust": "true"} | dict.fromkeys(
     KINDS, "latest or +{name}=<run folder>"
 )
@@ -55,7 +58,7 @@ def trust_in(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
     given, others = read(overrides, ("trust",))
     _check_flag("trust", given)
     folder = None if config_dir is None else os.path.abspath(config_dir)
-    return Trust(given.get("trust") == "true", folder, "+trust=true"), others
+    return Trust(given.get("trust") == "true", folder, TRUST), others
 
 
 def _check_flag(name: str, given: Mapping[str, str]) -> None:
