@@ -9,6 +9,7 @@ import pkgutil
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,7 +27,7 @@ from labrl.storage.episodes import read_episode, write_episode
 from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
 from labrl.storage.provenance import Command, write_provenance
 from labrl.storage.run_folder import RunFolder
-from labrl.storage.signature import SIGNATURE, Trust, cache_folder, trusting
+from labrl.storage.signature import SIGNATURE, Trust, cache_folder, signed, trusting
 from labrl.storage.trust import KINDS, check_experiment, check_recorded
 
 QUICK = ["wandb=disabled", "meta.report=false", "meta.videos=false", "meta.progress=false"]
@@ -177,6 +178,10 @@ NAMED: dict[str, tuple[str, Any]] = {
     "a class inside a module of labrl": ("callbacks.x", {"_target_": "labrl.config.compose.re.Scanner"}),
     "a function of Gymnasium": ("env.make", {"_target_": "gymnasium.make", "id": "evil:E-v0"}),
     "a class of labrl of another kind": ("callbacks.x", {"_target_": "labrl.storage.atomic.HashedFile"}),
+    "a callback of labrl": (
+        "callbacks.x",
+        {"_target_": "labrl.session.callbacks.search.ReportToSearch", "where": "0 00 somewhere:1"},
+    ),
     "a class of labrl in an unknown place": ("meta.x", {"_target_": "labrl.networks.torso.MLP"}),
     "a module of torch": ("agent.network.torso", {"_target_": "torch.hub.load"}),
     "a function of torch.nn": ("agent.network.torso", {"_target_": "torch.nn.init.zeros_"}),
@@ -379,10 +384,17 @@ def test_a_recorded_folder_of_groups_is_not_imported(trained: Path, tmp_path: Pa
     assert labrl.train([f"+rerun={run}"], config_dir=groups).exit_code == 0
 
 
-def test_key_is_private_and_in_the_cache(cache: Path, trained: Path) -> None:
+def test_key_is_private_and_in_the_cache(trained: Path) -> None:
     key = cache_folder() / "key"
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
-    assert [path.name for path in cache.iterdir() if path.name.startswith(".key")] == []
+
+
+def test_all_who_make_the_key_at_once_get_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "new" / "cache"))
+    with ThreadPoolExecutor(16) as threads:
+        signatures = set(threads.map(lambda _: signed({"a": 1})[SIGNATURE], range(64)))
+    assert len(signatures) == 1
+    assert [path.name for path in (tmp_path / "new" / "cache").iterdir()] == ["key"]
 
 
 def test_a_key_that_others_can_read_signs_nothing(

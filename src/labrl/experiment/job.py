@@ -68,6 +68,7 @@ class Job:
         self.experiment = again if isinstance(again, ExperimentAgain) else None
         """The experiment that is resumed, if any."""
         self.trust = present_trust()
+        """What the user says about recorded configurations, also in other processes."""
         self.force = False
         """Whether new values may contradict the past of a resumed trial."""
         self.part_of: Literal["grid", "search"] | None = None

@@ -49,6 +49,9 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 """By a pattern of places, the base classes that they ask for, or the module of classes without a base. The
 first pattern applies."""
 
+USERS = ("callbacks.",)
+"""Places for classes of users. labrl makes its own callbacks itself; one connects to other processes."""
+
 HYDRAS = ("hydra/launcher", "hydra/sweeper", "hydra.sweep.dir", "hydra.sweep.subdir")
 """Overrides for Hydra that an experiment of someone else may have. Others can start programs."""
 
@@ -91,8 +94,9 @@ def check_experiment(folder: ExperimentFolder) -> str | None:
     if is_own(info):
         return info.get("config_dir")
     trials = folder.trials()
-    lists = [info.get("overrides", []), info.get("hydra_overrides", []), *(one.overrides for one in trials)]
-    found = [name for name in _in_overrides(str(one) for own in lists for one in own) if not _accepted(name)]
+    lists = [info.get("overrides"), info.get("hydra_overrides"), *(one.overrides for one in trials)]
+    recorded = [str(override) for overrides in lists for override in overrides or []]
+    found = [name for name in _in_overrides(recorded) if not _accepted(name)]
     outside = [one for one in trials if not _lies_in(folder.trial_path(one), folder.path)]
     found += [Name("folder", one.folder) for one in outside] + _config_dir(info)
     if info.get("kind") == "search":  # Optuna unpickles the state of some samplers
@@ -192,8 +196,9 @@ def _is_part(target: str, place: str) -> bool:
         return True  # it does not exist; the error for that names similar classes
     if not isinstance(found, type):
         return False
-    users = _is_below(vars(sys.modules[found.__module__]).get("__file__"))
-    if not users and not _is_librarys(f"{found.__module__}."):
+    home = sys.modules.get(found.__module__)
+    users = home is not None and _is_below(vars(home).get("__file__"))
+    if not users and (not _is_librarys(f"{found.__module__}.") or place.startswith(USERS)):
         return False
     kinds = next((kinds for one, kinds in KINDS.items() if fnmatch(place, one)), None)
     return any(_is_kind(found, kind, users) for kind in kinds) if kinds else users

@@ -57,8 +57,8 @@ class Past:
         written it and it names code that is not part of labrl.
         """
         past = cls(folder, read_command(folder), recorded_config(folder))
-        own = [one for one in past.command.overrides if not is_hydras(one)]
-        check_recorded(folder, past.config, own, composes)
+        overrides = [one for one in past.command.overrides if not is_hydras(one)]
+        check_recorded(folder, past.config, overrides, composes)
         return past
 
     def changes(self, plain: Mapping[str, Any]) -> list[Change]:
