@@ -13,12 +13,13 @@ import glob
 import hashlib
 import importlib.resources
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from labrl.storage.signature import cache_folder
 
 UNDECIDING = ("num_envs", "max_frame", "name", "vectorization")
 """Keys of `env` that do not affect the return of a random policy."""
@@ -43,14 +44,6 @@ class Threshold:
     value: float
     source: str
     """`given`, `gymnasium` (the threshold that the id is registered with) or `human` (Wang et al., 2016)."""
-
-
-def cache_folder() -> Path:
-    """Return the folder of measured baselines: LABRL_CACHE, or labrl in the user's cache."""
-    own = os.environ.get("LABRL_CACHE")
-    if own:
-        return Path(os.path.expanduser(own))
-    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "labrl")
 
 
 def baseline_path(env: Mapping[str, Any]) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 
 from labrl.config.keys import is_hydras, quoted, split_override
 from labrl.errors import InputError
+from labrl.storage.trust import check_experiment
 from labrl.trial.find import find_experiment
 from labrl.trial.fork import Fork
 from labrl.trial.request import Request
@@ -38,8 +39,12 @@ class ExperimentAgain:
 
     @classmethod
     def of(cls, request: Request) -> ExperimentAgain:
-        """Return the experiment that `-m +resume` names. Raises InputError if it does not exist."""
+        """Return the experiment that `-m +resume` names.
+
+        Raises InputError if it does not exist, or as `check_experiment` does.
+        """
         folder = find_experiment(request.which)
+        config_dir = check_experiment(folder)
         info = folder.info()
         if request.pin and info.get("kind") == "search":
             raise InputError(
@@ -56,7 +61,7 @@ class ExperimentAgain:
             own=own,
             edits=[override for override in edits if not is_hydras(override)],
             swept=_told_apart_by(info.get("swept"), [trial.overrides for trial in folder.trials()]),
-            config_dir=info.get("config_dir"),
+            config_dir=config_dir,
             force=request.force,
             pin=request.pin,
             fork=Fork.recorded(info),

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +34,7 @@ from labrl.storage.folder import place
 from labrl.storage.provenance import Command
 from labrl.storage.run_folder import MARKER, RunFolder
 from labrl.storage.session_log import print_without_modules
+from labrl.storage.signature import present_trust, trusting
 from labrl.trial.composed import Again, Composed
 from labrl.trial.resume import FinishedError, Resume
 
@@ -66,6 +67,8 @@ class Job:
         self.again = again.fork if isinstance(again, ExperimentAgain) else again
         self.experiment = again if isinstance(again, ExperimentAgain) else None
         """The experiment that is resumed, if any."""
+        self.trust = present_trust()
+        """What the user says about recorded configurations, also in other processes."""
         self.force = False
         """Whether new values may contradict the past of a resumed trial."""
         self.part_of: Literal["grid", "search"] | None = None
@@ -76,7 +79,8 @@ class Job:
 
     def __call__(self, cfg: DictConfig) -> Outcome:
         """Run one trial in the folder that Hydra has made for it."""
-        outcome = self._outcome(cfg)
+        with trusting(self.trust):
+            outcome = self._outcome(cfg)
         self.exit_code = max(self.exit_code, outcome.exit_code)
         return outcome
 
@@ -145,7 +149,8 @@ class Job:
             with run.lock():
                 run.discard_unrecorded()
             return None
-        again = Resume.on_trial(run, self.force, overrides)
+        with trusting(replace(self.trust, everything=True)):  # This command has written or checked it.
+            again = Resume.on_trial(run, self.force, overrides)
         sessions = run.sessions()
         all_ended = len(sessions) == again.past.config["meta"]["max_session"] and all(
             one.ended_well for one in sessions

@@ -19,7 +19,7 @@ from labrl.envs.games import environments
 from labrl.errors import Mistake
 from labrl.mistakes.spelling import nearest, suggested
 
-VERBS = ("resume", "rerun", "fork", "enjoy", "force", "pin")
+VERBS = ("resume", "rerun", "fork", "enjoy", "force", "pin", "trust")
 """Arguments that are typed with a plus and are not keys."""
 
 SOME = 8

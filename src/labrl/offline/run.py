@@ -19,6 +19,7 @@ from labrl.memory.replay import ReplayConfig, row_dtype
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.provenance import read_config
 from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
+from labrl.storage.trust import check_recorded
 from labrl.workspace import Layout, Workspace
 
 FOLDER = "agent.offline.folder"
@@ -81,19 +82,25 @@ class OfflineRun(OfflineData):
     @classmethod
     def environment(cls, config: OfflineRunConfig) -> Component:
         """Return the environment of the run."""
-        return dataclass_of(
-            Component, read_config(RunFolder.open(Path(config.folder).expanduser()))["env"], "env"
-        )
+        return dataclass_of(Component, _recorded(config)["env"], "env")
 
     @classmethod
     def transforms(cls, config: OfflineRunConfig) -> dict[str, Component]:
         """Return the transforms of observations and rewards, by name."""
-        plain = read_config(RunFolder.open(Path(config.folder).expanduser())).get("transforms") or {}
         return {
             name: dataclass_of(Component, part, f"transforms.{name}")
-            for name, part in plain.items()
+            for name, part in (_recorded(config).get("transforms") or {}).items()
             if part is not None
         }
+
+
+def _recorded(config: OfflineRunConfig) -> dict[str, Any]:
+    """Return the configuration of the run. Raises InputError if someone else's names code that is not part
+    of labrl."""
+    run = RunFolder.open(Path(config.folder).expanduser())
+    plain = read_config(run)
+    check_recorded(run, plain)
+    return plain
 
 
 def _memories(run: RunFolder, wanted: Wanted) -> list[PieceReplay]:

@@ -16,6 +16,7 @@ from labrl.storage.folder import REPORT_FILES, Folder, now, read_json
 from labrl.storage.lock import LOCK
 from labrl.storage.provenance import Typed
 from labrl.storage.run_folder import MARKER as RUN_MARKER
+from labrl.storage.signature import is_own, signed
 
 TRIAL_LOG = "trial.log"
 """File in the run folder of a search's trial with its output, and the traceback if it crashed."""
@@ -129,6 +130,10 @@ class ExperimentFolder(Folder[ExperimentStatus]):
         """
         entry = {"time": now(), "command": command, "edits": list(edits)}
         self.set_status("running", resumes=[*self.info().get("resumes", []), entry], **facts)
+
+    def _sealed(self, content: dict[str, Any], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Sign the content, unless someone else has written what was there before."""
+        return signed(content) if before is None or is_own(before) else content
 
     def trial_path(self, trial: TrialRecord) -> Path:
         """Return the run folder of `trial`, whether or not it exists yet."""

@@ -64,7 +64,7 @@ class Folder(Generic[Status]):
         head = {"format_version": cls.FORMAT_VERSION, "status": "running", "created": time, "updated": time}
         folder._check_free()
         try:
-            folder._claim({**head, **facts})
+            folder._claim(folder._sealed({**head, **facts}))
         except OSError as error:
             folder._check_free()  # another process may have been faster
             blocking = [parent for parent in (folder.path, *folder.path.parents) if parent.is_file()]
@@ -105,7 +105,8 @@ class Folder(Generic[Status]):
     def update(self, **changed: Any) -> None:
         """Replace some facts in the marker and keep the others."""
         with self.writing:
-            write_json(self.marker, {**self.info(), "updated": now(), **changed})
+            info = self.info()
+            write_json(self.marker, self._sealed({**info, "updated": now(), **changed}, info))
 
     @property
     def status(self) -> Status:
@@ -128,6 +129,10 @@ class Folder(Generic[Status]):
                 f"{self.marker} was not written by labrl: it has no format_version", key=str(self.marker)
             )
         check_format(self.path, version, self.FORMAT_VERSION)
+
+    def _sealed(self, content: dict[str, Any], before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the marker's content as it is written. before: its present content; None if it is new."""
+        return content
 
     def _check_free(self) -> None:
         """Raise InputError if the folder belongs to a run or an experiment, or contains unrelated files."""

@@ -25,6 +25,7 @@ from labrl.errors import DamagedFileError, LabrlError
 from labrl.storage.atomic import write_atomic, write_json
 from labrl.storage.folder import REPORT_FILES, read_json
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
+from labrl.storage.signature import is_own, present_trust, signed
 
 MAX_DIFF = 1_000_000
 """Largest number of bytes of changes that are recorded for one repository."""
@@ -125,7 +126,7 @@ def write_provenance(
         "packages": installed_packages(),
         **({} if start_from is None else {"start_from": dict(start_from)}),
     }
-    write_json(target / PROVENANCE, {**content, "config": dict(config)})
+    write_json(target / PROVENANCE, signed({**content, "config": dict(config)}))
     return content
 
 
@@ -140,13 +141,17 @@ def known_provenance(folder: RunFolder) -> dict[str, Any]:
 def read_command(folder: RunFolder) -> Command:
     """Return the command of a run, including its resumes: from its provenance, or else from `overrides.yaml`.
 
-    Raises DamagedFileError if both are missing or damaged.
+    In a run of someone else, its folder of groups is replaced by the one that is typed now, if any. Raises
+    DamagedFileError if both are missing or damaged.
     """
     facts = known_provenance(folder)
     overrides = facts.get("overrides")
     if not isinstance(overrides, list):
         overrides = _read(folder, folder.overrides, list)
-    return Command(overrides, facts.get("choices", {}), facts.get("config_dir"))
+    own = is_own(facts)
+    return Command(
+        overrides, facts.get("choices", {}), facts.get("config_dir") if own else present_trust().config_dir
+    )
 
 
 def recorded_config(folder: RunFolder) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Fork(Again):
 
         Raises InputError if there is no such run, or if a session has no checkpoint of that frame.
         """
-        past, edits = Past.of(find_run(request.which, request.edits, "fork")), request.edits
+        past, edits = Past.of(find_run(request.which, request.edits, "fork"), composes=True), request.edits
         given = [value for key, value in map(split_override, edits) if key == "meta.max_session"]
         count = int(given[-1]) if given and given[-1].isdigit() else past.config["meta"]["max_session"]
         return cls(str(past.folder.path), _frame_of(past, request.at, count), list(edits))

@@ -40,13 +40,16 @@ class FinishedError(InputError):
 
 
 def go_back(request: Request, config_dir: str | os.PathLike[str] | None = None) -> Again:
-    """Return the earlier run that a request names. Raises InputError if there is none.
+    """Return the earlier run that a request names.
+
+    Raises InputError if there is none, or if someone else has written it and it names code that is not part
+    of labrl.
 
     config_dir: folder with the user's own groups; None: that of the run.
     """
     if request.kind == "fork":
         return Fork.at(request)
-    past = Past.of(find_run(request.which, request.edits, request.kind))
+    past = Past.of(find_run(request.which, request.edits, request.kind), composes=True)
     if request.kind == "rerun":
         return Rerun(past, request.edits, request.force)
     in_file, edited = _changes_in_file(past, config_dir or past.command.config_dir)

@@ -40,6 +40,7 @@ from labrl.experiment.search.study import Plan, Study
 from labrl.experiment.sweep import hydra_overrides
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.folder import place
+from labrl.storage.trust import check_experiment
 from labrl.trial.baseline import random_return
 from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.summary import say
@@ -89,7 +90,9 @@ def search(
     }
     job.part_of = "search"
     if exists:
-        _check_same(ExperimentFolder.open(path), plan.name)
+        before = ExperimentFolder.open(path)
+        _check_same(before, plan.name)
+        check_experiment(before)
     with held(path, "search", exists, (), command=job.typed, **facts) as experiment:
         storage = StudyStorage(settings.storage, path)
         study = Study(storage, plan, settings.sampler, path)
