@@ -36,6 +36,31 @@ class Restless(Walk):
         return np.array([self.position, np.random.default_rng().random()], np.float32)
 
 
+class TakesOptions(Walk):
+    """Environment that starts at a random position unless it is given options, which may be incomplete."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.position = int(self.np_random.integers(5, 9)) if options is None else options.get("start", 0)
+        return self._observation(), {}
+
+
+class Widens(Walk):
+    """Environment of which all instances after the first have another space."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        made[part] = made.get(part, 0) + 1
+        if made[part] > 1 and part == "observations":
+            self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        elif made[part] > 1:
+            self.action_space = gymnasium.spaces.Discrete(3)
+
+
+made: dict[str, int] = {}
+"""Number of instances of `Widens` for each part of its interface that changes."""
+
+
 class Dies(Walk):
     """Environment whose process is killed during a step, as by a system that is out of memory."""
 

@@ -287,8 +287,7 @@ class GymnasiumEnv(Backend):
         present = self._present.copy()
         valid = None if self.action_mask is None else self.action_mask | mask[:, None]
         for index in mask.nonzero()[0].tolist():
-            # Each environment gets its own options dictionary, as in Gymnasium.
-            observation, info = self.envs[index].reset(seed=int(seeds[index]), options={})
+            observation, info = self.envs[index].reset(seed=int(seeds[index]))
             self._began[index] = self._steps
             if (
                 type(observation) is np.ndarray

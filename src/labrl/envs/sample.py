@@ -176,8 +176,7 @@ class Sample:
 
     def _reset(self, env: Checked, seed: int) -> Any:
         with self._failing("reset"):
-            # As in labrl's vector environments, options are never None.
-            return env.reset(seed=seed, options={})
+            return env.reset(seed=seed)
 
     def _step(self, env: Checked, action: Any) -> Any:
         with self._failing("step"):
