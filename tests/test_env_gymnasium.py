@@ -104,6 +104,27 @@ def test_sync_and_async_give_the_same_steps() -> None:
     assert sum(len(step.episodes) for step in runs[0]) > 5
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_reset_receives_no_options(vectorization: str) -> None:
+    component = own_env(TakesOptions, vectorization=vectorization, max_episode_steps=2)
+    env = make_env(component, seed=0, num_threads=2, num_envs=2)
+    try:
+        starts = [env.reset()[:, 0], *(step.observation[:, 0] for step in play(env, constant(0, 0), 8))]
+    finally:
+        env.close()
+    assert set(np.ravel(starts)) <= {5, 6, 7, 8}
+    assert len(set(np.ravel(starts))) > 1
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("part", ["observations", "actions"])
+def test_environments_with_different_spaces_are_refused(part: str, fresh: bool) -> None:
+    made.clear()
+    component = own_env(Widens, {"part": part}, fresh_env_per_episode=fresh)
+    with refused("environment", "env.make", "Widens", part):
+        make_env(component, seed=0, num_threads=1, num_envs=2)
+
+
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_workers_ignore_signals_that_the_main_process_handles(number: signal.Signals) -> None:
     env = make_env(gymnasium_env("CartPole-v1", vectorization="async"), seed=1, num_threads=2, num_envs=2)

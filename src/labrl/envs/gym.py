@@ -187,6 +187,7 @@ class GymnasiumEnv(Backend):
             self.masked = self.vector.masked
         else:
             factory, sample = config.factory(longest), known or config.sample()
+            factory.spaces = sample.observation_space, sample.action_space
             make: MakeEnv = factory
             wanted, self.masked = config.action_mask, sample.masked
             if config.fresh_env_per_episode or sample.depends_on_history:
