@@ -19,7 +19,7 @@ from labrl.envs.checked import AnswerCheck, Checked
 from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.goals import GoalEnv, has_goals
 from labrl.envs.masks import KEY, OBSERVATION, carries_mask, choices, observation_of, without_mask
-from labrl.envs.protocol import Backend, Transition
+from labrl.envs.protocol import Backend, Repeats, Transition
 from labrl.envs.sample import Sample, done_with, known_sample, sample_of
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv
 from labrl.envs.together import Together, VectorFactory
@@ -190,7 +190,7 @@ class GymnasiumEnv(Backend):
             factory.spaces = sample.observation_space, sample.action_space
             make: MakeEnv = factory
             wanted, self.masked = config.action_mask, sample.masked
-            if config.fresh_env_per_episode or sample.depends_on_history:
+            if config.fresh_env_per_episode or sample.repeats == "if new":
                 make = FreshFactory(make)
             if config.vectorization == "async":
                 makes = [
@@ -261,6 +261,16 @@ class GymnasiumEnv(Backend):
         masked = sample.masked
         done_with(sample)
         return masked
+
+    @classmethod
+    def repeats(cls, config: GymnasiumConfig) -> Repeats:
+        """Return when these environments repeat an episode; `always` if `fresh_env_per_episode` is set."""
+        if config.is_vector_env or config.fresh_env_per_episode is not None or config.classic(1) is not None:
+            return "always"
+        sample = config.sample()
+        repeats = sample.repeats
+        done_with(sample)
+        return repeats
 
     @classmethod
     def judge(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
