@@ -226,6 +226,18 @@ REFUSED: list[tuple[list[str], str, Code | None, list[str]]] = [
     ),
     ([*OFFLINE, "agent.collect_from=320"], "agent.collect_from", "contradiction", ["env.max_frame=320"]),
     (
+        [*OFFLINE, "agent/memory=hindsight", "agent.collect_until=0"],
+        "agent.memory",
+        "contradiction",
+        ["agent/memory=uniform", "agent.collect_until=0"],
+    ),
+    (
+        [*OFFLINE, "agent/memory=hindsight", "agent.offline.share=1"],
+        "agent.memory",
+        "contradiction",
+        ["agent/memory=uniform", "agent.offline.share=1"],
+    ),
+    (
         ["agent/offline=run", "agent.offline.folder=nowhere"],
         "agent.offline.folder",
         "not-found",

@@ -63,6 +63,21 @@ def stored_choices(space: gym.Space[Any]) -> gym.Space[Any]:
     return space
 
 
+def alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
+    """Return whether the elements of two spaces have the same parts, shapes and kinds of numbers.
+
+    Bounds may differ.
+    """
+    if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
+        names = one.spaces.keys() == other.spaces.keys()
+        return names and all(alike(one[name], other[name]) for name in one.spaces)
+    if type(one) is not type(other) or one.shape != other.shape:
+        return False
+    if isinstance(one, gym.spaces.Discrete) and isinstance(other, gym.spaces.Discrete):
+        return (one.n, one.start) == (other.n, other.start)
+    return np.dtype(one.dtype).kind == np.dtype(other.dtype).kind
+
+
 def sees_images(space: gym.Space[Any]) -> bool:
     """Return whether observations are pixels, or pixels are among several inputs."""
     return (

@@ -280,7 +280,8 @@ class GymnasiumEnv(Backend):
         if config.is_vector_env:
             return GoalEnv(config.vector_factory(1).vector, space, config.name)
         known = config.known_sample()
-        return GoalEnv(config.factory(), space, config.name, None if known is None else known.spare)
+        lend = {} if known is None else {"lend": known.lend}
+        return GoalEnv(config.factory(), space, config.name, **lend)
 
     @classmethod
     def watched(cls, config: GymnasiumConfig) -> WatchedGymnasium:

@@ -64,10 +64,13 @@ class Sample:
         """When seed and actions repeat an episode. Raises like `masked`."""
         return self._found()[1]
 
-    @property
-    def spare(self) -> gymnasium.Env[Any, Any] | None:
-        """The environment, without taking it; None if there is none left."""
-        return None if self._spare is None else self._spare.env
+    def lend(self) -> gymnasium.Env[Any, Any] | None:
+        """Return the environment to play in it, without taking it; None if there is none left."""
+        if self._spare is None:
+            return None
+        self._found()  # only an unused environment can show a dependence on earlier episodes
+        self._played = True
+        return self._spare.env
 
     def take(self) -> gymnasium.Env[Any, Any] | None:
         """Take the environment; None if there is none that behaves like a new one."""

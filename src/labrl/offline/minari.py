@@ -15,7 +15,7 @@ from labrl.component import Component
 from labrl.errors import InputError
 from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Wanted
 from labrl.mistakes.spelling import did_you_mean
-from labrl.spaces import array_dtype, flat_space, packed
+from labrl.spaces import alike, array_dtype, flat_space, packed
 
 
 @dataclass(kw_only=True)
@@ -44,7 +44,7 @@ class OfflineMinari(OfflineData):
             ("observations", wanted.observation, seen),
             ("actions", wanted.action, done),
         ):
-            if not _alike(own, theirs):
+            if not alike(own, theirs):
                 raise InputError(
                     f"agent.offline.dataset={config.dataset}: its {what} are {theirs}, but those of this "
                     f"environment are {own}. Choose a dataset of this environment (`minari list local` lists "
@@ -79,19 +79,6 @@ class OfflineMinari(OfflineData):
     def transforms(cls, config: OfflineMinariConfig) -> dict[str, Component]:
         """Return the transforms of observations and rewards: none."""
         return {}
-
-
-def _alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
-    """Return whether the elements of two spaces have the same parts, shapes and kinds of numbers. Bounds may
-    differ."""
-    if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
-        names = one.spaces.keys() == other.spaces.keys()
-        return names and all(_alike(one[name], other[name]) for name in one.spaces)
-    if type(one) is not type(other) or one.shape != other.shape:
-        return False
-    if isinstance(one, gym.spaces.Discrete) and isinstance(other, gym.spaces.Discrete):
-        return (one.n, one.start) == (other.n, other.start)
-    return np.dtype(one.dtype).kind == np.dtype(other.dtype).kind
 
 
 def _pieces(dataset: Any, wanted: Wanted) -> Iterator[Piece]:

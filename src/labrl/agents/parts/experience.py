@@ -17,7 +17,7 @@ from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
-from labrl.memory.offline import OfflineData, Wanted
+from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.replay import Replay, Transitions, replay_class
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, stored_choices
@@ -229,6 +229,17 @@ def _check_collecting(config: ExperienceConfig, env: Any) -> None:
             code="contradiction",
             key="agent.offline",
         )
+    if config.offline is not None and config.memory.load().TRAITS.goals:
+        source = config.offline.config
+        typed = "agent.collect_until=0" if end == 0 else "agent.offline.share=1"
+        if end == 0 or (isinstance(source, OfflineConfig) and source.share == 1):
+            raise InputError(
+                f"agent.memory: hindsight has no effect with {typed}, because it replaces goals only in "
+                "transitions that this session collects, and none of them is used. Set agent/memory=uniform "
+                f"or change {typed.partition('=')[0]}.",
+                code="contradiction",
+                key="agent.memory",
+            )
     if config.offline is None:
         if begin:
             raise InputError(
