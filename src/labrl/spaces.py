@@ -78,6 +78,14 @@ def alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
     return np.dtype(one.dtype).kind == np.dtype(other.dtype).kind
 
 
+def same_actions(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
+    """Return whether the same numbers mean the same action in two spaces. Bounds may differ by rounding."""
+    if isinstance(one, gym.spaces.Box) and isinstance(other, gym.spaces.Box):
+        alike_bounds = one.shape == other.shape and np.allclose(one.low, other.low)
+        return bool(alike_bounds and np.allclose(one.high, other.high))
+    return bool(one == other)
+
+
 def sees_images(space: gym.Space[Any]) -> bool:
     """Return whether observations are pixels, or pixels are among several inputs."""
     return (

@@ -20,7 +20,7 @@ from labrl.learning.compute import Compute
 from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.replay import Replay, Transitions, replay_class
 from labrl.seeding import Streams
-from labrl.spaces import Spaces, stored_choices
+from labrl.spaces import Spaces, same_actions, stored_choices
 from labrl.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
 
 
@@ -355,11 +355,7 @@ def _check_source(
         theirs = actions_of(played_in)
     except LabrlError:  # the environment cannot be made here
         return
-    same = theirs == actions
-    box = gym.spaces.Box
-    if isinstance(theirs, box) and isinstance(actions, box) and theirs.shape == actions.shape:
-        same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
-    if not same:  # buffers store actions without their bounds
+    if not same_actions(theirs, actions):  # buffers store actions without their bounds
         raise InputError(
             f"agent.offline: the actions of its source, {played_in.config.name}, are {theirs}, but those of "
             f"this environment are {actions}: the same number would mean another action. Use a run with the "
