@@ -73,8 +73,8 @@ def alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
         return names and all(alike(one[name], other[name]) for name in one.spaces)
     if type(one) is not type(other) or one.shape != other.shape:
         return False
-    if isinstance(one, gym.spaces.Discrete) and isinstance(other, gym.spaces.Discrete):
-        return (one.n, one.start) == (other.n, other.start)
+    if choices_of(one) != choices_of(other):
+        return False
     return np.dtype(one.dtype).kind == np.dtype(other.dtype).kind
 
 

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.compose import resolve, to_plain
+from labrl.config.compose import check_environment, resolve, to_plain
 from labrl.config.extensions import kinds_replace
 from labrl.config.keys import ABSENT, changes, key_of, walk
 from labrl.config.schema import TrialConfig
@@ -67,6 +67,7 @@ def search(
     silence()
     plain = resolved(cfg, cfg.hydra.runtime.choices["agent"])
     check_start_from(plain["start_from"]["run"], overrides)
+    check_environment(plain["env"], cfg.hydra.runtime.choices["env"])
     known = dataclass_of(SearchConfig, plain["search"], "search").space
     # A typed seed is that of the search, from which those of its trials are derived.
     typed = [override for override in overrides if not re.fullmatch(r"\+*seed=(\d+|null)", override)]
