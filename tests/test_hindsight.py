@@ -24,7 +24,7 @@ from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.errors import Code
 from labrl.memory.hindsight import HindsightReplay
-from labrl.spaces import flat_space
+from labrl.spaces import alike, flat_space
 from labrl.step import Step
 from labrl.trial.trial import check
 from labrl.workspace import Workspace
@@ -388,3 +388,18 @@ def test_rewards_may_be_computed_in_place(one_by_one: bool) -> None:
     in_place = GoalEnv(lambda: InPlace(one_by_one=one_by_one), space, "reach").reward(achieved, desired)
     np.testing.assert_array_equal(in_place, GoalEnv(Reach, space, "reach").reward(kept, desired))
     np.testing.assert_array_equal(achieved, kept)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (gym.spaces.Box(0, 1, (2,)), gym.spaces.Box(-9, 9, (2,)), True),
+        (gym.spaces.Box(0, 1, (2,)), gym.spaces.Box(0, 1, (2, 1)), False),
+        (gym.spaces.Box(0, 9, (2,), np.int64), gym.spaces.Box(0, 9, (2,)), False),
+        (gym.spaces.Discrete(4), gym.spaces.Discrete(4, start=1), False),
+        (gym.spaces.MultiDiscrete([3, 4]), gym.spaces.MultiDiscrete([3, 5]), False),
+    ],
+)
+def test_spaces_are_alike_if_their_elements_can_be_exchanged(one: Any, other: Any, same: bool) -> None:
+    assert alike(one, other) == same
+    assert alike(one, one)
