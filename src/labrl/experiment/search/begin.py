@@ -67,7 +67,6 @@ def search(
     silence()
     plain = resolved(cfg, cfg.hydra.runtime.choices["agent"])
     check_start_from(plain["start_from"]["run"], overrides)
-    check_environment(plain["env"], cfg.hydra.runtime.choices["env"])
     known = dataclass_of(SearchConfig, plain["search"], "search").space
     # A typed seed is that of the search, from which those of its trials are derived.
     typed = [override for override in overrides if not re.fullmatch(r"\+*seed=(\d+|null)", override)]
@@ -77,6 +76,7 @@ def search(
     base = check_space(recipe, ready, known)
     # `cfg` may lack a key that the space adds.
     asked = resolve({**plain, "agent": base.agent, "env": base.env})
+    check_environment(plain["env"], cfg.hydra.runtime.choices["env"])
     _check_total(asked, settings, overrides)
     check_ready(ready, recipe)
     plan = _plan(asked, base, space, settings, plain["env"])
