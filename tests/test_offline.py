@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import shutil
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,18 @@ REFUSED: list[tuple[list[str], str, Code | None, list[str]]] = [
     ),
     ([*OFFLINE, "agent.collect_from=320"], "agent.collect_from", "contradiction", ["env.max_frame=320"]),
     (
+        [*OFFLINE, "agent/memory=hindsight", "agent.collect_until=0"],
+        "agent.memory",
+        "contradiction",
+        ["agent/memory=uniform", "agent.collect_until=0"],
+    ),
+    (
+        [*OFFLINE, "agent/memory=hindsight", "agent.offline.share=1"],
+        "agent.memory",
+        "contradiction",
+        ["agent/memory=uniform", "agent.offline.share=1"],
+    ),
+    (
         ["agent/offline=run", "agent.offline.folder=nowhere"],
         "agent.offline.folder",
         "not-found",
@@ -386,6 +399,100 @@ def test_minari_dataset_gives_its_transitions(tmp_path: Path, monkeypatch: pytes
     other = wanted._replace(observation=SPACE, action=gym.spaces.Discrete(2))
     with refused("contradiction", "agent.offline.dataset", "Box"):
         dataclass_of(Component, node).build(wanted=other, generator=None)
+
+
+class Dataset:
+    """Columns of a Minari dataset of Pendulum with three episodes of five steps."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.bound = 2.0
+        self.observations = rng.uniform(-1, 1, (3, 6, 3)).astype(np.float32)
+        self.actions = rng.uniform(-2, 2, (3, 5, 1)).astype(np.float32)
+        self.rewards = rng.uniform(-1, 0, (3, 5))
+
+    def read(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> OfflineData:
+        """Write the dataset, and read it for an agent in Pendulum."""
+        minari = pytest.importorskip("minari", reason='Minari is not installed: pip install "labrl[offline]"')
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder))
+        from minari.data_collector import EpisodeBuffer
+
+        ends = {"terminations": [False] * 5, "truncations": [False] * 4 + [True]}
+        columns = zip(self.observations, self.actions, self.rewards, strict=True)
+        episodes = [
+            EpisodeBuffer(id=number, observations=seen, actions=done, rewards=rewards.tolist(), **ends)
+            for number, (seen, done, rewards) in enumerate(columns)
+        ]
+        seen, done = (gym.spaces.Box(-bound, bound, (n,)) for n, bound in ((3, np.inf), (1, self.bound)))
+        spaces = {"observation_space": seen, "action_space": done}
+        about = {"author": "labrl", "author_email": "a@b.c", "code_permalink": "none", "description": "test"}
+        about |= {"algorithm_name": "random"}
+        minari.create_dataset_from_buffers(
+            "labrl/odd-v0", episodes, eval_env="Pendulum-v1", **spaces, **about
+        )
+        node = {"_target_": "labrl.offline.minari.OfflineMinari", "dataset": "labrl/odd-v0"}
+        node |= {"share": 0.5, "online_every": 1, "max_transitions": None}
+        env = gym.make("Pendulum-v1")
+        wanted = Wanted(seen, env.action_space, gym.spaces.Box(-1, 1, (1,)), 0.9, 1)
+        made: OfflineData = dataclass_of(Component, node).build(
+            wanted=wanted, generator=np.random.default_rng(0)
+        )
+        return made
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("observations", np.nan), ("actions", np.inf), ("rewards", np.nan), ("rewards", 1e300)],
+)
+def test_numbers_that_are_not_finite_are_refused_with_their_place(
+    column: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Dataset()
+    vars(dataset)[column][1, 3] = value
+    with refused("range", "agent.offline", "labrl/odd-v0", "episode 1", "step 3"):
+        dataset.read(tmp_path, monkeypatch)
+
+
+def test_saved_run_with_numbers_that_are_not_finite_is_refused(
+    collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = PieceReplay.pieces
+
+    def damaged(memory: PieceReplay, size: int) -> Iterator[Piece]:
+        for piece in pieces(memory, 5):
+            piece.reward[2:] = np.nan if piece.first > memory.oldest[0] else 0
+            yield piece
+
+    monkeypatch.setattr(PieceReplay, "pieces", damaged)
+    overrides = [*DQN, "agent/offline=run", f"agent.offline.folder={collected}"]
+    # The buffer holds the last 24 of 80 steps, so the second piece begins with step 61.
+    with refused("range", "agent.offline", str(collected), "session 0", "environment 0", "step 63"):
+        session_in(tmp_path / "next", resolve(compose(overrides)))
+
+
+def test_dataset_with_other_bounds_of_actions_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Dataset()
+    dataset.bound = 5.0
+    with refused("contradiction", "agent.offline.dataset", "Box(-5.0, 5.0", "Box(-2.0, 2.0"):
+        dataset.read(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("bound", [2.0, np.inf])
+def test_actions_of_a_dataset_that_are_clipped_are_counted(
+    bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = Dataset()
+    dataset.bound = bound
+    dataset.actions[0, 4] = 2 + 1e-6  # rounding
+    assert len(dataset.read(tmp_path / "within", monkeypatch)) == 15
+    assert not caplog.records
+    dataset.actions[1, 2:4] = [[2.5], [-9]]
+    dataset.read(tmp_path / "beyond", monkeypatch)
+    assert len(caplog.records) == 1
+    for named in ("2 of 15", "labrl/odd-v0", "episode 1", "step 2"):
+        assert named in caplog.text
 
 
 def test_transforms_that_differ_from_the_saved_run_are_refused(collected: Path) -> None:

@@ -15,7 +15,7 @@ from refusals import refused
 import labrl
 import labrl.cli
 import labrl.experiment.job
-from labrl.config.compose import compose, resolve, to_plain
+from labrl.config.compose import check_environment, compose, resolve, to_plain
 from labrl.errors import InputError, LabrlError, Mistake
 from labrl.mistakes.names import all_keys, other_names
 from labrl.storage.run_folder import MARKER, RunFolder
@@ -93,6 +93,11 @@ WRONG = {
     "meta.eval_episodes=5": [("contradiction", "meta.eval_episodes")],
     "agent._target_=labrl.agents.ppo.PPOO": [("target", "agent._target_")],
     "env.id=CartPole-v9": [("unknown-option", "env.id")],
+    "env.id=Acrobot-v1": [("contradiction", "env.id")],
+    "env=pong env.game=breakout": [("contradiction", "env.game")],
+    "env.name=PongNoFrameskip-v4": [("contradiction", "env.name")],
+    "-m env.id=Acrobot-v1,CartPole-v1": [("contradiction", "env.id")],
+    "-m hydra/sweeper=optuna search=ppo env.id=Acrobot-v1": [("contradiction", "env.id")],
     "'agent.lr=${nothing}'": [("missing", "agent.lr")],
     # flags
     "--seed 3": [("unknown-option", "--seed")],
@@ -180,6 +185,50 @@ def test_wrong_command_line_prints_each_mistake_and_leaves_no_folder(
     assert "Traceback" not in printed.err
     for text, (_, key) in zip(lines, WRONG[line], strict=True):
         assert key in text
+
+
+MAKE = "'env.make={_target_: env_cases.Walk}'"
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "typed"),
+    [
+        ("env.id=Acrobot-v1", "env.id", "env=acrobot"),
+        ("env=pendulum env.id=FrozenLake-v1", "env.id", "env=gymnasium env.id=FrozenLake-v1"),
+        ("env.id=own/Task-v0 env.name=own", "env.id", "env=gymnasium env.id=own/Task-v0"),
+        ("env=pong env.game=breakout", "env.game", "env=breakout"),
+        (f"env.id=null {MAKE}", "env.name", "env=gymnasium env.id=null env.name=<name>"),
+        ("env.name=PongNoFrameskip-v4", "env.name", "env=pong"),
+        ("env.name=acrobot", "env.name", "env=acrobot"),
+        ("env=gymnasium env.id=CliffWalking-v1 env.name=pendulum", "env.name", "env=pendulum"),
+        ("env.name=FrozenLake-v1", "env.name", "env=gymnasium env.id=FrozenLake-v1"),
+    ],
+)
+def test_name_or_presets_of_another_environment_are_refused(line: str, key: str, typed: str) -> None:
+    cfg = compose(shlex.split(line), with_hydra=True)
+    with refused("contradiction", key, typed):
+        check_environment(to_plain(cfg)["env"], cfg.hydra.runtime.choices["env"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "env=cartpole env.id=CartPole-v0",
+        "env=pong env.name=PongNoFrameskip-v4",
+        "env=cartpole env.name=mine-v2",
+        "env=gymnasium env.id=CartPole-v1",
+        "env=gymnasium env.id=CartPole-v1 env.name=cartpole",
+        "env=gymnasium env.id=own/Task-v0",
+        "env=lunar_lander_continuous env.name=LunarLander-v3",
+        "env=gymnasium env.id=LunarLander-v3 env.name=lunar_lander_continuous",
+        f"env=gymnasium env.id=null env.name=pong {MAKE}",
+        f"env=cartpole env.id=null env.name=walk {MAKE}",
+        "env=atari env.game=pong",
+    ],
+)
+def test_other_names_of_the_same_environment_are_accepted(line: str) -> None:
+    cfg = compose(shlex.split(line), with_hydra=True)
+    check_environment(to_plain(cfg)["env"], cfg.hydra.runtime.choices["env"])
 
 
 MEANT = {

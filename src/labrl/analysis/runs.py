@@ -199,6 +199,13 @@ class Run:
         missing = sorted(set(range(expected)) - {session.index for session in self.sessions})
         if missing:
             found.append(f"{sessions_text(missing)} {'has' if len(missing) == 1 else 'have'} not started")
+        if self.info.get("fresh_env_per_episode"):
+            found.append(
+                "a new environment was made for each episode, because episodes depend on earlier ones, so a "
+                "level or running statistics started again each time (env.fresh_env_per_episode)"
+            )
+        if inexact := self.info.get("inexact"):
+            found.append(f"the run is not reproducible ({', '.join(map(str, inexact))})")
         shared: dict[str, list[int]] = {}
         for session in self.sessions:
             for warning in session.warnings:

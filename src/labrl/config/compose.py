@@ -237,6 +237,54 @@ def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
         ) from error
 
 
+def check_environment(env: Mapping[str, Any], option: str) -> None:
+    """Raise InputError if the name or the presets of an environment are those of another one.
+
+    env: the group `env` of a new run, resolved; option: the option of the group, which determines presets.
+    """
+    from labrl.envs.games import environments
+    from labrl.mistakes.names import env_of
+
+    ids = {name: known for name, _, known in environments() if name != "gymnasium"}
+
+    def meant(name: str) -> str:
+        """Return what to type for the environment with this name or id; '' if there is none."""
+        typed = f"env={name}" if name in ids else env_of(name)
+        if not typed or typed.removeprefix("env=") in ids:
+            return typed
+        from gymnasium import registry  # late, because few names need it
+
+        return typed if name in registry else ""
+
+    key = "env.game" if "game" in env else "env.id"
+    name, played = env["name"], env.get("game", env.get("id"))
+    if played is None:  # the user's own class
+        if name == option in ids and env.get("make") is not None:
+            raise InputError(
+                f"env.make={env['make']['_target_']} has the name of env={option}. Set env.name=<name>, or "
+                "without the presets of that environment env=gymnasium env.id=null env.name=<name>.",
+                code="contradiction",
+                key="env.name",
+            )
+        return
+    here = meant(played) or (f"env=gymnasium env.id={played}" if key == "env.id" else "")
+    if here and option in ids and here != f"env={option}" and played != ids[option]:
+        raise InputError(
+            f"{key}={played} is not env={option}, whose name, presets and budget the run would have. "
+            f"Type {here} instead.",
+            code="contradiction",
+            key=key,
+        )
+    other = meant(name)
+    if other and other not in (f"env={option}", here) and ids.get(name, name) != played:
+        raise InputError(
+            f"env.name={name} only names the run, which plays {key}={played}. Type {other}, or choose "
+            "another name.",
+            code="contradiction",
+            key="env.name",
+        )
+
+
 def check_with_stand_ins(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
     """Check `cfg` as `typed` does, without importing PyTorch. Return False if that is not possible."""
     from labrl.config import schema, validate  # noqa: F401  (not from inside the outline)

@@ -147,6 +147,8 @@ class EnvFactory:
         self.kwargs = kwargs or {}
         self.max_episode_steps = max_episode_steps
         self.longest = longest
+        self.spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None
+        """Observation and action space that environments must have; None for any."""
 
     @property
     def key(self) -> str:
@@ -159,7 +161,7 @@ class EnvFactory:
         return f"env.id={self.env_id}" if self.make is None else f"env.make: {self.make.target}"
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        """Make an environment. Raises InputError if it is unknown or a package is missing."""
+        """Make an environment. Raises InputError if it is unknown, a package is missing, or spaces differ."""
         env = _answering(self.build())
         if not isinstance(env.metadata, Mapping):
             env.metadata = {}  # Gymnasium's worker processes require a dictionary
@@ -173,6 +175,19 @@ class EnvFactory:
                     code="environment" if self.make is None else "target",
                     key=self.key,
                 )
+        found = env.observation_space, env.action_space
+        if self.spaces is not None and found != self.spaces:
+            what, theirs, first = next(
+                each
+                for each in zip(("observations", "actions"), found, self.spaces, strict=True)
+                if each[1] != each[2]
+            )
+            raise InputError(
+                f"{self.named}: all environments must have the same spaces, but the {what} of one are "
+                f"{theirs}, those of the first {first}. Set env.make to a wrapper that makes them equal.",
+                code="environment",
+                key=self.key,
+            )
         return self.limited(env)
 
     def limited(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:

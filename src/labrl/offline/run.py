@@ -43,8 +43,12 @@ class OfflineRun(OfflineData):
         """wanted: what the agent needs. Raises InputError if the run does not provide it."""
         self.check(config)
         memories = _memories(RunFolder.open(Path(config.folder).expanduser()), wanted)
-        total = sum(int((memory.steps - memory.oldest).sum()) for memory in memories)
-        pieces = (piece for memory in memories for piece in memory.pieces(AT_ONCE))
+        total = sum(int((memory.steps - memory.oldest).sum()) for memory in memories.values())
+        pieces = (
+            piece._replace(origin=f"{config.folder}, session {index}, {piece.origin}")
+            for index, memory in memories.items()
+            for piece in memory.pieces(AT_ONCE)
+        )
         super().__init__(config, pieces, total, wanted, generator)
 
     @classmethod
@@ -103,10 +107,10 @@ def _recorded(config: OfflineRunConfig) -> dict[str, Any]:
     return plain
 
 
-def _memories(run: RunFolder, wanted: Wanted) -> list[PieceReplay]:
-    """Return the buffers of all sessions with a checkpoint. Raises InputError if there is none, or one does
-    not fit."""
-    found = []
+def _memories(run: RunFolder, wanted: Wanted) -> dict[int, PieceReplay]:
+    """Return the buffers of all sessions with a checkpoint, by number. Raises InputError if there is none, or
+    one does not fit."""
+    found = {}
     for folder in run.sessions():
         checkpoint = CheckpointStore(folder.checkpoints, 1).latest()
         if checkpoint is None:
@@ -114,7 +118,7 @@ def _memories(run: RunFolder, wanted: Wanted) -> list[PieceReplay]:
         try:
             state = checkpoint.state["agent"]["experience"]["memory"]["transitions"]
             if int(state["steps"]):
-                found.append(_saved(state, folder, wanted))
+                found[folder.index] = _saved(state, folder, wanted)
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"agent.offline.folder={run.path}: its transitions do not fit this environment and agent "

@@ -20,7 +20,7 @@ from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
-from labrl.envs.make import describe, gives_masks, goals_of
+from labrl.envs.make import backend_class, describe, gives_masks, goals_of
 from labrl.envs.sample import drop_spares, kept_for_the_run
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
 from labrl.learning.compute import Compute
@@ -59,6 +59,14 @@ _STOPPED = (INTERRUPTED, TERMINATED)
 
 SESSION_BYTES = 150 << 20
 """Least memory of a session's process, with PyTorch, a small environment and a small network, bytes."""
+
+REMADE = (
+    "episodes of this environment depend on earlier ones, so a new one is made for each episode, and what it "
+    "keeps between episodes (levels, running statistics) is lost. Instead of a normalizing wrapper, use "
+    "transforms/observation=normalize or transforms/reward=normalize. env.fresh_env_per_episode=false keeps "
+    "environments, but then resumed runs are not exact"
+)
+"""Line for a run in which each episode needs a new environment."""
 
 
 class LostFolderError(LabrlError):
@@ -196,6 +204,8 @@ def _inexact(config: TrialConfig) -> dict[str, str]:
         device = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, images=images).device
         if device.type == "cuda":
             reasons["meta.deterministic"] = "a GPU adds numbers in no fixed order"
+    if backend_class(config.env).repeats(config.env.config) == "never":
+        reasons["env"] = "even a new environment does not repeat an episode from its seed and actions"
     return reasons
 
 
@@ -225,6 +235,9 @@ def run_sessions(
     inexact = _inexact(config)
     for key, why in inexact.items():
         say(f"{key}: {why}, so runs are not reproducible")
+    if backend_class(config.env).repeats(config.env.config) == "if new":
+        say(f"env.fresh_env_per_episode: {REMADE}")
+        run.set_status("running", fresh_env_per_episode=True)
     for key, rate in high_rates(config.agent).items():
         say(
             f"{key} reaches {rate:g}: is that meant? With a learning rate above 1, networks hardly ever learn"

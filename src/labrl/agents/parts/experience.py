@@ -17,10 +17,10 @@ from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
-from labrl.memory.offline import OfflineData, Wanted
+from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.replay import Replay, Transitions, replay_class
 from labrl.seeding import Streams
-from labrl.spaces import Spaces, stored_choices
+from labrl.spaces import Spaces, same_actions, stored_choices
 from labrl.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
 
 
@@ -229,6 +229,17 @@ def _check_collecting(config: ExperienceConfig, env: Any) -> None:
             code="contradiction",
             key="agent.offline",
         )
+    if config.offline is not None and config.memory.load().TRAITS.goals:
+        source = config.offline.config
+        typed = "agent.collect_until=0" if end == 0 else "agent.offline.share=1"
+        if end == 0 or (isinstance(source, OfflineConfig) and source.share == 1):
+            raise InputError(
+                f"agent.memory: hindsight has no effect with {typed}, because it replaces goals only in "
+                "transitions that this session collects, and none of them is used. Set agent/memory=uniform "
+                f"or change {typed.partition('=')[0]}.",
+                code="contradiction",
+                key="agent.memory",
+            )
     if config.offline is None:
         if begin:
             raise InputError(
@@ -344,11 +355,7 @@ def _check_source(
         theirs = actions_of(played_in)
     except LabrlError:  # the environment cannot be made here
         return
-    same = theirs == actions
-    box = gym.spaces.Box
-    if isinstance(theirs, box) and isinstance(actions, box) and theirs.shape == actions.shape:
-        same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
-    if not same:  # buffers store actions without their bounds
+    if not same_actions(theirs, actions):  # buffers store actions without their bounds
         raise InputError(
             f"agent.offline: the actions of its source, {played_in.config.name}, are {theirs}, but those of "
             f"this environment are {actions}: the same number would mean another action. Use a run with the "

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.compose import resolve, to_plain
+from labrl.config.compose import check_environment, resolve, to_plain
 from labrl.config.extensions import kinds_replace
 from labrl.config.keys import ABSENT, changes, key_of, walk
 from labrl.config.schema import TrialConfig
@@ -77,6 +77,7 @@ def search(
     base = check_space(recipe, ready, known)
     # `cfg` may lack a key that the space adds.
     asked = resolve({**plain, "agent": base.agent, "env": base.env})
+    check_environment(plain["env"], cfg.hydra.runtime.choices["env"])
     _check_total(asked, settings, overrides)
     check_ready(ready, recipe)
     plan = _plan(asked, base, space, settings, plain["env"])
