@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 if sys.platform.startswith("linux") and not (os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}):
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    # MuJoCo tries to open a window, which warns, before it renders without a screen.
+    warnings.filterwarnings("ignore", module="glfw")
 
 MODES = ("rgb_array", "rgb_array_list")
 """Values of Gymnasium's `render_mode` for which `render()` returns images."""

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -355,6 +356,8 @@ def _import(module: str) -> None:
             code="environment",
             key="env.import_module",
         ) from problem
+    if (ale := sys.modules.get("ale_py")) is not None:  # otherwise it prints a greeting to standard error
+        ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
 
 
 def _unknown(env_id: str, problem: error.Error) -> str:
