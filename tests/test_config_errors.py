@@ -168,8 +168,16 @@ def test_error_for_bad_syntax_shows_the_right_syntax(override: str) -> None:
 
 
 @pytest.mark.parametrize("agent", ["a2c", "ppo"])
-@pytest.mark.parametrize(("group", "shown"), [("env", "env=<option>"), ("preset", "preset=none")])
-def test_groups_that_presets_depend_on_cannot_be_removed(group: str, shown: str, agent: str) -> None:
+@pytest.mark.parametrize(
+    ("group", "shown"),
+    [
+        ("env", "env=<option>"),
+        ("preset", "preset=none"),
+        ("transforms/reward", "transforms/reward=none"),
+        ("transforms/observation", "transforms/observation=none"),
+    ],
+)
+def test_groups_that_presets_depend_on_or_set_cannot_be_removed(group: str, shown: str, agent: str) -> None:
     with refused("missing", group, f"~{group}", shown):
         compose([f"agent={agent}", f"~{group}"])
 
