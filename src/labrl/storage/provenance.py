@@ -256,8 +256,8 @@ def _is_imported(name: str) -> bool:
     """Return whether this process has imported a module of the distribution `name`."""
     modules = {re.sub(r"[-.]+", "_", name).lower()}  # all that is known of an editable installation
     with suppress(importlib.metadata.PackageNotFoundError):
-        files = importlib.metadata.distribution(name).read_text("RECORD") or ""
-        modules.update(re.findall(r"^\w+(?=[/.])", files, re.MULTILINE))
+        read = importlib.metadata.distribution(name).read_text  # UTF-8, whatever the locale
+        modules.update(re.findall(r"^\w+(?=[/.])", read("RECORD") or "", re.MULTILINE))
     return not modules.isdisjoint(sys.modules)
 
 
