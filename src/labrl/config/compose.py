@@ -39,7 +39,9 @@ def compose(
     except LabrlError:
         raise
     except Exception as error:
-        raise explain(error, overrides, config_dir) from error
+        # Hydra's errors say less than the explanation, and would fill a notebook.
+        cause = error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None
+        raise explain(error, overrides, config_dir) from cause
 
 
 def explain(

@@ -250,7 +250,7 @@ class EnvFactory:
         except LabrlError:
             raise
         except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
-            raise InputError(_unknown(env_id, problem), code="unknown-option", key="env.id") from problem
+            raise InputError(_unknown(env_id, problem), code="unknown-option", key="env.id") from None
         except (error.DependencyNotInstalled, ImportError) as problem:
             raise InputError(_missing(env_id, problem), code="not-installed", key="env.id") from problem
         except (Exception, SystemExit) as problem:  # environments reject arguments with any exception
