@@ -255,6 +255,34 @@ def test_resume_finds_the_users_config_dir(tmp_path: Path) -> None:
     assert json.loads(Path("one/session_0/result.json").read_text())["frame"] == 128
 
 
+@pytest.fixture
+def moved_config_dir(own_folder: None, tmp_path: Path) -> None:
+    """Make a run with a folder of configurations that is then moved to `new`."""
+    (tmp_path / "old" / "meta").mkdir(parents=True)
+    calm = "defaults: [default, _self_]\nprogress: false\ntensorboard: false\n"
+    (tmp_path / "old" / "meta" / "calm.yaml").write_text(calm)
+    overrides = ["agent=random", "meta=calm", "seed=1", "env.max_frame=64", "hydra.run.dir=one"]
+    assert main(["--config-dir", "old", *overrides]) == 0
+    (tmp_path / "old").rename(tmp_path / "new")
+
+
+AGAIN = (["+resume=one", "env.max_frame=128"], ["+rerun=one"], ["+fork=one", "at=64", "env.max_frame=128"])
+
+
+@pytest.mark.usefixtures("moved_config_dir")
+@pytest.mark.parametrize("again", AGAIN, ids=str)
+def test_moved_config_dir_is_to_be_typed(again: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(again) == WRONG_INPUT
+    assert "--config-dir=<" in capsys.readouterr().err
+    assert main(["--config-dir=new", *again]) == 0
+
+
+@pytest.mark.usefixtures("moved_config_dir")
+@pytest.mark.xfail(strict=True, reason="+enjoy ignores --config-dir")
+def test_enjoy_takes_a_moved_config_dir() -> None:
+    assert main(["--config-dir=new", "+enjoy=one", "episodes=1", "videos=0"]) == 0
+
+
 def test_path_of_a_run_may_be_quoted(finished: Path) -> None:
     assert main([f"+resume='{finished}'", "env.max_frame=128"]) == 0
 
