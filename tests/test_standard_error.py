@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,8 +28,14 @@ class Own(gymnasium.Env):
 gymnasium.register("Own-v0", entry_point="own_env:Own")
 """
 
-QUICK = ["agent=random", "env.num_envs=2", "env.max_frame=32", "seed=1", "wandb=disabled"]
-QUICK += ["hydra.sweep.dir=e", "meta.report=false"]
+QUICK = [
+    "agent=random",
+    "env.num_envs=2",
+    "env.max_frame=32",
+    "seed=1",
+    "wandb=disabled",
+    "meta.report=false",
+]
 
 KINDS = {
     "atari": ["env=pong"],
@@ -45,7 +53,7 @@ def test_experiment_of_each_kind_prints_nothing_that_labrl_did_not_write(tmp_pat
     (tmp_path / "own_env.py").write_text(OWN)
     with open(tmp_path / "stderr", "wb") as errors:
         command = start_labrl(
-            *("-m", *QUICK, *KINDS[kind], "meta.max_session=1,2"),
+            *("-m", *QUICK, *KINDS[kind], "meta.max_session=1,2", "hydra.sweep.dir=e"),
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(tmp_path)},
             stderr=errors.fileno(),
@@ -54,3 +62,10 @@ def test_experiment_of_each_kind_prints_nothing_that_labrl_did_not_write(tmp_pat
     assert command.returncode == 0, output
     written = (tmp_path / "stderr").read_text().splitlines()
     assert [line for line in written if "labrl: " not in line] == []
+
+
+def test_emulators_of_gymnasium_are_freed_before_the_interpreter_exits(tmp_path: Path) -> None:
+    """Regression test: the bindings of the ALE listed leaked objects."""
+    run = [sys.executable, "-m", "labrl", *KINDS["atari by its id"], *QUICK]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == ""

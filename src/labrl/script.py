@@ -106,9 +106,8 @@ def _registered(dumps: Dumps) -> bytes:
         module = inspect.getmodule(spec.entry_point)  # None if it is a name
         home = str(spec.entry_point).partition(":")[0] if module is None else module.__name__
         if not home.startswith("gymnasium."):
-            while (
-                home and home not in sys.modules
-            ):  # the package may register environments that it imports late
+            # A package may register environments whose modules it imports only when they are made.
+            while home and home not in sys.modules:
                 home = home.rpartition(".")[0]
             modules |= {home} - {"", MAIN}
             with contextlib.suppress(Exception):  # the new process will not know this environment
