@@ -45,10 +45,10 @@ TAKE_A_RUN = tuple(f"{typed}=" for typed, _ in _TYPED.values() if typed.startswi
 def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
     """Return the run folder `which`, or for `latest` the newest one in ./runs that matches `edits`.
 
-    `which` may also be a pattern that matches one folder, such as runs/*ppo*.
-    Only edits that choose an option of a group count, such as env=pong. If the newest run is a trial of an
-    experiment, the best matching trial is returned, and a line is printed; with the verb `resume`, it is
-    refused. Raises InputError if there is no such run.
+    `which` may also be a pattern that matches one folder, such as runs/*ppo*. Only edits that choose an
+    option of a group count, such as env=pong. If the newest run is a trial of an experiment, the best
+    matching trial is returned, and a line is printed; with the verb `resume`, it is refused. Raises
+    InputError if there is no such run.
     """
     if not which.strip():
         named = _TYPED[verb][0]
@@ -68,8 +68,8 @@ def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
 def find_experiment(which: str) -> ExperimentFolder:
     """Return the experiment folder `which`, or for `latest` the newest one in ./runs.
 
-    `which` may also be a pattern that matches one folder, such as runs/*ppo*.
-    Raises InputError if there is none.
+    `which` may also be a pattern that matches one folder, such as runs/*ppo*. Raises InputError if there is
+    none.
     """
     if which != "latest":
         return _named_experiment(_path_of(which, "+resume", runs=False))
