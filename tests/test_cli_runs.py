@@ -52,6 +52,7 @@ def files() -> list[Path]:
         ["-m", "seed=1,2", "start_from.session=0"],
         ["-sc", "install=tcsh"],
         ["-sc"],
+        ["-sc", "query=bash"],  # without the variable COMP_LINE, which shells set
     ],
     ids=str,
 )

@@ -5,6 +5,7 @@ No other module reads the command line.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -112,8 +113,11 @@ def _run(arguments: list[str], typed: Typed) -> int:
     if (others := _without_presets_asked(arguments)) is not None:
         return _print_presets(get_args(others))
     args = get_args(arguments)
-    if args.shell_completion and _complete(args):
-        return DONE
+    if args.shell_completion:
+        if "COMP_LINE" in os.environ:  # the shell would show messages within the line that the user types
+            sys.stderr = io.StringIO()
+        if _complete(args):
+            return DONE
     if args.multirun:
         refuse_torchrun("-m")
     trust, overrides = trust_in(args.overrides, args.config_dir)
@@ -252,6 +256,13 @@ def _check_completion(overrides: Sequence[str]) -> None:
             f"{' '.join(['--shell-completion', *overrides])}: takes install, uninstall or query with bash, "
             'fish or zsh. Write eval "$(labrl --shell-completion install=bash)"',
             code="unknown-option",
+            key="--shell-completion",
+        )
+    if name == "query" and "COMP_LINE" not in os.environ:
+        raise InputError(
+            f"--shell-completion query={shell}: only the shell can call this, with the line to complete in "
+            f'COMP_LINE. To install completion, write eval "$(labrl --shell-completion install={shell})"',
+            code="usage",
             key="--shell-completion",
         )
 

@@ -20,15 +20,16 @@ _doing = False
 def doing(what: str, early: bool = False) -> None:
     """Show what the program is doing on the terminal, in a line that the next output replaces.
 
-    Has an effect only within `steady_output`, which replaces the line. early: whether this is called just
-    before entering `steady_output`.
+    Has an effect only within `steady_output`, which replaces the line, and not if a shell calls this program
+    to complete a command line. early: whether this is called just before entering `steady_output`.
     """
     global _doing
     _clear()
     with contextlib.suppress(OSError, ValueError):
         replaced = early or isinstance(sys.stderr, SteadyStream)
-        if os.environ.get("TERM") == "dumb":
-            return  # such a terminal cannot erase the line
+        # A dumb terminal cannot erase the line. During completion, erasing would remove what the user types.
+        if os.environ.get("TERM") == "dumb" or "COMP_LINE" in os.environ:
+            return
         if replaced and sys.__stderr__ is not None and sys.__stderr__.isatty():
             sys.__stderr__.write(f"labrl: {what} ...")
             sys.__stderr__.flush()

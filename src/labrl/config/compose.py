@@ -39,7 +39,9 @@ def compose(
     except LabrlError:
         raise
     except Exception as error:
-        raise explain(error, overrides, config_dir) from error
+        # Hydra's errors say less than the explanation, and would fill a notebook.
+        cause = error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None
+        raise explain(error, overrides, config_dir) from cause
 
 
 def explain(
@@ -109,7 +111,11 @@ def prepare(
 
     if config_dir is not None and not os.path.isdir(config_dir):
         problem = "is not a folder" if os.path.exists(config_dir) else "no such folder"
-        raise InputError(f"--config-dir {config_dir}: {problem}", code="not-found", key="--config-dir")
+        raise InputError(
+            f"--config-dir {config_dir}: {problem}. If it was moved, write --config-dir=<its new path>",
+            code="not-found",
+            key="--config-dir",
+        )
     refuse_ignored(overrides, multirun)
     register()
     find_modules(config_dir)

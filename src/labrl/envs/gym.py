@@ -371,6 +371,7 @@ class GymnasiumEnv(Backend):
                 env.close()
             except Exception as error:  # does not affect the results of the run
                 _log.warning("%s: close() failed: %s: %s", self.name, type(error).__name__, error)
+        self.envs.clear()  # frees the ALE's emulators, which have no close(), before the interpreter exits
         if self.goals is not None:
             self.goals.close()
 

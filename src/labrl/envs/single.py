@@ -6,6 +6,7 @@ import importlib
 import inspect
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -264,7 +265,7 @@ class EnvFactory:
         except LabrlError:
             raise
         except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
-            raise InputError(_unknown(env_id, problem), code="unknown-option", key="env.id") from problem
+            raise InputError(_unknown(env_id, problem), code="unknown-option", key="env.id") from None
         except (error.DependencyNotInstalled, ImportError) as problem:
             raise InputError(_missing(env_id, problem), code="not-installed", key="env.id") from problem
         except (Exception, SystemExit) as problem:  # environments reject arguments with any exception
@@ -370,6 +371,8 @@ def _import(module: str) -> None:
             code="environment",
             key="env.import_module",
         ) from problem
+    if (ale := sys.modules.get("ale_py")) is not None:  # otherwise it prints a greeting to standard error
+        ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
 
 
 def _unknown(env_id: str, problem: error.Error) -> str:

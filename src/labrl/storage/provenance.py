@@ -33,9 +33,6 @@ MAX_DIFF = 1_000_000
 MAX_UNTRACKED_FILE = 100_000
 """Size in bytes above which an untracked file is recorded only by name."""
 
-DECISIVE = ("labrl", "torch", "numpy", "gymnasium", "ale-py")
-"""Packages whose versions affect the numbers of a run."""
-
 _ANSWER_SECONDS = 10
 
 # Independent of the user's git settings, so that `git apply` accepts the diff.
@@ -237,8 +234,8 @@ def _read(folder: RunFolder, path: Path, kind: type) -> Any:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List the differences between two provenances that can change the numbers of a run: code, packages,
-    processor."""
+    """List the differences between two provenances that may change the numbers of a run: code, processor, and
+    packages that this process has imported."""
     found: list[str] = []
 
     def note(name: str, before: Any, after: Any) -> None:
@@ -251,18 +248,22 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if one.get("commit") == other.get("commit") and one.get("diff_sha256") != other.get("diff_sha256"):
             found.append(f"uncommitted changes in {other['root']}")
     note("Python", then["python"]["version"], now["python"]["version"])
-    others = 0
     for name in {**then["packages"], **now["packages"]}:
         versions = then["packages"].get(name), now["packages"].get(name)
-        if name.lower() in DECISIVE:
+        if versions[0] != versions[1] and _is_imported(name):
             note(name, *versions)
-        else:
-            others += versions[0] != versions[1]
-    if others:
-        found.append(f"{others} other packages")
     for name, fact in (("processor", "processor"), ("GPU", "gpus")):
         note(name, then["machine"].get(fact), now["machine"].get(fact))
     return found
+
+
+def _is_imported(name: str) -> bool:
+    """Return whether this process has imported a module of the distribution `name`."""
+    modules = {re.sub(r"[-.]+", "_", name).lower()}  # all that is known of an editable installation
+    with suppress(importlib.metadata.PackageNotFoundError):
+        read = importlib.metadata.distribution(name).read_text  # UTF-8, whatever the locale
+        modules.update(re.findall(r"^\w+(?=[/.])", read("RECORD") or "", re.MULTILINE))
+    return not modules.isdisjoint(sys.modules)
 
 
 @functools.cache

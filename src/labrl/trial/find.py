@@ -19,6 +19,9 @@ from labrl.storage.run_folder import MARKER, RunFolder
 RUNS = Path("runs")
 """Default folder of runs."""
 
+SHOWN = 20
+"""Largest number of folders that a message lists."""
+
 Verb = Literal["resume", "rerun", "fork", "enjoy", "replay", "load", "start_from", "export", "wandb"]
 """The commands and functions that go back to a run."""
 
@@ -42,9 +45,10 @@ TAKE_A_RUN = tuple(f"{typed}=" for typed, _ in _TYPED.values() if typed.startswi
 def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
     """Return the run folder `which`, or for `latest` the newest one in ./runs that matches `edits`.
 
-    Only edits that choose an option of a group count, such as env=pong. If the newest run is a trial of an
-    experiment, the best matching trial is returned, and a line is printed; with the verb `resume`, it is
-    refused. Raises InputError if there is no such run.
+    `which` may also be a pattern that matches one folder, such as runs/*ppo*. Only edits that choose an
+    option of a group count, such as env=pong. If the newest run is a trial of an experiment, the best
+    matching trial is returned, and a line is printed; with the verb `resume`, it is refused. Raises
+    InputError if there is no such run.
     """
     if not which.strip():
         named = _TYPED[verb][0]
@@ -54,7 +58,7 @@ def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
             key=named,
         )
     if which != "latest":
-        return _named_run(Path(os.path.expanduser(which)), verb)
+        return _named_run(_path_of(which, _TYPED[verb][0]), verb)
     wanted = choices(edits)
     run = _latest_run(wanted, _TYPED[verb][0])
     experiment = experiment_of(run.path)
@@ -64,10 +68,11 @@ def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
 def find_experiment(which: str) -> ExperimentFolder:
     """Return the experiment folder `which`, or for `latest` the newest one in ./runs.
 
-    Raises InputError if there is none.
+    `which` may also be a pattern that matches one folder, such as runs/*ppo*. Raises InputError if there is
+    none.
     """
     if which != "latest":
-        return _named_experiment(Path(os.path.expanduser(which)))
+        return _named_experiment(_path_of(which, "+resume", runs=False))
     found = []
     for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}"):
         try:
@@ -195,6 +200,28 @@ def _runs() -> Iterable[RunFolder]:
             yield RunFolder.open(marker.parent)
         except LabrlError:
             continue
+
+
+def _path_of(which: str, key: str, runs: bool = True) -> Path:
+    """Return a path, or the only run or experiment that a pattern such as runs/*ppo* matches.
+
+    key: names the run; runs: whether the pattern may match a run. Raises InputError if it does not match
+    exactly one folder.
+    """
+    path = Path(os.path.expanduser(which))
+    if path.exists() or not glob.has_magic(which):
+        return path
+    places = (Path(one) for one in sorted(glob.glob(str(path))))
+    found = [place for place in places if is_experiment(place) or (runs and (place / MARKER).exists())]
+    if not found:
+        what = "run or experiment" if runs else "experiment"
+        raise InputError(f"{key}={which} matches no {what}", code="not-found", key=key)
+    if len(found) > 1:
+        listed = "".join(f"\n  {place}" for place in found[:SHOWN])
+        more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        message = f"{key}={which} matches {len(found)} folders. Name one of them:{listed}{more}"
+        raise InputError(message, code="usage", key=key)
+    return found[0]
 
 
 def _named_run(path: Path, verb: Verb) -> RunFolder:

@@ -220,6 +220,6 @@ def say_differences(differs: Sequence[str] | None) -> None:
     from labrl.trial.summary import say
 
     if differs:
-        say(f"Not exact bit for bit, because of differences since then: {'; '.join(differs)}")
+        say(f"This may not be exact bit for bit, because of differences since then: {'; '.join(differs)}")
     if differs is None:
         say("Without provenance.json, it is unknown whether code, packages and machine are the same")
