@@ -100,6 +100,16 @@ def test_extend_stores_the_same_as_adding_step_by_step(space: gym.Space, jumps: 
 STORED_FIELDS = ("reward", "next_observation", "terminated")
 
 
+def test_deviation_of_observations_is_right_where_the_mean_is_large() -> None:
+    pieces = [piece(0, 5, True), piece(2, 7, True), piece(1, 9, False)]
+    far = [each._replace(observation=each.observation + np.float32(1e7)) for each in pieces]
+    far = [one._replace(next_observation=one.next_observation + np.float32(1e7)) for one in far]
+    seen = np.concatenate([each.observation for each in far]).astype(np.float64)
+    mean, deviation = data(far).observation_statistics()
+    np.testing.assert_allclose(mean, seen.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(deviation, seen.std(0), rtol=1e-9)
+
+
 def test_minibatches_mix_offline_and_online_data_as_configured() -> None:
     online = uniform(SPACE, 2, newest_share=0.0, capacity=64)
     for step in World(SPACE, 2, seed=0).steps(30):

@@ -270,9 +270,10 @@ class PolicyAgent(Agent):
         These are computed on demand, because they take half as long as an update of a small network.
         """
         if self._learned_from is not None:
-            value, advantage, action, parameters = self._learned_from
-            target = advantage + value
-            residual, spread = float(np.var(target - value)), float(np.var(target))
+            *numbers, action, parameters = self._learned_from
+            # Single precision would lose the digits of large values.
+            value, advantage = (each.astype(np.float64) for each in numbers)
+            residual, spread = float(np.var(advantage)), float(np.var(advantage + value))
             self._metrics["explained_variance"] = 1 - residual / spread if spread > 0 else math.nan
             self._metrics.update(value_mean=float(value.mean()), value_std=float(value.std()))
             of_actions = torch.from_numpy(parameters), torch.from_numpy(action)
