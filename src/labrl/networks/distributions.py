@@ -237,8 +237,8 @@ class ActionDistribution(Actions):
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return the numbers that define the distributions, for histograms. [batch, ...] each"""
 
-    def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Return the columns of a metrics row about continuous actions; environments count discrete ones."""
+    def statistics(self, parameters: Tensor) -> dict[str, float]:
+        """Return the columns of a metrics row about the distributions; environments add those of actions."""
         return {}
 
 
@@ -475,15 +475,9 @@ class DiagonalGaussian(ActionDistribution):
         mean, log_std = np.split(parameters, 2, axis=1)
         return {"mean": mean, "std": np.exp(log_std)}
 
-    def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Return the mean standard deviation, and the share of sampled components outside the bounds."""
-        low = torch.as_tensor(self._low, device=action.device)
-        high = torch.as_tensor(self._high, device=action.device)
-        clipped = (action < low) | (action > high)
-        return {
-            "action_std": float(parameters.chunk(2, dim=-1)[1].exp().mean()),
-            "action_clipped_share": float(clipped.float().mean()),
-        }
+    def statistics(self, parameters: Tensor) -> dict[str, float]:
+        """Return the mean standard deviation of samples, before they are clipped or squashed."""
+        return {"policy_std": float(parameters.chunk(2, dim=-1)[1].exp().mean())}
 
 
 class RescaledGaussian(DiagonalGaussian):
@@ -531,11 +525,6 @@ class SquashedGaussian(RescaledGaussian):
     def to_env(self, action: Array) -> Array:
         """Squash samples and scale them to the bounds of the space. [batch, *action_shape]"""
         return super().to_env(library_of(action).tanh(action))
-
-    def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Return the mean deviation before squashing, and the share of components within 1 % of a bound."""
-        names = super().statistics(parameters, torch.tanh(action) / 0.98)
-        return {"action_std": names["action_std"], "action_saturated_share": names["action_clipped_share"]}
 
 
 class _DerivedSquashedGaussian(_DerivedGaussian):
