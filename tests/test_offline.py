@@ -211,6 +211,22 @@ def test_interrupted_offline_run_resumes_exactly(more: list[str], collected: Pat
     assert changed_futures(tmp_path, [*DQN, *more, *source, "meta.rigorous_eval=1"]) == []
 
 
+def test_transitions_of_several_runs_are_read_one_after_another(collected: Path, tmp_path: Path) -> None:
+    other = labrl.train([*DQN, "seed=8", f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    space, choice = gym.make("CartPole-v1").observation_space, gym.spaces.Discrete(2)
+
+    def read(folder: str | list[str], most: int | None = None) -> OfflineRun:
+        config = dataclasses.replace(OFFLINE_CONFIG, folder=folder, max_transitions=most)
+        return OfflineRun(
+            config, wanted=Wanted(space, choice, choice, 0.99, 1), generator=np.random.default_rng(0)
+        )
+
+    one, both = read(str(collected)), read([str(collected), str(other)])
+    assert len(both) == len(one) + len(read(str(other)))
+    assert read([str(collected), str(other)], len(one)).state_dict() == one.state_dict()
+    assert both.state_dict() != read([str(other), str(collected)]).state_dict()
+
+
 def test_state_saved_with_other_offline_data_is_refused(collected: Path) -> None:
     one, other = data([piece(0, 9, True)]), data([piece(0, 9, False), piece(3, 2, True)])
     other.load_state_dict(other.state_dict())
@@ -235,6 +251,14 @@ REFUSED: list[tuple[list[str], str, Code | None, list[str]]] = [
         ["agent.collect_from=64"],
     ),
     ([*OFFLINE, "agent.collect_from=320"], "agent.collect_from", "contradiction", ["env.max_frame=320"]),
+    (["agent/offline=run", "agent.offline.folder=[]"], "agent.offline.folder", "range", []),
+    (["agent/offline=run", "agent.offline.folder=[1]"], "agent.offline.folder[0]", "type", []),
+    (
+        ["agent/offline=run", "agent.offline.folder=[{folder},elsewhere]"],
+        "agent.offline.folder",
+        "not-found",
+        ["agent.offline.folder=elsewhere"],
+    ),
     (
         ["agent/offline=run", "agent.offline.folder=nowhere"],
         "agent.offline.folder",

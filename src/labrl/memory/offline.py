@@ -186,14 +186,17 @@ class OfflineData:
         """Raise InputError if the source does not exist. Nothing is built yet."""
 
     @classmethod
-    def environment(cls, config: Any) -> Component | None:
-        """Return the environment in which the transitions were collected; None if unknown."""
-        return None
+    def environments(cls, config: Any) -> list[Component]:
+        """Return the environments in which the transitions were collected, as far as they are known."""
+        return []
 
     @classmethod
-    def transforms(cls, config: Any) -> dict[str, Component] | None:
-        """Return the transforms of observations and rewards by name; None if unknown."""
-        return None
+    def transforms(cls, config: Any) -> list[dict[str, Component]]:
+        """Return the transforms of observations and rewards, by name, of each part of the source.
+
+        Returns an empty list if they are not known.
+        """
+        return []
 
     def __len__(self) -> int:
         """Return the number of transitions."""

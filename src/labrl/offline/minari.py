@@ -76,9 +76,9 @@ class OfflineMinari(OfflineData):
             )
 
     @classmethod
-    def transforms(cls, config: OfflineMinariConfig) -> dict[str, Component]:
+    def transforms(cls, config: OfflineMinariConfig) -> list[dict[str, Component]]:
         """Return the transforms of observations and rewards: none."""
-        return {}
+        return [{}]
 
 
 def _alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:

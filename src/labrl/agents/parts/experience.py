@@ -325,37 +325,33 @@ def _check_source(
     if not isinstance(source, type) or not issubclass(source, OfflineData):
         return
     source.check(offline.config)
-    then = source.transforms(offline.config)
-    if then is None:
-        return
-    for name in sorted(transforms | then):
-        if transforms.get(name) != then.get(name):
-            past, now = (given[name].target if name in given else "null" for given in (then, transforms))
+    for then in source.transforms(offline.config):
+        for name in sorted(transforms | then):
+            if transforms.get(name) != then.get(name):
+                past, now = (given[name].target if name in given else "null" for given in (then, transforms))
+                raise InputError(
+                    f"transforms.{name}: the data of agent.offline was transformed by {past}, but new steps "
+                    f"would be transformed by {now}. Set transforms.{name} to that of the data.",
+                    code="contradiction",
+                    key=f"transforms.{name}",
+                )
+    for played_in in source.environments(offline.config):
+        try:
+            theirs = actions_of(played_in)
+        except LabrlError:  # the environment cannot be made here
+            continue
+        same = theirs == actions
+        box = gym.spaces.Box
+        if isinstance(theirs, box) and isinstance(actions, box) and theirs.shape == actions.shape:
+            same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
+        if not same:  # buffers store actions without their bounds
             raise InputError(
-                f"transforms.{name}: the data of agent.offline was transformed by {past}, but new steps "
-                f"would be transformed by {now}. Set transforms.{name} to that of the data.",
+                f"agent.offline: the actions of its source, {played_in.config.name}, are {theirs}, but those "
+                f"of this environment are {actions}: the same number would mean another action. Use a run "
+                "with the same action space.",
                 code="contradiction",
-                key=f"transforms.{name}",
+                key="agent.offline",
             )
-    played_in = source.environment(offline.config)
-    if played_in is None:
-        return
-    try:
-        theirs = actions_of(played_in)
-    except LabrlError:  # the environment cannot be made here
-        return
-    same = theirs == actions
-    box = gym.spaces.Box
-    if isinstance(theirs, box) and isinstance(actions, box) and theirs.shape == actions.shape:
-        same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
-    if not same:  # buffers store actions without their bounds
-        raise InputError(
-            f"agent.offline: the actions of its source, {played_in.config.name}, are {theirs}, but those of "
-            f"this environment are {actions}: the same number would mean another action. Use a run with the "
-            "same action space.",
-            code="contradiction",
-            key="agent.offline",
-        )
 
 
 def experience_for_rank(config: Options, ranks: int, sequence_length: int = 1) -> Options:
