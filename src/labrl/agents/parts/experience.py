@@ -213,7 +213,8 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
         raise InputError(
             f"agent.learning_starts={config.learning_starts} leaves no update within env.max_frame="
             f"{env.max_frame}: with agent.batch_size={config.batch_size}, the first update is after frame "
-            f"{start}. Set env.max_frame={2 * start} or more, or a smaller agent.learning_starts.",
+            f"{start}. Set env.max_frame={2 * start} or more, or a smaller agent.learning_starts, or "
+            "meta=dev for a quick try.",
             code="contradiction",
             key="agent.learning_starts",
         )
