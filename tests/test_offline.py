@@ -101,6 +101,16 @@ def test_extend_stores_the_same_as_adding_step_by_step(space: gym.Space, jumps: 
 STORED_FIELDS = ("reward", "next_observation", "terminated")
 
 
+def test_deviation_of_observations_is_right_where_the_mean_is_large() -> None:
+    pieces = [piece(0, 5, True), piece(2, 7, True), piece(1, 9, False)]
+    far = [each._replace(observation=each.observation + np.float32(1e7)) for each in pieces]
+    far = [one._replace(next_observation=one.next_observation + np.float32(1e7)) for one in far]
+    seen = np.concatenate([each.observation for each in far]).astype(np.float64)
+    mean, deviation = data(far).observation_statistics()
+    np.testing.assert_allclose(mean, seen.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(deviation, seen.std(0), rtol=1e-9)
+
+
 def test_minibatches_mix_offline_and_online_data_as_configured() -> None:
     online = uniform(SPACE, 2, newest_share=0.0, capacity=64)
     for step in World(SPACE, 2, seed=0).steps(30):
@@ -202,6 +212,22 @@ def test_interrupted_offline_run_resumes_exactly(more: list[str], collected: Pat
     assert changed_futures(tmp_path, [*DQN, *more, *source, "meta.rigorous_eval=1"]) == []
 
 
+def test_transitions_of_several_runs_are_read_one_after_another(collected: Path, tmp_path: Path) -> None:
+    other = labrl.train([*DQN, "seed=8", f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    space, choice = gym.make("CartPole-v1").observation_space, gym.spaces.Discrete(2)
+
+    def read(folder: str | list[str], most: int | None = None) -> OfflineRun:
+        config = dataclasses.replace(OFFLINE_CONFIG, folder=folder, max_transitions=most)
+        return OfflineRun(
+            config, wanted=Wanted(space, choice, choice, 0.99, 1), generator=np.random.default_rng(0)
+        )
+
+    one, both = read(str(collected)), read([str(collected), str(other)])
+    assert len(both) == len(one) + len(read(str(other)))
+    assert read([str(collected), str(other)], len(one)).state_dict() == one.state_dict()
+    assert both.state_dict() != read([str(other), str(collected)]).state_dict()
+
+
 def test_state_saved_with_other_offline_data_is_refused(collected: Path) -> None:
     one, other = data([piece(0, 9, True)]), data([piece(0, 9, False), piece(3, 2, True)])
     other.load_state_dict(other.state_dict())
@@ -226,6 +252,14 @@ REFUSED: list[tuple[list[str], str, Code | None, list[str]]] = [
         ["agent.collect_from=64"],
     ),
     ([*OFFLINE, "agent.collect_from=320"], "agent.collect_from", "contradiction", ["env.max_frame=320"]),
+    (["agent/offline=run", "agent.offline.folder=[]"], "agent.offline.folder", "range", []),
+    (["agent/offline=run", "agent.offline.folder=[1]"], "agent.offline.folder[0]", "type", []),
+    (
+        ["agent/offline=run", "agent.offline.folder=[{folder},elsewhere]"],
+        "agent.offline.folder",
+        "not-found",
+        ["agent.offline.folder=elsewhere"],
+    ),
     (
         [*OFFLINE, "agent/memory=hindsight", "agent.collect_until=0"],
         "agent.memory",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -89,11 +88,7 @@ class Case:
             parameters if self.mask is None else masked(parameters, torch.from_numpy(self.mask))
         )
         action = torch.from_numpy(self.action)
-        distribution = copy.deepcopy(self.distribution)
-        for name in ("nodes", "weights"):
-            if hasattr(distribution, name):
-                setattr(distribution, name, getattr(distribution, name).double())
-        log_prob, entropy = distribution.log_prob_entropy(masked_parameters, action)
+        log_prob, entropy = self.distribution.log_prob_entropy(masked_parameters, action)
         return (
             parameters,
             value,

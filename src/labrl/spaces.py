@@ -110,12 +110,19 @@ def is_vector(space: gym.Space[Any]) -> bool:
     )
 
 
-def has_bounds(space: gym.spaces.Box) -> bool:
-    """Return whether a box is bounded on every side. The largest numbers of a type do not count as bounds."""
+def widths(space: gym.spaces.Box) -> NDArray:
+    """Return the distance of the bounds of each component, infinite where there is none. [*shape]
+
+    The largest numbers of a type do not count as bounds.
+    """
     number = np.result_type(space.dtype, np.float16)  # flags cannot be subtracted
     with np.errstate(over="ignore"):
-        width = np.subtract(space.high, space.low, dtype=number)
-    return bool(space.is_bounded() and np.isfinite(width).all())
+        return np.subtract(space.high, space.low, dtype=number)
+
+
+def has_bounds(space: gym.spaces.Box) -> bool:
+    """Return whether a box is bounded on every side."""
+    return bool(np.isfinite(widths(space)).all())
 
 
 def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:

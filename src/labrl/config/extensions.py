@@ -31,7 +31,7 @@ def register() -> None:
     Plugins.instance().register(GeneratedSource)
     SourcesRegistry.instance().types["file"] = FileConfigSource
     OmegaConf.register_resolver("labrl.unique", lambda: secrets.token_hex(3), use_cache=True, replace=True)
-    for resolver in (slug, whole, horizon, two_rollouts, budget):
+    for resolver in (slug, whole, horizon, dev_frames, budget):
         OmegaConf.register_resolver(f"labrl.{resolver.__name__}", resolver, replace=True)
 
 
@@ -141,14 +141,11 @@ def budget(share: Any, _root_: DictConfig) -> Any:
     return max(round(share * frames), 1) if numbers else frames  # validation will refuse max_frame
 
 
-def two_rollouts(agent: Mapping[str, Any], num_envs: Any) -> int:
-    """Return the frames of two rollouts plus those before learning starts.
-
-    A rollout counts as 64 steps if `agent` has no horizon.
-    """
+def dev_frames(agent: Mapping[str, Any], num_envs: Any) -> int:
+    """Return the frames before learning starts, and then of two rollouts or 64 steps of each environment."""
     starts = ("learning_starts", "batch_size") if "learning_starts" in agent else ()
-    numbers: list[Any] = [agent.get("horizon") or 64, num_envs, *(agent.get(name) for name in starts)]
+    numbers: list[Any] = [agent.get("horizon") or 0, num_envs, *(agent.get(name) for name in starts)]
     if not all(isinstance(number, int | float) for number in numbers):
         return 1  # validation will refuse the value
-    steps, envs, *earliest = numbers
-    return int(max(earliest, default=0)) + int(2 * steps * envs)
+    horizon, envs, *earliest = numbers
+    return int(max(earliest, default=0)) + int(max(2 * horizon, 64) * envs)

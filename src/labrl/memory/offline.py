@@ -213,14 +213,17 @@ class OfflineData:
         """Raise InputError if the source does not exist. Nothing is built yet."""
 
     @classmethod
-    def environment(cls, config: Any) -> Component | None:
-        """Return the environment in which the transitions were collected; None if unknown."""
-        return None
+    def environments(cls, config: Any) -> list[Component]:
+        """Return the environments in which the transitions were collected, as far as they are known."""
+        return []
 
     @classmethod
-    def transforms(cls, config: Any) -> dict[str, Component] | None:
-        """Return the transforms of observations and rewards by name; None if unknown."""
-        return None
+    def transforms(cls, config: Any) -> list[dict[str, Component]]:
+        """Return the transforms of observations and rewards, by name, of each part of the source.
+
+        Returns an empty list if they are not known.
+        """
+        return []
 
     def __len__(self) -> int:
         """Return the number of transitions."""
@@ -230,10 +233,13 @@ class OfflineData:
         """Return mean and standard deviation of each component of the observations. [*obs] each"""
         count, total, squares = 0, np.zeros(()), np.zeros(())
         for piece in self._memory.pieces(AT_ONCE):
-            seen = piece.observation.astype(np.float64)
-            count, total, squares = count + len(seen), total + seen.sum(0), squares + np.square(seen).sum(0)
+            count += len(piece.observation)
+            total = total + piece.observation.sum(0, dtype=np.float64)
         mean = total / count
-        return mean, np.sqrt(np.maximum(squares / count - np.square(mean), 0))
+        # A second pass, because differences of sums of squares lose the digits where the mean is large.
+        for piece in self._memory.pieces(AT_ONCE):
+            squares = squares + np.square(piece.observation - mean).sum(0)
+        return mean, np.sqrt(squares / count)
 
     def mixed(self, online: Replay, batch_size: int, frame: int, update: int, joined: bool) -> Transitions:
         """Draw a minibatch of both kinds; transitions of the source come last and have a negative index.

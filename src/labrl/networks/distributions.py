@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, Protocol
 
 import gymnasium as gym
@@ -44,6 +45,53 @@ def log_tanh_slope(u: Tensor) -> Tensor:
     The result is finite and accurate even where tanh(u) rounds to 1.
     """
     return 2 * (math.log(2) - u - torch.nn.functional.softplus(-2 * u))
+
+
+@cache
+def _kolmogorov(nodes: int = 16, low: float = 0.25, high: float = 2.8) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights for means over the Kolmogorov distribution, [nodes] each.
+
+    Gauss-Legendre quadrature between `low` and `high`, outside of which the distribution has next to no mass,
+    with the density 8 b sum_k (-1)^(k-1) k^2 exp(-2 k^2 b^2).
+    """
+    at, weight = np.polynomial.legendre.leggauss(nodes)
+    b, k = (low + high + (high - low) * at) / 2, np.arange(1, 50)[:, None]
+    weight *= b * ((-1.0) ** (k - 1) * k**2 * np.exp(-2 * (k * b) ** 2)).sum(0)
+    return torch.from_numpy(b), torch.from_numpy(weight / weight.sum())
+
+
+class MeanLogTanhSlope:
+    """E log(1 - tanh(u)^2) for a Gaussian u, accurate to 1e-5 for all means and standard deviations.
+
+    The second derivative of log(1 - tanh(u)^2) is -4 times the density of a logistic variable t of scale 1/2,
+    so that it equals 2 log 2 - 2 E|u - t|. This t is a Gaussian whose standard deviation b has the Kolmogorov
+    distribution (Andrews and Mallows, 1974), so u - t is a mixture of Gaussians with standard deviations
+    sigma = sqrt(s^2 + b^2), each of which has the mean absolute value
+    sqrt(2/pi) sigma exp(-m^2 / 2 sigma^2) + m erf(m / sqrt(2) sigma).
+    """
+
+    def __init__(self, mean: Tensor, std: Tensor) -> None:
+        """mean, std: of the Gaussian, of any common shape, m and s above."""
+        scales, self._weights = (each.to(mean) for each in _kolmogorov())
+        self._sigma = torch.hypot(std.unsqueeze(-1), scales)  # [*shape, nodes]
+        ratio = mean.unsqueeze(-1) / self._sigma
+        self._bell = math.sqrt(2 / math.pi) * torch.exp(-0.5 * ratio.square())
+        self._sign, self._std = self._over_nodes(torch.erf(math.sqrt(0.5) * ratio)), std
+        self.value = 2 * (math.log(2) - mean * self._sign - self._over_nodes(self._sigma * self._bell))
+        """The mean, of the shape of `mean`."""
+
+    def _over_nodes(self, values: Tensor) -> Tensor:
+        return (values * self._weights).sum(-1)
+
+    @property
+    def derivatives(self) -> tuple[Tensor, Tensor]:
+        """Derivatives by the mean and by log s, each of the shape of `mean`.
+
+        Those of E|u - t| by m and s are the means over b of erf(m / sqrt(2) sigma) and of
+        sqrt(2/pi) (s / sigma) exp(-m^2 / 2 sigma^2).
+        """
+        by_std = self._over_nodes(self._std.unsqueeze(-1) / self._sigma * self._bell)
+        return -2 * self._sign, -2 * self._std * by_std
 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -189,8 +237,8 @@ class ActionDistribution(Actions):
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return the numbers that define the distributions, for histograms. [batch, ...] each"""
 
-    def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Return the columns of a metrics row about continuous actions; environments count discrete ones."""
+    def statistics(self, parameters: Tensor) -> dict[str, float]:
+        """Return the columns of a metrics row about the distributions; environments add those of actions."""
         return {}
 
 
@@ -427,15 +475,9 @@ class DiagonalGaussian(ActionDistribution):
         mean, log_std = np.split(parameters, 2, axis=1)
         return {"mean": mean, "std": np.exp(log_std)}
 
-    def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Return the mean standard deviation, and the share of sampled components outside the bounds."""
-        low = torch.as_tensor(self._low, device=action.device)
-        high = torch.as_tensor(self._high, device=action.device)
-        clipped = (action < low) | (action > high)
-        return {
-            "action_std": float(parameters.chunk(2, dim=-1)[1].exp().mean()),
-            "action_clipped_share": float(clipped.float().mean()),
-        }
+    def statistics(self, parameters: Tensor) -> dict[str, float]:
+        """Return the mean standard deviation of samples, before they are clipped or squashed."""
+        return {"policy_std": float(parameters.chunk(2, dim=-1)[1].exp().mean())}
 
 
 class RescaledGaussian(DiagonalGaussian):
@@ -458,29 +500,21 @@ class SquashedGaussian(RescaledGaussian):
     rounding of a would make u inaccurate.
     """
 
-    NODES = 32
-    """Nodes of the quadrature of the entropy: accurate to three digits for standard deviations up to 3."""
-
     def __init__(self, space: gym.spaces.Box) -> None:
         super().__init__(space)
         # Exclude dimensions in which the lower and upper bound are equal.
         self.log_reach = float(np.log(self._box.half[self._box.half > 0]).sum())
-        nodes, weights = np.polynomial.hermite_e.hermegauss(self.NODES)
-        self.nodes = torch.tensor(nodes, dtype=torch.float32)
-        self.weights = torch.tensor(weights / weights.sum(), dtype=torch.float32)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return log-probabilities and entropies of the squashed actions. [batch] each
 
         The log-probability is that of the Gaussian minus log |da/du| = log(reach (1 - tanh(u)^2))
         (arXiv:1801.01290, appendix C, eq. 21), and the entropy is that of the Gaussian plus the mean of log
-        |da/du|, computed by Gauss-Hermite quadrature.
+        |da/du|.
         """
         log_prob, entropy = super().log_prob_entropy(parameters, action)
         mean, log_std = parameters.chunk(2, dim=1)
-        nodes, weights = self.nodes.to(mean.device), self.weights.to(mean.device)
-        around = mean.unsqueeze(2) + log_std.exp().unsqueeze(2) * nodes  # [batch, dimensions, nodes]
-        slope = (log_tanh_slope(around) @ weights).sum(1)
+        slope = MeanLogTanhSlope(mean, log_std.exp()).value.sum(1)
         log_prob = log_prob - log_tanh_slope(action.reshape(mean.shape)).sum(1)
         return log_prob - self.log_reach, entropy + slope + self.log_reach
 
@@ -492,34 +526,24 @@ class SquashedGaussian(RescaledGaussian):
         """Squash samples and scale them to the bounds of the space. [batch, *action_shape]"""
         return super().to_env(library_of(action).tanh(action))
 
-    def statistics(self, parameters: Tensor, action: Tensor) -> dict[str, float]:
-        """Return the mean deviation before squashing, and the share of components within 1 % of a bound."""
-        names = super().statistics(parameters, torch.tanh(action) / 0.98)
-        return {"action_std": names["action_std"], "action_saturated_share": names["action_clipped_share"]}
-
 
 class _DerivedSquashedGaussian(_DerivedGaussian):
-    """Derivatives with the additional term E log(1 - tanh^2(m + s x)) of the entropy, x standard normal.
+    """Derivatives with the additional terms of a squashed Gaussian.
 
-    log pi has an additional term that depends only on the action. The derivative of log(1 - tanh^2(u)) is
-    -2 tanh(u), with du/dm = 1 and du / d log s = s x; the mean over x is a sum over the quadrature's nodes.
+    That of log pi depends only on the action, and that of the entropy is `MeanLogTanhSlope`.
     """
 
     def __init__(self, distribution: SquashedGaussian, parameters: NDArray, action: NDArray) -> None:
         super().__init__(parameters, action)
-        self._nodes, self._weights = distribution.nodes.numpy(), distribution.weights.numpy()
-        self._around = self.mean[:, :, None] + np.exp(self.log_std)[:, :, None] * self._nodes
+        self._slope = MeanLogTanhSlope(*map(torch.from_numpy, (self.mean, np.exp(self.log_std))))
         reach = np.float32(distribution.log_reach)
         self.log_prob -= _log_tanh_slope(action.reshape(self.mean.shape)).sum(1) + reach
-        self.entropy += (_log_tanh_slope(self._around) @ self._weights).sum(1) + reach
+        self.entropy += self._slope.value.numpy().sum(1) + reach
 
     def gradient(self, log_prob: NDArray, entropy: float) -> NDArray:
-        gradient, size = super().gradient(log_prob, entropy), self.mean.shape[1]
+        gradient = super().gradient(log_prob, entropy)
         if entropy:
-            slope = np.tanh(self._around)
-            slope *= np.float32(-2 * entropy)
-            gradient[:, :size] += slope @ self._weights
-            gradient[:, size:] += (slope @ (self._nodes * self._weights)) * np.exp(self.log_std)
+            gradient += np.float32(entropy) * torch.cat(self._slope.derivatives, dim=1).numpy()
         return gradient
 
 

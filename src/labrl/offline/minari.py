@@ -96,9 +96,9 @@ class OfflineMinari(OfflineData):
             )
 
     @classmethod
-    def transforms(cls, config: OfflineMinariConfig) -> dict[str, Component]:
+    def transforms(cls, config: OfflineMinariConfig) -> list[dict[str, Component]]:
         """Return the transforms of observations and rewards: none."""
-        return {}
+        return [{}]
 
 
 def _pieces(dataset: Any, wanted: Wanted, origin: str, clipped: dict[str, int]) -> Iterator[Piece]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from labrl.agents.abilities import check_abilities
 from labrl.agents.action_spaces import check_actions
+from labrl.agents.agent import Agent, agent_class
 from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
 from labrl.analysis.returns import recorded_return
@@ -113,6 +114,17 @@ def high_rates(agent: Component) -> dict[str, float]:
         and not isinstance(value, bool)
     }
     return {key: peak for key, peak in peaks.items() if peak > 1}
+
+
+def ignores_precision(config: TrialConfig) -> bool:
+    """Return whether bfloat16 is requested, but no network of the agent uses it: none sees images.
+
+    Agents of users may use it in their own way.
+    """
+    if config.meta.precision != "bf16" or not config.agent.target.startswith("labrl."):
+        return False
+    has_networks = agent_class(config.agent).modules is not Agent.modules
+    return not (has_networks and sees_images(describe(config.env)[0]))
 
 
 def _check_room(num_sessions: int) -> None:
@@ -241,6 +253,11 @@ def run_sessions(
     for key, rate in high_rates(config.agent).items():
         say(
             f"{key} reaches {rate:g}: is that meant? With a learning rate above 1, networks hardly ever learn"
+        )
+    if ignores_precision(config):
+        say(
+            "meta.precision=bf16 has no effect: only networks for image observations use it, and this trial "
+            "has none"
         )
     if inexact:
         run.set_status("running", inexact=list(inexact))

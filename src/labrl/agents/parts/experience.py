@@ -213,7 +213,8 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
         raise InputError(
             f"agent.learning_starts={config.learning_starts} leaves no update within env.max_frame="
             f"{env.max_frame}: with agent.batch_size={config.batch_size}, the first update is after frame "
-            f"{start}. Set env.max_frame={2 * start} or more, or a smaller agent.learning_starts.",
+            f"{start}. Set env.max_frame={2 * start} or more, or a smaller agent.learning_starts, or "
+            "meta=dev for a quick try.",
             code="contradiction",
             key="agent.learning_starts",
         )
@@ -336,33 +337,29 @@ def _check_source(
     if not isinstance(source, type) or not issubclass(source, OfflineData):
         return
     source.check(offline.config)
-    then = source.transforms(offline.config)
-    if then is None:
-        return
-    for name in sorted(transforms | then):
-        if transforms.get(name) != then.get(name):
-            past, now = (given[name].target if name in given else "null" for given in (then, transforms))
+    for then in source.transforms(offline.config):
+        for name in sorted(transforms | then):
+            if transforms.get(name) != then.get(name):
+                past, now = (given[name].target if name in given else "null" for given in (then, transforms))
+                raise InputError(
+                    f"transforms.{name}: the data of agent.offline was transformed by {past}, but new steps "
+                    f"would be transformed by {now}. Set transforms.{name} to that of the data.",
+                    code="contradiction",
+                    key=f"transforms.{name}",
+                )
+    for played_in in source.environments(offline.config):
+        try:
+            theirs = actions_of(played_in)
+        except LabrlError:  # the environment cannot be made here
+            continue
+        if not same_actions(theirs, actions):  # buffers store actions without their bounds
             raise InputError(
-                f"transforms.{name}: the data of agent.offline was transformed by {past}, but new steps "
-                f"would be transformed by {now}. Set transforms.{name} to that of the data.",
+                f"agent.offline: the actions of its source, {played_in.config.name}, are {theirs}, but those "
+                f"of this environment are {actions}: the same number would mean another action. Use a run "
+                "with the same action space.",
                 code="contradiction",
-                key=f"transforms.{name}",
+                key="agent.offline",
             )
-    played_in = source.environment(offline.config)
-    if played_in is None:
-        return
-    try:
-        theirs = actions_of(played_in)
-    except LabrlError:  # the environment cannot be made here
-        return
-    if not same_actions(theirs, actions):  # buffers store actions without their bounds
-        raise InputError(
-            f"agent.offline: the actions of its source, {played_in.config.name}, are {theirs}, but those of "
-            f"this environment are {actions}: the same number would mean another action. Use a run with the "
-            "same action space.",
-            code="contradiction",
-            key="agent.offline",
-        )
 
 
 def experience_for_rank(config: Options, ranks: int, sequence_length: int = 1) -> Options:
