@@ -32,7 +32,7 @@ from labrl.session.callbacks.search import CHANNEL
 from labrl.steady_output import refused
 from labrl.storage.folder import place
 from labrl.storage.provenance import Command
-from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.storage.run_folder import RunFolder
 from labrl.storage.session_log import print_without_modules
 from labrl.trial.composed import Again, Composed
 from labrl.trial.resume import FinishedError, Resume
@@ -137,7 +137,8 @@ class Job:
         overrides: the present overrides of the trial. Returns the outcome of a search's trial if it has
         ended, even if it was killed before its status was recorded.
         """
-        if not (Path(folder) / MARKER).exists():
+        run = RunFolder(Path(folder))
+        if not run.marker.exists() and not run.has_lost_marker:
             return None
         run = RunFolder.open(folder)
         _wait_for(run)

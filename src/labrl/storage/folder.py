@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from labrl.errors import DamagedFileError, InputError
-from labrl.storage.atomic import write_json
+from labrl.storage.atomic import sync_names, write_json
 from labrl.storage.lock import FolderLock
 
 REPORT_FILES = ("report.html", "plots", "statistics.csv", "statistics.json")
@@ -156,7 +156,7 @@ class Folder(Generic[Status]):
         # Written under another name first, so that no reader and no kill leaves an empty marker.
         whole = self.path / f".{self.MARKER}.{os.getpid()}.{threading.get_ident()}.tmp"
         try:
-            write_json(whole, content, durable=False)
+            write_json(whole, content)
             try:
                 os.link(whole, self.marker)
             except FileExistsError:
@@ -164,8 +164,11 @@ class Folder(Generic[Status]):
             except OSError:  # a file system without hard links
                 with open(self.marker, "xb") as file:
                     file.write(whole.read_bytes())
+                    file.flush()
+                    os.fsync(file.fileno())
         finally:
             whole.unlink(missing_ok=True)
+        sync_names(self.path)  # Hydra may have made the folder and its parent
 
 
 def now() -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from labrl.errors import DamagedFileError, LabrlError
-from labrl.storage.atomic import write_atomic, write_json
+from labrl.storage.atomic import sync_names, write_atomic, write_json
 from labrl.storage.folder import REPORT_FILES, read_json
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
 
@@ -103,6 +103,7 @@ def write_provenance(
     write_atomic(folder.config, as_yaml(dict(config)))
     target = folder.path if resume is None else folder.resumes / str(resume)
     target.mkdir(parents=True, exist_ok=True)
+    sync_names(target)
     repositories = {}
     for name, root in _repositories().items():
         facts, diff = describe_repository(root)

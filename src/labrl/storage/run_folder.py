@@ -8,10 +8,12 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from labrl.errors import DamagedFileError, LabrlError
+from labrl.storage.atomic import sync_names
 from labrl.storage.folder import REPORT_FILES, Folder, read_json
 from labrl.storage.lock import LOCK, FolderLock
 
@@ -161,7 +163,8 @@ class RunFolder(Folder[RunStatus]):
         return "; ".join(found) or "nothing else is known"
 
     def info(self) -> dict[str, Any]:
-        """Return the content of `run.json`.
+        """Return the content of `run.json`; if a power failure has left it empty beside checkpoints of a run
+        that was never resumed, its content according to the other files.
 
         Raises InputError if this is not the folder of a run, and DamagedFileError if the file is damaged or
         lost.
@@ -169,6 +172,8 @@ class RunFolder(Folder[RunStatus]):
         try:
             return super().info()
         except LabrlError as error:
+            if self._is_emptied and any(session.checkpoint_frames() for session in self.sessions()):
+                return self._rebuilt()
             if not isinstance(error, DamagedFileError) and not self.has_lost_marker:
                 raise
             raise DamagedFileError(
@@ -176,6 +181,15 @@ class RunFolder(Folder[RunStatus]):
                 f"this content: {json.dumps(self._rebuilt())}",
                 key=str(self.marker),
             ) from error
+
+    @property
+    def _is_emptied(self) -> bool:
+        """Whether `run.json` never reached the disk: it is missing, empty, or contains only zero bytes."""
+        if self.resumes.exists() or not self.provenance.exists():
+            return False
+        with suppress(OSError):
+            return not self.marker.exists() or not self.marker.read_bytes().strip(b"\0")
+        return False
 
     def rebuilt_info(self) -> dict[str, Any]:
         """Return `info`; if `run.json` is missing or damaged, rebuild it from the sessions' results.
@@ -195,7 +209,11 @@ class RunFolder(Folder[RunStatus]):
         worst = next((status for status in ("failed", "pruned", "finished") if status in statuses), None)
         left = not statuses or statuses & {None, "interrupted"}
         status = "interrupted" if left or worst is None else worst
-        return {"format_version": self.FORMAT_VERSION, "status": status}
+        found: dict[str, Any] = {"format_version": self.FORMAT_VERSION, "status": status}
+        with suppress(TypeError, ValueError):  # without the time of the start, `latest` cannot find the run
+            started = datetime.fromisoformat(read_json(self.provenance).get("started"))  # type: ignore[arg-type]
+            found["created"] = started.astimezone(UTC).isoformat(timespec="milliseconds")
+        return found
 
     def discard_unplayed(self) -> None:
         """Delete the files of a run that was refused before its first step.
@@ -230,7 +248,9 @@ class RunFolder(Folder[RunStatus]):
     def session(self, index: int) -> SessionFolder:
         """Return the folder of session number `index`, which is created if needed."""
         folder = SessionFolder(self.path / f"session_{index}")
-        folder.path.mkdir(exist_ok=True)
+        if not folder.path.is_dir():
+            folder.path.mkdir(exist_ok=True)
+            sync_names(self.path)
         return folder
 
     def sessions(self) -> list[SessionFolder]:

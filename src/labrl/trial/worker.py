@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -156,6 +157,8 @@ def restored_session(
     checkpoint = store.latest()
     store.refuse_broken(checkpoint)
     state = None if checkpoint is None else checkpoint.state
+    if state is None:  # a power failure may have damaged files that no checkpoint needs
+        shutil.rmtree(folder.replay, ignore_errors=True)
     ranks = ALONE if begin is None else begin(state)
     if store.broken and checkpoint is not None:
         _log.warning("session %d continues from frame %d", index, checkpoint.frame)

@@ -193,8 +193,8 @@ class Checkpoint(Callback):
         assert self._store is not None, "start() comes before step()"
         # A power failure must not lose rows that the checkpoint counts as written.
         try:
-            for table in (folder.train_csv, folder.eval_csv):
-                sync_file(table)
+            for path in (folder.train_csv, folder.eval_csv, folder.path, *folder.replay.glob("**")):
+                sync_file(path)
             self._store.write(frame, packed, **how)
         except OSError as error:
             self._refuse(frame, error)
