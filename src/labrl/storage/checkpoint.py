@@ -130,6 +130,9 @@ class CheckpointStore:
                 self._keep_best_before(frame)
             if best:
                 self._publish_best(target)
+        except OSError:
+            self._ready = False  # remove or finish later what this call has left behind
+            raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         if keep:

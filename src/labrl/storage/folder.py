@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from labrl.errors import DamagedFileError, InputError
 from labrl.storage.atomic import sync_names, write_json
 from labrl.storage.lock import FolderLock
+from labrl.storage.write_errors import WriteErrors
 
 REPORT_FILES = ("report.html", "plots", "statistics.csv", "statistics.json")
 """Files that a report adds to the folder of a run or an experiment."""
@@ -48,6 +49,9 @@ class Folder(Generic[Status]):
         self.path = path
         self.marker = path / self.MARKER
         """Path of the marker file."""
+        self.errors = WriteErrors()
+        """The files that this process cannot write at present."""
+        self._pending: dict[str, Any] = {}  # facts that the marker lacks
         self.writing = threading.RLock()
         """Lock that is held while the marker is read and replaced, so that threads do not lose each other's
         changes."""
@@ -100,12 +104,22 @@ class Folder(Generic[Status]):
             raise DamagedFileError(f"{self.marker} cannot be read: {error}", key=str(self.marker)) from error
         if not isinstance(content, dict):
             raise DamagedFileError(f"{self.marker} was not written by labrl", key=str(self.marker))
-        return content
+        return {**content, **self._pending}
 
     def update(self, **changed: Any) -> None:
-        """Replace some facts in the marker and keep the others."""
+        """Replace some facts in the marker and keep the others.
+
+        If it cannot be written, `errors` has it, and the facts are written with the next ones.
+        """
         with self.writing:
-            write_json(self.marker, {**self.info(), "updated": now(), **changed})
+            self._pending |= {"updated": now(), **changed}
+            with self.errors.tolerated(self.marker):
+                try:
+                    info = self.info()
+                except DamagedFileError as error:
+                    raise error.__cause__ if isinstance(error.__cause__, OSError) else error from None
+                write_json(self.marker, info)
+                self._pending.clear()
 
     @property
     def status(self) -> Status:

@@ -16,6 +16,7 @@ from labrl.errors import DamagedFileError, LabrlError
 from labrl.storage.atomic import sync_names
 from labrl.storage.folder import REPORT_FILES, Folder, read_json
 from labrl.storage.lock import LOCK, FolderLock
+from labrl.storage.write_errors import WriteErrors
 
 MARKER = "run.json"
 """Name of the file that marks the folder of a run."""
@@ -40,8 +41,11 @@ def frames_in(checkpoints: Path) -> list[int]:
 class SessionFolder:
     """The folder of one session. Use `RunFolder.session` to get one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, errors: WriteErrors | None = None) -> None:
+        """errors: those of the run, if this process writes both."""
         self.path = path
+        self.errors = errors or WriteErrors()
+        """The files that cannot be written at present."""
         self.train_csv = path / "train.csv"
         self.eval_csv = path / "eval.csv"
         self.checkpoints = path / "checkpoints"
@@ -173,14 +177,14 @@ class RunFolder(Folder[RunStatus]):
             return super().info()
         except LabrlError as error:
             if self._is_emptied and any(session.checkpoint_frames() for session in self.sessions()):
-                return self._rebuilt()
+                return {**self._rebuilt(), **self._pending}
             if not isinstance(error, DamagedFileError) and not self.has_lost_marker:
                 raise
             raise DamagedFileError(
                 f"{error}. The other files record: {self.known}. Restore the file, or create it with "
                 f"this content: {json.dumps(self._rebuilt())}",
                 key=str(self.marker),
-            ) from error
+            ) from error.__cause__
 
     @property
     def _is_emptied(self) -> bool:
@@ -247,7 +251,7 @@ class RunFolder(Folder[RunStatus]):
 
     def session(self, index: int) -> SessionFolder:
         """Return the folder of session number `index`, which is created if needed."""
-        folder = SessionFolder(self.path / f"session_{index}")
+        folder = SessionFolder(self.path / f"session_{index}", self.errors)
         if not folder.path.is_dir():
             folder.path.mkdir(exist_ok=True)
             sync_names(self.path)
