@@ -51,6 +51,7 @@ class OfflineRun(OfflineData):
         """Raise InputError if the folder is not a run, or if its transitions are not usable."""
         path = Path(config.folder).expanduser()
         given = f"agent.offline.folder={config.folder}"
+        RunFolder(path).check_format()
         if not (path / MARKER).exists():
             raise InputError(
                 f"{given} is not a run folder: it has no {MARKER}. Choose the folder of a run.",

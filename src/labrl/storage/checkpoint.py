@@ -452,7 +452,7 @@ def _damages(path: Path) -> Iterator[None]:
 def _checked_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint whose state exists and has the size that was written."""
     manifest = _read_manifest(path)
-    check_format(path, manifest["format_version"], FORMAT_VERSION)
+    check_format(path, manifest["format_version"], [FORMAT_VERSION])
     size, expected = (path / STATE).stat().st_size, manifest["files"][STATE]["size"]
     if size != expected:
         raise ValueError(f"{STATE} has {size} bytes, {expected} were written")

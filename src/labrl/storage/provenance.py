@@ -23,8 +23,8 @@ import yaml
 
 from labrl.errors import DamagedFileError, LabrlError
 from labrl.storage.atomic import sync_names, write_atomic, write_json
-from labrl.storage.folder import REPORT_FILES, read_json
-from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
+from labrl.storage.folder import PROVENANCE, REPORT_FILES, newest_provenance, read_json
+from labrl.storage.run_folder import MARKER, RunFolder
 
 MAX_DIFF = 1_000_000
 """Largest number of bytes of changes that are recorded for one repository."""
@@ -135,7 +135,7 @@ def known_provenance(folder: RunFolder) -> dict[str, Any]:
 
     Returns an empty dict if the file is missing or damaged.
     """
-    return read_json(_newest(folder))
+    return read_json(newest_provenance(folder.path))
 
 
 def read_command(folder: RunFolder) -> Command:
@@ -173,7 +173,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
 def damages(folder: RunFolder) -> list[str]:
     """List the missing and damaged files among those that describe a run, as messages."""
     found = []
-    described = ((folder.config, dict), (folder.overrides, list), (_newest(folder), dict))
+    described = ((folder.config, dict), (folder.overrides, list), (newest_provenance(folder.path), dict))
     for path, kind in ((folder.marker, dict), *described):
         try:
             _read(folder, path, kind)
@@ -200,13 +200,6 @@ def _config_file(folder: RunFolder) -> dict[str, Any]:
 
 def _lacking(config: Mapping[str, Any]) -> list[str]:
     return [part for part in ("seed", "agent", "env", "meta") if part not in config]
-
-
-def _newest(folder: RunFolder) -> Path:
-    """Return the path of the newest provenance: that of the last resume, or that of the start."""
-    numbers = sorted((int(path.name) for path in folder.resumes.glob("[0-9]*")), reverse=True)
-    written = (folder.resumes / str(number) / PROVENANCE for number in numbers)
-    return next((path for path in written if path.exists()), folder.provenance)
 
 
 def _read(folder: RunFolder, path: Path, kind: type) -> Any:

@@ -14,14 +14,12 @@ from typing import Any, Literal, Self
 
 from labrl.errors import DamagedFileError, LabrlError
 from labrl.storage.atomic import sync_names
-from labrl.storage.folder import REPORT_FILES, Folder, read_json
+from labrl.storage.folder import PROVENANCE, REPORT_FILES, RESUMES, Folder, newest_provenance, read_json
 from labrl.storage.lock import LOCK, FolderLock
 from labrl.storage.write_errors import WriteErrors
 
 MARKER = "run.json"
 """Name of the file that marks the folder of a run."""
-
-PROVENANCE = "provenance.json"
 
 REPLAY = "replay"
 """Name of the folder of a replay buffer stored in files: that of a session, and the copy in a kept
@@ -116,12 +114,10 @@ class RunFolder(Folder[RunStatus]):
         self.config = path / "config.yaml"
         self.overrides = path / "overrides.yaml"
         self.provenance = path / PROVENANCE
-        """Code, packages, machine, command and seed."""
         self.changed = path / "changed.json"
         """The configuration keys that differ from the defaults of the agent and environment."""
         self.report = path / "report.html"
-        self.resumes = path / "resumes"
-        """Folder with the provenance of each resume, by number."""
+        self.resumes = path / RESUMES
         self.enjoy = path / "enjoy"
         """Folder of the episodes that the run's models played later."""
 
@@ -132,8 +128,17 @@ class RunFolder(Folder[RunStatus]):
         rebuilt: whether `run.json` may be missing or damaged, as in `rebuilt_info`.
         """
         run = cls(Path(os.path.abspath(path)))
-        run.check_version(run.rebuilt_info() if rebuilt else run.info())
+        run.check_format()
+        run.check_written(run.rebuilt_info() if rebuilt else run.info())
         return run
+
+    def format_version(self) -> int | None:
+        """Return the version of the folder's format; 0 for the first one, which is also recorded as 1."""
+        version = super().format_version()
+        if version in (None, 1) and (facts := read_json(newest_provenance(self.path))):
+            config = facts.get("config")
+            return version if isinstance(config, dict) and "start_from" in config else 0
+        return version
 
     @property
     def unrecorded(self) -> bool:
