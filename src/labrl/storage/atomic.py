@@ -8,7 +8,6 @@ import math
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +23,6 @@ def sync_file(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_names(folder: Path) -> None:
-    """Wait until a folder that may be new, its content's names and its parent's name would survive a power
-    failure.
-
-    A folder that this user or file system cannot sync is left out.
-    """
-    for path in (folder, *folder.parents[:2]):
-        with suppress(OSError):
-            sync_file(path)
 
 
 def write_synced(path: Path, content: bytes | memoryview) -> None:

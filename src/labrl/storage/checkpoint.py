@@ -20,14 +20,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from labrl.errors import DamagedFileError, InputError, LabrlError
-from labrl.storage.atomic import (
-    HashedFile,
-    copy_synced,
-    sync_file,
-    sync_names,
-    write_atomic,
-    write_synced,
-)
+from labrl.storage.atomic import HashedFile, copy_synced, sync_file, write_atomic, write_synced
 from labrl.storage.folder import check_format
 from labrl.storage.run_folder import REPLAY, frames_in
 
@@ -235,7 +228,7 @@ class CheckpointStore:
         for copy, original in copies.items():
             copy.mkdir(parents=True)
             _link_files(original, copy)
-        sync_names(target)
+        sync_file(target)
 
     def replay_of(self, frame: int) -> Path | None:
         """Return the copy of a replay buffer that belongs to the checkpoint of `frame`, if it has one."""
@@ -292,7 +285,7 @@ class CheckpointStore:
         if self._ready:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        sync_names(self.folder)
+        sync_file(self.folder.parent)
         retired, best = self._retired(BEST), self.folder / BEST
         if retired.exists() and not best.exists():
             os.replace(retired, best)
@@ -360,7 +353,7 @@ def copy_replay(source: Path, target: Path) -> None:
             copy_replay(path, target / path.name)
         else:
             copy_synced(path, target / path.name)
-    sync_names(target)
+    sync_file(target)
 
 
 def _link_files(source: Path, target: Path) -> None:

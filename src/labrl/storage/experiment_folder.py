@@ -107,8 +107,8 @@ class ExperimentFolder(Folder[ExperimentStatus]):
     def check_format(self) -> None:
         """Raise InputError if this version of labrl does not read the folder or that of a trial."""
         super().check_format()
-        for trial in read_json(self.marker).get("trials") or []:
-            with suppress(KeyError, TypeError):  # reported when the trials are read
+        with suppress(KeyError, TypeError):  # a damaged entry is reported when the trials are read
+            for trial in read_json(self.marker).get("trials", ()):
                 RunFolder(self.path / trial["folder"]).check_format()
 
     def trials(self) -> list[TrialRecord]:

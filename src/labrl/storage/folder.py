@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from labrl.errors import DamagedFileError, InputError
-from labrl.storage.atomic import sync_names, write_json
+from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock
 from labrl.storage.write_errors import WriteErrors
 
@@ -187,7 +187,7 @@ class Folder(Generic[Status]):
         # Written under another name first, so that no reader and no kill leaves an empty marker.
         whole = self.path / f".{self.MARKER}.{os.getpid()}.{threading.get_ident()}.tmp"
         try:
-            write_json(whole, content)
+            write_json(whole, content, durable=False)
             try:
                 os.link(whole, self.marker)
             except FileExistsError:
@@ -195,11 +195,8 @@ class Folder(Generic[Status]):
             except OSError:  # a file system without hard links
                 with open(self.marker, "xb") as file:
                     file.write(whole.read_bytes())
-                    file.flush()
-                    os.fsync(file.fileno())
         finally:
             whole.unlink(missing_ok=True)
-        sync_names(self.path)  # Hydra may have made the folder and its parent
 
 
 def now() -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from labrl.errors import DamagedFileError, LabrlError
-from labrl.storage.atomic import sync_names, write_atomic, write_json
+from labrl.storage.atomic import sync_file, write_atomic, write_json
 from labrl.storage.folder import PROVENANCE, REPORT_FILES, newest_provenance, read_json
 from labrl.storage.run_folder import MARKER, RunFolder
 
@@ -99,18 +99,18 @@ def write_provenance(
     machine does not provide are left out; only writing the files can fail (OSError). Returns the content of
     `provenance.json` without the configuration.
     """
-    write_atomic(folder.overrides, as_yaml(list(command.overrides)))
-    write_atomic(folder.config, as_yaml(dict(config)))
+    durable = resume is not None  # A new run is synced as a whole before its first frame.
+    write_atomic(folder.overrides, as_yaml(list(command.overrides)), durable)
+    write_atomic(folder.config, as_yaml(dict(config)), durable)
     target = folder.path if resume is None else folder.resumes / str(resume)
     target.mkdir(parents=True, exist_ok=True)
-    sync_names(target)
     repositories = {}
     for name, root in _repositories().items():
         facts, diff = describe_repository(root)
         if diff:
             facts["diff"] = f"{name}.diff"
             facts["diff_sha256"] = hashlib.sha256(diff.encode()).hexdigest()
-            write_atomic(target / facts["diff"], diff)
+            write_atomic(target / facts["diff"], diff, durable)
         repositories[name] = facts
     content = {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -126,7 +126,9 @@ def write_provenance(
         "packages": installed_packages(),
         **({} if start_from is None else {"start_from": dict(start_from)}),
     }
-    write_json(target / PROVENANCE, {**content, "config": dict(config)})
+    write_json(target / PROVENANCE, {**content, "config": dict(config)}, durable)
+    if durable:
+        sync_file(target.parent)
     return content
 
 

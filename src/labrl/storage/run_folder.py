@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from labrl.errors import DamagedFileError, LabrlError
-from labrl.storage.atomic import sync_names
+from labrl.storage.atomic import sync_file
 from labrl.storage.folder import PROVENANCE, REPORT_FILES, RESUMES, Folder, newest_provenance, read_json
 from labrl.storage.lock import LOCK, FolderLock
 from labrl.storage.write_errors import WriteErrors
@@ -254,12 +254,22 @@ class RunFolder(Folder[RunStatus]):
                     pass
             yield
 
+    def sync(self) -> None:
+        """Wait until the files that describe the run would survive a power failure. Raises OSError.
+
+        Syncing them together costs less than syncing each one when it is written.
+        """
+        for path in self.path.iterdir():
+            if path.is_file() and path.name != LOCK:
+                sync_file(path)
+        for folder in (*(one.path for one in self.sessions()), self.path, *self.path.parents[:3]):
+            with suppress(OSError):  # not every user and file system can sync a folder
+                sync_file(folder)
+
     def session(self, index: int) -> SessionFolder:
         """Return the folder of session number `index`, which is created if needed."""
         folder = SessionFolder(self.path / f"session_{index}", self.errors)
-        if not folder.path.is_dir():
-            folder.path.mkdir(exist_ok=True)
-            sync_names(self.path)
+        folder.path.mkdir(exist_ok=True)
         return folder
 
     def sessions(self) -> list[SessionFolder]:

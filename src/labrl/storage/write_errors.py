@@ -42,7 +42,7 @@ class WriteErrors:
         if error.errno not in self._reported:
             self._reported.add(error.errno)
             _log.warning(
-                "%s cannot be written (%s). Training continues; files are completed when that is possible",
+                "%s cannot be written (%s). This does not end training; files are completed when possible",
                 *(path, _reason(error)),
             )
 

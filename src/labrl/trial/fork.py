@@ -18,7 +18,7 @@ from labrl.config.compose import resolve
 from labrl.config.keys import Change, contradictions, is_hydras, split_override, typed_override
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.steady_output import doing
-from labrl.storage.atomic import copy_synced, sync_names
+from labrl.storage.atomic import copy_synced
 from labrl.storage.checkpoint import CheckpointStore, copy_replay
 from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.composed import Again, Composed
@@ -181,7 +181,6 @@ class Fork(Again):
                 shutil.copytree(old.episodes, new.episodes)
             if replay is not None:
                 copy_replay(replay, new.replay)
-            sync_names(new.path)
         except FileNotFoundError as error:  # The run is still running.
             raise InputError(
                 f"at={self.frame}: the run replaced its checkpoint of that frame while it was being copied "

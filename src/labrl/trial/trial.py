@@ -231,6 +231,7 @@ def run_sessions(
         )
     if inexact:
         run.set_status("running", inexact=list(inexact))
+    run.sync()
     group = leading()
     # Even if few sessions remain, because the last bits depend on the number of threads.
     num_threads = threads_per_session(

@@ -100,13 +100,11 @@ def run_session(
         torch.set_deterministic_debug_mode(deterministic_before)
     if session is not None:
         _fill(result, session)
+    if result.error is None and errors.lacking:
+        result.status, result.error = "failed", errors.summary(folder.path)
     with errors.tolerated(folder.result):
         write_json(folder.result, dataclasses.asdict(result))
-    if code != FAILED and (lacking := errors.summary(folder.path)):
-        result.status, result.error, code = "failed", lacking, FAILED
-        with errors.tolerated(folder.result):
-            write_json(folder.result, dataclasses.asdict(result))
-    return code, result
+    return FAILED if errors.lacking else code, result
 
 
 def _described(error: BaseException) -> str:
@@ -262,6 +260,7 @@ def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_th
     except LabrlError as error:
         seed = session_seed(config.seed, index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
-        write_json(session.result, dataclasses.asdict(result))
+        with session.errors.tolerated(session.result):
+            write_json(session.result, dataclasses.asdict(result))
         code = error.exit_code
     sys.exit(code)
