@@ -32,7 +32,7 @@ from labrl.session.callbacks.search import CHANNEL
 from labrl.steady_output import refused
 from labrl.storage.folder import place
 from labrl.storage.provenance import Command
-from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.storage.run_folder import RunFolder
 from labrl.storage.session_log import print_without_modules
 from labrl.storage.signature import present_trust, trusting
 from labrl.trial.composed import Again, Composed
@@ -141,7 +141,8 @@ class Job:
         overrides: the present overrides of the trial. Returns the outcome of a search's trial if it has
         ended, even if it was killed before its status was recorded.
         """
-        if not (Path(folder) / MARKER).exists():
+        run = RunFolder(Path(folder))
+        if not run.marker.exists() and not run.has_lost_marker:
             return None
         run = RunFolder.open(folder)
         _wait_for(run)

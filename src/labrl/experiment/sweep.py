@@ -150,6 +150,9 @@ class Grid(Queue):
         else:
             status, code = ("failed" if failed else "finished"), failed
         self.folder.set_status(status)
+        if lacking := self.folder.errors.summary(self.folder.path):
+            print(f"labrl: {lacking}", file=sys.stderr)
+            code = code or FAILED
         if status == "interrupted" and not any(outcome.returns for outcome in self.outcomes.values()):
             say(f"interrupted; to resume: {how_to_resume_experiment(self.folder.path)}")
             return code

@@ -92,6 +92,7 @@ class OfflineRun(OfflineData):
 def _check(path: Path) -> None:
     """Raise InputError if a folder is not a run, or if its transitions are not usable."""
     given = f"{FOLDER}={path}"
+    RunFolder(path).check_format()
     if not (path / MARKER).exists():
         raise InputError(
             f"{given} is not a run folder: it has no {MARKER}. Choose the folder of a run.",

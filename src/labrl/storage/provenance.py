@@ -22,9 +22,9 @@ from typing import Any
 import yaml
 
 from labrl.errors import DamagedFileError, LabrlError
-from labrl.storage.atomic import write_atomic, write_json
-from labrl.storage.folder import REPORT_FILES, read_json
-from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
+from labrl.storage.atomic import sync_file, write_atomic, write_json
+from labrl.storage.folder import PROVENANCE, REPORT_FILES, newest_provenance, read_json
+from labrl.storage.run_folder import MARKER, RunFolder
 from labrl.storage.signature import is_own, present_trust, signed
 
 MAX_DIFF = 1_000_000
@@ -97,8 +97,9 @@ def write_provenance(
     machine does not provide are left out; only writing the files can fail (OSError). Returns the content of
     `provenance.json` without the configuration.
     """
-    write_atomic(folder.overrides, as_yaml(list(command.overrides)))
-    write_atomic(folder.config, as_yaml(dict(config)))
+    durable = resume is not None  # A new run is synced as a whole before its first frame.
+    write_atomic(folder.overrides, as_yaml(list(command.overrides)), durable)
+    write_atomic(folder.config, as_yaml(dict(config)), durable)
     target = folder.path if resume is None else folder.resumes / str(resume)
     target.mkdir(parents=True, exist_ok=True)
     repositories = {}
@@ -107,7 +108,7 @@ def write_provenance(
         if diff:
             facts["diff"] = f"{name}.diff"
             facts["diff_sha256"] = hashlib.sha256(diff.encode()).hexdigest()
-            write_atomic(target / facts["diff"], diff)
+            write_atomic(target / facts["diff"], diff, durable)
         repositories[name] = facts
     content = {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -123,7 +124,9 @@ def write_provenance(
         "packages": installed_packages(),
         **({} if start_from is None else {"start_from": dict(start_from)}),
     }
-    write_json(target / PROVENANCE, signed({**content, "config": dict(config)}))
+    write_json(target / PROVENANCE, signed({**content, "config": dict(config)}), durable)
+    if durable:
+        sync_file(target.parent)
     return content
 
 
@@ -132,7 +135,7 @@ def known_provenance(folder: RunFolder) -> dict[str, Any]:
 
     Returns an empty dict if the file is missing or damaged.
     """
-    return read_json(_newest(folder))
+    return read_json(newest_provenance(folder.path))
 
 
 def read_command(folder: RunFolder) -> Command:
@@ -174,7 +177,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
 def damages(folder: RunFolder) -> list[str]:
     """List the missing and damaged files among those that describe a run, as messages."""
     found = []
-    described = ((folder.config, dict), (folder.overrides, list), (_newest(folder), dict))
+    described = ((folder.config, dict), (folder.overrides, list), (newest_provenance(folder.path), dict))
     for path, kind in ((folder.marker, dict), *described):
         try:
             _read(folder, path, kind)
@@ -201,13 +204,6 @@ def _config_file(folder: RunFolder) -> dict[str, Any]:
 
 def _lacking(config: Mapping[str, Any]) -> list[str]:
     return [part for part in ("seed", "agent", "env", "meta") if part not in config]
-
-
-def _newest(folder: RunFolder) -> Path:
-    """Return the path of the newest provenance: that of the last resume, or that of the start."""
-    numbers = sorted((int(path.name) for path in folder.resumes.glob("[0-9]*")), reverse=True)
-    written = (folder.resumes / str(number) / PROVENANCE for number in numbers)
-    return next((path for path in written if path.exists()), folder.provenance)
 
 
 def _read(folder: RunFolder, path: Path, kind: type) -> Any:

@@ -6,7 +6,7 @@ import glob
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from labrl.config import config_folder
 from labrl.config.keys import is_hydras, traits
@@ -15,6 +15,8 @@ from labrl.mistakes.spelling import nearest, suggested
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, experiment_of, is_experiment
 from labrl.storage.provenance import Command, read_command
 from labrl.storage.run_folder import MARKER, RunFolder
+
+AnyFolder = TypeVar("AnyFolder", RunFolder, ExperimentFolder)
 
 RUNS = Path("runs")
 """Default folder of runs."""
@@ -73,20 +75,14 @@ def find_experiment(which: str) -> ExperimentFolder:
     """
     if which != "latest":
         return _named_experiment(_path_of(which, "+resume", runs=False))
-    found = []
-    for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}"):
-        try:
-            folder = ExperimentFolder.open(marker.parent)
-            found.append((str(folder.info().get("created")), folder.path, folder))
-        except LabrlError:
-            continue  # a damaged experiment is never the latest
+    found, refusals = _opened(ExperimentFolder, RUNS.glob(f"*/{EXPERIMENT_MARKER}"))
     if not found:
-        raise InputError(
+        raise _of_another_version(refusals) or InputError(
             f"there is no experiment in {RUNS.absolute()}. Name a folder: labrl -m +resume=<folder>",
             code="not-found",
             key="+resume",
         )
-    return max(found)[2]
+    return max(found, key=lambda folder: (str(folder.info().get("created")), folder.path))
 
 
 def newest_folder() -> Path:
@@ -168,13 +164,14 @@ def _trials_of(experiment: Path, verb: Verb) -> str:
 
 
 def _latest_run(wanted: Mapping[str, str], key: str) -> RunFolder:
-    found = sorted(_runs(), key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
+    runs, refusals = _runs()
+    found = sorted(runs, key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
     for run in found:
         # A run that was killed before it was recorded has done nothing.
         if not run.unrecorded and _chosen_as(run, wanted):
             return run
     agrees = f" with {_formatted(wanted)}" if found and wanted else ""
-    raise InputError(
+    raise (_of_another_version(refusals) if not found else None) or InputError(
         f"there is no run in {RUNS.absolute()}{agrees}. Name a run folder", code="not-found", key=key
     )
 
@@ -193,13 +190,25 @@ def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
         return False
 
 
-def _runs() -> Iterable[RunFolder]:
-    """Yield every run in ./runs and in its experiments, except for damaged ones."""
-    for marker in (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")):
+def _runs() -> tuple[list[RunFolder], list[LabrlError]]:
+    """Return the runs in ./runs and in its experiments, and why others cannot be opened."""
+    return _opened(RunFolder, (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")))
+
+
+def _opened(kind: type[AnyFolder], markers: Iterable[Path]) -> tuple[list[AnyFolder], list[LabrlError]]:
+    found: list[AnyFolder] = []
+    refusals: list[LabrlError] = []
+    for marker in markers:
         try:
-            yield RunFolder.open(marker.parent)
-        except LabrlError:
-            continue
+            found.append(kind.open(marker.parent))
+        except LabrlError as error:
+            refusals.append(error)
+    return found, refusals
+
+
+def _of_another_version(refusals: Iterable[LabrlError]) -> LabrlError | None:
+    """Return the error of a folder that another version of labrl has written."""
+    return next((error for error in refusals if error.code == "not-installed"), None)
 
 
 def _path_of(which: str, key: str, runs: bool = True) -> Path:
@@ -239,7 +248,7 @@ def _named_run(path: Path, verb: Verb) -> RunFolder:
             [f"{path} contains several runs. Name one of them:", *(f"  {trial}" for trial in trials)]
         )
     else:
-        guess = _near(path, [run.path for run in _runs()])
+        guess = _near(path, [run.path for run in _runs()[0]])
         guess = guess or f" By default, runs are in {RUNS}/; latest is the newest one."
         what = f"is not a run folder of labrl: it contains no {MARKER}" if path.exists() else "does not exist"
         raise InputError(

@@ -24,6 +24,7 @@ from labrl.config.keys import (
     written,
 )
 from labrl.errors import DamagedFileError, InputError
+from labrl.storage.folder import PROVENANCE
 from labrl.storage.provenance import (
     Command,
     as_yaml,
@@ -34,7 +35,7 @@ from labrl.storage.provenance import (
     recorded_config,
     write_provenance,
 )
-from labrl.storage.run_folder import PROVENANCE, RunFolder
+from labrl.storage.run_folder import RunFolder
 from labrl.storage.trust import check_recorded
 
 _MEND = f"Correct it, or delete it: {PROVENANCE} has the configuration that was run"

@@ -251,6 +251,8 @@ def render_videos(run: RunFolder, sessions: Sequence[SessionResult]) -> list[Pat
             except Exception as error:  # A user's environment may fail in any way.
                 known = isinstance(error, LabrlError | OSError)
                 say(f"no videos: {'' if known else f'{type(error).__name__}: '}{error}")
+                if isinstance(error, OSError):
+                    run.errors.failed(target, error)
                 break
             written.append(target)
     return written

@@ -130,6 +130,7 @@ class Resume(Again):
         differences in machine, code and packages since the earlier run; None if those are unknown.
         """
         run = self.past.folder
+        run.update(format_version=run.FORMAT_VERSION)  # also restores what a power failure has left empty
         resumes = list(run.info().get("resumes", []))
         number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
         now, differs = self.past.record(run, composed.plain, composed.command, number)

@@ -261,11 +261,13 @@ def run_sessions(
         )
     if inexact:
         run.set_status("running", inexact=list(inexact))
+    run.sync()
     group = leading()
     # Even if few sessions remain, because the last bits depend on the number of threads.
     num_threads = threads_per_session(
         config.meta.num_cpus, config.meta.max_session if group is None else group.ranks.local_size
     )
+    done = None
     with ExitStack() as ending, shown_on_wandb(config.wandb, run, indices, say):
         prepared = None
         if config.meta.report and experiment_of(run.path) is None:  # among other trials it would take a core
@@ -277,14 +279,15 @@ def run_sessions(
             if group is not None:
                 run.set_status("running", ranks=group.ranks.size)
                 begin = partial(group.begin, plain, folder.path)
-            codes = {0: run_session(config, 0, folder, num_threads, begin=begin)}
+            code, done = run_session(config, 0, folder, num_threads, begin=begin)
+            codes = {0: code}
         else:
             codes = _in_processes(config, run, indices, num_threads)
         forget_shared_weights(run.path)
         result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
         for index in range(config.meta.max_session):
             result.sessions.append(
-                _read_result(config, run, index, codes.get(index, DONE), before.get(index, {}))
+                _read_result(config, run, index, codes.get(index, DONE), before.get(index, {}), done)
             )
         sessions = [dataclasses.asdict(session) for session in result.sessions]
         wants_videos = config.meta.videos and result.exit_code in (DONE, FAILED)
@@ -295,6 +298,8 @@ def run_sessions(
         if config.meta.report:
             doing(reporting.MAKING)
             result.report = reporting.make_report(run.path, prepared)
+        if result.error is None and run.errors.lacking:
+            result.lacking, result.exit_code = run.errors.summary(run.path), FAILED
     return result
 
 
@@ -368,21 +373,26 @@ def _reached(folder: SessionFolder) -> dict[str, Any]:
 
 
 def _read_result(
-    config: TrialConfig, run: RunFolder, index: int, code: int, before: Mapping[str, Any]
+    config: TrialConfig,
+    run: RunFolder,
+    index: int,
+    code: int,
+    before: Mapping[str, Any],
+    done: SessionResult | None,
 ) -> SessionResult:
     """Return the result that the session's process wrote, or one with what is known.
 
-    before: fields of the result from before the process was started.
+    before: fields of the result from before the process was started; done: the result if it ran in this
+    process, which may have been unable to write it.
     """
     assert config.seed is not None
-    folder = run.session(index)
-    now = _reached(folder)
+    now = _reached(run.session(index)) if done is None else dataclasses.asdict(done)
     known = {
         "index": index,
         "seed": session_seed(config.seed, index),
         **(now if now.get("frame") else before),
     }
-    if folder.result.exists():
+    if done is not None or run.session(index).result.exists():
         return SessionResult(**{**known, "status": now["status"], "error": now["error"]})
     if code in _STOPPED:  # before its first step
         return SessionResult(**{**known, "status": "interrupted", "error": None})
