@@ -18,6 +18,7 @@ from typing import Any
 
 from labrl.component import MAIN, being_imported, used_of_main
 from labrl.errors import InputError
+from labrl.secrets import remembered
 
 Dumps = Callable[[Any], bytes]
 
@@ -52,9 +53,9 @@ class Carried:
     """The parts of the script that a new process needs.
 
     Pass it to the process before other arguments that refer to the script. Unpickling it sets the environment
-    variables, because a process forked from a server has those of the server's start. It also defines the
-    classes and functions of `__main__` that the configuration names, which are pickled by value, and
-    registers the environments that the script has registered in Gymnasium.
+    variables, because a process forked from a server has those of the server's start. It also names the
+    secrets to mask, defines the classes and functions of `__main__` that the configuration names, which are
+    pickled by value, and registers the environments that the script has registered in Gymnasium.
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class Carried:
         self._registered = _registered(dumps)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _take, (dict(os.environ), self._definitions, self._registered)
+        return _take, (dict(os.environ), dict(remembered), self._definitions, self._registered)
 
 
 def _definitions(dumps: Dumps) -> bytes:
@@ -109,7 +110,10 @@ def _registered(dumps: Dumps) -> bytes:
     return pickle.dumps(specs)
 
 
-def _take(environment: Mapping[str, str], definitions: bytes, registered: bytes) -> None:
+def _take(
+    environment: Mapping[str, str], secrets: Mapping[str, Any], definitions: bytes, registered: bytes
+) -> None:
+    remembered.update(secrets)
     if environment != dict(os.environ):
         os.environ.clear()
         os.environ.update(environment)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,8 +27,9 @@ from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
 from labrl.experiment.scheduler import Outcome, Task, recorded
 from labrl.processes import before_leaving
+from labrl.secrets import redact
 from labrl.session.callbacks.search import CHANNEL
-from labrl.steady_output import refused
+from labrl.steady_output import print_traceback, refused
 from labrl.storage.folder import place
 from labrl.storage.provenance import Command
 from labrl.storage.run_folder import MARKER, RunFolder
@@ -92,7 +92,7 @@ class Job:
                 refused(error, full_error=False)
             return Outcome.failed(str(error), error.exit_code)
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
+            told = redact(f"{type(error).__name__}: {error}")
             if self._speaks(error):
                 print(f"labrl: the trial in {folder} failed: {told}", file=sys.stderr)
                 print("labrl: for a traceback, put HYDRA_FULL_ERROR=1 before the command", file=sys.stderr)
@@ -103,7 +103,7 @@ class Job:
     def _speaks(self, error: Exception) -> bool:
         """Return whether to print an error here. In a grid, the experiment prints it."""
         if self.full_error or (self.part_of == "search" and not isinstance(error, LabrlError)):
-            traceback.print_exception(error)
+            print_traceback(error)
         return self.part_of != "grid"
 
     def _run(self, cfg: DictConfig, job: Any, folder: str) -> Outcome:

@@ -23,6 +23,7 @@ from labrl.experiment.machine import Machine
 from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
 from labrl.experiment.summary import how_to_resume_experiment, print_experiment, said_of
 from labrl.processes import Stopped
+from labrl.secrets import origins
 from labrl.session.interruption import Interruption
 from labrl.storage.experiment_folder import ExperimentFolder, ExperimentStatus, TrialRecord
 from labrl.storage.folder import place
@@ -77,6 +78,8 @@ def sweep_grid(
             folder.resumed(job.typed, again.edits, **facts)
             folder.replace_trials(plan.records)
         grid = Grid(folder, tasks)
+        for line in origins():
+            say(line)
         if done := len(grid.outcomes):
             say(f"Resuming {path}: {done} trials have finished, and {len(tasks)} remain")
         else:

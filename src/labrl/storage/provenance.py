@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from labrl.errors import DamagedFileError, LabrlError
+from labrl.secrets import redact
 from labrl.storage.atomic import write_atomic, write_json
 from labrl.storage.folder import REPORT_FILES, read_json
 from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
@@ -93,11 +94,11 @@ def write_provenance(
     changes.
 
     `provenance.json` also contains the content of the two YAML files, in case they are edited, damaged or
-    lost. config: resolved configuration as plain data, with the seed that is used; resume: number of this
-    resume, whose provenance has a folder of its own, while the two YAML files are replaced; None for the
-    start; start_from: plain data about the weights of another run that this one starts from. Facts that the
-    machine does not provide are left out; only writing the files can fail (OSError). Returns the content of
-    `provenance.json` without the configuration.
+    lost. Secrets are masked in all of them. config: resolved configuration as plain data, with the seed that
+    is used; resume: number of this resume, whose provenance has a folder of its own, while the two YAML files
+    are replaced; None for the start; start_from: plain data about the weights of another run that this one
+    starts from. Facts that the machine does not provide are left out; only writing the files can fail
+    (OSError). Returns the content of `provenance.json` without the configuration.
     """
     write_atomic(folder.overrides, as_yaml(list(command.overrides)))
     write_atomic(folder.config, as_yaml(dict(config)))
@@ -126,7 +127,7 @@ def write_provenance(
         **({} if start_from is None else {"start_from": dict(start_from)}),
     }
     write_json(target / PROVENANCE, {**content, "config": dict(config)})
-    return content
+    return redact(content)
 
 
 def known_provenance(folder: RunFolder) -> dict[str, Any]:
@@ -337,8 +338,8 @@ def _is_output(folder: Path) -> bool:
 
 
 def as_yaml(content: Any) -> str:
-    """Return `content` as YAML text, as in `config.yaml` and `overrides.yaml`."""
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    """Return `content` as YAML text without secrets, as in `config.yaml` and `overrides.yaml`."""
+    return yaml.safe_dump(redact(content), sort_keys=False, allow_unicode=True)
 
 
 def _repositories() -> dict[str, Path]:
