@@ -17,7 +17,7 @@ import labrl
 from labrl.cli import list_runs, main, replay
 from labrl.config import config_folder
 from labrl.config.keys import walk
-from labrl.secrets import MASK, RedactingFormatter, is_secret, redact, restore
+from labrl.secrets import MASK, RedactingFormatter, is_secret, is_secret_file, redact, redact_diff, restore
 from labrl.secrets import remembered as seen
 from labrl.storage.run_folder import RunFolder
 from labrl.trial.request import request_of
@@ -182,6 +182,11 @@ def test_values_of_secret_variables_are_masked_wherever_they_appear(monkeypatch:
     assert RedactingFormatter("%(message)s").format(record) == "key ***"
 
 
+def test_diff_is_masked_only_where_it_adds_lines() -> None:
+    diff = " x = 'db://u:old@h'\n-y = 'db://u:old@h'\n+y = 'db://u:new@h'\n+token = read()\n+u = f'db://u:{pw}@h'"
+    assert redact_diff(diff) == diff.replace("new", MASK)
+
+
 def test_masked_value_comes_from_this_process_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     masked = {"kwargs": {"password": MASK, "size": 3}}
     with refused("missing", "env.kwargs.password", "LABRL_ENV_KWARGS_PASSWORD"):
@@ -325,3 +330,24 @@ def test_search_records_its_secrets_nowhere_and_its_resume_asks_for_them(
     assert main(["-m", "+resume=search", "meta.max_trial=3", url]) == 0
     assert "hydra.sweeper.storage" in capfd.readouterr().out
     assert files_with("s3cret-of-db", ".") == []
+
+
+def test_files_with_secrets_are_recognized_by_name() -> None:
+    secret = (
+        *(".env", ".env.local", "prod.env", ".netrc", "id_rsa", "a/id_ed25519.bak", "server.pem", "my.key"),
+        *(
+            ".aws/config",
+            "secrets/a.txt",
+            "db_password.txt",
+            "token.json",
+            "credentials-prod.json",
+            ".pgpass",
+        ),
+        *("secrets.py", "api_key", "kaggle.json", "my-service-account.json", ".ssh/config"),
+    )
+    innocent = (
+        *("train.py", "token_bucket.py", "tokenizer.json", ".env.example", "id_rsa.pub", "environment.yaml"),
+        *("keys.py", "monkey.txt", "max_tokens.txt", "agent/secretary.py", ".gitignore", "README.md"),
+    )
+    assert [path for path in secret if not is_secret_file(path)] == []
+    assert [path for path in innocent if is_secret_file(path)] == []

@@ -58,6 +58,12 @@ _reference = re.compile(rf"(?:{_interpolation})+|<\w+>").fullmatch
 _item = re.compile(rf"(?:{_interpolation}|[^,])+").match
 _ends = re.compile(r"[ \t]*(?:[,}\]\r\n]|$)").match
 _override = re.compile(r"[+~]*([\w./-]+)=(.*)", re.DOTALL).fullmatch
+_SECRET_FILE = (
+    r"(?!.*\.(?:example|sample|template|dist|pub)$)(?:\.env(?:\..*)?|.*\.env|[._]netrc|id_(?:rsa|dsa|ecdsa|ed25519).*"
+    r"|.*\.(?:pem|key|p12|pfx|jks|keystore|kdbx|ppk|gpg|ovpn)|\.(?:pgpass|npmrc|pypirc|htpasswd|git-credentials"
+    r"|dockercfg|my\.cnf|s3cfg|boto|vault-token)|kaggle\.json|.*service.?account.*\.json)"
+)
+_SECRET_FOLDER = r"\.(?:ssh|aws|gnupg|azure|kube|docker)|secrets|credentials"
 
 
 @functools.lru_cache(4096)
@@ -81,12 +87,39 @@ def is_secret(name: str) -> bool:
     )
 
 
+def is_secret_file(path: str) -> bool:
+    """Return whether a file with this path probably holds secrets, to judge by its name and its folders.
+
+    path: relative to the folder in question, with slashes.
+    """
+    *folders, name = path.lower().split("/")
+    if re.fullmatch(_SECRET_FILE, name) or any(re.fullmatch(_SECRET_FOLDER, folder) for folder in folders):
+        return True
+    stem, _, suffix = name.rpartition(".")
+    words = re.sub(r"\W+", "_", stem or suffix)
+    # Of code, `token_bucket.py` is innocent and `secrets.py` is not.
+    return is_secret(
+        words if suffix in ("py", "pyx", "ipynb", "c", "cpp", "cu", "h", "md") else words.upper()
+    )
+
+
 def redact(content: T) -> T:
     """Return plain data or text with MASK in place of each secret.
 
     Interpolations such as `${oc.env:DB_PASSWORD}` stay, because they name a secret without containing it.
     """
     return _redacted(content, _known())
+
+
+def redact_diff(diff: str) -> str:
+    """Return a diff with MASK in place of passwords in URLs, and of secrets in the environment, that it adds.
+
+    Names do not count, because in code, `token = read()` contains no secret. Other lines are in the
+    repository, and `git apply` needs them.
+    """
+    known = _known()
+    lines = diff.split("\n")
+    return "\n".join(_without_values(line, known) if line.startswith("+") else line for line in lines)
 
 
 def restore(node: Any, key: str = "") -> Any:

@@ -38,7 +38,7 @@ from labrl.trial.composed import Again, Composed
 from labrl.trial.resume import FinishedError, Resume
 
 if TYPE_CHECKING:
-    from labrl.storage.provenance import Typed
+    from labrl.storage.provenance import Repositories, Typed
 
 PATIENCE = 60.0
 """Seconds that processes of a killed experiment have to save and end before their trial is resumed."""
@@ -71,6 +71,8 @@ class Job:
         self.part_of: Literal["grid", "search"] | None = None
         """Kind of experiment that the trials belong to, if any. A run in the folder of a trial is then an
         earlier attempt."""
+        self.repositories: Repositories | None = None
+        """The state of the code, described once for all trials of an experiment."""
         self.exit_code = DONE
         """The largest exit code of the trials in this process, or that of the experiment."""
 
@@ -115,7 +117,7 @@ class Job:
             return broken_off
         if broken_off is not None and cfg.seed is None:
             cfg.seed = broken_off.past.config["seed"]
-        command = Command.of(task, choices_of(job), self.config_dir, self.typed)
+        command = Command.of(task, choices_of(job), self.config_dir, self.typed, self.repositories)
         composed = Composed.of(cfg, folder, command)
         try:
             result = composed.run(broken_off or self.again)

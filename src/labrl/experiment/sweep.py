@@ -27,6 +27,7 @@ from labrl.secrets import origins
 from labrl.session.interruption import Interruption
 from labrl.storage.experiment_folder import ExperimentFolder, ExperimentStatus, TrialRecord
 from labrl.storage.folder import place
+from labrl.storage.provenance import describe_code
 from labrl.storage.run_folder import RunFolder
 from labrl.trial import reporting
 from labrl.trial.fork import Fork
@@ -73,6 +74,7 @@ def sweep_grid(
         )
         for record, need in plan.left
     ]
+    job.repositories = describe_code()
     with held(path, "grid", again is not None, plan.records, command=job.typed, **facts) as folder:
         if again is not None:
             folder.resumed(job.typed, again.edits, **facts)

@@ -41,6 +41,7 @@ from labrl.experiment.sweep import hydra_overrides
 from labrl.secrets import origins, redact
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.folder import place
+from labrl.storage.provenance import describe_code
 from labrl.trial.baseline import random_return
 from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.summary import say
@@ -91,6 +92,7 @@ def search(
     job.part_of = "search"
     if exists:
         _check_same(ExperimentFolder.open(path), plan.name)
+    job.repositories = describe_code()
     with held(path, "search", exists, (), command=job.typed, **facts) as experiment:
         storage = StudyStorage(settings.storage, path)
         study = Study(storage, plan, settings.sampler, path)
