@@ -119,6 +119,22 @@ def test_state_of_the_code_is_described_once_for_all_trials(
         assert "+mine = 1" in Path("../e", trial.folder, "working_folder.diff").read_text()
 
 
+@two_at_once
+def test_sigusr2_saves_a_checkpoint_of_each_running_trial_and_training_goes_on(tmp_path: Path) -> None:
+    folders = [tmp_path / "e" / f"{number}_random_cartpole" for number in range(2)]
+    with started(*QUICK, PACED, "env.max_frame=1e9", "meta.log_frequency=1e8", "seed=0,1") as process:
+        wait_for(lambda: all(map(frame, folders)), process)
+        os.kill(process.pid, signal.SIGUSR2)
+        checkpoints = "session_0/checkpoints/frame_*/manifest.json"
+        wait_for(lambda: all(list(folder.glob(checkpoints)) for folder in folders), process)
+        reached = [frame(folder) for folder in folders]
+        wait_for(lambda: all(frame(one) > then for one, then in zip(folders, reached, strict=True)), process)
+        os.kill(process.pid, signal.SIGTERM)
+        process.communicate()
+    assert process.returncode == 143
+    assert statuses(tmp_path / "e") == ["interrupted", "interrupted"]
+
+
 def test_grid_runs_every_combination_in_its_own_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "env=cartpole,acrobot", "env.max_frame=512", "seed=1,2"]) == 0
     output = capsys.readouterr().out

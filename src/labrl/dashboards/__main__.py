@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 def main() -> None:
     """Follow the sessions until the trial ends, then finish their W&B runs."""
-    for ours in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    for ours in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ours, signal.SIG_IGN)  # the trial receives it too, and reports when it is over
     logging.basicConfig(level=logging.INFO)
     logging.getLogger().handlers[0].setFormatter(RedactingFormatter("%(asctime)s %(message)s"))
