@@ -176,8 +176,10 @@ def test_values_of_secret_variables_are_masked_wherever_they_appear(monkeypatch:
     monkeypatch.setenv("MY_TOKEN", "a1b2c3d4e5")
     monkeypatch.setenv("SHORT_TOKEN", "ppo")
     monkeypatch.setenv("CREDENTIALS", "/etc/of/server")
+    monkeypatch.setenv("DB_PASSWORD", "postgres")
     assert redact({"login": "a1b2c3d4e5", "agent": "ppo"}) == {"login": MASK, "agent": "ppo"}
     assert redact("refused a1b2c3d4e5: see /etc/of/server") == "refused ***: see /etc/of/server"
+    assert redact("/home/postgres/a1b2c3d4e5f") == "/home/postgres/a1b2c3d4e5f"
     record = logging.LogRecord("a", logging.WARNING, "", 0, "key %s", ("a1b2c3d4e5",), None)
     assert RedactingFormatter("%(message)s").format(record) == "key ***"
 

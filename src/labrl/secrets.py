@@ -208,13 +208,12 @@ def _restored(
 
 def _known() -> re.Pattern[str] | None:
     """Return a pattern of the secrets that the environment and earlier configurations name."""
-    values = [*(value for name, value in os.environ.items() if is_secret(name)), *remembered.values()]
-    # The path of a file is no secret, and the passwords of URLs have a pattern of their own.
-    found = {
-        one
-        for one in values
-        if isinstance(one, str) and len(one) >= _SHORTEST and not re.match(r"/|.*://", one)
-    }
+    named = (value for name, value in os.environ.items() if is_secret(name))
+    # A variable may also name a file, or have a word as its value, which is no secret elsewhere.
+    values = [value for value in named if not value.startswith("/") and not value.isalpha()]
+    values += [value for value in remembered.values() if isinstance(value, str)]
+    # The passwords of URLs have a pattern of their own.
+    found = [value for value in values if len(value) >= _SHORTEST and "://" not in value]
     return _pattern(frozenset(found)) if found else None
 
 

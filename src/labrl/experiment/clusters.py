@@ -214,11 +214,8 @@ def executor_of(cluster: Literal["local", "slurm"], settings: Mapping[str, Any])
 
     left = dict(settings)
     folder = left.pop("submitit_folder")
-    private = Path(
-        str(folder).partition("%")[0]
-    )  # Files of submitit contain the secrets of the configuration.
-    private.mkdir(parents=True, exist_ok=True)
-    private.chmod(0o700)
+    # Its files contain the secrets of the configuration.
+    Path(str(folder).partition("%")[0]).mkdir(mode=0o700, parents=True, exist_ok=True)
     own = {f"{cluster}_{key}": left.pop(key) for key in _OF_THE_EXECUTOR if key in left}
     executor = submitit.AutoExecutor(cluster=cluster, folder=folder, **own)
     executor.update_parameters(
