@@ -358,7 +358,7 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
     changes, secrets = _changes(root) if commit else ("", [])
     listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     if changes is None or listed is None:
-        facts["incomplete"] = "git did not answer in time"
+        facts["incomplete"] = "git gave no answer"
     parts, left_out, room = [], [], MAX_DIFF
     if changes:
         parts.append(changes[:room])
@@ -409,14 +409,16 @@ def _changes(root: Path) -> tuple[str | None, list[str]]:
 def _filters(root: Path) -> list[str] | None:
     """Return options that turn off the programs by which the configuration of a repository filters its files;
     None if that is not possible."""
-    asked = r"^(core\.repositoryformatversion|filter\..*)$"  # the first one always exists
-    answer = _git(root, "config", "--show-scope", "--name-only", "--get-regexp", "-z", asked)
-    if answer is None:
+    # The first key always exists.
+    asked = ("--name-only", "-z", "--get-regexp", r"^(core\.repositoryformatversion|filter\..*)$")
+    if (answer := _git(root, "config", "--show-scope", *asked)) is not None:
+        fields = answer.split("\0")
+        scopes = zip(fields[::2], fields[1::2], strict=False)
+        keys = [key for scope, key in scopes if scope in ("local", "worktree")]
+    elif (answer := _git(root, "config", *asked)) is not None:  # before git 2.26
+        keys = answer.split("\0")
+    else:
         return None
-    fields = answer.split("\0")
-    keys = [
-        key for scope, key in zip(fields[::2], fields[1::2], strict=False) if scope in ("local", "worktree")
-    ]
     drivers = {key.rpartition(".")[0] for key in keys if key.startswith("filter.")}
     if any("=" in driver for driver in drivers):
         return None
@@ -513,9 +515,11 @@ def _addition(root: Path, name: str, readable: int) -> str | None:
     path = os.path.join(root, name)
     try:
         facts = os.lstat(path)
+        if not stat.S_ISREG(facts.st_mode):
+            return None
         if readable & ~facts.st_mode:
             return _PRIVATE
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_UNTRACKED_FILE:
+        if facts.st_size > MAX_UNTRACKED_FILE:
             return None
         with open(path, "rb") as file:
             text = file.read().decode()
