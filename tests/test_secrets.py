@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ import labrl
 from labrl.cli import list_runs, main, replay
 from labrl.config import config_folder
 from labrl.config.keys import walk
+from labrl.experiment.local import LabelledLines
 from labrl.secrets import MASK, RedactingFormatter, is_secret, is_secret_file, redact, redact_diff, restore
 from labrl.secrets import remembered as seen
 from labrl.storage.run_folder import RunFolder
@@ -182,6 +185,23 @@ def test_values_of_secret_variables_are_masked_wherever_they_appear(monkeypatch:
     assert redact("/home/postgres/a1b2c3d4e5f") == "/home/postgres/a1b2c3d4e5f"
     record = logging.LogRecord("a", logging.WARNING, "", 0, "key %s", ("a1b2c3d4e5",), None)
     assert RedactingFormatter("%(message)s").format(record) == "key ***"
+
+
+def test_secret_in_an_unexpected_error_or_in_the_output_of_a_trial_is_masked() -> None:
+    program = """
+import labrl.cli, labrl.start
+def fail():
+    raise RuntimeError("refused api_key=s3cret")
+labrl.cli.list_envs = fail
+raise SystemExit(labrl.start.envs())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ended.returncode == 1
+    output = io.StringIO()
+    print("refused api_key=s3cret", file=LabelledLines(output))
+    for printed in (ended.stderr, output.getvalue()):
+        assert "refused api_key=***" in printed
+        assert "s3cret" not in printed
 
 
 def test_diff_is_masked_only_where_it_adds_lines() -> None:

@@ -116,9 +116,11 @@ def test_files_that_may_hold_secrets_are_left_out_and_named(
 ) -> None:
     """Regression test: .env, .netrc and id_rsa were copied into run folders that everyone could read."""
     (repository / "secrets.yaml").write_text("key: committed\n")
+    (repository / "secrets.py").write_text("")
     git(repository, "add", ".")
     git(repository, "commit", "-qm", "second")
     (repository / "secrets.yaml").write_text("key: s3cret\n")
+    (repository / "secrets.py").write_text("code\n")
     (repository / "code.py").write_text("x = 2  # db://me:s3cret@host\n")
     (repository / "a").mkdir()
     for name in (".env", "a/id_rsa", "private.txt"):
@@ -128,6 +130,7 @@ def test_files_that_may_hold_secrets_are_left_out_and_named(
     facts, diff = describe_repository(repository)
     assert "s3cret" not in diff
     assert "+seen by all" in diff
+    assert "+code" in diff
     assert "+x = 2  # db://me:***@host" in diff
     assert sorted(facts["secrets_left_out"]) == [".env", "a/id_rsa", "private.txt", "secrets.yaml"]
     assert facts["dirty"]

@@ -87,20 +87,23 @@ def is_secret(name: str) -> bool:
     )
 
 
-def is_secret_file(path: str) -> bool:
+def is_secret_file(path: str, committed: bool = False) -> bool:
     """Return whether a file with this path probably holds secrets, to judge by its name and its folders.
 
-    path: relative to the folder in question, with slashes.
+    path: relative to the folder in question, with slashes; committed: whether the file is in a repository,
+    where code is never secret.
     """
     *folders, name = path.lower().split("/")
+    stem, _, suffix = name.rpartition(".")
+    is_code = suffix in ("py", "pyx", "ipynb", "c", "cpp", "cu", "h", "md")
+    if committed and is_code:
+        return False
     if re.fullmatch(_SECRET_FILE, name) or any(re.fullmatch(_SECRET_FOLDER, folder) for folder in folders):
         return True
-    stem, _, suffix = name.rpartition(".")
     words = re.sub(r"\W+", "_", stem or suffix)
-    # Of code, `token_bucket.py` is innocent and `secrets.py` is not.
     return is_secret(
-        words if suffix in ("py", "pyx", "ipynb", "c", "cpp", "cu", "h", "md") else words.upper()
-    )
+        words if is_code else words.upper()
+    )  # `token_bucket.py` is innocent, `secrets.py` is not
 
 
 def redact(content: T) -> T:

@@ -400,7 +400,7 @@ def _changes(root: Path) -> tuple[str | None, list[str]]:
     command = (*programs, "diff", *_PLAIN_DIFF, *_PREFIXES, "HEAD")
     changes = _git(root, *command)
     names = re.findall(r"^diff --git a/(.*) b/\1$", changes or "", re.MULTILINE)
-    secrets = [name for name in names if is_secret_file(name)]
+    secrets = [name for name in names if is_secret_file(name, committed=True)]
     if secrets:
         changes = _git(root, *command, "--", ".", *(f":(exclude,literal){name}" for name in secrets))
     return changes, secrets
