@@ -19,6 +19,7 @@ from typing import Any
 
 from labrl.component import MAIN, being_imported, importing, used_of_main
 from labrl.errors import InputError
+from labrl.secrets import remembered
 
 Dumps = Callable[[Any], bytes]
 
@@ -53,10 +54,10 @@ class Carried:
     """The parts of the script that a new process needs.
 
     Pass it to the process before other arguments that refer to the script. Unpickling it sets the environment
-    variables, because a process forked from a server has those of the server's start. It also defines the
-    classes and functions of `__main__` that the configuration names, which are pickled by value, and
-    registers the environments that are registered in Gymnasium: by importing the modules that have done so,
-    and directly if the script has.
+    variables, because a process forked from a server has those of the server's start, and names the secrets
+    to mask. It also defines the classes and functions of `__main__` that the configuration names, which are
+    pickled by value, and registers the environments that are registered in Gymnasium: by importing the
+    modules that have done so, and directly if the script has.
     """
 
     def __init__(self) -> None:
@@ -79,7 +80,7 @@ class Carried:
         self._registered = _registered(dumps)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _take, (dict(os.environ), self._definitions, self._registered)
+        return _take, (dict(os.environ), dict(remembered), self._definitions, self._registered)
 
 
 def _definitions(dumps: Dumps) -> bytes:
@@ -115,7 +116,10 @@ def _registered(dumps: Dumps) -> bytes:
     return pickle.dumps((sorted(modules), specs))
 
 
-def _take(environment: Mapping[str, str], definitions: bytes, registered: bytes) -> None:
+def _take(
+    environment: Mapping[str, str], secrets: Mapping[str, Any], definitions: bytes, registered: bytes
+) -> None:
+    remembered.update(secrets)
     if environment != dict(os.environ):
         os.environ.clear()
         os.environ.update(environment)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labrl.secrets import redact
 from labrl.storage.signature import cache_folder
 
 UNDECIDING = ("num_envs", "max_frame", "name", "vectorization")
@@ -55,8 +56,9 @@ def baseline_path(env: Mapping[str, Any]) -> Path:
 
 
 def deciding_keys(env: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an environment's configuration that affects the return of a random policy."""
-    return {key: value for key, value in env.items() if key not in UNDECIDING}
+    """Return the part of an environment's configuration that affects the return of a random policy, without
+    secrets."""
+    return redact({key: value for key, value in env.items() if key not in UNDECIDING})
 
 
 def random_baseline(env: Mapping[str, Any]) -> Baseline | None:

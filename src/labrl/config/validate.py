@@ -21,6 +21,7 @@ from labrl.config.keys import hints, walk, written
 from labrl.errors import Code, InputError, LabrlError, Mistake
 from labrl.mistakes.names import option_meant, own_file, setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean
+from labrl.secrets import restore
 from labrl.types import real_number, whole_number
 
 T = TypeVar("T")
@@ -40,10 +41,13 @@ _Info = core_schema.ValidationInfo[_Groups]
 
 
 def dataclass_of(cls: type[T], node: Any, key: str = "") -> T:
-    """Return `node`, whose full key is `key`, as an instance of the dataclass `cls`.
+    """Return `node`, whose full key is `key`, as an instance of the dataclass `cls`, with the secrets that a
+    recorded configuration lacks.
 
-    Raises InputError with a mistake for each wrong, unknown or missing key below `key`.
+    Raises InputError with a mistake for each wrong, unknown or missing key below `key`, and for each secret
+    that is not known.
     """
+    node = restore(node, key)
     groups = _Groups({id(inner): full for full, inner in walk(node, key) if isinstance(inner, Mapping)})
     try:
         validator: SchemaValidator = _validator(cls)  # type: ignore[arg-type]

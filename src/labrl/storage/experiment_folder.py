@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from labrl.errors import DamagedFileError
+from labrl.secrets import redact
 from labrl.storage.folder import REPORT_FILES, Folder, now, read_json
 from labrl.storage.lock import LOCK
 from labrl.storage.provenance import Typed
@@ -147,7 +148,7 @@ class ExperimentFolder(Folder[ExperimentStatus]):
     def _sealed(self, content: dict[str, Any]) -> dict[str, Any]:
         """Sign the content, unless someone else has written what is there now."""
         before = read_json(self.marker)
-        return signed(content) if not before or is_own(before) else content
+        return signed(redact(content)) if not before or is_own(before) else content
 
     def trial_path(self, trial: TrialRecord) -> Path:
         """Return the run folder of `trial`, whether or not it exists yet."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from labrl.secrets import RedactingFormatter, redact
 from labrl.storage.write_errors import WriteErrors, write_all
 
 
@@ -23,9 +24,10 @@ def warnings_logged(log: Path, aloud: bool = False, errors: WriteErrors | None =
     logger = logging.getLogger("labrl")
     loud = logger.hasHandlers()
     handlers: list[logging.Handler] = [_LogFile(log, errors or WriteErrors(), aloud or loud)]
-    handlers[0].setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
+    handlers[0].setFormatter(RedactingFormatter("%(asctime)s %(name)s: %(message)s"))
     if aloud and not loud:  # otherwise the file above would be the only handler
         handlers.append(logging.StreamHandler())
+        handlers[1].setFormatter(RedactingFormatter())
     for handler in handlers:
         handler.setLevel(logging.WARNING)
         logger.addHandler(handler)
@@ -76,13 +78,13 @@ def print_without_modules() -> None:
             handler.setFormatter(_TerminalFormatter())
 
 
-class _TerminalFormatter(logging.Formatter):
+class _TerminalFormatter(RedactingFormatter):
     def format(self, record: logging.LogRecord) -> str:
         name = "labrl" if record.name.startswith("labrl.") else record.name
         return f"{name}: {super().format(record)}"
 
 
 def append(log: Path, text: str) -> None:
-    """Append `text` as separate lines to the file `log`. Write errors are ignored."""
+    """Append `text` as separate lines to the file `log`, without secrets. Write errors are ignored."""
     with suppress(OSError), open(log, "a", encoding="utf-8") as file:
-        file.write(text.rstrip() + "\n")
+        file.write(redact(text).rstrip() + "\n")

@@ -24,6 +24,7 @@ from labrl.config.keys import (
     written,
 )
 from labrl.errors import DamagedFileError, InputError
+from labrl.secrets import redact
 from labrl.storage.folder import PROVENANCE
 from labrl.storage.provenance import (
     Command,
@@ -63,8 +64,9 @@ class Past:
         return past
 
     def changes(self, plain: Mapping[str, Any]) -> list[Change]:
-        """Return the differences from another resolved configuration, compared in JSON."""
-        then, now = (json.loads(json.dumps(config, default=str)) for config in (self.config, plain))
+        """Return the differences from another resolved configuration, compared in JSON and without
+        secrets."""
+        then, now = (json.loads(json.dumps(redact(config), default=str)) for config in (self.config, plain))
         return changes(then, now)
 
     def edited(self) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
+import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -26,6 +28,7 @@ from labrl.envs.sample import drop_spares, kept_for_the_run
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
 from labrl.learning.compute import Compute
 from labrl.processes import (
+    SAVE,
     SIGNALS,
     exit_code_of,
     how_it_ended,
@@ -332,12 +335,14 @@ def _in_processes(
                 for process in processes:
                     process.join(0.25 / len(processes))
                 panel.update([index for index, process in by_index.items() if not process.is_alive()])
+                if interruption.take_save():
+                    _send(processes, SAVE)
                 if interruption.requested and not told:
                     # They do not receive a signal to this process alone, or Ctrl-C while they start.
                     told = True
-                    _terminate(processes)
+                    _send(processes, signal.SIGTERM)
         except BaseException:
-            _terminate(processes)
+            _send(processes, signal.SIGTERM)
             raise
     codes = {index: _exit_code(process, folder.session(index)) for index, process in by_index.items()}
     if interruption.requested:
@@ -346,10 +351,10 @@ def _in_processes(
     return codes
 
 
-def _terminate(processes: list[BaseProcess]) -> None:
+def _send(processes: list[BaseProcess], number: int) -> None:
     for process in processes:
         if process.pid is not None and process.is_alive():
-            process.terminate()
+            os.kill(process.pid, number)
 
 
 def _exit_code(process: BaseProcess, folder: SessionFolder) -> int:

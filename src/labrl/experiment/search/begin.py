@@ -38,8 +38,10 @@ from labrl.experiment.search.space import Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
 from labrl.experiment.sweep import hydra_overrides
+from labrl.secrets import origins, redact
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.folder import place
+from labrl.storage.provenance import describe_code
 from labrl.storage.trust import check_experiment
 from labrl.trial.baseline import random_return
 from labrl.trial.composed import check_fit, check_start_from, resolved
@@ -94,6 +96,7 @@ def search(
         before = ExperimentFolder.open(path)
         _check_same(before, plan.name)
         check_experiment(before)
+    job.repositories = describe_code()
     with held(path, "search", exists, (), command=job.typed, **facts) as experiment:
         storage = StudyStorage(settings.storage, path)
         study = Study(storage, plan, settings.sampler, path)
@@ -104,6 +107,8 @@ def search(
             experiment.set_status("running", **facts)
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", base.env.config.name).strip("-.") or "run"
         subfolder = f"{{number}}_{recipe.choices['agent']}_{name}"
+        for line in origins():
+            say(line)
         one = Search(study, recipe, experiment, subfolder, need, settings.max_failure_rate)
         at_once = "as many as there is room for" if limit is None else str(limit)
         _announce(study, storage, at_once, experiment)
@@ -140,8 +145,8 @@ def _plan(
     check_pruner(pruner, base)
     if settings.storage is not None and settings.study_name is None:
         raise InputError(
-            f"hydra.sweeper.storage={settings.storage} can contain several studies, so the study needs a "
-            "name, with which other machines join it. Set hydra.sweeper.study_name=<name>",
+            f"hydra.sweeper.storage={redact(settings.storage)} can contain several studies, so the study "
+            "needs a name, with which other machines join it. Set hydra.sweeper.study_name=<name>",
             code="missing",
             key="hydra.sweeper.study_name",
         )

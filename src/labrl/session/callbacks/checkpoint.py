@@ -114,6 +114,18 @@ class Checkpoint(Callback):
         if session.clock.due(self._frequency) or of_interest or filled or self._keeps(session):
             self._save(session)
 
+    def save_now(self, session: SessionView) -> None:
+        """Save at this frame, because a signal asks for it, and say so in the log."""
+        if self._num_ranks > 1:
+            _log.warning("several ranks save only at their usual checkpoints, so SIGUSR2 has no effect")
+            return
+        frame = session.clock.frame
+        if self._refused or frame != self._saved_frame:
+            self._save(session)
+        self._settle()
+        if not self._refused:
+            _log.warning("checkpoint at frame %d, as SIGUSR2 asks; training continues", frame)
+
     def finish(self, session: SessionView) -> None:
         """Save an interrupted session; with `save_crash`, save a failed one in a separate folder."""
         self._settle()
