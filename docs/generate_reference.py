@@ -74,8 +74,8 @@ def node_of(group: str, option: str) -> Any:
     """Return the node that an option composes at the key of its group, with unresolved interpolations."""
     prepare()
     with hydra_initialized(None):
-        if group == "search":  # its options also select an agent, so that config.yaml is needed
-            composed = hydra.compose("config", overrides=["preset=none", f"search={option}"])
+        if group in ("search", "meta"):  # options that depend on the chosen agent, so on config.yaml
+            composed = hydra.compose("config", overrides=["preset=none", f"{group}={option}"])
         else:
             composed = hydra.compose(f"{group}/{option}")
     node: Any = OmegaConf.to_container(composed, resolve=False)

@@ -56,7 +56,7 @@ LONGEST = (
     *("test_report", "test_clusters", "test_session", "test_steady_output", "test_plots"),
     *("test_closer_look", "test_masks", "test_script", "test_dqn_chain", "test_policy_kernels"),
     *("test_replay", "test_search_run", "test_packaging", "test_load", "test_resume", "test_config_errors"),
-    "test_env_classic",
+    *("test_env_classic", "test_standard_error"),
 )
 """The slowest files. They run first, so that no test process is still busy with one after all others."""
 

@@ -68,6 +68,12 @@ class ListOnly(Drawn):
         super().__init__("list", render_mode=render_mode)
 
 
+class Undeclared(Drawn):
+    """An environment that renders, although its metadata names no render mode."""
+
+    metadata: ClassVar[Any] = {"render_modes": []}
+
+
 class Unseen(Drawn):
     """An environment that does not accept a render_mode."""
 

@@ -25,6 +25,7 @@ VOCABULARY = (
     "session.options",
     "mistakes.spelling",
     "script",
+    "secrets",
 )
 
 

@@ -19,6 +19,7 @@ from labrl.analysis import baselines
 from labrl.envs.make import make_env
 from labrl.envs.protocol import Backend, Transition
 from labrl.envs.vector import VectorEnv
+from labrl.storage.signature import cache_folder
 from labrl.trial.baseline import ensure_baseline, main, play_at_random
 
 ENV = gymnasium_node(id="CartPole-v1", name="cartpole", num_envs=4)
@@ -113,12 +114,12 @@ def test_baseline_file_depends_only_on_keys_that_change_the_return() -> None:
 
 
 def test_cache_folder_follows_environment_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert baselines.cache_folder() == tmp_path / "cache"
+    assert cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("LABRL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert baselines.cache_folder() == Path("/somewhere/labrl")
+    assert cache_folder() == Path("/somewhere/labrl")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert baselines.cache_folder() == Path.home() / ".cache" / "labrl"
+    assert cache_folder() == Path.home() / ".cache" / "labrl"
 
 
 def test_damaged_file_counts_as_no_baseline(tmp_path: Path) -> None:

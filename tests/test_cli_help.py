@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import start_labrl
 
 from labrl.cli import list_envs, main
 from labrl.config import config_folder
@@ -107,6 +109,26 @@ def test_info_presets_rejects_anything_but_a_single_new_run(
     assert named in error
     assert "Traceback" not in error
     assert os.listdir(tmp_path) == []
+
+
+def test_completion_writes_nothing_to_the_terminal(tmp_path: Path) -> None:
+    """Regression test: a progress message was shown and erased, and the line that is completed with it."""
+    offered, shown = [], []
+    for line in ("labrl meta=f", "labrl +resume=", "labrl --cf"):
+        leader, follower = pty.openpty()
+        command = start_labrl(
+            *("-sc", "query=bash"),
+            cwd=tmp_path,
+            env={**os.environ, "COMP_LINE": line, "TERM": "xterm"},
+            stderr=follower,
+        )
+        offered.append(command.communicate(timeout=100)[0].split())
+        os.write(follower, b".")
+        os.close(follower)
+        shown.append(os.read(leader, 1000))
+        os.close(leader)
+    assert shown == [b"."] * 3
+    assert offered == [["meta=fast_atari"], ["+resume=latest"], []]
 
 
 def test_completion_offers_games(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

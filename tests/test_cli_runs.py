@@ -14,7 +14,7 @@ from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import WRONG_INPUT, InputError
 from labrl.trial.find import choices
-from labrl.trial.trial import high_rates
+from labrl.trial.trial import high_rates, ignores_precision
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
 
@@ -52,6 +52,7 @@ def files() -> list[Path]:
         ["-m", "seed=1,2", "start_from.session=0"],
         ["-sc", "install=tcsh"],
         ["-sc"],
+        ["-sc", "query=bash"],  # without the variable COMP_LINE, which shells set
     ],
     ids=str,
 )
@@ -224,6 +225,27 @@ def test_choices_ignore_overrides_that_do_not_identify_a_run() -> None:
 )
 def test_learning_rate_above_1_is_a_warning(overrides: list[str], keys: set[str]) -> None:
     assert set(high_rates(resolve(compose(overrides)).agent)) == keys
+
+
+@pytest.mark.parametrize(
+    ("overrides", "ignored"),
+    [
+        (["agent=ppo", "env=cartpole"], True),
+        (["agent=sac", "env=pendulum"], True),
+        (["agent=random", "env=pong"], True),
+        (["agent=dqn", "env=pong"], False),
+        (["agent=random", "agent._target_=own_parts.RaisingAgent"], False),  # may use it in its own way
+    ],
+    ids=str,
+)
+def test_precision_that_nothing_uses_is_known(overrides: list[str], ignored: bool) -> None:
+    assert ignores_precision(resolve(compose([*overrides, "meta.precision=bf16"]))) == ignored
+    assert not ignores_precision(resolve(compose(overrides)))
+
+
+def test_start_says_that_nothing_uses_a_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*QUICK, "meta.precision=bf16"]) == 0
+    assert "meta.precision=bf16" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_start_warns_of_a_learning_rate_above_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -139,7 +140,7 @@ def test_slurm_script_is_written_from_the_whole_configuration(
 
     monkeypatch.setattr(slurm.SlurmExecutor, "affinity", classmethod(lambda cls: 1))
     chosen = launcher("hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpu", "meta.num_cpus=6")
-    chosen.submitit_folder = str(tmp_path)
+    chosen.submitit_folder = str(tmp_path / "jobs" / "%j")
     settings = OmegaConf.to_container(chosen, resolve=True)
     assert isinstance(settings, dict)
     settings = {str(key): value for key, value in settings.items() if key != "_target_"}
@@ -149,6 +150,7 @@ def test_slurm_script_is_written_from_the_whole_configuration(
     assert "#SBATCH --partition=gpu" in script
     assert "#SBATCH --cpus-per-task=6" in script
     assert "#SBATCH --signal=USR2@120" in script
+    assert stat.S_IMODE((tmp_path / "jobs").stat().st_mode) == 0o700, "its files contain secrets"
 
 
 def test_ray_requests_resources_of_trial() -> None:

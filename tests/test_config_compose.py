@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
@@ -10,9 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
+from exact_cases import QUIET
 from hydra.core.object_type import ObjectType
 from omegaconf import OmegaConf
+from refusals import refused
 
+import labrl
 from labrl.component import Component
 from labrl.config import config_folder
 from labrl.config.compose import applied_presets, compose, resolve, to_plain
@@ -157,9 +161,9 @@ def test_preset_can_be_chosen_by_name() -> None:
 def test_preset_names_consist_of_existing_owner_and_environment() -> None:
     groups = (*PARTS, "optimizer")
     options = sorted(f.stem for part in groups for f in (CONFIGS / "agent" / part).glob("*.yaml"))
-    owners = [*AGENTS, *options, *(f"{agent}_{option}" for agent in AGENTS for option in options)]
+    owners = [*AGENTS, *options, *(f"{agent}_{option}" for agent in AGENTS for option in options), "dev"]
     families = {family for families in rule()["environments"].values() for family in families} - {GAME}
-    known = Counter(f"{owner}_{env}" for owner in set(owners) for env in {*ENVS, *families, *games()})
+    known = Counter(f"{owner}_{env}" for owner in set(owners) for env in {*ENVS, *families, *games(), "dev"})
     assert [preset for preset in PRESETS if known[preset] != 1] == []
 
 
@@ -178,8 +182,11 @@ def test_presets_of_base_agents_apply_before_those_of_the_agent() -> None:
         f"{agent}_{env}" for agent in ("dqn", "c51", "rainbow") for env in ("atari", "pong")
     ]
     assert preset_names("dueling_dqn", "cartpole") == [
+        "dqn_gymnasium",
         "dqn_cartpole",
+        "double_dqn_gymnasium",
         "double_dqn_cartpole",
+        "dueling_dqn_gymnasium",
         "dueling_dqn_cartpole",
     ]
     assert preset_names("ppo", "video_checkers") == ["ppo_atari", "ppo_video_checkers"]
@@ -347,14 +354,52 @@ def test_wrong_num_envs_is_the_only_mistake_when_horizon_depends_on_it() -> None
     assert [mistake.key for mistake in caught.value.mistakes] == ["env.num_envs"]
 
 
-def test_dev_has_a_budget_of_two_rollouts() -> None:
-    config = composed("meta=dev", "env=lunar_lander")
-    assert config.env.config.max_frame == 2 * config.agent.config.horizon * config.env.config.num_envs
+@pytest.mark.parametrize(
+    "env", ["bipedal_walker", "pong", *(pytest.param(env, marks=pytest.mark.matrix) for env in ENVS)]
+)
+@pytest.mark.parametrize("agent", AGENTS)
+def test_dev_learns_early_with_any_pair(agent: str, env: str) -> None:
+    overrides = ["meta=dev", f"agent={agent}", f"env={env}"]
+    if agent in ("c51", "rainbow") and env in CONTINUOUS:
+        overrides += ["agent.value.v_min=-1", "agent.value.v_max=1"]
+    config = composed(*overrides)
+    # Refused if training would end before the first update.
+    config.agent.check("check_config", dataclasses.replace(config.env.config, max_frame=300))
+    assert config.env.config.max_frame <= 64 + 64 * config.env.config.num_envs
+    assert config.meta.max_wall is not None
+    assert config.meta.max_wall <= 30
 
 
-def test_dev_budget_with_rollouts_of_whole_episodes() -> None:
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["agent=rainbow", "env=seaquest", "env.max_frame=160"],
+        ["agent=reinforce", "env=pendulum", "env.max_frame=600"],  # learns when episodes end
+    ],
+    ids=str,
+)
+def test_dev_updates_and_evaluates(overrides: list[str], tmp_path: Path) -> None:
+    result = labrl.train(["meta=dev", *QUIET, *overrides, f"hydra.run.dir={tmp_path / 'run'}"])
+    assert result.exit_code == 0
+    for name in ("train", "eval"):
+        with (result.folder / "session_0" / f"{name}.csv").open() as file:
+            last = list(csv.DictReader(file))[-1]
+        assert int(last["opt_step"]) > 0
+
+
+def test_dev_keeps_values_that_were_typed() -> None:
+    config = composed("meta=dev", "agent=dqn", "env=pong", "agent.learning_starts=5000", "env.num_envs=3")
+    assert (config.agent.config.learning_starts, config.env.config.num_envs) == (5000, 3)
+    assert config.env.config.max_frame > 5000
     config = composed("meta=dev", "agent=a2c", "agent.horizon=null", "agent.episodes=3")
-    assert config.env.config.max_frame == 2 * 64 * config.env.config.num_envs
+    assert config.env.config.max_frame == 64 * config.env.config.num_envs
+
+
+@pytest.mark.parametrize("agent", ["rainbow", "ppo"])
+def test_refusal_of_a_small_budget_names_dev(agent: str) -> None:
+    key = "agent.learning_starts" if agent == "rainbow" else "env.max_frame"
+    with refused("contradiction", key, "meta=dev"):
+        composed(f"agent={agent}", "env=seaquest", "env.max_frame=1000")
 
 
 @pytest.mark.parametrize("override", ["env.num_envs=few", "agent.horizon=long"])
@@ -362,20 +407,6 @@ def test_error_with_dev_names_the_key_with_the_wrong_number(override: str) -> No
     with pytest.raises(InputError) as caught:
         composed("meta=dev", override)
     assert caught.value.key == override.partition("=")[0]
-
-
-def test_dev_budget_exceeds_learning_starts() -> None:
-    config = composed("meta=dev", "agent=dqn", "env=pong")
-    assert (
-        config.env.config.max_frame
-        == config.agent.config.learning_starts + 2 * 64 * config.env.config.num_envs
-    )
-
-
-@pytest.mark.parametrize("agent", ["sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql"])
-def test_dev_budget_exceeds_a_minibatch(agent: str) -> None:
-    config = composed("meta=dev", f"agent={agent}", "env=pendulum", "agent.learning_starts=100")
-    assert config.env.config.max_frame == config.agent.config.batch_size + 2 * 64
 
 
 def test_value_set_by_a_preset_can_be_replaced() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import traceback
 from pathlib import Path
 
 import pytest
@@ -168,10 +169,26 @@ def test_error_for_bad_syntax_shows_the_right_syntax(override: str) -> None:
 
 
 @pytest.mark.parametrize("agent", ["a2c", "ppo"])
-@pytest.mark.parametrize(("group", "shown"), [("env", "env=<option>"), ("preset", "preset=none")])
-def test_groups_that_presets_depend_on_cannot_be_removed(group: str, shown: str, agent: str) -> None:
+@pytest.mark.parametrize(
+    ("group", "shown"),
+    [
+        ("env", "env=<option>"),
+        ("preset", "preset=none"),
+        ("transforms/reward", "transforms/reward=none"),
+        ("transforms/observation", "transforms/observation=none"),
+    ],
+)
+def test_groups_that_presets_depend_on_or_set_cannot_be_removed(group: str, shown: str, agent: str) -> None:
     with refused("missing", group, f"~{group}", shown):
         compose([f"agent={agent}", f"~{group}"])
+
+
+@pytest.mark.parametrize("override", ["agent.lrr=1", "env=ponk", "agent.lr=[", "agent.lr=-1"])
+def test_wrong_override_raises_one_error_without_those_of_hydra(override: str) -> None:
+    """Regression test: a notebook showed 52 lines, most of them from Hydra and OmegaConf."""
+    with pytest.raises(InputError) as caught:
+        resolve(compose([override]))
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
 
 
 def test_options_that_extend_each_other_are_rejected(tmp_path: Path) -> None:

@@ -171,8 +171,13 @@ def unquoted(value: Any) -> Any:
 
 def test_mapping_becomes_a_single_override() -> None:
     value = {"kind": "linear", "start": 1e-3, "end": 0.0, "horizon": 100000}
-    (override,) = shlex.split(typed_override("agent.lr", value))
-    assert OverridesParser.create().parse_override(override).value() == value
+    for key, plain in (
+        ("agent.lr", {"kind": "piecewise", "points": [[0, 1], [9, 0.5]]}),
+        ("env.kwargs", value),
+    ):
+        (override,) = shlex.split(typed_override(key, plain))
+        assert OverridesParser.create().parse_override(override).value() == plain
+    assert typed_override("agent.lr", value) == "agent.lr=linear:0.001:0:100000"
 
 
 def test_refusal_names_keys_values_interpolations_and_overrides() -> None:

@@ -18,6 +18,7 @@ from labrl.networks.distributions import (
     distribution_for,
     masked,
 )
+from labrl.networks.layers import Fused
 
 BOX = gym.spaces.Box(np.array([-1, -2], np.float32), np.array([1, 0.5], np.float32))
 
@@ -136,11 +137,35 @@ def test_squashed_gaussian_equals_torch_and_the_sampled_entropy() -> None:
     torch.testing.assert_close(entropy, -many.mean(0), rtol=0, atol=0.02)
 
 
-@pytest.mark.parametrize(("std", "exact"), [(1.0, 0.66986), (1.5, 0.42250), (3.0, -1.09575)])
-def test_entropy_of_wide_squashed_gaussian_equals_the_integral(std: float, exact: float) -> None:
-    parameters = torch.tensor([[0.0, np.log(std)]], dtype=torch.float32)
+def integrated_entropy(mean: float, std: float) -> float:
+    """Return the entropy of tanh(u) for a Gaussian u, by a Riemann sum of -p log p over u."""
+    u = np.linspace(mean - 12 * std, mean + 12 * std, 4_000_001)
+    log_p = -0.5 * ((u - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)
+    log_slope = 2 * (np.log(2) - np.abs(u) - np.log1p(np.exp(-2 * np.abs(u))))
+    return float(-(np.exp(log_p) * (log_p - log_slope)).sum() * (u[1] - u[0]))
+
+
+@pytest.mark.parametrize("std", [1e-3, 0.3, 1.0, 3.0, 7.0, 12.0, 50.0, 1000.0])
+@pytest.mark.parametrize("mean", [0.0, 0.7, -4.0, 25.0])
+def test_entropy_of_squashed_gaussian_equals_the_integral(mean: float, std: float) -> None:
     policy = SquashedGaussian(gym.spaces.Box(-1, 1, (1,), np.float32))
-    assert float(policy.log_prob_entropy(parameters, torch.zeros(1, 1))[1]) == pytest.approx(exact, abs=3e-3)
+    parameters, action = np.array([[mean, np.log(std)]], np.float32), np.zeros((1, 1), np.float32)
+    exact = pytest.approx(integrated_entropy(mean, std), rel=1e-5, abs=2e-5)
+    assert float(policy.log_prob_entropy(*map(torch.from_numpy, (parameters, action)))[1]) == exact
+
+
+def test_entropy_gradient_of_wide_squashed_gaussian_equals_autograd(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, rows = SquashedGaussian(BOX), 500
+    parameters = np.random.default_rng(0).uniform(-8, 8, (rows, 4)).astype(np.float32)
+    action = np.zeros((rows, 2), np.float32)
+    gradients = []
+    for derived in (True, False):
+        monkeypatch.setattr(Fused, "enabled", derived)
+        tensor = torch.from_numpy(parameters if derived else parameters.astype(np.float64)).requires_grad_()
+        policy.log_prob_entropy(tensor, torch.from_numpy(action))[1].sum().backward()
+        assert tensor.grad is not None
+        gradients.append(tensor.grad.numpy())
+    np.testing.assert_allclose(*gradients, rtol=1e-5, atol=1e-5)
 
 
 def test_squashed_gaussian_densities_are_finite_far_from_zero() -> None:

@@ -250,3 +250,11 @@ def _init_fast(self, config) -> None:
     shown = dataclasses.replace(config, kwargs={"render_mode": "rgb_array"}, fresh_env_per_episode=True)
     GymnasiumEnv.__init__(self, shown, num_envs=1, num_threads=1)
     self.frames_per_second = 5000.0
+
+
+def test_enjoy_takes_a_pattern_that_matches_one_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"+enjoy={folder}/*cartp*", "episodes=1", "videos=0", "seed=5"]) == 0
+    assert list((folder / "ppo_cartpole" / "enjoy").glob("*_seed_5/result.json"))
+    message = refused(capsys, f"+enjoy={folder}/*p*")
+    assert [name for name in RUNS if str(folder / name) not in message] == []
+    assert f"+enjoy={folder}/*acrobot*" in refused(capsys, f"+enjoy={folder}/*acrobot*")

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from env_cases import Remembers, Walk, assert_same_steps, constant, gymnasium_env, own_env, play, sampled
+from exact_cases import QUIET
 from gymnasium.error import DependencyNotInstalled
 from pictures_env import Drawn
 from refusals import refused
 
+import labrl
 import labrl.envs.gym
 import labrl.envs.workers
+from labrl.analysis.runs import load_run
 from labrl.component import Component
 from labrl.envs.make import describe, make_env
 from labrl.envs.workers import EnvironmentLostError
@@ -32,8 +37,39 @@ UNCHECKED = {"fresh_env_per_episode": False, "action_mask": False}
 class Restless(Walk):
     """Environment that never repeats, because its random numbers come from the operating system."""
 
+    made = 0
+
+    def __init__(self, goal: int = 1000) -> None:
+        super().__init__(goal)
+        Restless.made += 1
+
     def _observation(self) -> Any:
         return np.array([self.position, np.random.default_rng().random()], np.float32)
+
+
+class TakesOptions(Walk):
+    """Environment that starts at a random position unless it is given options, which may be incomplete."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.position = int(self.np_random.integers(5, 9)) if options is None else options.get("start", 0)
+        return self._observation(), {}
+
+
+class Widens(Walk):
+    """Environment of which all instances after the first have another space."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        made[part] = made.get(part, 0) + 1
+        if made[part] > 1 and part == "observations":
+            self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+        elif made[part] > 1:
+            self.action_space = gymnasium.spaces.Discrete(3)
+
+
+made: dict[str, int] = {}
+"""Number of instances of `Widens` for each part of its interface that changes."""
 
 
 class Dies(Walk):
@@ -79,6 +115,27 @@ def test_sync_and_async_give_the_same_steps() -> None:
     assert sum(len(step.episodes) for step in runs[0]) > 5
 
 
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_reset_receives_no_options(vectorization: str) -> None:
+    component = own_env(TakesOptions, vectorization=vectorization, max_episode_steps=2)
+    env = make_env(component, seed=0, num_threads=2, num_envs=2)
+    try:
+        starts = [env.reset()[:, 0], *(step.observation[:, 0] for step in play(env, constant(0, 0), 8))]
+    finally:
+        env.close()
+    assert set(np.ravel(starts)) <= {5, 6, 7, 8}
+    assert len(set(np.ravel(starts))) > 1
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("part", ["observations", "actions"])
+def test_environments_with_different_spaces_are_refused(part: str, fresh: bool) -> None:
+    made.clear()
+    component = own_env(Widens, {"part": part}, fresh_env_per_episode=fresh)
+    with refused("environment", "env.make", "Widens", part):
+        make_env(component, seed=0, num_threads=1, num_envs=2)
+
+
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_workers_ignore_signals_that_the_main_process_handles(number: signal.Signals) -> None:
     env = make_env(gymnasium_env("CartPole-v1", vectorization="async"), seed=1, num_threads=2, num_envs=2)
@@ -121,11 +178,11 @@ def test_worker_that_does_not_close_is_killed(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Acrobot-v1"])
 def test_repeatable_environment_is_not_marked_history_dependent(id: str) -> None:
-    assert not gymnasium_env(id).config.sample().depends_on_history
+    assert gymnasium_env(id).config.sample().repeats == "always"
 
 
 def test_history_dependent_environment_is_recreated_for_each_episode() -> None:
-    assert own_env(Remembers).config.sample().depends_on_history
+    assert own_env(Remembers).config.sample().repeats == "if new"
     env = make_env(own_env(Remembers, max_episode_steps=4), seed=0, num_threads=1, num_envs=2)
     env.reset()
     steps = play(env, constant(1, 0), 8)
@@ -139,7 +196,7 @@ def test_history_dependent_environment_is_recreated_for_each_episode() -> None:
 
 def test_bipedal_walker_is_recreated_for_each_episode() -> None:
     pytest.importorskip("Box2D")
-    assert gymnasium_env("BipedalWalker-v3").config.sample().depends_on_history
+    assert gymnasium_env("BipedalWalker-v3").config.sample().repeats == "if new"
     # Its second episode must equal that of an environment that has not been used before.
     short = gymnasium_env("BipedalWalker-v3", max_episode_steps=20)
     env = make_env(short, seed=5, num_threads=1, num_envs=2)
@@ -181,9 +238,32 @@ def test_evaluation_caps_episodes_that_have_no_step_limit(
     assert ("env.max_episode_steps=" in caplog.text) == (length == 9)
 
 
-def test_environment_that_never_repeats_causes_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    make_env(own_env(Restless), seed=0, num_threads=1, num_envs=1)
-    assert "exactly resumable" in caplog.text
+def test_environment_that_never_repeats_is_not_recreated() -> None:
+    env = make_env(own_env(Restless, max_episode_steps=4), seed=0, num_threads=1, num_envs=1)
+    env.reset()
+    before = Restless.made
+    play(env, constant(1), 9)
+    assert Restless.made == before > 0
+
+
+@pytest.mark.parametrize(
+    ("cls", "inexact", "fresh"), [(Walk, [], False), (Remembers, [], True), (Restless, ["env"], False)]
+)
+def test_run_says_how_its_environment_repeats_episodes(
+    cls: type, inexact: list[str], fresh: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [*QUIET, "agent=random", "env=gymnasium", "env.id=null", "env.name=own", "env.max_frame=40"]
+    made = f"env.make={{_target_: {cls.__module__}.{cls.__name__}, goal: 3}}"
+    labrl.train([*overrides, made, f"hydra.run.dir={tmp_path / 'run'}"])
+    output = capsys.readouterr().out
+    recorded = json.loads((tmp_path / "run" / "run.json").read_text())
+    warnings = "\n".join(load_run(tmp_path / "run").warnings)
+    assert recorded.get("fresh_env_per_episode", False) == fresh
+    for advice in ("env.fresh_env_per_episode=", "transforms/observation=normalize"):
+        assert output.count(advice) == fresh
+    assert ("env.fresh_env_per_episode" in warnings) == fresh
+    assert recorded.get("inexact", []) == inexact
+    assert output.count("not reproducible") == warnings.count("not reproducible") == len(inexact)
 
 
 def test_kwargs_and_step_limit_reach_the_environment() -> None:

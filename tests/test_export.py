@@ -17,7 +17,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from exact_cases import small
+from exact_cases import QUIET, small
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 import labrl
@@ -156,6 +156,36 @@ def _observed(policy: labrl.LoadedPolicy, observation: np.ndarray) -> Any:
     from labrl.agents.agent import Observation
 
     return Observation(policy.transforms.frozen(observation))
+
+
+class Power(gymnasium.Env):
+    """A task with actions from 0 to 1000. At the best one, 0, 1e-5 is less than a rounding error."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = gymnasium.spaces.Box(0.0, 1000.0, (2,), np.float32)
+
+    def reset(self, **_: Any) -> tuple[np.ndarray, dict]:
+        self.left = 20
+        return self._observation(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.left -= 1
+        return self._observation(), -float(action.sum()) / 1000, False, self.left == 0, {}
+
+    def _observation(self) -> np.ndarray:
+        return np.sin(np.arange(3, dtype=np.float32) + self.left)
+
+
+def test_differences_of_actions_count_relative_to_their_range(tmp_path: Path) -> None:
+    task = ["env=gymnasium", "env.id=null", "env.name=power", "+env.make._target_=test_export.Power"]
+    overrides = ["agent=td3", "agent.learning_starts=300", "env.max_frame=900", *QUIET, *task]
+    run = tmp_path / "run"
+    assert labrl.train([*overrides, f"hydra.run.dir={run}"]).exit_code == 0
+    path, _ = export(str(run), "torch", 0, "latest", out=tmp_path / "power.pt2")
+    policy, module = labrl.load(run, checkpoint="latest"), torch.export.load(path).module()
+    seen = np.random.default_rng(0).standard_normal((50, 3), np.float32)
+    found = module(torch.from_numpy(seen))[0].numpy()
+    assert np.abs(found - policy.act(seen, greedy=True)).max() <= 1000 * TOLERANCE
 
 
 def test_observations_are_stacked_oldest_first(folder: Path) -> None:

@@ -78,15 +78,7 @@ def test_log_probabilities_and_entropies(
     drawn = distribution.sample(parameters, rng)
     whole = name in ("categorical", "multi-categorical")
     action = torch.from_numpy(drawn.astype(np.int64 if whole else np.float32))
-    if name == "squashed":  # the nodes of the quadrature are in single precision
-        quadrature: Any = distribution
-        quadrature.nodes, quadrature.weights = quadrature.nodes.double(), quadrature.weights.double()
-        assert_same(
-            lambda p, a: tuple(each.to(p.dtype) for each in quadrature.log_prob_entropy(p.double(), a)),
-            parameters, action, seed=seed, unused=unused,
-        )  # fmt: skip
-    else:
-        assert_same(distribution.log_prob_entropy, parameters, action, seed=seed, unused=unused)
+    assert_same(distribution.log_prob_entropy, parameters, action, seed=seed, unused=unused)
 
 
 @settings(max_examples=60, deadline=None)

@@ -24,7 +24,7 @@ from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.errors import Code
 from labrl.memory.hindsight import HindsightReplay
-from labrl.spaces import flat_space
+from labrl.spaces import alike, flat_space
 from labrl.step import Step
 from labrl.trial.trial import check
 from labrl.workspace import Workspace
@@ -175,6 +175,117 @@ def test_rewards_are_computed_one_by_one_if_batches_are_unsupported() -> None:
     assert set(both.reward(*goals)) == {-1.0, 0.0}
 
 
+class Plane(Reach):
+    """Task whose `compute_reward` takes a batch of two goals for one of size two."""
+
+    def distance(self, achieved: Any, desired: Any) -> Any:
+        return np.hypot(achieved[0] - desired[0], achieved[1] - desired[1])
+
+
+class BatchesOnly(gym.Wrapper):
+    """Task whose `compute_reward` needs a batch of goals."""
+
+    def __init__(self) -> None:
+        super().__init__(Reach())
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        assert achieved_goal.ndim == 2
+        return self.env.get_wrapper_attr("compute_reward")(achieved_goal, desired_goal, info)
+
+
+class Vector(gym.vector.SyncVectorEnv):
+    """Vector environment with goals."""
+
+    def __init__(self) -> None:
+        super().__init__([Reach], autoreset_mode=gym.vector.AutoresetMode.DISABLED)
+
+    def compute_reward(self, *goals: Any) -> Any:
+        return Reach().compute_reward(*goals)
+
+
+class Changed(Reach):
+    """Task of which `changes` alters rewards and ends of some steps, which `compute_reward` does not do."""
+
+    def step(self, action: Any) -> Any:
+        seen, reward, terminated, truncated, info = super().step(action)
+        return seen, *self.changes(reward, terminated), truncated, info
+
+    def changes(self, reward: float, terminated: bool) -> tuple[float, bool]:
+        raise NotImplementedError
+
+
+class Scaled(Changed):
+    def changes(self, reward: float, terminated: bool) -> tuple[float, bool]:
+        return 10 * reward - 1, terminated
+
+
+class Bumps(Changed):
+    def changes(self, reward: float, terminated: bool) -> tuple[float, bool]:
+        return reward - (self._steps == 7), terminated
+
+
+class Ends(Changed):
+    def changes(self, reward: float, terminated: bool) -> tuple[float, bool]:
+        return reward, self._steps == 7
+
+
+class NeedsInfo(gym.Wrapper):
+    """Task whose `compute_reward` needs the info of a step."""
+
+    def __init__(self) -> None:
+        super().__init__(Reach())
+
+    def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:
+        return -info["distance"]
+
+
+class OtherGoal(Reach):
+    """Task whose goals have another shape than what is achieved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        spaces = {**self.observation_space.spaces, "desired_goal": gym.spaces.Box(-1, 1, (1,), np.float32)}
+        self.observation_space = gym.spaces.Dict(spaces)
+
+
+def goals_in(make: Any) -> GoalEnv:
+    env = make()
+    space = env.single_observation_space if make is Vector else env.observation_space
+    return GoalEnv(make, flat_space(space), "task")
+
+
+@pytest.mark.parametrize("make", [Reach, BitFlip, Plane, BatchesOnly, Vector, lambda: Reach(one_by_one=True)])
+def test_consistent_rewards_are_accepted_without_a_message(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    goals = goals_in(make)
+    goals.check()
+    assert not caplog.records
+    size = 6 if make is BitFlip else 2
+    places = np.random.default_rng(0).uniform(-0.2, 0.2, (2, size, size)).astype(np.float32)
+    alone = Plane() if make is Plane else Reach()
+    np.testing.assert_array_equal(
+        goals.reward(*places), [alone.compute_reward(*pair, {}) for pair in zip(*places, strict=True)]
+    )
+
+
+@pytest.mark.parametrize("cls", [Scaled, NeedsInfo, OtherGoal])
+def test_rewards_that_no_step_confirms_are_refused(cls: type, caplog: pytest.LogCaptureFixture) -> None:
+    with refused("unsupported", "agent.memory", "env.name=task", "agent/memory=uniform"):
+        goals_in(cls).check()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("cls", "method"), [(Bumps, "compute_reward"), (Ends, "compute_terminated")])
+def test_rewards_and_ends_of_a_few_other_steps_are_named(
+    cls: type, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    goals_in(cls).check()
+    assert len(caplog.records) == 1
+    assert method in caplog.text
+    assert "step 7" in caplog.text
+
+
 LEARN = [
     *("agent=dqn", *BITS, *QUIET, "+env.make.n=8", "env.num_envs=4", "agent.lr=1e-3", "agent.gamma=0.95"),
     *("agent.learning_starts=200", "agent.updates_per_frame=0.5", "agent.batch_size=64", "meta.num_cpus=1"),
@@ -277,3 +388,18 @@ def test_rewards_may_be_computed_in_place(one_by_one: bool) -> None:
     in_place = GoalEnv(lambda: InPlace(one_by_one=one_by_one), space, "reach").reward(achieved, desired)
     np.testing.assert_array_equal(in_place, GoalEnv(Reach, space, "reach").reward(kept, desired))
     np.testing.assert_array_equal(achieved, kept)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (gym.spaces.Box(0, 1, (2,)), gym.spaces.Box(-9, 9, (2,)), True),
+        (gym.spaces.Box(0, 1, (2,)), gym.spaces.Box(0, 1, (2, 1)), False),
+        (gym.spaces.Box(0, 9, (2,), np.int64), gym.spaces.Box(0, 9, (2,)), False),
+        (gym.spaces.Discrete(4), gym.spaces.Discrete(4, start=1), False),
+        (gym.spaces.MultiDiscrete([3, 4]), gym.spaces.MultiDiscrete([3, 5]), False),
+    ],
+)
+def test_spaces_are_alike_if_their_elements_can_be_exchanged(one: Any, other: Any, same: bool) -> None:
+    assert alike(one, other) == same
+    assert alike(one, one)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from exact_cases import QUIET, small
+from refusals import refused
 
 import labrl
 from labrl.cli import main
@@ -106,11 +107,13 @@ def test_batch_of_observations_gives_the_same_actions_as_each_alone(name: str, f
     policy = labrl.load(folder / name)
     policy.observation_space.seed(0)
     seen = [policy.observation_space.sample() for _ in range(5)]
-    single = [policy.act(one, greedy=True) for one in seen]
+    mask = np.arange(policy.action_space.n) % 3 > 0 if policy.spaces.masked else None  # type: ignore[attr-defined]
+    single = [policy.act(one, mask, greedy=True) for one in seen]
     stacked: Any = np.stack(seen) if not isinstance(seen[0], dict) else None
     if stacked is None:
         stacked = {key: np.stack([one[key] for one in seen]) for key in seen[0]}
-    assert np.allclose(policy.act(stacked, greedy=True), single, atol=1e-5)
+    masks = None if mask is None else np.tile(mask, (5, 1))
+    assert np.allclose(policy.act(stacked, masks, greedy=True), single, atol=1e-5)
 
 
 def test_recurrent_state_is_carried_until_it_is_reset(folder: Path) -> None:
@@ -240,9 +243,14 @@ def test_wrong_arguments_of_policy_methods_are_refused(folder: Path) -> None:
     with pytest.raises(InputError) as error:
         labrl.load(folder / "sac").act(np.zeros(3), [True])
     assert error.value.key == "mask"
+    with refused("missing", "mask", "action_mask"):
+        labrl.load(folder / "dqn").act(0)
     with pytest.raises(InputError) as error:
         policy.env(render_mode="human")  # type: ignore[arg-type]
     assert error.value.key == "render_mode"
+    with pytest.raises(InputError) as error:
+        policy.env().reset(options={"low": 0})
+    assert error.value.key == "options"
     for wrong in (policy.env().reset(), [[0.0, 0.0], [0.0]]):
         with pytest.raises(InputError) as error:
             policy.act(wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import shutil
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,16 @@ def test_extend_stores_the_same_as_adding_step_by_step(space: gym.Space, jumps: 
 
 
 STORED_FIELDS = ("reward", "next_observation", "terminated")
+
+
+def test_deviation_of_observations_is_right_where_the_mean_is_large() -> None:
+    pieces = [piece(0, 5, True), piece(2, 7, True), piece(1, 9, False)]
+    far = [each._replace(observation=each.observation + np.float32(1e7)) for each in pieces]
+    far = [one._replace(next_observation=one.next_observation + np.float32(1e7)) for one in far]
+    seen = np.concatenate([each.observation for each in far]).astype(np.float64)
+    mean, deviation = data(far).observation_statistics()
+    np.testing.assert_allclose(mean, seen.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(deviation, seen.std(0), rtol=1e-9)
 
 
 def test_minibatches_mix_offline_and_online_data_as_configured() -> None:
@@ -201,6 +212,22 @@ def test_interrupted_offline_run_resumes_exactly(more: list[str], collected: Pat
     assert changed_futures(tmp_path, [*DQN, *more, *source, "meta.rigorous_eval=1"]) == []
 
 
+def test_transitions_of_several_runs_are_read_one_after_another(collected: Path, tmp_path: Path) -> None:
+    other = labrl.train([*DQN, "seed=8", f"hydra.run.dir={tmp_path / 'run'}"]).folder
+    space, choice = gym.make("CartPole-v1").observation_space, gym.spaces.Discrete(2)
+
+    def read(folder: str | list[str], most: int | None = None) -> OfflineRun:
+        config = dataclasses.replace(OFFLINE_CONFIG, folder=folder, max_transitions=most)
+        return OfflineRun(
+            config, wanted=Wanted(space, choice, choice, 0.99, 1), generator=np.random.default_rng(0)
+        )
+
+    one, both = read(str(collected)), read([str(collected), str(other)])
+    assert len(both) == len(one) + len(read(str(other)))
+    assert read([str(collected), str(other)], len(one)).state_dict() == one.state_dict()
+    assert both.state_dict() != read([str(other), str(collected)]).state_dict()
+
+
 def test_state_saved_with_other_offline_data_is_refused(collected: Path) -> None:
     one, other = data([piece(0, 9, True)]), data([piece(0, 9, False), piece(3, 2, True)])
     other.load_state_dict(other.state_dict())
@@ -225,6 +252,26 @@ REFUSED: list[tuple[list[str], str, Code | None, list[str]]] = [
         ["agent.collect_from=64"],
     ),
     ([*OFFLINE, "agent.collect_from=320"], "agent.collect_from", "contradiction", ["env.max_frame=320"]),
+    (["agent/offline=run", "agent.offline.folder=[]"], "agent.offline.folder", "range", []),
+    (["agent/offline=run", "agent.offline.folder=[1]"], "agent.offline.folder[0]", "type", []),
+    (
+        ["agent/offline=run", "agent.offline.folder=[{folder},elsewhere]"],
+        "agent.offline.folder",
+        "not-found",
+        ["agent.offline.folder=elsewhere"],
+    ),
+    (
+        [*OFFLINE, "agent/memory=hindsight", "agent.collect_until=0"],
+        "agent.memory",
+        "contradiction",
+        ["agent/memory=uniform", "agent.collect_until=0"],
+    ),
+    (
+        [*OFFLINE, "agent/memory=hindsight", "agent.offline.share=1"],
+        "agent.memory",
+        "contradiction",
+        ["agent/memory=uniform", "agent.offline.share=1"],
+    ),
     (
         ["agent/offline=run", "agent.offline.folder=nowhere"],
         "agent.offline.folder",
@@ -386,6 +433,100 @@ def test_minari_dataset_gives_its_transitions(tmp_path: Path, monkeypatch: pytes
     other = wanted._replace(observation=SPACE, action=gym.spaces.Discrete(2))
     with refused("contradiction", "agent.offline.dataset", "Box"):
         dataclass_of(Component, node).build(wanted=other, generator=None)
+
+
+class Dataset:
+    """Columns of a Minari dataset of Pendulum with three episodes of five steps."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(0)
+        self.bound = 2.0
+        self.observations = rng.uniform(-1, 1, (3, 6, 3)).astype(np.float32)
+        self.actions = rng.uniform(-2, 2, (3, 5, 1)).astype(np.float32)
+        self.rewards = rng.uniform(-1, 0, (3, 5))
+
+    def read(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> OfflineData:
+        """Write the dataset, and read it for an agent in Pendulum."""
+        minari = pytest.importorskip("minari", reason='Minari is not installed: pip install "labrl[offline]"')
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder))
+        from minari.data_collector import EpisodeBuffer
+
+        ends = {"terminations": [False] * 5, "truncations": [False] * 4 + [True]}
+        columns = zip(self.observations, self.actions, self.rewards, strict=True)
+        episodes = [
+            EpisodeBuffer(id=number, observations=seen, actions=done, rewards=rewards.tolist(), **ends)
+            for number, (seen, done, rewards) in enumerate(columns)
+        ]
+        seen, done = (gym.spaces.Box(-bound, bound, (n,)) for n, bound in ((3, np.inf), (1, self.bound)))
+        spaces = {"observation_space": seen, "action_space": done}
+        about = {"author": "labrl", "author_email": "a@b.c", "code_permalink": "none", "description": "test"}
+        about |= {"algorithm_name": "random"}
+        minari.create_dataset_from_buffers(
+            "labrl/odd-v0", episodes, eval_env="Pendulum-v1", **spaces, **about
+        )
+        node = {"_target_": "labrl.offline.minari.OfflineMinari", "dataset": "labrl/odd-v0"}
+        node |= {"share": 0.5, "online_every": 1, "max_transitions": None}
+        env = gym.make("Pendulum-v1")
+        wanted = Wanted(seen, env.action_space, gym.spaces.Box(-1, 1, (1,)), 0.9, 1)
+        made: OfflineData = dataclass_of(Component, node).build(
+            wanted=wanted, generator=np.random.default_rng(0)
+        )
+        return made
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("observations", np.nan), ("actions", np.inf), ("rewards", np.nan), ("rewards", 1e300)],
+)
+def test_numbers_that_are_not_finite_are_refused_with_their_place(
+    column: str, value: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Dataset()
+    vars(dataset)[column][1, 3] = value
+    with refused("range", "agent.offline", "labrl/odd-v0", "episode 1", "step 3"):
+        dataset.read(tmp_path, monkeypatch)
+
+
+def test_saved_run_with_numbers_that_are_not_finite_is_refused(
+    collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = PieceReplay.pieces
+
+    def damaged(memory: PieceReplay, size: int) -> Iterator[Piece]:
+        for piece in pieces(memory, 5):
+            piece.reward[2:] = np.nan if piece.first > memory.oldest[0] else 0
+            yield piece
+
+    monkeypatch.setattr(PieceReplay, "pieces", damaged)
+    overrides = [*DQN, "agent/offline=run", f"agent.offline.folder={collected}"]
+    # The buffer holds the last 24 of 80 steps, so the second piece begins with step 61.
+    with refused("range", "agent.offline", str(collected), "session 0", "environment 0", "step 63"):
+        session_in(tmp_path / "next", resolve(compose(overrides)))
+
+
+def test_dataset_with_other_bounds_of_actions_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = Dataset()
+    dataset.bound = 5.0
+    with refused("contradiction", "agent.offline.dataset", "Box(-5.0, 5.0", "Box(-2.0, 2.0"):
+        dataset.read(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("bound", [2.0, np.inf])
+def test_actions_of_a_dataset_that_are_clipped_are_counted(
+    bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = Dataset()
+    dataset.bound = bound
+    dataset.actions[0, 4] = 2 + 1e-6  # rounding
+    assert len(dataset.read(tmp_path / "within", monkeypatch)) == 15
+    assert not caplog.records
+    dataset.actions[1, 2:4] = [[2.5], [-9]]
+    dataset.read(tmp_path / "beyond", monkeypatch)
+    assert len(caplog.records) == 1
+    for named in ("2 of 15", "labrl/odd-v0", "episode 1", "step 2"):
+        assert named in caplog.text
 
 
 def test_transforms_that_differ_from_the_saved_run_are_refused(collected: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
@@ -74,3 +75,16 @@ def test_broken_file_is_ignored_when_not_selected(tmp_path: Path) -> None:
     folder = write_yaml(tmp_path, "env", b"a: [\n", "broken")
     write_yaml(folder, "env", f"{BASE}id: CartPole-v1\nname: mine\n".encode())
     assert resolve(compose(["env=mine"], folder)).env.config.name == "mine"
+
+
+NETWORK = "_target_: test_own_torso.Own\nshape: [2]\n"
+
+
+def test_network_file_without_torso_gets_a_hint_that_works(tmp_path: Path) -> None:
+    """Regression test: the hint was an override that was refused too."""
+    overrides, key = ["agent/network=mine"], "agent.network._target_"
+    error = refusal(overrides, write_yaml(tmp_path, "agent/network", NETWORK.encode()))
+    assert [(mistake.code, mistake.key) for mistake in error.mistakes] == [("unknown-key", key)]
+    assert "torso:" in str(error)
+    mended = write_yaml(tmp_path, "agent/network", f"torso:\n{indent(NETWORK, '  ')}".encode())
+    assert resolve(compose(overrides, mended)).agent.config.network.torso.config == {"shape": [2]}

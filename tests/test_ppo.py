@@ -211,6 +211,18 @@ def test_metrics_have_the_same_keys_before_and_after_learning() -> None:
         assert all(np.isfinite(value) for value in after.values())
 
 
+def test_statistics_of_large_values_keep_their_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    (agent, clock), seen = build(), rollouts(monkeypatch)
+    with torch.no_grad():
+        list(network_of(agent).value_head.parameters())[-1].add_(1e5)
+    play(agent, clock, VECTOR, 8)
+    value, advantage = (each.double().numpy() for each in (seen[0].value, seen[0].advantage))
+    found = agent.metrics()
+    assert found["value_std"] == pytest.approx(value.std(), rel=1e-9)
+    explained = 1 - advantage.var() / (advantage + value).var()
+    assert found["explained_variance"] == pytest.approx(explained, rel=1e-9)
+
+
 def test_schedules_follow_the_clock() -> None:
     falling = LinearSchedule(kind="linear", start=1.0, end=0.0, horizon=100, warmup=0)
     agent, clock = build(dataclasses.replace(CONFIG, lr=falling, clip_range=falling, entropy_coef=falling))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from refusals import refused
 
 from labrl.config.compose import compose, resolve
-from labrl.errors import Code
+from labrl.errors import Code, InputError
 from labrl.trial.trial import check
 
 CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
@@ -32,7 +34,7 @@ CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
         ["agent=ppo", "agent/network=gru", "agent.horizon=64", "agent.batch_size=32"],
         "agent.batch_size",
         "contradiction",
-        ["agent.horizon=64", "32", "agent.sequence_length"],
+        ["agent.horizon=64", "32", "agent.sequence_length=32", "agent.batch_size=64", "agent=recurrent_ppo"],
     ),
     "unknown kind of recurrent network": (
         ["agent=recurrent_ppo", "agent.network.torso.kind=rnn"],
@@ -56,7 +58,7 @@ CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
         ["agent=recurrent_ppo", "agent.horizon=64", "agent.sequence_length=32", "agent.batch_size=16"],
         "agent.batch_size",
         "contradiction",
-        ["agent.sequence_length=32", "16", "agent.batch_size=32"],
+        ["agent.sequence_length=32", "16", "agent.batch_size=32", "agent.sequence_length=16"],
     ),
     "whole episodes for a recurrent agent": (
         ["agent=recurrent_a2c", "agent.horizon=null", "agent.episodes=4"],
@@ -155,3 +157,14 @@ ALLOWED = {
 @pytest.mark.parametrize("overrides", ALLOWED.values(), ids=ALLOWED)
 def test_on_policy_agents_accept_plain_and_recurrent_networks(overrides: list[str]) -> None:
     check(resolve(compose(overrides)))
+
+
+@pytest.mark.parametrize("overrides", [[], ["agent.sequence_length=64"]])
+def test_every_alternative_for_a_minibatch_smaller_than_a_sequence_is_accepted(overrides: list[str]) -> None:
+    typed = ["env=pong", "agent/network=lstm", *overrides]
+    with pytest.raises(InputError) as caught:
+        check(resolve(compose(typed)))
+    alternatives = re.findall(r"agent[.\w]*=\w+", str(caught.value).partition("Set ")[2])
+    assert len(alternatives) > 1
+    for alternative in alternatives:
+        check(resolve(compose([*typed, alternative])))

@@ -309,10 +309,11 @@ def test_two_workers_compute_the_gradient_of_one_on_images(name: str, action: gy
 
 
 def test_two_threads_in_large_products_are_exact_and_set_back() -> None:
-    large = ("agent.network.torso.mlp.hidden=[128,128]", "agent.batch_size=256")
+    """Use an agent whose minibatches must not be halved."""
+    large = ("agent.network.torso.hidden=[128,128]", "agent.batch_size=256")
     before, weights = torch.get_num_threads(), []
     for overrides, num_threads in ((large, 2), (large, 2), ((), before)):
-        agent, clock, _ = build(config_of("sac", *overrides), num_threads=2)
+        agent, clock, _ = build(config_of("crossq", *overrides), num_threads=2)
         critics = agent.modules()["critics"]
         found: set[int] = set()
         handle = critics.register_forward_hook(lambda *_, found=found: found.add(torch.get_num_threads()))

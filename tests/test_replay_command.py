@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import av
+import gymnasium
 import numpy as np
 import pytest
-from env_cases import own_env
+from env_cases import gymnasium_env, own_env
 from exact_cases import QUIET, small
 from pictures_env import AlwaysDrawn, Drawn, ListOnly
 from refusals import refused
@@ -129,7 +131,6 @@ def test_trial_succeeds_with_a_message_when_rendering_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     overrides = [override for override in CARTPOLE if not override.startswith("meta.videos")]
-    import gymnasium
 
     def broken(*overrides: object) -> None:
         raise RuntimeError("rendering fails")
@@ -164,6 +165,28 @@ def test_images_of_any_usual_format_become_rgb_bytes(kind: str) -> None:
 @pytest.mark.parametrize("cls", [ListOnly, AlwaysDrawn])
 def test_environments_without_rgb_array_mode_are_rendered(cls: type) -> None:
     assert (first_image(cls) == 99).all()
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """Register environments that do not declare that they can be rendered."""
+    before = dict(gymnasium.registry)
+    gymnasium.register("Undeclared-v0", entry_point="pictures_env:Undeclared")
+    gymnasium.register("Unseen-v0", entry_point="pictures_env:Unseen")
+    yield
+    for name in gymnasium.registry.keys() - before:
+        del gymnasium.registry[name]
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.filterwarnings("error")
+def test_registered_environment_without_a_render_mode_is_rendered_or_refused_without_a_warning() -> None:
+    env = watch(gymnasium_env("Undeclared-v0"))
+    env.reset(np.ones(1, np.bool_), np.zeros(1, np.int64))
+    assert (env.picture() == 99).all()
+    env.close()
+    with refused("unsupported", "env.id"):
+        watch(gymnasium_env("Unseen-v0"))
 
 
 @pytest.mark.parametrize(

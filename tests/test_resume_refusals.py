@@ -219,12 +219,12 @@ def test_other_versions_are_reported_and_do_not_prevent_a_resume(
 ) -> None:
     path = Path("runs/one/provenance.json")
     facts = json.loads(path.read_text())
-    facts["packages"]["torch"] = "1.0"
+    facts["packages"] |= {"torch": "1.0", "mypy": "1.0", "jupyterlab": "1.0"}  # the last two are not imported
     facts["python"]["version"] = "3.0"
     path.write_text(json.dumps(facts))
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
     stdout = capsys.readouterr().out
-    assert re.search(r"Python 3\.0 -> .*; torch 1\.0 -> ", stdout)
+    assert re.search(r"Python 3\.0 -> .*; torch 1\.0 -> [^;]*\n", stdout)
 
 
 def test_resume_keeps_a_drawn_seed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,6 +253,34 @@ def test_resume_finds_the_users_config_dir(tmp_path: Path) -> None:
     assert main(overrides) == 0
     assert main(["+resume=one", "env.max_frame=128"]) == 0
     assert json.loads(Path("one/session_0/result.json").read_text())["frame"] == 128
+
+
+@pytest.fixture
+def moved_config_dir(own_folder: None, tmp_path: Path) -> None:
+    """Make a run with a folder of configurations that is then moved to `new`."""
+    (tmp_path / "old" / "meta").mkdir(parents=True)
+    calm = "defaults: [default, _self_]\nprogress: false\ntensorboard: false\n"
+    (tmp_path / "old" / "meta" / "calm.yaml").write_text(calm)
+    overrides = ["agent=random", "meta=calm", "seed=1", "env.max_frame=64", "hydra.run.dir=one"]
+    assert main(["--config-dir", "old", *overrides]) == 0
+    (tmp_path / "old").rename(tmp_path / "new")
+
+
+AGAIN = (["+resume=one", "env.max_frame=128"], ["+rerun=one"], ["+fork=one", "at=64", "env.max_frame=128"])
+
+
+@pytest.mark.usefixtures("moved_config_dir")
+@pytest.mark.parametrize("again", AGAIN, ids=str)
+def test_moved_config_dir_is_to_be_typed(again: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(again) == WRONG_INPUT
+    assert "--config-dir=<" in capsys.readouterr().err
+    assert main(["--config-dir=new", *again]) == 0
+
+
+@pytest.mark.usefixtures("moved_config_dir")
+@pytest.mark.xfail(strict=True, reason="+enjoy ignores --config-dir")
+def test_enjoy_takes_a_moved_config_dir() -> None:
+    assert main(["--config-dir=new", "+enjoy=one", "episodes=1", "videos=0"]) == 0
 
 
 def test_path_of_a_run_may_be_quoted(finished: Path) -> None:
@@ -442,7 +470,8 @@ def test_finished_run_with_a_damaged_file_can_still_be_used(
     assert list_runs(["--json"]) == 0
     (listed,) = json.loads(capsys.readouterr().out)
     assert (listed["status"], listed["agent"], listed["frames"]) == ("finished", "random", 64)
-    needed = name == "run.json" or (name == "config.yaml" and damage != "deleted")
+    # An emptied run.json, which a power failure can leave behind, is written anew.
+    needed = (name, damage) in [("run.json", "halved"), ("config.yaml", "halved"), ("config.yaml", "emptied")]
     assert main(["+resume=runs/one", "env.max_frame=128"]) == (2 if needed else 0)
     output = capsys.readouterr()
     assert "killed" not in output.out + output.err

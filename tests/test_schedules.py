@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve, to_plain
+from labrl.config.keys import written
 from labrl.errors import InputError
 from labrl.schedules import (
     CosineSchedule,
@@ -22,6 +23,7 @@ from labrl.schedules import (
     PiecewiseSchedule,
     Schedule,
     StepSchedule,
+    expanded,
     largest,
     smallest,
     value_at,
@@ -205,9 +207,14 @@ def test_schedule_override_replaces_that_of_a_preset_or_experiment_file(tmp_path
             {"kind": "exponential", "start": 1e-3, "end": 1e-5, "horizon": 100000, "warmup": 0},
         ),
         ("'linear:1:0:${env.num_envs}'", {"kind": "linear", "start": 1, "end": 0, "horizon": 8, "warmup": 0}),
+        (
+            "'linear:1:0:${labrl.budget:0.3}:50'",
+            {"kind": "linear", "start": 1, "end": 0, "horizon": 30000, "warmup": 50},
+        ),
     ],
 )
 def test_short_form_is_recorded_with_all_keys(text: str, full: dict[str, Any]) -> None:
+    assert expanded(written(full)) == full
     assert composed("env.num_envs=8", f"agent.lr={text}") == full
     assert composed("env.num_envs=8", f"agent.lr={text}", "agent.lr.start=0.25") == {**full, "start": 0.25}
 

@@ -308,6 +308,20 @@ def test_names_and_warnings_of_search_trials_round_their_values(tmp_path: Path) 
     ]
 
 
+def test_schedules_are_named_by_their_short_form(tmp_path: Path) -> None:
+    linear = {"kind": "linear", "start": 1 / 3000, "end": 0, "horizon": 100_000, "warmup": 0}
+    schedules = [
+        linear,
+        linear | {"kind": "cosine", "warmup": 500},
+        {"kind": "piecewise", "points": [[0, 1]]},
+    ]
+    for number, lr in enumerate(schedules):
+        write_run(tmp_path / str(number), [rising(10)], config=config_with(agent__lr=lr))
+    names = [group.name for group in grouped(find_runs([tmp_path]))]
+    assert names[:2] == ["ppo lr=linear:0.0003333:0:100000", "ppo lr=cosine:0.0003333:0:100000:500"]
+    assert names[2].startswith("ppo lr={kind: piecewise")
+
+
 def test_many_groups_are_compared_only_with_the_best(tmp_path: Path) -> None:
     for number in range(12):
         config = config_with(agent__lr=float(number))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -108,6 +109,93 @@ def test_diff_leaves_out_large_and_binary_files_and_has_a_maximum_size(
     assert len(diff) <= 2000
     assert facts["diff_truncated"]
     assert sorted(facts["untracked_left_out"]) == ["binary.bin", "large.txt", "zeros.txt"]
+
+
+def test_files_that_may_hold_secrets_are_left_out_and_named(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Regression test: .env, .netrc and id_rsa were copied into run folders that everyone could read."""
+    (repository / "secrets.yaml").write_text("key: committed\n")
+    (repository / "secrets.py").write_text("")
+    git(repository, "add", ".")
+    git(repository, "commit", "-qm", "second")
+    (repository / "secrets.yaml").write_text("key: s3cret\n")
+    (repository / "secrets.py").write_text("code\n")
+    (repository / "code.py").write_text("x = 2  # db://me:s3cret@host\n")
+    (repository / "a").mkdir()
+    for name in (".env", "a/id_rsa", "private.txt"):
+        (repository / name).write_text("s3cret\n")
+    (repository / "private.txt").chmod(0o600)
+    (repository / "notes.txt").write_text("seen by all\n")
+    facts, diff = describe_repository(repository)
+    assert "s3cret" not in diff
+    assert "+seen by all" in diff
+    assert "+code" in diff
+    assert "+x = 2  # db://me:***@host" in diff
+    assert sorted(facts["secrets_left_out"]) == [".env", "a/id_rsa", "private.txt", "secrets.yaml"]
+    assert facts["dirty"]
+    monkeypatch.chdir(repository)
+    write_provenance(RunFolder.create(tmp_path / "run"), {"seed": 0}, Command())
+    assert all(name in caplog.text for name in facts["secrets_left_out"])
+    before = os.umask(0o077)
+    try:
+        assert "private.txt" not in describe_repository(repository)[0]["secrets_left_out"]
+    finally:
+        os.umask(before)
+
+
+def test_only_some_untracked_files_are_read(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "MAX_UNTRACKED_FILES", 10)
+    for number in range(25):
+        (repository / f"{number:02}.txt").write_text(f"number {number}\n")
+    facts, diff = describe_repository(repository)
+    assert facts["untracked_left_out_count"] == 15
+    assert facts["untracked_left_out"] == [f"{number:02}.txt" for number in range(10, 25)]
+    assert diff.count("+number") == 10
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["core.fsmonitor={program}"],
+        ["diff.external={program}"],
+        ["diff.own.textconv={program}", "diff.own.command={program}"],
+        ["filter.own.clean={program}"],
+        ["filter.own.process={program}", "filter.own.required=true"],
+        ["core.hooksPath={hooks}"],
+    ],
+    ids=lambda settings: settings[0].partition("=")[0],
+)
+def test_git_runs_no_program_of_the_folder(settings: list[str], repository: Path, tmp_path: Path) -> None:
+    ran, hooks = tmp_path / "ran", tmp_path / "hooks"
+    hooks.mkdir()
+    for program in (tmp_path / "program", hooks / "post-index-change"):
+        program.write_text(f"#!/bin/sh\ntouch {ran}\ncat\n")
+        program.chmod(0o755)
+    (repository / ".gitattributes").write_text("*.py diff=own filter=own\n")
+    for one in settings:
+        key, _, value = one.format(program=tmp_path / "program", hooks=hooks).partition("=")
+        git(repository, "config", key, value)
+    (repository / "code.py").write_text("x = 3\n")
+    facts, diff = describe_repository(repository)
+    assert not ran.exists()
+    assert "+x = 3" in diff
+    assert "incomplete" not in facts
+
+
+def test_repository_of_another_user_is_named_with_what_to_type(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.chdir(repository)
+    run = RunFolder.create(tmp_path / "run")
+    write_provenance(run, {"seed": 0}, Command())
+    facts = json.loads(run.provenance.read_text())["git"]["working_folder"]
+    assert facts["root"] == str(repository)
+    assert facts["incomplete"]
+    assert f"git config --global --add safe.directory {repository}" in caplog.text
+    assert damages(run) == []
 
 
 def test_files_of_runs_and_reports_do_not_make_a_repository_dirty(repository: Path) -> None:

@@ -122,7 +122,7 @@ def test_status_is_recorded_in_run_json(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "run" / "run.json").read_text())
     assert content["status"] == "failed"
     assert content["sessions"] == [{"index": 0}]
-    assert content["format_version"] == 1
+    assert content["format_version"] == RunFolder.FORMAT_VERSION
     assert RunFolder.open(tmp_path / "run").status == "failed"
 
 
@@ -136,7 +136,7 @@ def test_damaged_run_is_refused(tmp_path: Path, content: str) -> None:
 def test_folder_without_a_run_or_of_a_newer_labrl_is_refused(tmp_path: Path) -> None:
     with refused("not-found", tmp_path):
         RunFolder.open(tmp_path)
-    (tmp_path / "run.json").write_text('{"format_version": 2}')
+    (tmp_path / "run.json").write_text('{"format_version": 99}')
     with refused("not-installed", tmp_path):
         RunFolder.open(tmp_path)
 

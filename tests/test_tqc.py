@@ -95,6 +95,26 @@ def test_updates_match_the_equations_of_the_paper() -> None:
     assert agent.metrics()["temperature"] == pytest.approx(float(log_alpha.detach().exp()), rel=1e-5)
 
 
+def test_reported_loss_is_right_at_values_of_30000() -> None:
+    agent, _, streams = build(config_of("tqc", *SMALL, "agent.dropped=1"))
+    disturb(agent)
+    with torch.no_grad():
+        for name in ("critics", "target"):
+            list(agent.modules()[name].parameters())[-1].add_(30_000)
+    nets = copy.deepcopy(agent.modules())
+    noise = torch.randn((2, 16, 2), generator=copy.deepcopy(streams.torch("noise")))[0]
+    batch = made_up(BOX)
+    batch.discount[:], batch.reward[:] = 1, 0
+    agent.update(batch)
+    with torch.no_grad():
+        action, log_prob = gaussian(nets["policy"](batch.next_observation), noise)
+        pooled = nets["target"](batch.next_observation, action).permute(1, 0, 2).reshape(16, 12)
+        goal = pooled.sort(1).values[:, :9].double() - log_prob.unsqueeze(1)
+        quantiles = nets["critics"](batch.observation, batch.action)
+        expected = paper_loss(quantiles.double(), goal, batch.weight.double())
+    assert agent.metrics()["loss_critic"] == pytest.approx(float(expected), rel=0.02)
+
+
 def test_dropping_all_quantiles_is_refused() -> None:
     with refused("contradiction", "agent", "dropped=25"):
         resolve(compose(["agent=tqc", "env=pendulum", "agent.dropped=25"]))

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 from commands import Command, start_labrl
+from exact_cases import differences
 from paced import PACED, last_row
 
+from labrl.cli import main
 from labrl.processes import SIGNALS
 
 ENDLESS = ["agent=random", "env.max_frame=1e9", "env.num_envs=1", "meta.tensorboard=false", "seed=1"]
@@ -114,6 +116,79 @@ def test_signal_interrupts_all_sessions_and_each_saves_a_checkpoint(
     assert statuses(folder) == ["interrupted", "interrupted"]
     for index in (0, 1):
         assert list((folder / f"session_{index}" / "checkpoints").glob("frame_*"))
+
+
+def saved(session: Path) -> list[str]:
+    """Return the names of the checkpoints of a session that are complete."""
+    return sorted(path.parent.name for path in session.glob("checkpoints/frame_*/manifest.json"))
+
+
+@pytest.mark.parametrize("to_all", [False, pytest.param(True, marks=pytest.mark.matrix)])
+def test_sigusr2_saves_a_checkpoint_of_each_session_and_training_goes_on(
+    to_all: bool, tmp_path: Path
+) -> None:
+    """Regression test: typed by habit of ALF, it killed the run, which stayed `running` and saved nothing."""
+    folder = tmp_path / "run"
+    with labrl(folder, *ENDLESS, "meta.max_session=2", "meta.log_frequency=1e8") as process:
+        wait_for(lambda: frame(folder, 0) and frame(folder, 1), process)
+        assert [saved(folder / f"session_{index}") for index in (0, 1)] == [[], []]
+        (os.killpg if to_all else os.kill)(process.pid, signal.SIGUSR2)
+        wait_for(lambda: all(saved(folder / f"session_{index}") for index in (0, 1)), process)
+        reached = frame(folder, 0), frame(folder, 1)
+        wait_for(lambda: frame(folder, 0) > reached[0] and frame(folder, 1) > reached[1], process)
+        os.kill(process.pid, signal.SIGTERM)
+        output, _ = process.communicate()
+    assert process.returncode == 143, output
+    assert statuses(folder) == ["interrupted", "interrupted"]
+    assert all(len(saved(folder / f"session_{index}")) == 2 for index in (0, 1))
+
+
+def test_sigusr2_before_the_first_step_does_not_end_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with labrl(folder, *ENDLESS) as process:
+        wait_for(folder.exists, process)
+
+        def trains_despite_signals() -> bool:
+            process.send_signal(signal.SIGUSR2)
+            return frame(folder, 0) > 0
+
+        wait_for(trains_despite_signals, process)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate()
+    assert process.returncode == 143, output
+
+
+def test_checkpoint_on_sigusr2_changes_no_row_and_can_be_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "saves.py").write_text(
+        "import os, signal\n"
+        "from labrl.session.callbacks import Callback\n"
+        "class Save(Callback):\n"
+        "    def step(self, session):\n"
+        "        if session.clock.frame == 40:\n"
+        "            os.kill(os.getpid(), signal.SIGUSR2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    ppo = [
+        *(
+            "agent=ppo",
+            "env.num_envs=1",
+            "agent.horizon=16",
+            "agent.batch_size=16",
+            "agent.epochs=1",
+            "seed=1",
+        ),
+        *("env.max_frame=128", "meta.log_frequency=64", "meta.keep_last=9", "meta.tensorboard=false"),
+    ]
+    plain, signalled, forked = (tmp_path / name for name in ("plain", "signalled", "forked"))
+    assert main([*ppo, f"hydra.run.dir={plain}"]) == 0
+    assert main([*ppo, "+callbacks.save={_target_: saves.Save}", f"hydra.run.dir={signalled}"]) == 0
+    assert saved(signalled / "session_0") == [f"frame_{number:012}" for number in (40, 64, 128)]
+    assert "frame 40" in (signalled / "session_0" / "session.log").read_text()
+    assert [place for place in differences(plain, signalled) if "callbacks" not in place] == []
+    assert main([f"+fork={signalled}", "at=40", f"hydra.run.dir={forked}"]) == 0
+    assert [place for place in differences(plain, forked) if "callbacks" not in place] == []
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from refusals import refused
 
 import labrl
 import labrl.cli
 import labrl.experiment.job
-from labrl.config.compose import compose
+from labrl.config.compose import check_environment, compose, resolve, to_plain
 from labrl.errors import InputError, LabrlError, Mistake
 from labrl.mistakes.names import all_keys, other_names
 from labrl.storage.run_folder import MARKER, RunFolder
@@ -92,6 +93,11 @@ WRONG = {
     "meta.eval_episodes=5": [("contradiction", "meta.eval_episodes")],
     "agent._target_=labrl.agents.ppo.PPOO": [("target", "agent._target_")],
     "env.id=CartPole-v9": [("unknown-option", "env.id")],
+    "env.id=Acrobot-v1": [("contradiction", "env.id")],
+    "env=pong env.game=breakout": [("contradiction", "env.game")],
+    "env.name=PongNoFrameskip-v4": [("contradiction", "env.name")],
+    "-m env.id=Acrobot-v1,CartPole-v1": [("contradiction", "env.id")],
+    "-m hydra/sweeper=optuna search=ppo env.id=Acrobot-v1": [("contradiction", "env.id")],
     "'agent.lr=${nothing}'": [("missing", "agent.lr")],
     # flags
     "--seed 3": [("unknown-option", "--seed")],
@@ -181,6 +187,50 @@ def test_wrong_command_line_prints_each_mistake_and_leaves_no_folder(
         assert key in text
 
 
+MAKE = "'env.make={_target_: env_cases.Walk}'"
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "typed"),
+    [
+        ("env.id=Acrobot-v1", "env.id", "env=acrobot"),
+        ("env=pendulum env.id=FrozenLake-v1", "env.id", "env=gymnasium env.id=FrozenLake-v1"),
+        ("env.id=own/Task-v0 env.name=own", "env.id", "env=gymnasium env.id=own/Task-v0"),
+        ("env=pong env.game=breakout", "env.game", "env=breakout"),
+        (f"env.id=null {MAKE}", "env.name", "env=gymnasium env.id=null env.name=<name>"),
+        ("env.name=PongNoFrameskip-v4", "env.name", "env=pong"),
+        ("env.name=acrobot", "env.name", "env=acrobot"),
+        ("env=gymnasium env.id=CliffWalking-v1 env.name=pendulum", "env.name", "env=pendulum"),
+        ("env.name=FrozenLake-v1", "env.name", "env=gymnasium env.id=FrozenLake-v1"),
+    ],
+)
+def test_name_or_presets_of_another_environment_are_refused(line: str, key: str, typed: str) -> None:
+    cfg = compose(shlex.split(line), with_hydra=True)
+    with refused("contradiction", key, typed):
+        check_environment(to_plain(cfg)["env"], cfg.hydra.runtime.choices["env"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "env=cartpole env.id=CartPole-v0",
+        "env=pong env.name=PongNoFrameskip-v4",
+        "env=cartpole env.name=mine-v2",
+        "env=gymnasium env.id=CartPole-v1",
+        "env=gymnasium env.id=CartPole-v1 env.name=cartpole",
+        "env=gymnasium env.id=own/Task-v0",
+        "env=lunar_lander_continuous env.name=LunarLander-v3",
+        "env=gymnasium env.id=LunarLander-v3 env.name=lunar_lander_continuous",
+        f"env=gymnasium env.id=null env.name=pong {MAKE}",
+        f"env=cartpole env.id=null env.name=walk {MAKE}",
+        "env=atari env.game=pong",
+    ],
+)
+def test_other_names_of_the_same_environment_are_accepted(line: str) -> None:
+    cfg = compose(shlex.split(line), with_hydra=True)
+    check_environment(to_plain(cfg)["env"], cfg.hydra.runtime.choices["env"])
+
+
 MEANT = {
     "train": "labrl",
     "pong": "labrl env=pong",
@@ -192,6 +242,11 @@ MEANT = {
     "DQN": "labrl agent=dqn",
     "train env=pong": "labrl env=pong",
     "resume": "labrl +resume=latest",
+    "train@latest": "labrl +resume=latest",
+    "enjoy@data/pong/pong_t0_spec.json": "labrl +enjoy=latest",
+    "enjoy@.": "labrl +enjoy=.",
+    "spec/ppo.json ppo_pong train@latest": "labrl agent=ppo env=pong +resume=latest",
+    "--algo ddqn --vf-coef 0.5": "labrl agent=double_dqn agent.value_coef=1.0",
     "resume latest env.max_frame=2e5": "labrl +resume=latest env.max_frame=2e5",
     "eval": "labrl +enjoy=latest",
     "help": "labrl --help",
@@ -202,6 +257,9 @@ MEANT = {
     "--algo PPO --total-timesteps 1e6 --n-envs 4": "labrl agent=ppo env.max_frame=1e6 env.num_envs=4",
     "--env-id BreakoutNoFrameskip-v4 --track": "labrl env=breakout wandb=online",
     "--agent.lr=1e-4": "labrl agent.lr=1e-4",
+    "--config-name mine": "labrl --config-dir=<folder> experiment=<name>",
+    "-cp=conf seed=3": "labrl --config-dir=<folder> seed=3",
+    "--experimental-rerun job.pickle": "labrl +rerun=<run folder>",
     "--multi seed=1,2": "labrl --multirun seed=1,2",
     "env = pong": "labrl env=pong",
     "agent.lr =1e-4": "labrl agent.lr=1e-4",
@@ -300,6 +358,83 @@ ELSEWHERE = {
 }
 
 
+TYPED: dict[str, dict[str, dict[str, Any]]] = {
+    "agent=sac env=pendulum gradient_steps=4": {
+        "agent.updates_per_frame=4": {"agent.updates_per_frame": 4},
+    },
+    "agent=dqn train_freq=4": {"agent.updates_per_frame=1/4": {"agent.updates_per_frame": "1/4"}},
+    "vf_coef=.5": {
+        "agent.value_coef=1.0": {"agent.value_coef": 1.0},
+        "agent.value_coef=.5": {"agent.value_coef": 0.5},
+    },
+    "agent=dqn target_update_interval=1000": {"agent.target.every=1000": {"agent.target.every": 1000}},
+    "agent=dqn env.max_frame=3e5 exploration_fraction=0.1": {
+        "'agent.exploration.epsilon.horizon=${labrl.budget:0.1}'": {
+            "agent.exploration.epsilon.horizon": 30000
+        },
+    },
+    "agent=sac env=pendulum polyak=0.995": {"agent.target.tau=0.005": {"agent.target.tau": 0.005}},
+    "norm_obs=true": {
+        "transforms/observation=normalize": {"transforms.observation.clip": 10.0, "transforms.reward": None},
+    },
+    "norm_reward=true": {"transforms/reward=normalize": {"transforms.reward.clip": 10.0}},
+    "env=pong norm_reward=false": {"transforms/reward=none": {"transforms.reward": None}},
+    "net_arch=[256,128]": {
+        "'agent.network.torso.mlp.hidden=[256,128]'": {"agent.network.torso.mlp.hidden": [256, 128]},
+    },
+    "agent/network=mlp net_arch=[256,128]": {
+        "'agent.network.torso.hidden=[256,128]'": {"agent.network.torso.hidden": [256, 128]},
+    },
+    "activation_fn=ReLU": {
+        "agent.network.torso.mlp.activation=ReLU": {"agent.network.torso.mlp.activation": "ReLU"},
+    },
+    "activation_fn=nn.relu": {
+        "agent.network.torso.mlp.activation=ReLU": {"agent.network.torso.mlp.activation": "ReLU"},
+    },
+    "learning_rate=lin_3e-4": {"agent.lr=linear:3e-4:0": {"agent.lr.start": 3e-4, "agent.lr.end": 0}},
+    "agent=sac env=pendulum ent_coef=auto": {"agent.temperature=null": {"agent.temperature": None}},
+    "clip_vloss=true": {
+        "'agent.value_clip_range=${agent.clip_range}'": {"agent.value_clip_range.start": 0.2},
+    },
+    "env=pong terminal_on_life_loss=true": {"env.life_loss_signal=true": {"env.life_loss_signal": True}},
+    "env=pong episodic_life=false": {"env.life_loss_signal=false": {"env.life_loss_signal": False}},
+    "ortho_init=false": {
+        "agent.network.torso.mlp.initialization=uniform": {
+            "agent.network.torso.mlp.initialization": "uniform"
+        },
+    },
+    "num_evals=5": {"meta.eval_frequency=1/5": {"meta.eval_frequency": "1/5"}},
+    "num_checkpoints=10": {"meta.log_frequency=1/10": {"meta.log_frequency": "1/10"}},
+    "env=pong frame_op_len=2": {"env.frame_stack=2": {"env.frame_stack": 2}},
+    "env=pong env.frame_op=concat": {"env.frame_stack=4": {"env.frame_stack": 4}},
+    "agent=ddqn": {"agent=double_dqn": {"agent.double": True}},
+    "agent=rppo": {"agent=recurrent_ppo agent/network=lstm": {"agent.network.torso.kind": "lstm"}},
+    "agent=ppo_lstm": {"agent=recurrent_ppo agent/network=lstm": {"agent.network.torso.kind": "lstm"}},
+}
+"""Names of other libraries with a value, the overrides that the message must suggest, and what these set."""
+
+
+@pytest.mark.parametrize("line", TYPED)
+def test_value_of_another_library_is_kept_or_converted(
+    line: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
+) -> None:
+    (mistake,) = mistakes_of(line)
+    for suggestion, values in TYPED[line].items():
+        assert f" {suggestion}" in mistake.message
+        others = [one for one in line.split() if one.partition("=")[0] != mistake.key]
+        plain = to_plain(compose([*others, *shlex.split(suggestion)]))
+        assert {key: OmegaConf.select(OmegaConf.create(plain), key) for key in values} == values
+
+
+@pytest.mark.parametrize("name", ["use_sde", "ml_type", "bidirectional"])
+def test_name_without_a_corresponding_key_is_known(
+    name: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
+) -> None:
+    (mistake,) = mistakes_of(f"{name}=1")
+    assert (mistake.code, mistake.key) == ("unknown-key", name)
+    assert mistake.message.endswith(other_names()[name][0].meaning)
+
+
 @pytest.mark.parametrize("place", ["", "agent.", "meta.", "+", "+agent.", "+meta."])
 def test_names_from_other_libraries_are_answered_with_labrls_key(
     place: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
@@ -312,22 +447,72 @@ def test_names_from_other_libraries_are_answered_with_labrls_key(
         assert f" {key} (" in mistake.message
 
 
-def test_every_suggested_key_exists_in_some_configuration() -> None:
-    pairs = [
-        "ppo pong",
-        "dqn cartpole",
-        "sac pendulum",
-        "td3 pendulum",
-        "rainbow pong",
-        "a2c cartpole",
-        "c51 cartpole",
-        "tqc pendulum",
-        "iql pendulum",
-    ]
-    overrides = [[f"agent={agent}", f"env={env}"] for agent, env in map(str.split, pairs)]
-    overrides.append(["agent/network=mlp"])
-    keys = {key for each in overrides for key in all_keys(compose(each, with_hydra=True))}
-    assert {one.key for meant in other_names().values() for one in meant} <= keys
+HOMES = [
+    "env=cartpole",
+    "agent=ppo env=pong",
+    "agent=dqn env=cartpole",
+    "agent=sac env=pendulum",
+    "agent=td3 env=pendulum",
+    "agent=rainbow env=pong",
+    "agent=a2c env=cartpole",
+    "agent=reinforce env=cartpole",
+    "agent=tqc env=pendulum",
+    "agent=iql env=pendulum",
+    "agent=dqn agent/target=polyak",
+    "agent=dqn agent/value=categorical",
+    "agent/network=mlp",
+    "env=pong agent/network=nature_cnn",
+    "agent=recurrent_ppo",
+    "agent=recurrent_dqn",
+    "agent/self_imitation=replay",
+    "agent=dqn agent/offline=run agent.offline.folder=x",
+    "agent=dqn meta/async_unroll=on",
+    "hydra/sweeper=optuna search=ppo",
+]
+"""Overrides that together have every key of labrl that corresponds to a name in other libraries."""
+
+
+def test_every_suggestion_is_accepted_where_its_key_exists() -> None:
+    """Check an entry with one value that fits, with every word that it translates, and with false."""
+    keys = {home: set(all_keys(compose(home.split(), with_hydra=True))) for home in HOMES}
+    entries = {
+        id(one): one for meant in other_names().values() for one in meant if one.key not in ("", "env")
+    }
+    wrong = []
+    for one in entries.values():
+        home = next((home for home in HOMES if one.key in keys[home]), None)
+        assert home, f"{one.key} exists in no configuration"
+        texts = [*one.typed_by_library("").values()]
+        if any("<" in text for text in texts):
+            texts = next(
+                (
+                    found
+                    for value in ("1", "0.5", "16", "ppo")
+                    if accepted(home, found := [one.typed(value)], one.key)
+                ),
+                [one.typed("1")],
+            )
+        texts += [one.typed(value) for value in (*one.values, *(["false"] if one.disable else []))]
+        wrong += [text for text in texts if not accepted(home, [text], one.key)]
+    assert not wrong
+
+
+def accepted(home: str, texts: list[str], key: str) -> bool:
+    """Return whether overrides compose, and neither `key` nor one below it has a wrong type or value.
+
+    Placeholders are not filled in, so that overrides with one are accepted.
+    """
+    typed = [text for text in texts if "<" not in text]
+    try:
+        resolve(compose(shlex.split(" ".join([home, *typed]))))
+    except LabrlError as error:
+        wrong = [
+            one
+            for one in error.mistakes
+            if (one.key or "").replace("/", ".").startswith(key) or one.code == "unknown-key"
+        ]
+        return all(one.code == "contradiction" for one in wrong)
+    return True
 
 
 def test_key_of_other_agents_is_answered_with_agents_that_have_it(
@@ -353,12 +538,15 @@ def test_package_option_shows_a_key_whose_value_is_null(
     assert capsys.readouterr().out == "null\n"
 
 
-def test_unknown_callback_key_is_answered_with_a_plus(
-    mistakes_of: Callable[[str], tuple[Mistake, ...]],
+@pytest.mark.parametrize(
+    "typed", ["callbacks.mine._target_=mine.Callback", "callbacks.mine.name=a", "env.kwargs.frame_stack=2"]
+)
+def test_unknown_key_in_a_group_of_the_users_is_answered_with_a_plus(
+    typed: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
 ) -> None:
-    (mistake,) = mistakes_of("callbacks.mine._target_=mine.Callback")
-    assert (mistake.code, mistake.key) == ("unknown-key", "callbacks.mine._target_")
-    assert mistake.message.endswith(" +callbacks.mine._target_=mine.Callback")
+    (mistake,) = mistakes_of(typed)
+    assert (mistake.code, mistake.key) == ("unknown-key", typed.partition("=")[0])
+    assert f" +{typed}" in mistake.message
 
 
 def test_value_that_needs_quotes_is_answered_with_quotes(

@@ -52,10 +52,11 @@ def train(
         result = labrl.train(["env=cartpole", "agent=ppo", "seed=7"])
         result.folder, result.exit_code
 
-    The overrides may contain `+resume=...`, `+rerun=...` and `+fork=...`. config_dir: folder with your
-    configuration groups, as for --config-dir; raise_on_failure: whether to raise `labrl.TrialError`, which
-    has the attribute `result`, if a session fails or is interrupted. Otherwise failures are printed and
-    described in `result.error`. Raises `labrl.errors.InputError` for wrong input, before anything is written.
+    The overrides may contain `+resume=...`, `+rerun=...`, `+fork=...` and `+trust=true`. config_dir: folder
+    with your configuration groups, as for --config-dir; raise_on_failure: whether to raise
+    `labrl.TrialError`, which has the attribute `result`, if a session fails or is interrupted. Otherwise
+    failures are printed and described in `result.error`. Raises `labrl.errors.InputError` for wrong input,
+    before anything is written.
     """
     import json
     from collections import abc
@@ -85,13 +86,14 @@ def train(
             key=flags[0],
         )
     from labrl.storage.provenance import Command
+    from labrl.storage.signature import trusting
     from labrl.trial.composed import Composed
-    from labrl.trial.request import request_of
+    from labrl.trial.request import request_of, trust_in
     from labrl.trial.resume import go_back
     from labrl.trial.torchrun import refuse_torchrun
 
     refuse_torchrun("labrl.train")
-    overrides = list(overrides)
+    trust, overrides = trust_in(overrides, config_dir)
     request = request_of(overrides)
     if request is not None and request.kind == "enjoy":
         raise InputError(
@@ -99,13 +101,14 @@ def train(
             code="usage",
             key="+enjoy",
         )
-    again = None if request is None else go_back(request, config_dir)
-    if again is not None:
-        overrides, config_dir = again.overrides, config_dir or again.config_dir
-    cfg = compose(overrides, config_dir, with_hydra=True)
-    typed = f"labrl.train({json.dumps(list(overrides))})"
-    command = Command.of(overrides, choices_of(cfg.hydra), config_dir, typed)
-    result = Composed.of(cfg, cfg.hydra.run.dir, command).run(again)
+    with trusting(trust):
+        again = None if request is None else go_back(request, config_dir)
+        if again is not None:
+            overrides, config_dir = again.overrides, config_dir or again.config_dir
+        cfg = compose(overrides, config_dir, with_hydra=True)
+        typed = f"labrl.train({json.dumps(list(overrides))})"
+        command = Command.of(overrides, choices_of(cfg.hydra), config_dir, typed)
+        result = Composed.of(cfg, cfg.hydra.run.dir, command).run(again)
     # Imported late, so that help and completion do not wait for torch.
     from labrl.trial.result import TrialError
     from labrl.trial.summary import print_failures
@@ -117,7 +120,11 @@ def train(
 
 
 def load(
-    run: str | os.PathLike[str], session: int | None = 0, checkpoint: str | int = "best"
+    run: str | os.PathLike[str],
+    session: int | None = 0,
+    checkpoint: str | int = "best",
+    *,
+    trust: bool = False,
 ) -> LoadedPolicy:
     """Load the policy of a run, to act, evaluate and inspect.
 
@@ -128,17 +135,21 @@ def load(
         policy.evaluate(episodes=10).return_mean
 
     run: a run folder, which may have been moved, or `latest`; session: number of the session, None for the
-    one with the highest evaluation score; checkpoint: best, latest or a frame. Your own networks and
-    environments must be importable, or defined in the script or notebook. Raises `labrl.errors.InputError` if
-    there is no such run, session or checkpoint, or if the checkpoint does not fit the configuration.
+    one with the highest evaluation score; checkpoint: best, latest or a frame; trust: whether to import
+    whatever the run names, even if someone else has written its folder. Your own networks and environments
+    must be importable, or defined in the script or notebook. Raises `labrl.errors.InputError` if there is no
+    such run, session or checkpoint, if the checkpoint does not fit the configuration, and without `trust` if
+    the run of someone else names code that is not part of labrl.
     """
     from labrl.processes import let_threads_sleep, name_user_and_home
 
     let_threads_sleep()
     name_user_and_home()
+    from labrl.storage.signature import Trust, trusting
     from labrl.trial.loading import load as load_policy
 
-    return load_policy(run, session, checkpoint)
+    with trusting(Trust(trust)):
+        return load_policy(run, session, checkpoint)
 
 
 def runs(

@@ -5,10 +5,11 @@ No other module reads the command line.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from labrl.processes import Stopped, before_leaving, signals_raise
 from labrl.steady_output import refused, steady_output
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
 
     from labrl.experiment.again import ExperimentAgain
     from labrl.storage.provenance import Typed
@@ -101,9 +102,9 @@ def _run(arguments: list[str], typed: Typed) -> int:
     """Answer a question about the configuration, play a run, or train. Return the exit code."""
     from hydra._internal.utils import get_args
 
-    from labrl.config.compose import prepare
     from labrl.script import begin
-    from labrl.trial.request import request_of
+    from labrl.storage.signature import trusting
+    from labrl.trial.request import trust_in
     from labrl.trial.torchrun import refuse_torchrun
 
     begin("labrl.cli.main")
@@ -112,10 +113,27 @@ def _run(arguments: list[str], typed: Typed) -> int:
     if (others := _without_presets_asked(arguments)) is not None:
         return _print_presets(get_args(others))
     args = get_args(arguments)
-    if args.shell_completion and _complete(args):
-        return DONE
+    if args.shell_completion:
+        if "COMP_LINE" in os.environ:  # the shell would show messages within the line that the user types
+            sys.stderr = io.StringIO()
+        if _complete(args):
+            return DONE
     if args.multirun:
         refuse_torchrun("-m")
+    trust, overrides = trust_in(args.overrides, args.config_dir)
+    arguments = [one for one in arguments if one not in args.overrides or one in overrides]
+    with trusting(trust):
+        return _play_or_train(arguments, typed)
+
+
+def _play_or_train(arguments: list[str], typed: Typed) -> int:
+    """Answer a question about a key, play a run, or train. Return the exit code."""
+    from hydra._internal.utils import get_args
+
+    from labrl.config.compose import prepare
+    from labrl.trial.request import request_of
+
+    args = get_args(arguments)
     request, again = request_of(args.overrides, args.multirun), None
     if request is not None and request.kind == "enjoy":
         return _enjoy(request)
@@ -238,6 +256,13 @@ def _check_completion(overrides: Sequence[str]) -> None:
             f"{' '.join(['--shell-completion', *overrides])}: takes install, uninstall or query with bash, "
             'fish or zsh. Write eval "$(labrl --shell-completion install=bash)"',
             code="unknown-option",
+            key="--shell-completion",
+        )
+    if name == "query" and "COMP_LINE" not in os.environ:
+        raise InputError(
+            f"--shell-completion query={shell}: only the shell can call this, with the line to complete in "
+            f'COMP_LINE. To install completion, write eval "$(labrl --shell-completion install={shell})"',
+            code="usage",
             key="--shell-completion",
         )
 
@@ -467,12 +492,14 @@ def replay(argv: Sequence[str] | None = None) -> int:
         help="episode=best, episode=last or episode=<frame>; session=<number>; render=human opens a window",
     )
 
+    _take_trust(parser)
+
     def command() -> int:
         given = parser.parse_args(argv)
         request = replay_request(given.run, given.overrides)
         from labrl.trial.playback import replay as replay_episode
 
-        with signals_raise():
+        with signals_raise(), _trusting(given):
             return replay_episode(request)
 
     return _ended(parser.prog, command)
@@ -498,6 +525,7 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--session", type=int, metavar="N", help="number of the session; by default the best one"
     )
+    _take_trust(parser)
     parser.add_argument("--checkpoint", default="best", metavar="best|latest|FRAME", help="(default: best)")
     head = parser.add_mutually_exclusive_group()
     head.add_argument("--greedy", action="store_true", help="export greedy actions (default)")
@@ -510,7 +538,7 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
         args = parser.parse_args(argv)
         from labrl.trial.export import export
 
-        with signals_raise():
+        with signals_raise(), _trusting(args):
             path, facts = export(args.run, args.format, args.session, args.checkpoint, args.sampled, args.out)
         checked = facts["checked"]
         print(
@@ -541,16 +569,29 @@ def report(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", metavar="DIR", help=out)
     parser.add_argument("--by", metavar="agent|env|KEY", help=by)
     parser.add_argument("--format", choices=("md", "csv", "latex"), help=form)
+    _take_trust(parser)
 
     def command() -> int:
         args = parser.parse_args(argv)
         from labrl.trial.reporting import report_on
 
-        with signals_raise():
+        with signals_raise(), _trusting(args):
             report_on(args.places, args.out, args.by, args.format)
         return DONE
 
     return _ended(parser.prog, command)
+
+
+def _take_trust(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust", action="store_true", help="run whatever code a folder names that someone else has written"
+    )
+
+
+def _trusting(args: Namespace) -> AbstractContextManager[None]:
+    from labrl.storage.signature import Trust, trusting
+
+    return trusting(Trust(args.trust, typed="--trust"))
 
 
 def _print_help() -> int:

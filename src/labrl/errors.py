@@ -28,6 +28,7 @@ Code = Literal[
     "not-installed",  # a package, extra or program is missing
     "resources",  # not enough memory, disk, cores or GPUs
     "usage",  # a command or function cannot be called in this way or context
+    "untrusted",  # a folder that someone else has written names code that is not part of labrl
     "damaged",  # a file of a run is damaged
     "busy",  # another process uses the folder
     "environment",  # an environment failed while it was made or stepped

@@ -22,6 +22,8 @@ from labrl.errors import INTERRUPTED, TERMINATED
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Signals that stop a run: Ctrl-C, `kill`, SLURM's warning before a time limit, and a closed terminal."""
 
+SAVE = signal.SIGUSR2
+"""Signal upon which a run saves a checkpoint and goes on. Processes that cannot do this ignore it."""
 
 SOCKET_FOLDER_BYTES = 70
 """Longest path, in bytes, of a folder in which multiprocessing can create sockets. The system allows 104
@@ -95,6 +97,8 @@ Handler = Callable[[int, FrameType | None], None]
 def signals_leave(message: str = "") -> Iterator[None]:
     """Within this context, let each of SIGNALS end the process at once unless it has another handler.
 
+    From now on, SAVE has no effect on this process and those that it starts, unless it has a handler.
+
     Use this before there is anything to save. Raising an exception would not work during imports, because C
     extensions swallow it (PyTorch would continue without NumPy, pydantic would report a schema error).
 
@@ -108,6 +112,8 @@ def signals_leave(message: str = "") -> Iterator[None]:
             os.write(2, message.encode())
         leave_at_once(number)
 
+    if signal.getsignal(SAVE) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+        signal.signal(SAVE, signal.SIG_IGN)
     with _handling(leave):
         yield
 
@@ -185,8 +191,8 @@ def leave_at_once(number: int) -> NoReturn:
 
 @contextlib.contextmanager
 def signals_wait_in_children() -> Iterator[None]:
-    """Within this context, start processes in which SIGNALS are blocked until they call `take_signals` or
-    `ignore_signals`.
+    """Within this context, start processes in which SIGNALS and SAVE are blocked until they call
+    `take_signals` or `ignore_signals`.
 
     A terminal sends Ctrl-C to every process; a closed terminal, or a cluster that ends a job, may do the
     same with other signals. A process that is still importing would die with a traceback, and helper
@@ -197,9 +203,9 @@ def signals_wait_in_children() -> Iterator[None]:
     module to import in two attributes of the module. They are removed from a copy, so that code of the module
     itself still sees them.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, SAVE))
     resource_tracker.ensure_running()  # it unblocks some signals when it starts
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, SAVE))
     main = sys.modules["__main__"]
     copy = ModuleType("__main__")
     vars(copy).update(
@@ -228,12 +234,13 @@ def start_fork_server(modules: Sequence[str]) -> bool:
 
 
 def take_signals() -> None:
-    """Unblock SIGNALS in this process, which was started within `signals_wait_in_children`.
+    """Unblock signals in this process, which was started within `signals_wait_in_children`.
 
-    Ctrl-C is ignored until a handler is set, and the other signals end the process.
+    Ctrl-C and SAVE are ignored until a handler is set, and the other signals end the process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.signal(SAVE, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, SAVE))
 
 
 def find_place_for_sockets() -> bool:
@@ -256,10 +263,10 @@ def find_place_for_sockets() -> bool:
 
 
 def ignore_signals() -> None:
-    """Ignore SIGNALS in this process. Programs that it starts react to them as usual."""
-    for number in SIGNALS:
+    """Ignore SIGNALS and SAVE in this process. Programs that it starts react to them as usual."""
+    for number in (*SIGNALS, SAVE):
         signal.signal(number, _do_nothing)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*SIGNALS, SAVE))
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:

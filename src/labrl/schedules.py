@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -159,10 +160,19 @@ def expanded(value: Any) -> Any:
     """
     if isinstance(value, str) and (short := _SHORT_FORM.fullmatch(value)):
         default = {"kind": short[1], "start": 0, "end": 0, "horizon": "${env.max_frame}", "warmup": 0}
-        return default | dict(zip([*default][1:], map(_piece, short[2].split(":")[1:]), strict=False))
+        return default | dict(zip([*default][1:], map(_piece, re.findall(_PIECE, short[2])), strict=False))
     if isinstance(value, dict) and value.get("kind") in SHAPED and {"start", "horizon"} <= value.keys():
         return {**value, "warmup": value.get("warmup", 0)}
     return value
+
+
+def short_form(value: Any) -> list[Any] | None:
+    """Return the parts of a schedule's short form, such as `["linear", 3e-4, 0, 1e6]`, or None."""
+    names = ("kind", "start", "end", "horizon", "warmup")
+    if not isinstance(value, Mapping) or value.get("kind") not in SHORT or set(expanded(value)) != set(names):
+        return None
+    parts = [value.get(name) for name in names]
+    return parts if parts[-1] else parts[:-1]
 
 
 def _piece(text: str) -> Any:

@@ -7,6 +7,7 @@ process, and a notebook or a script from standard input has no file to import.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import multiprocessing
 import os
@@ -16,8 +17,9 @@ from collections.abc import Callable, Mapping
 from types import FrameType, FunctionType
 from typing import Any
 
-from labrl.component import MAIN, being_imported, used_of_main
+from labrl.component import MAIN, being_imported, importing, used_of_main
 from labrl.errors import InputError
+from labrl.secrets import remembered
 
 Dumps = Callable[[Any], bytes]
 
@@ -52,9 +54,10 @@ class Carried:
     """The parts of the script that a new process needs.
 
     Pass it to the process before other arguments that refer to the script. Unpickling it sets the environment
-    variables, because a process forked from a server has those of the server's start. It also defines the
-    classes and functions of `__main__` that the configuration names, which are pickled by value, and
-    registers the environments that the script has registered in Gymnasium.
+    variables, because a process forked from a server has those of the server's start, and names the secrets
+    to mask. It also defines the classes and functions of `__main__` that the configuration names, which are
+    pickled by value, and registers the environments that are registered in Gymnasium: by importing the
+    modules that have done so, and directly if the script has.
     """
 
     def __init__(self) -> None:
@@ -77,7 +80,7 @@ class Carried:
         self._registered = _registered(dumps)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _take, (dict(os.environ), self._definitions, self._registered)
+        return _take, (dict(os.environ), dict(remembered), self._definitions, self._registered)
 
 
 def _definitions(dumps: Dumps) -> bytes:
@@ -97,19 +100,26 @@ def _definitions(dumps: Dumps) -> bytes:
 
 
 def _registered(dumps: Dumps) -> bytes:
-    """Return the environments that are registered in Gymnasium and are not part of it."""
+    """Return the environments that are registered in Gymnasium and are not part of it, and their modules."""
     gymnasium = sys.modules.get("gymnasium")
-    specs = {}
+    specs, modules = {}, set()
     for name, spec in {} if gymnasium is None else gymnasium.registry.items():
         module = inspect.getmodule(spec.entry_point)  # None if it is a name
-        home = str(spec.entry_point) if module is None else module.__name__
+        home = str(spec.entry_point).partition(":")[0] if module is None else module.__name__
         if not home.startswith("gymnasium."):
+            # A package may register environments whose modules it imports only when they are made.
+            while home and home not in sys.modules:
+                home = home.rpartition(".")[0]
+            modules |= {home} - {"", MAIN}
             with contextlib.suppress(Exception):  # the new process will not know this environment
                 specs[name] = dumps(spec)
-    return pickle.dumps(specs)
+    return pickle.dumps((sorted(modules), specs))
 
 
-def _take(environment: Mapping[str, str], definitions: bytes, registered: bytes) -> None:
+def _take(
+    environment: Mapping[str, str], secrets: Mapping[str, Any], definitions: bytes, registered: bytes
+) -> None:
+    remembered.update(secrets)
     if environment != dict(os.environ):
         os.environ.clear()
         os.environ.update(environment)
@@ -123,10 +133,15 @@ def _take(environment: Mapping[str, str], definitions: bytes, registered: bytes)
             for other, used in function.__globals__.items() if isinstance(function, FunctionType) else ():
                 if not other.startswith("__"):
                     main.setdefault(other, used)
-    specs: Mapping[str, bytes] = pickle.loads(registered)
+    modules: list[str]
+    specs: Mapping[str, bytes]
+    modules, specs = pickle.loads(registered)
     if specs:
         import gymnasium
 
+        for module in modules:  # first, because Gymnasium warns of environments that are registered again
+            with contextlib.suppress(Exception, SystemExit), importing(module):
+                importlib.import_module(module)
         for name, spec in specs.items():
             if name not in gymnasium.registry:
                 gymnasium.registry[name] = pickle.loads(spec)

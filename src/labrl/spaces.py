@@ -63,6 +63,29 @@ def stored_choices(space: gym.Space[Any]) -> gym.Space[Any]:
     return space
 
 
+def alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
+    """Return whether the elements of two spaces have the same parts, shapes and kinds of numbers.
+
+    Bounds may differ.
+    """
+    if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
+        names = one.spaces.keys() == other.spaces.keys()
+        return names and all(alike(one[name], other[name]) for name in one.spaces)
+    if type(one) is not type(other) or one.shape != other.shape:
+        return False
+    if choices_of(one) != choices_of(other):
+        return False
+    return np.dtype(one.dtype).kind == np.dtype(other.dtype).kind
+
+
+def same_actions(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
+    """Return whether the same numbers mean the same action in two spaces. Bounds may differ by rounding."""
+    if isinstance(one, gym.spaces.Box) and isinstance(other, gym.spaces.Box):
+        alike_bounds = one.shape == other.shape and np.allclose(one.low, other.low)
+        return bool(alike_bounds and np.allclose(one.high, other.high))
+    return bool(one == other)
+
+
 def sees_images(space: gym.Space[Any]) -> bool:
     """Return whether observations are pixels, or pixels are among several inputs."""
     return (
@@ -87,12 +110,19 @@ def is_vector(space: gym.Space[Any]) -> bool:
     )
 
 
-def has_bounds(space: gym.spaces.Box) -> bool:
-    """Return whether a box is bounded on every side. The largest numbers of a type do not count as bounds."""
+def widths(space: gym.spaces.Box) -> NDArray:
+    """Return the distance of the bounds of each component, infinite where there is none. [*shape]
+
+    The largest numbers of a type do not count as bounds.
+    """
     number = np.result_type(space.dtype, np.float16)  # flags cannot be subtracted
     with np.errstate(over="ignore"):
-        width = np.subtract(space.high, space.low, dtype=number)
-    return bool(space.is_bounded() and np.isfinite(width).all())
+        return np.subtract(space.high, space.low, dtype=number)
+
+
+def has_bounds(space: gym.spaces.Box) -> bool:
+    """Return whether a box is bounded on every side."""
+    return bool(np.isfinite(widths(space)).all())
 
 
 def choices_of(space: gym.Space[Any]) -> list[tuple[int, int]]:

@@ -42,6 +42,11 @@ def _command(name: str, function: str) -> Callable[[], int]:
             from labrl.processes import Stopped
 
             return stop.exit_code if isinstance(stop, Stopped) else 130  # labrl.errors.INTERRUPTED
+        except Exception as error:
+            from labrl.steady_output import print_traceback  # without secrets, unlike the interpreter
+
+            print_traceback(error)
+            return 1  # labrl.errors.FAILED
         finally:
             gc.freeze()  # otherwise the interpreter visits all of PyTorch's objects at exit, for 0.3 s
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # avoids a traceback from the interpreter's exit

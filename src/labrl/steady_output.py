@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
 from labrl.errors import LabrlError
+from labrl.secrets import redact
 
 _doing = False
 """Whether the last line of the terminal is one of `doing`."""
@@ -20,15 +21,16 @@ _doing = False
 def doing(what: str, early: bool = False) -> None:
     """Show what the program is doing on the terminal, in a line that the next output replaces.
 
-    Has an effect only within `steady_output`, which replaces the line. early: whether this is called just
-    before entering `steady_output`.
+    Has an effect only within `steady_output`, which replaces the line, and not if a shell calls this program
+    to complete a command line. early: whether this is called just before entering `steady_output`.
     """
     global _doing
     _clear()
     with contextlib.suppress(OSError, ValueError):
         replaced = early or isinstance(sys.stderr, SteadyStream)
-        if os.environ.get("TERM") == "dumb":
-            return  # such a terminal cannot erase the line
+        # A dumb terminal cannot erase the line. During completion, erasing would remove what the user types.
+        if os.environ.get("TERM") == "dumb" or "COMP_LINE" in os.environ:
+            return
         if replaced and sys.__stderr__ is not None and sys.__stderr__.isatty():
             sys.__stderr__.write(f"labrl: {what} ...")
             sys.__stderr__.flush()
@@ -46,7 +48,7 @@ def _clear() -> None:
 
 
 class SteadyStream:
-    """A stream that stops writing after its first error, and keeps the error."""
+    """A stream that masks secrets, stops writing after its first error, and keeps the error."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -54,13 +56,13 @@ class SteadyStream:
         """The error; None before an error, and if the reader has closed the pipe."""
 
     def write(self, text: str) -> int:
-        """Write `text`, or do nothing after an error. Returns the number of characters."""
+        """Write `text`, or do nothing after an error. Returns the number of characters of `text`."""
         _clear()
         try:
-            return self._stream.write(text)
+            self._stream.write(redact(text))
         except OSError as error:
             self._fall_silent(error)
-            return len(text)
+        return len(text)
 
     def flush(self) -> None:
         """Flush the stream, or do nothing after an error."""
@@ -112,6 +114,11 @@ def steady_output() -> Iterator[SteadyStream]:
 def refused(error: LabrlError, full_error: bool) -> int:
     """Print the message of an error, with a traceback if `full_error`. Return the exit code."""
     if full_error:
-        traceback.print_exception(error)
-    print("\n".join(f"labrl: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        print_traceback(error)
+    print("\n".join(f"labrl: {line}" for line in redact(str(error)).splitlines()), file=sys.stderr)
     return error.exit_code
+
+
+def print_traceback(error: Exception) -> None:
+    """Print the traceback of an error without secrets."""
+    print(redact("".join(traceback.format_exception(error))), end="", file=sys.stderr)

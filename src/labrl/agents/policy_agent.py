@@ -141,12 +141,11 @@ class PolicyAgent(Agent):
                 compute=compute,
                 generator=streams.numpy("self-imitation"),
             )
-        # Values, advantages, actions and parameters of the last rollout, until its metrics are computed.
-        self._learned_from: tuple[NDArray, NDArray, NDArray, NDArray] | None = None
+        # Values, advantages and parameters of the last rollout, until its metrics are computed.
+        self._learned_from: tuple[NDArray, NDArray, NDArray] | None = None
         names = (*self.STATISTICS, "grad_norm", "explained_variance", "value_mean", "value_std")
         nothing = torch.zeros((1, num_parameters))
-        action = torch.zeros((1, *self.distribution.action_shape), dtype=self.distribution.action_dtype)
-        self._metrics = dict.fromkeys((*names, *self.distribution.statistics(nothing, action)), math.nan)
+        self._metrics = dict.fromkeys((*names, *self.distribution.statistics(nothing)), math.nan)
 
     def act(self, observation: Observation) -> NDArray:
         """Draw valid actions for the environments and store them. [num_envs, ...]"""
@@ -183,7 +182,7 @@ class PolicyAgent(Agent):
         beyond = self.values(*rollout.beyond(self.network.layout(self._next), self._state))
         advantage = rollout.advantages(beyond, gamma, gae_lambda)
         value, action, parameters = map(rollout.rows, ("value", "action", "parameters"))
-        self._learned_from = value.copy(), advantage, action.copy(), parameters.copy()
+        self._learned_from = value.copy(), advantage, parameters.copy()
         log_prob = None
         if with_log_prob:
             both = torch.from_numpy(parameters), torch.from_numpy(action)
@@ -265,18 +264,18 @@ class PolicyAgent(Agent):
         }
 
     def _describe(self) -> dict[str, float]:
-        """Return the metrics, including statistics of the values and actions of the last rollout.
+        """Return the metrics, including statistics of the values and distributions of the last rollout.
 
         These are computed on demand, because they take half as long as an update of a small network.
         """
         if self._learned_from is not None:
-            value, advantage, action, parameters = self._learned_from
-            target = advantage + value
-            residual, spread = float(np.var(target - value)), float(np.var(target))
+            *numbers, parameters = self._learned_from
+            # Single precision would lose the digits of large values.
+            value, advantage = (each.astype(np.float64) for each in numbers)
+            residual, spread = float(np.var(advantage)), float(np.var(advantage + value))
             self._metrics["explained_variance"] = 1 - residual / spread if spread > 0 else math.nan
             self._metrics.update(value_mean=float(value.mean()), value_std=float(value.std()))
-            of_actions = torch.from_numpy(parameters), torch.from_numpy(action)
-            self._metrics.update(self.distribution.statistics(*of_actions))
+            self._metrics.update(self.distribution.statistics(torch.from_numpy(parameters)))
             self._learned_from = None
         return dict(self._metrics)
 

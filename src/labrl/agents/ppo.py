@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -159,7 +160,7 @@ class PPO(PolicyAgent):
             raise InputError(
                 f"agent.batch_size counts steps and must be a multiple of agent.sequence_length={length}, "
                 f"got {config.batch_size}. Set agent.batch_size={-(-config.batch_size // length) * length}, "
-                "or an agent.sequence_length that divides both agent.batch_size and agent.horizon.",
+                f"or agent.sequence_length={math.gcd(config.batch_size, config.horizon)}.",
                 code="contradiction",
                 key="agent.batch_size",
             )
@@ -180,11 +181,13 @@ class PPO(PolicyAgent):
                 key="agent.sequence_length",
             )
         if recurrent and config.sequence_length is None and config.batch_size % config.horizon:
+            divisor = math.gcd(config.batch_size, config.horizon)
+            shorter = f"agent.sequence_length={divisor}, " if divisor > 1 else ""
             raise InputError(
                 "agent.batch_size counts steps and must be a multiple of agent.horizon="
                 f"{config.horizon}, got {config.batch_size}: with agent.sequence_length=null a recurrent "
-                "network learns from whole rollouts. Set agent.sequence_length to a number that divides "
-                "both.",
+                f"network learns from whole rollouts. Set {shorter}agent.batch_size={config.horizon}, or "
+                "agent=recurrent_ppo, whose values suit recurrent networks.",
                 code="contradiction",
                 key="agent.batch_size",
             )

@@ -13,12 +13,14 @@ import glob
 import hashlib
 import importlib.resources
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from labrl.secrets import redact
+from labrl.storage.signature import cache_folder
 
 UNDECIDING = ("num_envs", "max_frame", "name", "vectorization")
 """Keys of `env` that do not affect the return of a random policy."""
@@ -45,14 +47,6 @@ class Threshold:
     """`given`, `gymnasium` (the threshold that the id is registered with) or `human` (Wang et al., 2016)."""
 
 
-def cache_folder() -> Path:
-    """Return the folder of measured baselines: LABRL_CACHE, or labrl in the user's cache."""
-    own = os.environ.get("LABRL_CACHE")
-    if own:
-        return Path(os.path.expanduser(own))
-    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "labrl")
-
-
 def baseline_path(env: Mapping[str, Any]) -> Path:
     """Return the cache file of an environment. env: the environment's node of the configuration, plain."""
     deciding = json.dumps(deciding_keys(env), sort_keys=True, default=str)
@@ -62,8 +56,9 @@ def baseline_path(env: Mapping[str, Any]) -> Path:
 
 
 def deciding_keys(env: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of an environment's configuration that affects the return of a random policy."""
-    return {key: value for key, value in env.items() if key not in UNDECIDING}
+    """Return the part of an environment's configuration that affects the return of a random policy, without
+    secrets."""
+    return redact({key: value for key, value in env.items() if key not in UNDECIDING})
 
 
 def random_baseline(env: Mapping[str, Any]) -> Baseline | None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from labrl.secrets import redact
+
 UNKNOWN = "–"
 
 METHOD = "stratified bootstrap"
@@ -173,7 +175,8 @@ def path_text(path: str) -> str:
 
 
 def typed(command: Any) -> str:
-    """Return a command as it was typed, in one line; empty if it was not recorded."""
+    """Return a command as it was typed, in one line without secrets; empty if it was not recorded."""
+    command = redact(command)
     return shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
 
 

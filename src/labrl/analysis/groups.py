@@ -6,14 +6,14 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from labrl.analysis.formats import distinct_texts
 from labrl.analysis.runs import Run, SessionRun, group_config
-from labrl.config.keys import key_of, walk, written
+from labrl.config.keys import key_of, written
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
 
@@ -99,9 +99,7 @@ def varied(runs: Sequence[Run]) -> dict[str, list[Any]]:
     The value is None for a run without this key. If the keys that were typed explain all differences, those
     that follow from them are left out.
     """
-    flat = [
-        {key: value for key, value in walk(group_config(run.config)) if _is_leaf(key, value)} for run in runs
-    ]
+    flat = [dict(_leaves(group_config(run.config))) for run in runs]
     keys = dict.fromkeys(key for config in flat for key in config)
     columns = {key: [config.get(key) for config in flat] for key in keys}
     typed = {key: [value_at(run, key) for run in runs] for key in _typed(runs)}
@@ -120,16 +118,27 @@ def value_text(value: Any) -> str:
     return value if isinstance(value, str) else written(value)
 
 
-def _is_leaf(key: str, value: Any) -> bool:
-    """Return whether a value is compared as a whole: it is not a group of keys, and not part of a list."""
-    return key != "" and "[" not in key and not (isinstance(value, Mapping) and value)
+def _leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys below `node` whose values are compared as a whole: values, lists and schedules."""
+    is_schedule = isinstance(node, Mapping) and "kind" in node and "_target_" not in node
+    if isinstance(node, Mapping) and (node or not key) and not is_schedule:
+        for name, inner in node.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, node
 
 
 def _brief_text(value: Any, digits: int) -> str:
-    """Return a value with at most `digits` digits, or `digits` - 3 entries of a mapping."""
-    if isinstance(value, Mapping) and len(value) > digits - 3:
-        return f"{value_text(dict(list(value.items())[: digits - 3])).removesuffix('}')}, …}}"
-    return value_text(float(f"{value:.{digits}g}") if isinstance(value, float) else value)
+    """Return a value with `digits` digits; a mapping other than a schedule with `digits` - 3 entries."""
+    if isinstance(value, Mapping):
+        value = {name: _rounded(inner, digits) for name, inner in value.items()}
+        if value_text(value).startswith("{") and len(value) > digits - 3:
+            return f"{value_text(dict(list(value.items())[: digits - 3])).removesuffix('}')}, …}}"
+    return value_text(_rounded(value, digits))
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
 
 def together(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

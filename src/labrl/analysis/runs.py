@@ -22,11 +22,11 @@ from labrl.config.keys import traits
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
 from labrl.storage.episodes import read_episode, recorded_names
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER
-from labrl.storage.folder import read_json
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder
+from labrl.storage.folder import PROVENANCE, check_format, read_json
 from labrl.storage.lock import FolderLock
 from labrl.storage.provenance import damages, known_provenance, read_command, recorded_config
-from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder, SessionFolder
+from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
 
 EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "number", "seed")
 """Columns of the table of recorded episodes, after the name of each episode."""
@@ -199,6 +199,13 @@ class Run:
         missing = sorted(set(range(expected)) - {session.index for session in self.sessions})
         if missing:
             found.append(f"{sessions_text(missing)} {'has' if len(missing) == 1 else 'have'} not started")
+        if self.info.get("fresh_env_per_episode"):
+            found.append(
+                "a new environment was made for each episode, because episodes depend on earlier ones, so a "
+                "level or running statistics started again each time (env.fresh_env_per_episode)"
+            )
+        if inexact := self.info.get("inexact"):
+            found.append(f"the run is not reproducible ({', '.join(map(str, inexact))})")
         shared: dict[str, list[int]] = {}
         for session in self.sessions:
             for warning in session.warnings:
@@ -377,15 +384,20 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
     except (OSError, ValueError, AttributeError) as error:
         damage = f"{marker} cannot be read ({error}): its facts about the experiment are left out"
         return Experiment(path, {}, _runs_below(path), [damage])
-    runs, warnings = [], []
+    if isinstance(version := info.get("format_version"), int):
+        check_format(path, version, ExperimentFolder.READS)
+    runs, warnings, refusal = [], [], None
     for number, name, status, reason in trials:
-        if name is not None and (path / name / MARKER).exists():
+        if name is not None and next(_markers(path / name), None) == path / name:
             try:
                 runs.append(load_run(path / name))
-            except LabrlError as damaged:
-                warnings.append(f"trial {number}: {damaged}")
+            except LabrlError as error:
+                warnings.append(f"trial {number}: {error}")
+                refusal = error if isinstance(error, InputError) else refusal
         elif status != "waiting":
             warnings.append(f"trial {number} has no run folder" + (f": {reason}" if reason else ""))
+    if refusal is not None and not runs:
+        raise refusal
     return Experiment(path, info, runs, warnings)
 
 
@@ -444,14 +456,16 @@ def group_config(config: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
 
 
 def _runs_below(path: Path) -> list[Run]:
-    runs = []
+    runs, refusals = [], []
     for folder in _markers(path):
         try:
             runs.append(Run(RunFolder.open(folder, rebuilt=True)))
         except LabrlError as error:
-            _log.warning("skipped: %s", error)
+            refusals.append(error)
     if not runs:
-        raise _no_run(path)
+        raise next((one for one in refusals if isinstance(one, InputError)), None) or _no_run(path)
+    for refusal in refusals:
+        _log.warning("skipped: %s", refusal)
     return sorted(runs, key=lambda run: (run.created, run.path))
 
 

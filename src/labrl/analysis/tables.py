@@ -148,9 +148,11 @@ def _estimate(row: Mapping[str, Any], key: str) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Escape the characters that have a meaning in Markdown or HTML."""
+    """Escape the characters that have a meaning in Markdown or HTML at their place, so that most names stay
+    as they are: an underscore within a word has none, and brackets only as a link."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"([\\`*_{}\[\]#|~])", r"\\\1", text)
+    brackets = r"\[\]" if re.search(r"\][(\[]", text) else ""
+    text = re.sub(rf"([\\`*|~{brackets}]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
     return re.sub(r"\s+", " ", text)
 
 

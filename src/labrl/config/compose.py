@@ -39,7 +39,9 @@ def compose(
     except LabrlError:
         raise
     except Exception as error:
-        raise explain(error, overrides, config_dir) from error
+        # Hydra's errors say less than the explanation, and would fill a notebook.
+        cause = error if os.environ.get("HYDRA_FULL_ERROR") == "1" else None
+        raise explain(error, overrides, config_dir) from cause
 
 
 def explain(
@@ -109,7 +111,11 @@ def prepare(
 
     if config_dir is not None and not os.path.isdir(config_dir):
         problem = "is not a folder" if os.path.exists(config_dir) else "no such folder"
-        raise InputError(f"--config-dir {config_dir}: {problem}", code="not-found", key="--config-dir")
+        raise InputError(
+            f"--config-dir {config_dir}: {problem}. If it was moved, write --config-dir=<its new path>",
+            code="not-found",
+            key="--config-dir",
+        )
     refuse_ignored(overrides, multirun)
     register()
     find_modules(config_dir)
@@ -235,6 +241,54 @@ def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
         raise InputError.of(
             from_preset(error.mistakes, choices.get("preset", ""), choices.get("agent", ""))
         ) from error
+
+
+def check_environment(env: Mapping[str, Any], option: str) -> None:
+    """Raise InputError if the name or the presets of an environment are those of another one.
+
+    env: the group `env` of a new run, resolved; option: the option of the group, which determines presets.
+    """
+    from labrl.envs.games import environments
+    from labrl.mistakes.names import env_of
+
+    ids = {name: known for name, _, known in environments() if name != "gymnasium"}
+
+    def meant(name: str) -> str:
+        """Return what to type for the environment with this name or id; '' if there is none."""
+        typed = f"env={name}" if name in ids else env_of(name)
+        if not typed or typed.removeprefix("env=") in ids:
+            return typed
+        from gymnasium import registry  # late, because few names need it
+
+        return typed if name in registry else ""
+
+    key = "env.game" if "game" in env else "env.id"
+    name, played = env["name"], env.get("game", env.get("id"))
+    if played is None:  # the user's own class
+        if name == option in ids and env.get("make") is not None:
+            raise InputError(
+                f"env.make={env['make']['_target_']} has the name of env={option}. Set env.name=<name>, or "
+                "without the presets of that environment env=gymnasium env.id=null env.name=<name>.",
+                code="contradiction",
+                key="env.name",
+            )
+        return
+    here = meant(played) or (f"env=gymnasium env.id={played}" if key == "env.id" else "")
+    if here and option in ids and here != f"env={option}" and played != ids[option]:
+        raise InputError(
+            f"{key}={played} is not env={option}, whose name, presets and budget the run would have. "
+            f"Type {here} instead.",
+            code="contradiction",
+            key=key,
+        )
+    other = meant(name)
+    if other and other not in (f"env={option}", here) and ids.get(name, name) != played:
+        raise InputError(
+            f"env.name={name} only names the run, which plays {key}={played}. Type {other}, or choose "
+            "another name.",
+            code="contradiction",
+            key="env.name",
+        )
 
 
 def check_with_stand_ins(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:

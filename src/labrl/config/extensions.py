@@ -20,6 +20,7 @@ from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
+from labrl.config.keys import CONSTANT
 from labrl.config.presets import GeneratedSource
 from labrl.errors import InputError
 from labrl.schedules import expanded
@@ -30,7 +31,7 @@ def register() -> None:
     Plugins.instance().register(GeneratedSource)
     SourcesRegistry.instance().types["file"] = FileConfigSource
     OmegaConf.register_resolver("labrl.unique", lambda: secrets.token_hex(3), use_cache=True, replace=True)
-    for resolver in (slug, whole, horizon, two_rollouts):
+    for resolver in (slug, whole, horizon, dev_frames, budget):
         OmegaConf.register_resolver(f"labrl.{resolver.__name__}", resolver, replace=True)
 
 
@@ -55,9 +56,6 @@ class FileConfigSource(file_config_source.FileConfigSource):
 
 
 # --- groups of keys with a `kind`, such as schedules ---
-
-CONSTANT = ("env.", "hydra.", "meta.", "search.", "start_from.", "wandb.")
-"""Prefixes of keys whose values are never schedules, even if they look like one: `wandb.name=linear:1:0`."""
 
 
 @contextmanager
@@ -136,14 +134,18 @@ def horizon(frames: Any, num_envs: Any, batch_size: Any) -> Any:
     return max(1, frames // (num_envs * step)) * step
 
 
-def two_rollouts(agent: Mapping[str, Any], num_envs: Any) -> int:
-    """Return the frames of two rollouts plus those before learning starts.
+def budget(share: Any, _root_: DictConfig) -> Any:
+    """Return a share of the frames of a session, such as 0.1, for the horizon of a schedule."""
+    frames = _root_.env.max_frame
+    numbers = all(isinstance(number, int | float) for number in (share, frames))
+    return max(round(share * frames), 1) if numbers else frames  # validation will refuse max_frame
 
-    A rollout counts as 64 steps if `agent` has no horizon.
-    """
+
+def dev_frames(agent: Mapping[str, Any], num_envs: Any) -> int:
+    """Return the frames before learning starts, and then of two rollouts or 64 steps of each environment."""
     starts = ("learning_starts", "batch_size") if "learning_starts" in agent else ()
-    numbers: list[Any] = [agent.get("horizon") or 64, num_envs, *(agent.get(name) for name in starts)]
+    numbers: list[Any] = [agent.get("horizon") or 0, num_envs, *(agent.get(name) for name in starts)]
     if not all(isinstance(number, int | float) for number in numbers):
         return 1  # validation will refuse the value
-    steps, envs, *earliest = numbers
-    return int(max(earliest, default=0)) + int(2 * steps * envs)
+    horizon, envs, *earliest = numbers
+    return int(max(earliest, default=0)) + int(max(2 * horizon, 64) * envs)

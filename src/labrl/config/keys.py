@@ -11,7 +11,7 @@ from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from labrl.component import Component
-from labrl.schedules import expanded
+from labrl.schedules import expanded, short_form
 
 T = TypeVar("T")
 
@@ -140,9 +140,13 @@ def _same(old: Any, new: Any) -> bool:
     return isinstance(old, bool) == isinstance(new, bool) and bool(old == new)
 
 
+CONSTANT = ("env.", "hydra.", "meta.", "search.", "start_from.", "wandb.")
+"""Prefixes of keys whose values are never schedules, even if they look like one: `wandb.name=linear:1:0`."""
+
+
 def override_of(key: str, value: Any) -> str:
     """Return the override that sets `key` to `value`."""
-    return f"{key}={written(value)}"
+    return f"{key}={written(value, short=not key.startswith(CONSTANT))}"
 
 
 def typed_override(key: str, value: Any) -> str:
@@ -179,18 +183,20 @@ def unescaped(override: str) -> str:
     return override if expanded(plain) is plain else f"{key}={plain}"
 
 
-def written(value: Any) -> str:
-    """Return a value in the syntax of overrides; `-` for ABSENT."""
+def written(value: Any, short: bool = True) -> str:
+    """Return a value in the syntax of overrides; `-` for ABSENT. short: use the short form of schedules."""
     if value is ABSENT:
         return "-"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
+    if short and (parts := short_form(value)):
+        return ":".join(part if isinstance(part, str) else written(part) for part in parts)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {written(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {written(inner, short)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(written, value)) + "]"
+        return "[" + ",".join(written(inner, short) for inner in value) + "]"
     plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z][\w./-]*", value)
     if isinstance(value, str) and (not plain or value.lower() in ("null", "true", "false", "nan", "inf")):
         return quoted(value)

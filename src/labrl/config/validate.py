@@ -21,6 +21,7 @@ from labrl.config.keys import hints, walk, written
 from labrl.errors import Code, InputError, LabrlError, Mistake
 from labrl.mistakes.names import option_meant, own_file, setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean
+from labrl.secrets import restore
 from labrl.types import real_number, whole_number
 
 T = TypeVar("T")
@@ -40,10 +41,13 @@ _Info = core_schema.ValidationInfo[_Groups]
 
 
 def dataclass_of(cls: type[T], node: Any, key: str = "") -> T:
-    """Return `node`, whose full key is `key`, as an instance of the dataclass `cls`.
+    """Return `node`, whose full key is `key`, as an instance of the dataclass `cls`, with the secrets that a
+    recorded configuration lacks.
 
-    Raises InputError with a mistake for each wrong, unknown or missing key below `key`.
+    Raises InputError with a mistake for each wrong, unknown or missing key below `key`, and for each secret
+    that is not known.
     """
+    node = restore(node, key)
     groups = _Groups({id(inner): full for full, inner in walk(node, key) if isinstance(inner, Mapping)})
     try:
         validator: SchemaValidator = _validator(cls)  # type: ignore[arg-type]
@@ -148,6 +152,14 @@ def _mistakes(error: ValidationError, node: Any, key: str, groups: _Groups) -> l
         for full, those in found.items()
         if not any(other.startswith((f"{full}.", f"{full}[")) for other in found)
     ]
+    # The keys beside a misplaced class are its own, and what is missing there will be right with it.
+    classes = [str(one.key) for one in mistakes if one.code == "unknown-key"]
+    misplaced = [key.removesuffix("._target_") for key in classes if key.endswith("._target_")]
+    mistakes = [
+        one
+        for one in mistakes
+        if str(one.key).endswith("._target_") or str(one.key).rpartition(".")[0] not in misplaced
+    ]
     # Missing keys come last, because an unknown key may be a misspelling of a missing one.
     return sorted(mistakes, key=lambda mistake: mistake.code == "missing")
 
@@ -187,6 +199,11 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
     match kind:
         case "unexpected_keyword_argument":
             others = [full for full in places if full and not f"{full}.".startswith(f"{key}.")]
+            made = [own for own, types in known.items() if Component in (types, *get_args(types))]
+            if name == "_target_" and made:
+                hint = f"write `{made[0]}:` above it and above the keys of the class, and indent them"
+                belongs = f"this class belongs to {_below(parent, made[0])}. In the YAML file, {hint}"
+                return Mistake("unknown-key", key, f"{key}: {belongs}")
             here = [_below(parent, own) for own in known]
             mistake = unknown_key(key, shown.strip("'"), dict.fromkeys([*others, *here]))
             if (target := str(places[parent].get("_target_", "labrl."))).startswith("labrl."):

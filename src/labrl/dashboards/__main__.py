@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.dashboards.wandb_session import WandbSession
+from labrl.secrets import RedactingFormatter
 from labrl.storage.run_folder import RunFolder
 
 POLL_SECONDS = 1.0
@@ -28,9 +29,10 @@ _log = logging.getLogger(__name__)
 
 def main() -> None:
     """Follow the sessions until the trial ends, then finish their W&B runs."""
-    for ours in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+    for ours in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ours, signal.SIG_IGN)  # the trial receives it too, and reports when it is over
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
+    logging.basicConfig(level=logging.INFO)
+    logging.getLogger().handlers[0].setFormatter(RedactingFormatter("%(asctime)s %(message)s"))
     orders = open(0, "rb", buffering=0, closefd=False)  # noqa: SIM115 (unbuffered, for select)
     asked = json.loads(orders.readline() or b"null")
     if asked is None:

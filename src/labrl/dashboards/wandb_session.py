@@ -13,6 +13,7 @@ from typing import Any
 
 from labrl.dashboards.login import Mode
 from labrl.errors import DONE, FAILED, INTERRUPTED, first_line
+from labrl.secrets import redact
 from labrl.storage.atomic import write_json
 from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.folder import read_json
@@ -206,7 +207,7 @@ class WandbSession:
         """Return the trial's configuration, the number of the session, and the provenance."""
         facts = known_provenance(self._run_folder)
         versions = facts.get("packages", {})
-        return {
+        recorded = {
             **{key: value for key, value in self._config.items() if key != "wandb"},
             "session": self.folder.index,
             "run_folder": str(self._run_folder.path),
@@ -217,6 +218,7 @@ class WandbSession:
                 "resumes": len(self._run_folder.rebuilt_info().get("resumes", [])),
             },
         }
+        return redact(recorded)
 
     def _add(self, name: str, kind: str, folder: Path, pattern: str, **facts: Any) -> None:
         import wandb

@@ -123,7 +123,8 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the environment. Raises MisfitError."""
         self._steps = 0
-        return self._check.reset(*self.env.reset(seed=seed, options=options))
+        # Gymnasium's worker processes pass the dict that is left without the mask of the environments.
+        return self._check.reset(*self.env.reset(seed=seed, options=options or None))
 
     def step(self, action: Any) -> Any:
         """Step the environment. The reward is returned as a float and the flags as bools."""

@@ -19,7 +19,7 @@ from labrl.envs.checked import AnswerCheck, Checked
 from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.goals import GoalEnv, has_goals
 from labrl.envs.masks import KEY, OBSERVATION, carries_mask, choices, observation_of, without_mask
-from labrl.envs.protocol import Backend, Transition
+from labrl.envs.protocol import Backend, Repeats, Transition
 from labrl.envs.sample import Sample, done_with, known_sample, sample_of
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv
 from labrl.envs.together import Together, VectorFactory
@@ -187,9 +187,10 @@ class GymnasiumEnv(Backend):
             self.masked = self.vector.masked
         else:
             factory, sample = config.factory(longest), known or config.sample()
+            factory.spaces = sample.observation_space, sample.action_space
             make: MakeEnv = factory
             wanted, self.masked = config.action_mask, sample.masked
-            if config.fresh_env_per_episode or sample.depends_on_history:
+            if config.fresh_env_per_episode or sample.repeats == "if new":
                 make = FreshFactory(make)
             if config.vectorization == "async":
                 makes = [
@@ -262,6 +263,16 @@ class GymnasiumEnv(Backend):
         return masked
 
     @classmethod
+    def repeats(cls, config: GymnasiumConfig) -> Repeats:
+        """Return when these environments repeat an episode; `always` if `fresh_env_per_episode` is set."""
+        if config.is_vector_env or config.fresh_env_per_episode is not None or config.classic(1) is not None:
+            return "always"
+        sample = config.sample()
+        repeats = sample.repeats
+        done_with(sample)
+        return repeats
+
+    @classmethod
     def judge(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
         """Return an object that computes rewards of other goals; None if observations have no goals."""
         if not has_goals(space):
@@ -269,7 +280,8 @@ class GymnasiumEnv(Backend):
         if config.is_vector_env:
             return GoalEnv(config.vector_factory(1).vector, space, config.name)
         known = config.known_sample()
-        return GoalEnv(config.factory(), space, config.name, None if known is None else known.spare)
+        lend = {} if known is None else {"lend": known.lend}
+        return GoalEnv(config.factory(), space, config.name, **lend)
 
     @classmethod
     def watched(cls, config: GymnasiumConfig) -> WatchedGymnasium:
@@ -287,8 +299,7 @@ class GymnasiumEnv(Backend):
         present = self._present.copy()
         valid = None if self.action_mask is None else self.action_mask | mask[:, None]
         for index in mask.nonzero()[0].tolist():
-            # Each environment gets its own options dictionary, as in Gymnasium.
-            observation, info = self.envs[index].reset(seed=int(seeds[index]), options={})
+            observation, info = self.envs[index].reset(seed=int(seeds[index]))
             self._began[index] = self._steps
             if (
                 type(observation) is np.ndarray
@@ -360,6 +371,7 @@ class GymnasiumEnv(Backend):
                 env.close()
             except Exception as error:  # does not affect the results of the run
                 _log.warning("%s: close() failed: %s: %s", self.name, type(error).__name__, error)
+        self.envs.clear()  # frees the ALE's emulators, which have no close(), before the interpreter exits
         if self.goals is not None:
             self.goals.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Space
@@ -13,6 +13,11 @@ from labrl.spaces import Goals
 
 if TYPE_CHECKING:
     from labrl.envs.watch import Watched
+
+
+Repeats = Literal["always", "if new", "never"]
+"""When the seed of a reset and the actions determine an episode: regardless of earlier episodes, only in a
+new environment, so that each episode is played in one, or not at all."""
 
 
 class Transition(NamedTuple):
@@ -102,6 +107,11 @@ class Backend(ABC):
     def gives_masks(cls, config: Any) -> bool:
         """Return, before a run, whether the environment provides action masks that must be used."""
         return False
+
+    @classmethod
+    def repeats(cls, config: Any) -> Repeats:
+        """Return, before a run, when the environment repeats an episode, if labrl has to find that out."""
+        return "always"
 
     @classmethod
     def judge(cls, config: Any, space: Space[Any]) -> Goals | None:

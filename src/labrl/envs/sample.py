@@ -7,7 +7,6 @@ Because making an environment may take seconds, it is then used as the first env
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -16,11 +15,10 @@ import numpy as np
 
 from labrl.envs.checked import Checked, MisfitError
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of, replace_invalid
+from labrl.envs.protocol import Repeats
 from labrl.envs.single import AnswerError, EnvFactory
 from labrl.errors import Code, InputError
 from labrl.spaces import copied, example, same
-
-_log = logging.getLogger(__name__)
 
 STEPS = 50
 """Number of steps for which episodes are compared."""
@@ -43,7 +41,7 @@ class Sample:
         self._make, self._asks_masks, self._asks_history = make, masks, history
         self._spare: Checked | None = Checked(make, make.named)
         self._played = False
-        self._answers: tuple[bool, bool] | None = None if masks or history else (False, False)
+        self._answers: tuple[bool, Repeats] | None = None if masks or history else (False, "always")
         self.observation_space = self._spare.observation_space
         self.action_space = self._spare.action_space
 
@@ -62,22 +60,22 @@ class Sample:
         return self._found()[0]
 
     @property
-    def depends_on_history(self) -> bool:
-        """Whether episodes can be repeated only by making a new environment for each. Raises like `masked`.
-
-        If episodes cannot be repeated even then, a warning says that runs cannot be exact.
-        """
+    def repeats(self) -> Repeats:
+        """When seed and actions repeat an episode. Raises like `masked`."""
         return self._found()[1]
 
-    @property
-    def spare(self) -> gymnasium.Env[Any, Any] | None:
-        """The environment, without taking it; None if there is none left."""
-        return None if self._spare is None else self._spare.env
+    def lend(self) -> gymnasium.Env[Any, Any] | None:
+        """Return the environment to play in it, without taking it; None if there is none left."""
+        if self._spare is None:
+            return None
+        self._found()  # only an unused environment can show a dependence on earlier episodes
+        self._played = True
+        return self._spare.env
 
     def take(self) -> gymnasium.Env[Any, Any] | None:
         """Take the environment; None if there is none that behaves like a new one."""
         spare = self._spare
-        if spare is None or (self._played and (self.depends_on_history or not self._asks_history)):
+        if spare is None or (self._played and (self.repeats != "always" or not self._asks_history)):
             self.close()
             return None
         self._spare = None
@@ -90,36 +88,30 @@ class Sample:
             with self._failing("close"):
                 spare.close()
 
-    def _found(self) -> tuple[bool, bool]:
+    def _found(self) -> tuple[bool, Repeats]:
         if self._answers is None:
             if self._spare is None:
                 self._spare = Checked(self._make, self._make.named)
             self._played = True
-            # History first, because only an unused environment can show a dependence on earlier episodes.
-            depends_on_history = self._asks_history and self._depends_on_history(self._spare)
-            self._answers = self._asks_masks and self._gives_masks(self._spare), depends_on_history
+            # Only an unused environment can show a dependence on earlier episodes.
+            repeats = self._compare(self._spare) if self._asks_history else "always"
+            self._answers = self._asks_masks and self._gives_masks(self._spare), repeats
         return self._answers
 
-    def _depends_on_history(self, env: Checked) -> bool:
-        """Play an episode, another one, and the first one again. Return whether the repetition differs."""
+    def _compare(self, env: Checked) -> Repeats:
+        """Play an episode, another one, and the first one again. Return whether the repetition is equal."""
         env.action_space.seed(0)
         actions = [env.action_space.sample() for _ in range(STEPS)]
         others = [env.action_space.sample() for _ in range(STEPS)]
         first = self._trace(env, 1, actions)
         self._trace(env, 2, others)
         if same(first, self._trace(env, 1, actions)):
-            return False
+            return "always"
         fresh = Checked(self._make, self._make.named)
         try:
-            if not same(first, self._trace(fresh, 1, actions)):
-                _log.warning(
-                    "%s: even a new environment does not repeat an episode from its seed and actions, so "
-                    "runs are neither reproducible nor exactly resumable",
-                    self._make.named,
-                )
+            return "if new" if same(first, self._trace(fresh, 1, actions)) else "never"
         finally:
             fresh.close()
-        return True
 
     def _trace(self, env: Checked, seed: int, actions: Sequence[Any]) -> list[Any]:
         observation, info = self._reset(env, seed)
@@ -176,8 +168,7 @@ class Sample:
 
     def _reset(self, env: Checked, seed: int) -> Any:
         with self._failing("reset"):
-            # As in labrl's vector environments, options are never None.
-            return env.reset(seed=seed, options={})
+            return env.reset(seed=seed)
 
     def _step(self, env: Checked, action: Any) -> Any:
         with self._failing("step"):

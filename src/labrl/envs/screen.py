@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import ale_py
+import gymnasium
 import numpy as np
 from ale_py import roms
 from numpy.typing import NDArray
 
-from labrl.component import accepted_settings
+from labrl.component import accepted_settings, load_target
 from labrl.envs.atari import AtariConfig, AtariEnv, vector_env
 from labrl.envs.gym import GymnasiumConfig, GymnasiumEnv
 from labrl.envs.protocol import Transition
@@ -25,6 +27,8 @@ os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
 os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
 if sys.platform.startswith("linux") and not (os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY"}):
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    # MuJoCo tries to open a window, which warns, before it renders without a screen.
+    warnings.filterwarnings("ignore", module="glfw")
 
 MODES = ("rgb_array", "rgb_array_list")
 """Values of Gymnasium's `render_mode` for which `render()` returns images."""
@@ -68,11 +72,13 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
     """A Gymnasium environment made with a render mode that returns images."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
-        drawing = _drawing(config)
         # Known properties of the environments of the run also hold for this one.
         known = None if config.is_vector_env else config.known_sample()
         known = known if known is not None and known.answered else None
-        super().__init__(drawing, num_envs=1, num_threads=1, evaluation=True, known=known)
+        drawing = _drawing(config)
+        with warnings.catch_warnings():  # labrl, and not the user, asks for a render mode that may not exist
+            warnings.filterwarnings("ignore", ".*render_mode", module="gymnasium")
+            super().__init__(drawing, num_envs=1, num_threads=1, evaluation=True, known=known)
         self._factory = config.factory()
         drawn: Any = self.vector or self.envs[0]
         if not _takes_render_mode(config) and drawn.render_mode not in MODES:
@@ -155,8 +161,15 @@ def _drawing(config: GymnasiumConfig) -> GymnasiumConfig:
 
 
 def _takes_render_mode(config: GymnasiumConfig) -> bool:
-    """Return whether the environment accepts `render_mode`; those with an id always do."""
-    accepted = accepted_settings(config.make.load()) if config.make is not None else None
+    """Return whether the environment accepts `render_mode`. Vector environments with an id always do."""
+    made: Any = None
+    if config.make is not None:
+        made = config.make.load()
+    elif config.id is not None and not config.is_vector_env:
+        spec = gymnasium.registry.get(config.id.rpartition(":")[2])
+        made = None if spec is None else spec.entry_point
+        made = load_target(made.replace(":", ".")) if isinstance(made, str) else made
+    accepted = accepted_settings(made)
     return accepted is None or "render_mode" in accepted
 
 

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -147,6 +148,8 @@ class EnvFactory:
         self.kwargs = kwargs or {}
         self.max_episode_steps = max_episode_steps
         self.longest = longest
+        self.spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None
+        """Observation and action space that environments must have; None for any."""
 
     @property
     def key(self) -> str:
@@ -159,7 +162,7 @@ class EnvFactory:
         return f"env.id={self.env_id}" if self.make is None else f"env.make: {self.make.target}"
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
-        """Make an environment. Raises InputError if it is unknown or a package is missing."""
+        """Make an environment. Raises InputError if it is unknown, a package is missing, or spaces differ."""
         env = _answering(self.build())
         if not isinstance(env.metadata, Mapping):
             env.metadata = {}  # Gymnasium's worker processes require a dictionary
@@ -173,6 +176,19 @@ class EnvFactory:
                     code="environment" if self.make is None else "target",
                     key=self.key,
                 )
+        found = env.observation_space, env.action_space
+        if self.spaces is not None and found != self.spaces:
+            what, theirs, first = next(
+                each
+                for each in zip(("observations", "actions"), found, self.spaces, strict=True)
+                if each[1] != each[2]
+            )
+            raise InputError(
+                f"{self.named}: all environments must have the same spaces, but the {what} of one are "
+                f"{theirs}, those of the first {first}. Set env.make to a wrapper that makes them equal.",
+                code="environment",
+                key=self.key,
+            )
         return self.limited(env)
 
     def limited(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
@@ -249,7 +265,7 @@ class EnvFactory:
         except LabrlError:
             raise
         except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
-            raise InputError(_unknown(env_id, problem), code="unknown-option", key="env.id") from problem
+            raise InputError(_unknown(env_id, problem), code="unknown-option", key="env.id") from None
         except (error.DependencyNotInstalled, ImportError) as problem:
             raise InputError(_missing(env_id, problem), code="not-installed", key="env.id") from problem
         except (Exception, SystemExit) as problem:  # environments reject arguments with any exception
@@ -355,6 +371,8 @@ def _import(module: str) -> None:
             code="environment",
             key="env.import_module",
         ) from problem
+    if (ale := sys.modules.get("ale_py")) is not None:  # otherwise it prints a greeting to standard error
+        ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
 
 
 def _unknown(env_id: str, problem: error.Error) -> str:

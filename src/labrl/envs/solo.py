@@ -53,7 +53,12 @@ class SoloEnv(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start an episode, which `seed` determines. Returns the observation, [*obs], and the info."""
+        """Start an episode, which `seed` determines. Returns the observation, [*obs], and the info.
+
+        Raises InputError for options, which runs do not use.
+        """
+        if options:
+            raise InputError("options: reset() supports none", code="unsupported", key="options")
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
-from labrl.envs.action_shares import WINDOW, action_shares, choices
+from labrl.envs.action_statistics import WINDOW, action_statistics
 from labrl.envs.masks import first_flags, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition, action_dtype
 from labrl.errors import EnvironmentFailedError
@@ -177,8 +177,8 @@ class VectorEnv:
         return int(self._record.lengths.max())
 
     def metrics(self) -> dict[str, float]:
-        """Return the columns of `action_shares`."""
-        return action_shares(self._record.latest, self.action_space)
+        """Return the columns of `action_statistics`."""
+        return action_statistics(self._record.latest, self.action_space)
 
     def close(self) -> None:
         """Free threads and processes. Calling it again has no effect."""
@@ -413,7 +413,7 @@ def stored_dtype(space: Space[Any]) -> np.dtype:
 
 
 class ActionRecord:
-    """Actions of the unfinished episodes, and the latest actions in discrete spaces.
+    """Actions of the unfinished episodes, and the latest actions.
 
     Each vector step writes one row, and each environment has the index of the row at which its episode
     started. When room runs out, rows that belong neither to an unfinished episode nor to the latest actions
@@ -424,13 +424,13 @@ class ActionRecord:
         shape = space.shape or ()
         self._rows = np.zeros((capacity, num_envs, *shape), dtype=stored_dtype(space))
         self._dtype = action_dtype(space)
-        self._window = -(-WINDOW // num_envs) if choices(space) else 0  # number of rows in `latest`
+        self._window = -(-WINDOW // num_envs)  # number of rows in `latest`
         self._first = np.zeros(num_envs, dtype=np.int64)
         self._next = 0
 
     @property
     def latest(self) -> NDArray:
-        """Actions of the last WINDOW frames; empty for real-valued actions. [steps, num_envs, *action]"""
+        """Actions of the last WINDOW frames. [steps, num_envs, *action]"""
         return self._rows[max(self._next - self._window, 0) : self._next].astype(self._dtype)
 
     @property

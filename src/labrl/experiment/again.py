@@ -9,6 +9,8 @@ from typing import Any
 
 from labrl.config.keys import is_hydras, quoted, split_override
 from labrl.errors import InputError
+from labrl.secrets import ENV_SET, MASK, note_typed, restore
+from labrl.storage.trust import check_experiment
 from labrl.trial.find import find_experiment
 from labrl.trial.fork import Fork
 from labrl.trial.request import Request
@@ -38,8 +40,12 @@ class ExperimentAgain:
 
     @classmethod
     def of(cls, request: Request) -> ExperimentAgain:
-        """Return the experiment that `-m +resume` names. Raises InputError if it does not exist."""
+        """Return the experiment that `-m +resume` names.
+
+        Raises InputError if it does not exist, or as `check_experiment` does.
+        """
         folder = find_experiment(request.which)
+        config_dir = check_experiment(folder)
         info = folder.info()
         if request.pin and info.get("kind") == "search":
             raise InputError(
@@ -49,18 +55,31 @@ class ExperimentAgain:
             )
         own = [str(override) for override in info.get("overrides", [])]
         typed = [*map(str, info.get("hydra_overrides", [])), *own]
+        note_typed(request.edits)
         edits = list({split_override(override)[0]: override for override in request.edits}.values())
         return cls(
             path=folder.path,
-            overrides=[*replaced(typed, edits), f"hydra.sweep.dir={quoted(str(folder.path))}"],
+            overrides=[
+                *map(_restored, replaced(typed, edits)),
+                f"hydra.sweep.dir={quoted(str(folder.path))}",
+            ],
             own=own,
             edits=[override for override in edits if not is_hydras(override)],
             swept=_told_apart_by(info.get("swept"), [trial.overrides for trial in folder.trials()]),
-            config_dir=info.get("config_dir"),
+            config_dir=config_dir,
             force=request.force,
             pin=request.pin,
             fork=Fork.recorded(info),
         )
+
+
+def _restored(override: str) -> str:
+    """Return a recorded override with the environment variable that it sets for trials, whose value is not
+    recorded. Raises InputError if this process does not have it."""
+    key, value = split_override(override)
+    if MASK not in value or not key.startswith(f"{ENV_SET}."):
+        return override
+    return f"{override.partition('=')[0]}={quoted(restore(value, key))}"
 
 
 def replaced(overrides: Sequence[str], edits: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
@@ -172,6 +173,8 @@ class SubmititLocal(TrialLauncher):
             name = type(error).__name__
             told = f"its job {job.job_id} ended without a result ({name}): see {job.paths.stderr}"
             return Outcome.lost(told, interrupted=self._told >= 0)
+        with contextlib.suppress(OSError):  # It contains the secrets of the configuration.
+            job.paths.submitted_pickle.unlink()
         return outcome
 
 
@@ -211,6 +214,8 @@ def executor_of(cluster: Literal["local", "slurm"], settings: Mapping[str, Any])
 
     left = dict(settings)
     folder = left.pop("submitit_folder")
+    # Its files contain the secrets of the configuration.
+    Path(str(folder).partition("%")[0]).mkdir(mode=0o700, parents=True, exist_ok=True)
     own = {f"{cluster}_{key}": left.pop(key) for key in _OF_THE_EXECUTOR if key in left}
     executor = submitit.AutoExecutor(cluster=cluster, folder=folder, **own)
     executor.update_parameters(

@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from labrl.config.compose import check_values, naming_preset, resolve, to_plain
+from labrl.config.compose import check_environment, check_values, naming_preset, resolve, to_plain
 from labrl.config.keys import (
     Change,
     changes,
@@ -412,6 +412,8 @@ def _check_values(trial: _Trial) -> None:
     with naming_preset(trial.cfg.hydra.runtime.choices):
         check_values(trial.cfg, plain)
     check_start_from(plain["start_from"]["run"], trial.record.overrides)
+    if trial.past is None:
+        check_environment(plain["env"], trial.cfg.hydra.runtime.choices["env"])
     check_no_search(plain["search"]["space"])
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,17 +27,19 @@ from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
 from labrl.experiment.scheduler import Outcome, Task, recorded
 from labrl.processes import before_leaving
+from labrl.secrets import redact
 from labrl.session.callbacks.search import CHANNEL
-from labrl.steady_output import refused
+from labrl.steady_output import print_traceback, refused
 from labrl.storage.folder import place
 from labrl.storage.provenance import Command
-from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.storage.run_folder import RunFolder
 from labrl.storage.session_log import print_without_modules
+from labrl.storage.signature import present_trust, trusting
 from labrl.trial.composed import Again, Composed
 from labrl.trial.resume import FinishedError, Resume
 
 if TYPE_CHECKING:
-    from labrl.storage.provenance import Typed
+    from labrl.storage.provenance import Repositories, Typed
 
 PATIENCE = 60.0
 """Seconds that processes of a killed experiment have to save and end before their trial is resumed."""
@@ -66,17 +67,22 @@ class Job:
         self.again = again.fork if isinstance(again, ExperimentAgain) else again
         self.experiment = again if isinstance(again, ExperimentAgain) else None
         """The experiment that is resumed, if any."""
+        self.trust = present_trust()
+        """What the user says about recorded configurations, also in other processes."""
         self.force = False
         """Whether new values may contradict the past of a resumed trial."""
         self.part_of: Literal["grid", "search"] | None = None
         """Kind of experiment that the trials belong to, if any. A run in the folder of a trial is then an
         earlier attempt."""
+        self.repositories: Repositories | None = None
+        """The state of the code, described once for all trials of an experiment."""
         self.exit_code = DONE
         """The largest exit code of the trials in this process, or that of the experiment."""
 
     def __call__(self, cfg: DictConfig) -> Outcome:
         """Run one trial in the folder that Hydra has made for it."""
-        outcome = self._outcome(cfg)
+        with trusting(self.trust):
+            outcome = self._outcome(cfg)
         self.exit_code = max(self.exit_code, outcome.exit_code)
         return outcome
 
@@ -92,7 +98,7 @@ class Job:
                 refused(error, full_error=False)
             return Outcome.failed(str(error), error.exit_code)
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
+            told = redact(f"{type(error).__name__}: {error}")
             if self._speaks(error):
                 print(f"labrl: the trial in {folder} failed: {told}", file=sys.stderr)
                 print("labrl: for a traceback, put HYDRA_FULL_ERROR=1 before the command", file=sys.stderr)
@@ -103,7 +109,7 @@ class Job:
     def _speaks(self, error: Exception) -> bool:
         """Return whether to print an error here. In a grid, the experiment prints it."""
         if self.full_error or (self.part_of == "search" and not isinstance(error, LabrlError)):
-            traceback.print_exception(error)
+            print_traceback(error)
         return self.part_of != "grid"
 
     def _run(self, cfg: DictConfig, job: Any, folder: str) -> Outcome:
@@ -115,7 +121,7 @@ class Job:
             return broken_off
         if broken_off is not None and cfg.seed is None:
             cfg.seed = broken_off.past.config["seed"]
-        command = Command.of(task, choices_of(job), self.config_dir, self.typed)
+        command = Command.of(task, choices_of(job), self.config_dir, self.typed, self.repositories)
         composed = Composed.of(cfg, folder, command)
         try:
             result = composed.run(broken_off or self.again)
@@ -137,7 +143,8 @@ class Job:
         overrides: the present overrides of the trial. Returns the outcome of a search's trial if it has
         ended, even if it was killed before its status was recorded.
         """
-        if not (Path(folder) / MARKER).exists():
+        run = RunFolder(Path(folder))
+        if not run.marker.exists() and not run.has_lost_marker:
             return None
         run = RunFolder.open(folder)
         _wait_for(run)
@@ -145,7 +152,8 @@ class Job:
             with run.lock():
                 run.discard_unrecorded()
             return None
-        again = Resume.on_trial(run, self.force, overrides)
+        with trusting(replace(self.trust, everything=True)):  # This command has written or checked it.
+            again = Resume.on_trial(run, self.force, overrides)
         sessions = run.sessions()
         all_ended = len(sessions) == again.past.config["meta"]["max_session"] and all(
             one.ended_well for one in sessions

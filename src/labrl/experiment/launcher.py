@@ -80,6 +80,9 @@ class TrialLauncher(Launcher):
     def stop(self) -> None:
         """Ask the trials to save and end. The scheduler calls this until all have ended."""
 
+    def save(self) -> None:
+        """Ask the trials to save and go on, if they run on this machine."""
+
     def __enter__(self) -> TrialLauncher:
         return self
 

@@ -22,6 +22,7 @@ from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need, Share
 from labrl.experiment.scheduler import Outcome, Task
 from labrl.processes import (
+    SAVE,
     exit_code_of,
     how_it_ended,
     signals_leave,
@@ -30,6 +31,7 @@ from labrl.processes import (
     take_signals,
 )
 from labrl.script import Carried
+from labrl.secrets import redact
 
 ASKED_TO_END = (exit_code_of(signal.SIGINT), exit_code_of(signal.SIGTERM), -signal.SIGTERM)
 """Exit codes of a process that a signal has asked to end."""
@@ -126,6 +128,12 @@ class WorkersLauncher(TrialLauncher):
             elif not worker.told_to_stop and worker.process.is_alive():
                 worker.told_to_stop = True
                 worker.process.terminate()
+
+    def save(self) -> None:
+        """Ask each trial to save and go on."""
+        for worker in self._workers:
+            if worker.share is not None and worker.process.pid is not None and worker.process.is_alive():
+                os.kill(worker.process.pid, SAVE)
 
     def _idle(self, environment: Mapping[str, str]) -> _Worker:
         """Return an idle process with this environment, or a new one."""
@@ -227,7 +235,7 @@ class LabelledLines(io.TextIOBase):
         super().close()
 
     def _labelled(self, line: str) -> str:
-        whole = f"{self.label}{line}"
+        whole = redact(f"{self.label}{line}")
         width = shutil.get_terminal_size().columns
         if len(whole) <= width or not self._stream.isatty():
             return whole

@@ -174,5 +174,7 @@ def run_queue(queue: Queue, launcher: TrialLauncher, interruption: Interruption)
                 interruption.stop(signal.SIGINT if outcome.exit_code == INTERRUPTED else signal.SIGTERM)
             queue.ended(task, outcome)
         queue.tick(launcher.running)
+        if interruption.take_save():
+            launcher.save()
         if interruption.requested:
             launcher.stop()

@@ -23,9 +23,11 @@ from labrl.experiment.machine import Machine
 from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
 from labrl.experiment.summary import how_to_resume_experiment, print_experiment, said_of
 from labrl.processes import Stopped
+from labrl.secrets import origins
 from labrl.session.interruption import Interruption
 from labrl.storage.experiment_folder import ExperimentFolder, ExperimentStatus, TrialRecord
 from labrl.storage.folder import place
+from labrl.storage.provenance import describe_code
 from labrl.storage.run_folder import RunFolder
 from labrl.trial import reporting
 from labrl.trial.fork import Fork
@@ -72,11 +74,14 @@ def sweep_grid(
         )
         for record, need in plan.left
     ]
+    job.repositories = describe_code()
     with held(path, "grid", again is not None, plan.records, command=job.typed, **facts) as folder:
         if again is not None:
             folder.resumed(job.typed, again.edits, **facts)
             folder.replace_trials(plan.records)
         grid = Grid(folder, tasks)
+        for line in origins():
+            say(line)
         if done := len(grid.outcomes):
             say(f"Resuming {path}: {done} trials have finished, and {len(tasks)} remain")
         else:
@@ -150,6 +155,9 @@ class Grid(Queue):
         else:
             status, code = ("failed" if failed else "finished"), failed
         self.folder.set_status(status)
+        if lacking := self.folder.errors.summary(self.folder.path):
+            print(f"labrl: {lacking}", file=sys.stderr)
+            code = code or FAILED
         if status == "interrupted" and not any(outcome.returns for outcome in self.outcomes.values()):
             say(f"interrupted; to resume: {how_to_resume_experiment(self.folder.path)}")
             return code

@@ -390,7 +390,7 @@ class Learner(Generic[Network]):
         with torch.no_grad():
             for buffer, saved in zip(self.network.buffers(), before, strict=True):
                 buffer.copy_(saved)
-        return float(self.flat.gradient.square().sum())
+        return squared_norm(self.flat.gradient)
 
     def _half(self, loss: Loss[Batch], minibatch: Batch) -> None:
         """Compute the gradient over part of a minibatch without slicing it."""
@@ -412,8 +412,13 @@ class Learner(Generic[Network]):
         half: squared norm of the gradient over half the minibatch; size: units of the whole minibatch.
         """
         assert self._noise is not None
-        whole = float(self.flat.gradient.square().sum())
+        whole = squared_norm(self.flat.gradient)
         self._noise.add(samples * (size // 2), half, samples * size * self._ranks.size, whole)
+
+
+def squared_norm(vector: Tensor) -> float:
+    """Return the squared Euclidean norm, in double precision because noise is a difference of two of them."""
+    return float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2
 
 
 def as_arrays(output: Any) -> Any:

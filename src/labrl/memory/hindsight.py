@@ -130,8 +130,8 @@ class HindsightReplay(Replay):
 
 def _no_goals() -> InputError:
     return InputError(
-        "agent.memory: hindsight needs a goal environment, whose observations are a dict with achieved_goal "
-        "and desired_goal, and a method compute_reward(achieved_goal, desired_goal, info). Set "
+        "agent.memory: hindsight needs a goal environment, whose observations are a dict with the arrays "
+        "achieved_goal and desired_goal, and a method compute_reward(achieved_goal, desired_goal, info). Set "
         "agent/memory=uniform.",
         code="unsupported",
         key="agent.memory",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.memory.replay import Replay, ReplayConfig, Transitions
+from labrl.spaces import not_finite
 from labrl.step import Masks
 from labrl.types import PositiveInt, Probability
 from labrl.workspace import Workspace
@@ -68,11 +69,33 @@ class Piece(NamedTuple):
     """Valid actions; None if there are no masks. [n, actions]"""
     next_mask: Masks = None
     """Valid actions in `next_observation`. [n, actions]"""
+    origin: str = "the source"
+    """Where the transitions are from, for messages."""
+    first: int = 0
+    """Number of the first step in its episode or environment, from 0."""
 
     def part(self, rows: slice) -> Piece:
         """Return a slice of the transitions."""
-        columns: list[Any] = [None if column is None else column[rows] for column in self]
-        return Piece(*columns)
+        columns: dict[str, Any] = {
+            name: column[rows] for name, column in self._asdict().items() if isinstance(column, np.ndarray)
+        }
+        return self._replace(**columns, first=self.first + (rows.start or 0))
+
+    def check(self) -> None:
+        """Raise InputError for numbers that are not finite."""
+        numbers = {"observation": self.observation, "action": self.action, "reward": self.reward}
+        for name, column in {**numbers, "next observation": self.next_observation}.items():
+            if (found := not_finite(column)) is not None:
+                raise self.refused(found[0], f"{name} contains {found[1]}, but learning needs finite numbers")
+
+    def refused(self, row: int, why: str) -> InputError:
+        """Return the error for the transition at `row`."""
+        return InputError(
+            f"agent.offline: {self.origin}, step {self.first + row} (counted from 0): its {why}. Correct the "
+            "data, or choose others.",
+            code="range",
+            key="agent.offline",
+        )
 
 
 class PieceReplay(Replay):
@@ -103,6 +126,8 @@ class PieceReplay(Replay):
                     cut,
                     sample.mask,
                     sample.next_mask,
+                    f"environment {env}",
+                    begin,
                 )
 
     def _extend(self, piece: Piece) -> None:
@@ -154,7 +179,8 @@ class OfflineData:
         generator: np.random.Generator,
     ) -> None:
         """pieces: are read one by one, never all at once; total: number of transitions in all pieces;
-        generator: one of the session's streams, which save it. Raises InputError for too few transitions."""
+        generator: one of the session's streams, which save it. Raises InputError for too few transitions, and
+        for numbers that are not finite."""
         self._config = config
         total = min(total, config.max_transitions or total)
         if total <= wanted.n_step:
@@ -177,6 +203,7 @@ class OfflineData:
         )
         self._checksum = 0
         for piece in _first(pieces, total):
+            piece.check()
             for array in (piece.action, piece.reward, piece.next_observation):
                 self._checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), self._checksum)
             self._memory.extend(piece)
@@ -186,14 +213,17 @@ class OfflineData:
         """Raise InputError if the source does not exist. Nothing is built yet."""
 
     @classmethod
-    def environment(cls, config: Any) -> Component | None:
-        """Return the environment in which the transitions were collected; None if unknown."""
-        return None
+    def environments(cls, config: Any) -> list[Component]:
+        """Return the environments in which the transitions were collected, as far as they are known."""
+        return []
 
     @classmethod
-    def transforms(cls, config: Any) -> dict[str, Component] | None:
-        """Return the transforms of observations and rewards by name; None if unknown."""
-        return None
+    def transforms(cls, config: Any) -> list[dict[str, Component]]:
+        """Return the transforms of observations and rewards, by name, of each part of the source.
+
+        Returns an empty list if they are not known.
+        """
+        return []
 
     def __len__(self) -> int:
         """Return the number of transitions."""
@@ -203,10 +233,13 @@ class OfflineData:
         """Return mean and standard deviation of each component of the observations. [*obs] each"""
         count, total, squares = 0, np.zeros(()), np.zeros(())
         for piece in self._memory.pieces(AT_ONCE):
-            seen = piece.observation.astype(np.float64)
-            count, total, squares = count + len(seen), total + seen.sum(0), squares + np.square(seen).sum(0)
+            count += len(piece.observation)
+            total = total + piece.observation.sum(0, dtype=np.float64)
         mean = total / count
-        return mean, np.sqrt(np.maximum(squares / count - np.square(mean), 0))
+        # A second pass, because differences of sums of squares lose the digits where the mean is large.
+        for piece in self._memory.pieces(AT_ONCE):
+            squares = squares + np.square(piece.observation - mean).sum(0)
+        return mean, np.sqrt(squares / count)
 
     def mixed(self, online: Replay, batch_size: int, frame: int, update: int, joined: bool) -> Transitions:
         """Draw a minibatch of both kinds; transitions of the source come last and have a negative index.

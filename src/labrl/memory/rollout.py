@@ -102,7 +102,7 @@ def check_budget(horizon: int, env: Any) -> None:
         raise InputError(
             f"env.max_frame must be at least one rollout of {rollout} frames (agent.horizon={horizon} x "
             f"env.num_envs={env.num_envs}), got {env.max_frame}. Set env.max_frame={rollout} or a smaller "
-            "agent.horizon.",
+            "agent.horizon, or meta=dev for a quick try.",
             code="contradiction",
             key="env.max_frame",
         )

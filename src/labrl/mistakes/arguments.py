@@ -33,22 +33,30 @@ FLAGS = {
 }
 """Flags of `labrl`, which Hydra parses, and their allowed values."""
 
+REPLACED = {
+    **dict.fromkeys(("--config-name", "-cn"), "--config-dir=<folder> experiment=<name>"),
+    **dict.fromkeys(("--config-path", "-cp"), "--config-dir=<folder>"),
+    "--experimental-rerun": "+rerun=<run folder>",
+}
+"""Flags of Hydra that `labrl` does not have, and what to type instead."""
+
 
 def refuse_ignored(overrides: Sequence[str], multirun: bool | None = None) -> None:
     """Raise InputError for overrides that Hydra accepts but ignores, or that break labrl's configuration.
 
-    These are `~preset`, which it accepts for some agents only; a list of options of a group, of which it uses
-    the last; loggers in `hydra.verbose` that no package has; a search path, which replaces that of labrl; a
-    launcher or sweeper without keys; and, if `multirun` is known, the folder of the other kind of run.
+    These are `~preset`, which it accepts for some agents only; `~transforms/...`, which presets override; a
+    list of options of a group, of which it uses the last; loggers in `hydra.verbose` that no package has; a
+    search path, which replaces that of labrl; a launcher or sweeper without keys; and, if `multirun` is
+    known, the folder of the other kind of run.
     """
     for override in overrides:
         key, _, value = override.lstrip("+").partition("=")
         group, several = key.partition("@")[0], re.fullmatch(r"\[(.*)\]", value)
-        if key == "~preset":
+        if key == "~preset" or key.startswith("~transforms/"):
             raise InputError(
-                "~preset: the group preset cannot be removed. Set preset=none to apply no presets.",
+                f"{key}: the group {key[1:]} cannot be removed. Set {key[1:]}=none to use none.",
                 code="missing",
-                key="preset",
+                key=key[1:],
             )
         if key == "hydra.verbose" and value.lower() not in ("true", "false"):
             names = (several[1] if several else value).split(",")
@@ -157,6 +165,8 @@ def _continues(argument: str, following: str) -> bool:
         return argument.endswith("=") or ("=" not in argument and FLAGS.get(argument) != "")
     if argument.lstrip("+") in VERBS:
         return following == "latest" or os.path.exists(following)
+    if argument.endswith(".json"):
+        return False
     is_key = "." in argument or argument in other_names() or (config_folder() / argument).is_dir()
     return is_key and argument not in other_commands()
 
@@ -179,9 +189,17 @@ def _suggestion(name: str, value: str) -> str:
     plain = name.lstrip("-+").replace("-", "_") if name.startswith(("-", "+")) else name
     if not plain:
         return ""
+    if name in REPLACED:
+        return REPLACED[name]
     if not value and ":" in plain:
         plain, _, value = plain.partition(":")
     commands = other_commands()
+    # SLM Lab's commands for a run, and its spec files, which the rest of the command line replaces.
+    if at := re.fullmatch(r"(train|enjoy)@(.*)", plain):
+        verb = "enjoy" if at[1] == "enjoy" else "resume"
+        return f"+{verb}={shlex.quote(at[2]) if os.path.isdir(at[2]) else 'latest'}"
+    if plain.endswith(".json"):
+        return ""
     if not value and plain.lower() in commands:
         return commands[plain.lower()]
     if plain in VERBS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,7 @@ from labrl.envs.games import environments
 from labrl.errors import Mistake
 from labrl.mistakes.spelling import nearest, suggested
 
-VERBS = ("resume", "rerun", "fork", "enjoy", "force", "pin")
+VERBS = ("resume", "rerun", "fork", "enjoy", "force", "pin", "trust")
 """Arguments that are typed with a plus and are not keys."""
 
 SOME = 8
@@ -128,19 +129,61 @@ def some(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class OtherName:
-    """A key of labrl that has another name in other libraries."""
+    """A key of labrl that has another name in other libraries, as described in names.yaml."""
 
     key: str
+    """Empty if no key corresponds."""
     meaning: str
-    """Short description of the key, a noun phrase."""
-    type: str
-    """Override to type; empty to use the key with the given value."""
+    """Short description of the key, a noun phrase; without a key, the reason."""
+    types: Mapping[str, str]
+    """Template of what to type for each library, or for '' if the meaning does not depend on it."""
+    disable: str
+    values: Mapping[str, str]
+    example: str
 
     def typed(self, value: str) -> str:
-        """Return what to type instead of the other name with `value`."""
+        """Return what to type instead of the other name with `value`, as in the first library."""
+        return next(iter(self.typed_by_library(value).values()), "")
+
+    def typed_by_library(self, value: str) -> dict[str, str]:
+        """Return what to type for each library, or for '' if the meaning does not depend on it."""
         if self.key in ("agent", "env"):
-            return choice_of(self.key, value)
-        return self.type or f"{self.key}={value or '<value>'}"
+            return {"": option_named(value) or choice_of(self.key, value)}
+        if self.disable and value.lower() in ("false", "no", "none", "null", "0"):
+            return {"": self.disable}
+        return {library: self._filled(text, value) for library, text in self.types.items()}
+
+    def _filled(self, text: str, value: str) -> str:
+        """Fill the placeholders of a template."""
+        plain = value.strip("'\"").lower()
+        value = self.values.get(plain) or self.values.get(plain.rpartition(".")[2]) or value or self.example
+        # The Zoo's syntax of a schedule.
+        value = re.sub(r"^lin_(?=[\d.])(.*)", r"linear:\1:0", value) or "<value>"
+        number = (_numbers(value) or _numbers(self.example) or ["<number>"])[0]
+        layers = _numbers((re.findall(r"\[.*?\]", value) or [value])[0]) or _numbers(self.example)
+        is_number = number != "<number>"
+        fillings = {
+            "{value}": value,
+            "{number}": number,
+            "{double}": str(2 * float(number)) if is_number else "<2 * number>",
+            "{rest}": f"{1 - float(number):.6g}" if is_number else "<1 - number>",
+            "{list}": f"[{','.join(layers)}]",
+            "{pairs}": " ".join(
+                f"+{self.key}.{name}={inner}"
+                for name, inner in re.findall(r"(\w+)['\"]?[:=]\s*([^,{}()]+)", value)
+            )
+            or f"+{self.key}.<name>=<value>",
+        }
+        if text == "{key}={value}":
+            return f"{self.key}={value}" if value.startswith("<") else shlex.quote(f"{self.key}={value}")
+        for name, filling in fillings.items():
+            text = text.replace(name, filling)
+        return text
+
+
+def _numbers(text: str) -> list[str]:
+    """Return the numbers in a text, as they are written."""
+    return re.findall(r"(?<![\w.])-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", text)
 
 
 @cache
@@ -155,10 +198,24 @@ def other_names() -> dict[str, list[OtherName]]:
     """Return labrl's keys for each name in other libraries, the most likely one first."""
     found: dict[str, list[OtherName]] = {}
     for entry in _content()["keys"]:
-        meant = OtherName(entry["key"], entry["meaning"], entry.get("type", ""))
+        types = entry.get("type", "{key}={value}" if "key" in entry else {})
+        meant = OtherName(
+            entry.get("key", ""),
+            entry.get("meaning") or entry["none"],
+            {"": types} if isinstance(types, str) else types,
+            entry.get("disable", ""),
+            entry.get("values", {}),
+            str(entry.get("example", "")),
+        )
         for name in entry["names"]:
             found.setdefault(name, []).append(meant)
     return found
+
+
+def other_option(group: str, option: str) -> str:
+    """Return what to type for an option of a group in other libraries, or '' if it is not known."""
+    options: dict[str, str] = _content()["options"].get(group, {})
+    return options.get(option.lower().replace("-", "_"), "")
 
 
 def other_commands() -> dict[str, str]:
@@ -174,19 +231,32 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
     parent, _, leaf = key.rpartition(".")
     elsewhere = [name for name in keys if name.rpartition(".")[2] == leaf]
     suggestions: dict[str, str] = {}
-    for one in other_names().get(leaf.lower(), []):
-        described = f"{one.key} ({one.meaning})"
-        if one.key in keys:
-            suggestions[one.meaning] = f"{described}: {one.typed(value)}"
+    # The keys of these groups are the user's.
+    is_users = parent.startswith("callbacks") or parent.endswith((".kwargs", ".options"))
+    for one in [] if is_users else other_names().get(leaf.lower(), []):
+        if not one.key:
+            return Mistake("unknown-key", key, f"{key}: no such key, and none corresponds: {one.meaning}")
+        typed = [
+            f"{text} as in {library}" if library else text
+            for library, text in one.typed_by_library(value).items()
+        ]
+        parents = [*keys, one.key.rpartition(".")[0]]
+        text = f"): {', or '.join(typed)}"
+        if one.key in keys:  # first, before what exists with other options
+            suggestions = {one.meaning: "", **suggestions} | {one.meaning: f"{one.key} ({one.meaning}{text}"}
             break
-        if one.key != key and (owners := owners_of(one.key, keys)):
-            suggestions[one.meaning] = f"{described}, which exists with {some(owners)}"
+        if one.key != key and (owners := owners_of(one.key, parents)):
+            suggestions[one.meaning] = f"{one.key} ({one.meaning}; exists with {some(owners)}{text}"
     if suggestions:
         return Mistake("unknown-key", key, f"{key}: no such key. Use {'; or '.join(suggestions.values())}")
     if parent or not elsewhere:
         places = [key] if parent else [f"{node}.{leaf}" for node in ("agent", "env")]
-        if owners := [owner for place in places for owner in owners_of(place, keys)]:
-            return Mistake("unknown-key", key, f"{key}: no such key here. It exists with {some(owners)}")
+        for place in places:
+            if owners := owners_of(place, keys):
+                what = "It" if place == key else place
+                return Mistake(
+                    "unknown-key", key, f"{key}: no such key here. {what} exists with {some(owners)}"
+                )
     beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
     if not parent:
         beside |= {verb: f"+{verb}={value or 'latest'}" for verb in VERBS}
@@ -206,13 +276,17 @@ def option_named(name: str) -> str:
     groups = ["agent", "env", "meta", "wandb", "experiment", "agent/network", "agent/memory"]
     if group := next((one for one in groups if name.lower() in options_of(one)), ""):
         return f"{group}={name.lower()}"
-    by_id = env_of(name)
-    return "" if by_id.endswith("<id>") else by_id
+    for agent in options_of("agent"):  # the name of a spec in SLM Lab, such as ppo_cartpole
+        if (env := name.lower().removeprefix(f"{agent}_")) != name.lower() and env in options_of("env"):
+            return f"agent={agent} env={env}"
+    return other_option("agent", name) or env_of(name)
 
 
 def choice_of(group: str, value: str) -> str:
     """Return group=option for an option as spelled in other libraries."""
     if group == "env" and (found := env_of(value)):
+        return found
+    if found := other_option(group, value):
         return found
     name, known = value.lower().replace("-", "_"), options_of(group)
     return f"{group}={name if name in known else (nearest(name, known) or [value or '<option>'])[0]}"

@@ -19,7 +19,17 @@ from omegaconf import BooleanNode, DictConfig, EnumNode, IntegerNode, ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.errors import LabrlError, Mistake, first_line
-from labrl.mistakes.names import SOME, all_keys, env_of, option_named, own_file, owners_of, some, unknown_key
+from labrl.mistakes.names import (
+    SOME,
+    all_keys,
+    env_of,
+    option_named,
+    other_option,
+    own_file,
+    owners_of,
+    some,
+    unknown_key,
+)
 from labrl.mistakes.spelling import nearest, suggested
 
 Check = Callable[[DictConfig], object]
@@ -249,7 +259,8 @@ def _unknown_option(group: str, option: str, options: Sequence[str]) -> Mistake:
         lists = "It runs trials in parallel on this machine, and also has hydra.launcher.n_jobs."
     if not env_of(option) and not group.startswith("hydra/"):
         lists += own_file(group, option)
-    near = near or [meant] if (meant := option_named(option)) else near
+    if meant := other_option(group, option) or ("" if near else option_named(option)):
+        near = [meant]
     return Mistake("unknown-option", group, f"{group}={option}: no such option.{suggested(near)} {lists}")
 
 

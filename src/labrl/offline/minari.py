@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,12 @@ from labrl.component import Component
 from labrl.errors import InputError
 from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Wanted
 from labrl.mistakes.spelling import did_you_mean
-from labrl.spaces import array_dtype, flat_space, packed
+from labrl.spaces import alike, array_dtype, flat_space, has_bounds, packed, same_actions
+
+_log = logging.getLogger(__name__)
+
+TOLERANCE = 1e-5
+"""Part of its range by which an action may exceed its bounds because of rounding."""
 
 
 @dataclass(kw_only=True)
@@ -34,17 +40,21 @@ class OfflineMinari(OfflineData):
     def __init__(
         self, config: OfflineMinariConfig, *, wanted: Wanted, generator: np.random.Generator
     ) -> None:
-        """wanted: what the agent needs. Raises InputError if the dataset does not provide it."""
+        """wanted: what the agent needs. Raises InputError if the dataset does not provide it.
+
+        Actions outside the bounds of the environment are clipped, with a warning.
+        """
         self.check(config)
         import minari
 
         dataset: Any = minari.load_dataset(config.dataset)
         seen, done = flat_space(dataset.observation_space), dataset.action_space
-        for what, own, theirs in (
-            ("observations", wanted.observation, seen),
-            ("actions", wanted.action, done),
+        bounded = not isinstance(done, gym.spaces.Box) or has_bounds(done)
+        for what, own, theirs, fits in (
+            ("observations", wanted.observation, seen, True),
+            ("actions", wanted.action, done, not bounded or same_actions(wanted.action, done)),
         ):
-            if not _alike(own, theirs):
+            if not (fits and alike(own, theirs)):
                 raise InputError(
                     f"agent.offline.dataset={config.dataset}: its {what} are {theirs}, but those of this "
                     f"environment are {own}. Choose a dataset of this environment (`minari list local` lists "
@@ -52,7 +62,17 @@ class OfflineMinari(OfflineData):
                     code="contradiction",
                     key="agent.offline.dataset",
                 )
-        super().__init__(config, _pieces(dataset, wanted), int(dataset.total_steps), wanted, generator)
+        clipped: dict[str, int] = {}
+        pieces = _pieces(dataset, wanted, f"dataset {config.dataset}", clipped)
+        super().__init__(config, pieces, int(dataset.total_steps), wanted, generator)
+        if clipped:
+            _log.warning(
+                "agent.offline: %d of %d actions were clipped to the environment's, %s: the first in %s",
+                sum(clipped.values()),
+                len(self),
+                wanted.action,
+                next(iter(clipped)),
+            )
 
     @classmethod
     def check(cls, config: OfflineMinariConfig) -> None:
@@ -76,38 +96,42 @@ class OfflineMinari(OfflineData):
             )
 
     @classmethod
-    def transforms(cls, config: OfflineMinariConfig) -> dict[str, Component]:
+    def transforms(cls, config: OfflineMinariConfig) -> list[dict[str, Component]]:
         """Return the transforms of observations and rewards: none."""
-        return {}
+        return [{}]
 
 
-def _alike(one: gym.Space[Any], other: gym.Space[Any]) -> bool:
-    """Return whether the elements of two spaces have the same parts, shapes and kinds of numbers. Bounds may
-    differ."""
-    if isinstance(one, gym.spaces.Dict) and isinstance(other, gym.spaces.Dict):
-        names = one.spaces.keys() == other.spaces.keys()
-        return names and all(_alike(one[name], other[name]) for name in one.spaces)
-    if type(one) is not type(other) or one.shape != other.shape:
-        return False
-    if isinstance(one, gym.spaces.Discrete) and isinstance(other, gym.spaces.Discrete):
-        return (one.n, one.start) == (other.n, other.start)
-    return np.dtype(one.dtype).kind == np.dtype(other.dtype).kind
+def _pieces(dataset: Any, wanted: Wanted, origin: str, clipped: dict[str, int]) -> Iterator[Piece]:
+    """Yield the episodes of a dataset.
 
-
-def _pieces(dataset: Any, wanted: Wanted) -> Iterator[Piece]:
-    dtype = array_dtype(wanted.observation)
+    clipped: receives the number of clipped actions in an episode, by the place of the first. Raises
+    InputError for numbers that are not finite, and for a discrete action that does not exist.
+    """
+    dtype, space = array_dtype(wanted.observation), wanted.action
     for episode in dataset.iterate_episodes():
         length = len(episode.rewards)
-        if isinstance(wanted.observation, gym.spaces.Dict):
-            seen = packed(episode.observations, dtype, length + 1)
-        else:
-            seen = np.asarray(episode.observations).astype(dtype, copy=False)
+        with np.errstate(over="ignore"):  # numbers beyond single precision become infinite and are refused
+            reward = np.asarray(episode.rewards, np.float32)
+            if isinstance(wanted.observation, gym.spaces.Dict):
+                seen = packed(episode.observations, dtype, length + 1)
+            else:
+                seen = np.asarray(episode.observations).astype(dtype, copy=False)
         terminated = np.asarray(episode.terminations, np.bool_)
         cut = terminated | np.asarray(episode.truncations, np.bool_)
         cut[-1:] = True  # even if the flags of its last step are false
-        action = stored_actions(np.asarray(episode.actions), wanted)
-        reward = np.asarray(episode.rewards, np.float32)
-        yield Piece(seen[:-1], action, reward, seen[1:], terminated, cut)
+        action, where = np.asarray(episode.actions), f"{origin}, episode {episode.id}"
+        given = Piece(seen[:-1], action, reward, seen[1:], terminated, cut, origin=where)
+        given.check()  # before actions are clipped, which makes infinite ones finite
+        if isinstance(space, gym.spaces.Box):
+            slack = TOLERANCE * (space.high - space.low)
+            outside = ((action < space.low - slack) | (action > space.high + slack)).reshape(length, -1)
+            if (rows := np.flatnonzero(outside.any(axis=1))).size:
+                clipped[f"{where}, step {rows[0]} (counted from 0)"] = rows.size
+        elif isinstance(space, gym.spaces.Discrete):
+            known = (action >= space.start) & (action < space.start + space.n)
+            if (rows := np.flatnonzero(~known)).size:
+                raise given.refused(rows[0], f"action is {action[rows[0]]}, which {space} does not have")
+        yield given._replace(action=stored_actions(action, wanted))
 
 
 def stored_actions(action: NDArray, wanted: Wanted) -> NDArray:

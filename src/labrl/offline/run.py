@@ -1,15 +1,16 @@
-"""The replay buffer of another run, from its newest checkpoint."""
+"""The replay buffers of other runs, from their newest checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from labrl.component import Component
 from labrl.config.validate import dataclass_of
@@ -19,87 +20,120 @@ from labrl.memory.replay import ReplayConfig, row_dtype
 from labrl.storage.checkpoint import CheckpointStore
 from labrl.storage.provenance import read_config
 from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
+from labrl.storage.trust import check_recorded
 from labrl.workspace import Layout, Workspace
 
 FOLDER = "agent.offline.folder"
-"""Key that sets the run."""
+"""Key that sets the runs."""
 
 
 @dataclass(kw_only=True)
 class OfflineRunConfig(OfflineConfig):
-    """Options of a run to learn from."""
+    """Options of runs to learn from."""
 
-    folder: str
-    """Run folder of an agent with a replay buffer. All its sessions are read."""
+    folder: str | Annotated[list[str], Field(min_length=1)]
+    """Run folder of an agent with a replay buffer, or a list of run folders, which are read one after
+    another. All their sessions are read."""
+
+    @property
+    def folders(self) -> list[Path]:
+        """Paths of the run folders."""
+        given = [self.folder] if isinstance(self.folder, str) else self.folder
+        return [Path(folder).expanduser() for folder in given]
 
 
 class OfflineRun(OfflineData):
-    """Transitions as that run stored them, with rewards as its learner received them."""
+    """Transitions as those runs stored them, with rewards as their learners received them."""
 
     Config = OfflineRunConfig
 
     def __init__(self, config: OfflineRunConfig, *, wanted: Wanted, generator: np.random.Generator) -> None:
-        """wanted: what the agent needs. Raises InputError if the run does not provide it."""
+        """wanted: what the agent needs. Raises InputError if a run does not provide it."""
         self.check(config)
-        memories = _memories(RunFolder.open(Path(config.folder).expanduser()), wanted)
-        total = sum(int((memory.steps - memory.oldest).sum()) for memory in memories)
-        pieces = (piece for memory in memories for piece in memory.pieces(AT_ONCE))
+        memories = [
+            (f"{path}, session {index}", memory)
+            for path in config.folders
+            for index, memory in _memories(RunFolder.open(path), wanted).items()
+        ]
+        total = sum(int((memory.steps - memory.oldest).sum()) for _, memory in memories)
+        pieces = (
+            piece._replace(origin=f"{place}, {piece.origin}")
+            for place, memory in memories
+            for piece in memory.pieces(AT_ONCE)
+        )
         super().__init__(config, pieces, total, wanted, generator)
 
     @classmethod
     def check(cls, config: OfflineRunConfig) -> None:
-        """Raise InputError if the folder is not a run, or if its transitions are not usable."""
-        path = Path(config.folder).expanduser()
-        given = f"agent.offline.folder={config.folder}"
-        if not (path / MARKER).exists():
-            raise InputError(
-                f"{given} is not a run folder: it has no {MARKER}. Choose the folder of a run.",
-                code="not-found",
-                key=FOLDER,
-            )
-        plain = read_config(RunFolder.open(path))
-        if "memory" not in plain["agent"]:
-            raise InputError(
-                f"{given}: the agent of this run has no replay buffer. Choose a run of an agent that has "
-                "one, such as DQN or SAC.",
-                code="unsupported",
-                key=FOLDER,
-            )
-        seen = [
-            name
-            for name, part in (plain.get("transforms") or {}).items()
-            if part is not None and "Normalize" in str(part)
-        ]
-        if seen:
-            raise InputError(
-                f"{given}: the statistics of transforms.{seen[0]} changed during this run, so its stored "
-                "transitions cannot be used. Choose a run without this transform.",
-                code="unsupported",
-                key=FOLDER,
-            )
+        """Raise InputError if a folder is not a run, or if its transitions are not usable."""
+        for path in config.folders:
+            _check(path)
 
     @classmethod
-    def environment(cls, config: OfflineRunConfig) -> Component:
-        """Return the environment of the run."""
-        return dataclass_of(
-            Component, read_config(RunFolder.open(Path(config.folder).expanduser()))["env"], "env"
+    def environments(cls, config: OfflineRunConfig) -> list[Component]:
+        """Return the environments of the runs."""
+        plain = [_recorded(path) for path in config.folders]
+        return [dataclass_of(Component, one["env"], "env") for one in plain]
+
+    @classmethod
+    def transforms(cls, config: OfflineRunConfig) -> list[dict[str, Component]]:
+        """Return the transforms of observations and rewards of each run, by name."""
+        plain = [_recorded(path).get("transforms") or {} for path in config.folders]
+        return [
+            {
+                name: dataclass_of(Component, part, f"transforms.{name}")
+                for name, part in one.items()
+                if part is not None
+            }
+            for one in plain
+        ]
+
+
+def _check(path: Path) -> None:
+    """Raise InputError if a folder is not a run, or if its transitions are not usable."""
+    given = f"{FOLDER}={path}"
+    RunFolder(path).check_format()
+    if not (path / MARKER).exists():
+        raise InputError(
+            f"{given} is not a run folder: it has no {MARKER}. Choose the folder of a run.",
+            code="not-found",
+            key=FOLDER,
+        )
+    plain = read_config(RunFolder.open(path))
+    if "memory" not in plain["agent"]:
+        raise InputError(
+            f"{given}: the agent of this run has no replay buffer. Choose a run of an agent that has "
+            "one, such as DQN or SAC.",
+            code="unsupported",
+            key=FOLDER,
+        )
+    seen = [
+        name
+        for name, part in (plain.get("transforms") or {}).items()
+        if part is not None and "Normalize" in str(part)
+    ]
+    if seen:
+        raise InputError(
+            f"{given}: the statistics of transforms.{seen[0]} changed during this run, so its stored "
+            "transitions cannot be used. Choose a run without this transform.",
+            code="unsupported",
+            key=FOLDER,
         )
 
-    @classmethod
-    def transforms(cls, config: OfflineRunConfig) -> dict[str, Component]:
-        """Return the transforms of observations and rewards, by name."""
-        plain = read_config(RunFolder.open(Path(config.folder).expanduser())).get("transforms") or {}
-        return {
-            name: dataclass_of(Component, part, f"transforms.{name}")
-            for name, part in plain.items()
-            if part is not None
-        }
+
+def _recorded(path: Path) -> dict[str, Any]:
+    """Return the configuration of a run. Raises InputError if someone else's names code that is not part of
+    labrl."""
+    run = RunFolder.open(path)
+    plain = read_config(run)
+    check_recorded(run, plain)
+    return plain
 
 
-def _memories(run: RunFolder, wanted: Wanted) -> list[PieceReplay]:
-    """Return the buffers of all sessions with a checkpoint. Raises InputError if there is none, or one does
-    not fit."""
-    found = []
+def _memories(run: RunFolder, wanted: Wanted) -> dict[int, PieceReplay]:
+    """Return the buffers of all sessions with a checkpoint, by number. Raises InputError if there is none, or
+    one does not fit."""
+    found = {}
     for folder in run.sessions():
         checkpoint = CheckpointStore(folder.checkpoints, 1).latest()
         if checkpoint is None:
@@ -107,7 +141,7 @@ def _memories(run: RunFolder, wanted: Wanted) -> list[PieceReplay]:
         try:
             state = checkpoint.state["agent"]["experience"]["memory"]["transitions"]
             if int(state["steps"]):
-                found.append(_saved(state, folder, wanted))
+                found[folder.index] = _saved(state, folder, wanted)
         except (KeyError, ValueError) as error:
             raise InputError(
                 f"agent.offline.folder={run.path}: its transitions do not fit this environment and agent "

@@ -19,7 +19,7 @@ from labrl.agents.agent import Agent, Observation
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
-from labrl.envs.action_shares import action_shares
+from labrl.envs.action_statistics import action_statistics
 from labrl.envs.make import goals_of, make_env
 from labrl.envs.vector import ActionRecord, ReplayError, VectorEnv
 from labrl.seeding import derived_seed
@@ -183,12 +183,12 @@ class ActorProcess:
         return int(self._record.lengths.max())
 
     def metrics(self) -> dict[str, float]:
-        """Return the columns `staleness`, `staleness_max` and `step_interval`, and those of `action_shares`.
+        """Return the columns `staleness`, `staleness_max`, `step_interval`, and those of `action_statistics`.
 
         staleness: optimizer updates by which the acting weights were behind, over the last WINDOW vector
         steps; step_interval: mean seconds per vector step, over the same steps.
         """
-        shares = action_shares(self._record.latest, self.action_space)
+        shares = action_statistics(self._record.latest, self.action_space)
         if not self._latest:
             return {**dict.fromkeys(("staleness", "staleness_max", "step_interval"), np.nan), **shares}
         staleness = [behind for behind, _ in self._latest]

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -191,7 +192,10 @@ def _main(
     ignore_signals()
     # Ends this process however the session's process ends, and whatever this one is doing.
     when_the_parent_ends(_leave)
-    file = log.open("a", encoding="utf-8")
+    try:
+        file: Any = log.open("a", encoding="utf-8")
+    except OSError:
+        file = sys.stderr
     faulthandler.register(signal.SIGUSR2, file, chain=False)  # shows where it hangs
     line = Line(connection)
     try:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.secrets import redact
 from labrl.step import Episode
 from labrl.storage.episodes import RecordedEpisode, checksum
 
@@ -36,7 +37,7 @@ class Played(NamedTuple):
     def recorded(self, env: dict[str, Any]) -> RecordedEpisode:
         """Return the episode in the form in which it is stored.
 
-        env: the environment's node of the configuration.
+        env: the environment's node of the configuration, whose secrets are masked.
         """
         episode = self.episode
         return RecordedEpisode(
@@ -50,7 +51,7 @@ class Played(NamedTuple):
             source=self.source,
             environment=episode.env,
             number=episode.index,
-            env=env,
+            env=redact(env),
         )
 
 

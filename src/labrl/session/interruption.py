@@ -1,25 +1,33 @@
-"""Signals that ask a run to stop. The run finishes its current step, saves, and exits."""
+"""Signals that ask a run to stop or to save. The run finishes its current step before it does so."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from labrl.processes import SIGNALS, exit_code_of, leave_at_once
+from labrl.processes import SAVE, SIGNALS, exit_code_of, leave_at_once
 
 
 class Interruption:
-    """Context manager that records the first signal for the loop, and exits at once on a second Ctrl-C."""
+    """Context manager that records the first signal for the loop, and exits at once on a second Ctrl-C.
 
-    def __init__(self) -> None:
+    SAVE is recorded apart, unless it already has a handler, such as that of a cluster's job.
+    """
+
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        """wake: called in a signal handler when SAVE arrives."""
         self.signal: int | None = None
         """The first signal received, or None."""
         self.pruned = False
         """Whether a search has ended the run."""
         self.requested = False
         """Whether the run must stop after the current step."""
+        self.save_asked = False
+        """Whether SAVE has arrived since the last `take_save`."""
+        self._wake = wake
         self._before: dict[int, Any] = {}
 
     def end(self, pruned: bool = False) -> None:
@@ -34,6 +42,11 @@ class Interruption:
         self.signal = self.signal or number
         self.requested = True
 
+    def take_save(self) -> bool:
+        """Return whether SAVE has arrived since the last call."""
+        asked, self.save_asked = self.save_asked, False
+        return asked
+
     @property
     def exit_code(self) -> int:
         """Exit code that shells expect after this signal: 130 for Ctrl-C, 143 otherwise."""
@@ -46,6 +59,8 @@ class Interruption:
                 # Under `nohup`, SIGHUP is ignored and must stay ignored.
                 if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
                     self._before[number] = signal.signal(number, self._note)
+            if signal.getsignal(SAVE) in (signal.SIG_DFL, signal.SIG_IGN):
+                self._before[SAVE] = signal.signal(SAVE, self._note_save)
         return self
 
     def __exit__(
@@ -59,3 +74,7 @@ class Interruption:
         if self.signal is not None and number == signal.SIGINT:
             leave_at_once(number)
         self.stop(number)
+
+    def _note_save(self, number: int, frame: FrameType | None) -> None:
+        self.save_asked = True
+        self._wake()

@@ -23,6 +23,7 @@ from labrl.seeding import Streams, session_seed
 from labrl.session.beginning import load_learned
 from labrl.session.callbacks.build import build_callbacks
 from labrl.session.callbacks.callback import Callback, SessionView
+from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.callbacks.record import RecordEpisodes
 from labrl.session.callbacks.stop import Stop
@@ -72,7 +73,7 @@ class Session:
         self.clock = Clock(config.env.config.max_frame, meta.max_opt_step, max_wall)
         self.episodes = EpisodeWindow(meta.episode_window)
         self.timers = PhaseTimers()
-        self.interruption = Interruption()
+        self.interruption = Interruption(wake=self._wake)
         self._observation: Observation | None = None
         self._next_frame, self._next_time = 0.0, math.inf  # when the next callback is due
         # Earlier states of the callbacks that were called only because the budget ended.
@@ -179,6 +180,10 @@ class Session:
                     named = self._named_callbacks().items()
                     self._before_the_end = {n: c.state_dict() for n, c in named if not c.crossed(clock)}
                 callback.step(self.view)
+        if self.interruption.take_save():
+            for callback in self.callbacks:
+                if isinstance(callback, Checkpoint):
+                    callback.save_now(self.view)
         self._schedule_callbacks()
 
     def _schedule_callbacks(self) -> None:
@@ -190,6 +195,12 @@ class Session:
         frames = (self.clock.next_due(each) for callback in callbacks for each in callback.frequencies)
         self._next_frame = min(frames, default=math.inf)
         self._next_time = min((callback.next_time for callback in callbacks), default=math.inf)
+        if self.interruption.save_asked:  # since the line above that sets the frame
+            self._wake()
+
+    def _wake(self) -> None:
+        """Call `_call_back` after the current step."""
+        self._next_frame = -math.inf
 
     def _make_view(self) -> SessionView:
         return SessionView(

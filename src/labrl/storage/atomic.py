@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from labrl.secrets import redact
+
 
 def sync_file(path: Path) -> None:
     """Wait until the content of a file, or the names in a folder, would survive a power failure. Does nothing
@@ -100,17 +102,18 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
 
 
 def write_json(path: Path, content: Any, durable: bool = True) -> None:
-    """Replace `path` by `content` as indented JSON, atomically. Numbers that are not finite become null."""
-    text = json.dumps(_known_to_json(content), indent=2, ensure_ascii=False, allow_nan=False)
+    """Replace `path` by `content` as indented JSON without secrets, atomically. Numbers that are not finite
+    become null."""
+    text = json.dumps(as_known_to_json(redact(content)), indent=2, ensure_ascii=False, allow_nan=False)
     write_atomic(path, text + "\n", durable)
 
 
-def _known_to_json(content: Any) -> Any:
+def as_known_to_json(content: Any) -> Any:
     """Replace nan and infinity, which JSON does not have, by None."""
     if isinstance(content, float):
         return content if math.isfinite(content) else None
     if isinstance(content, Mapping):
-        return {name: _known_to_json(value) for name, value in content.items()}
+        return {name: as_known_to_json(value) for name, value in content.items()}
     if isinstance(content, list | tuple):
-        return [_known_to_json(value) for value in content]
+        return [as_known_to_json(value) for value in content]
     return content

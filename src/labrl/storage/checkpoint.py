@@ -123,6 +123,9 @@ class CheckpointStore:
                 self._keep_best_before(frame)
             if best:
                 self._publish_best(target)
+        except OSError:
+            self._ready = False  # remove or finish later what this call has left behind
+            raise
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         if keep:
@@ -282,6 +285,7 @@ class CheckpointStore:
         if self._ready:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
+        sync_file(self.folder.parent)
         retired, best = self._retired(BEST), self.folder / BEST
         if retired.exists() and not best.exists():
             os.replace(retired, best)
@@ -441,7 +445,7 @@ def _damages(path: Path) -> Iterator[None]:
 def _checked_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint whose state exists and has the size that was written."""
     manifest = _read_manifest(path)
-    check_format(path, manifest["format_version"], FORMAT_VERSION)
+    check_format(path, manifest["format_version"], [FORMAT_VERSION])
     size, expected = (path / STATE).stat().st_size, manifest["files"][STATE]["size"]
     if size != expected:
         raise ValueError(f"{STATE} has {size} bytes, {expected} were written")

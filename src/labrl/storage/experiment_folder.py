@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from labrl.errors import DamagedFileError
+from labrl.secrets import redact
 from labrl.storage.folder import REPORT_FILES, Folder, now, read_json
 from labrl.storage.lock import LOCK
 from labrl.storage.provenance import Typed
 from labrl.storage.run_folder import MARKER as RUN_MARKER
+from labrl.storage.run_folder import RunFolder
+from labrl.storage.signature import is_own, signed
 
 TRIAL_LOG = "trial.log"
 """File in the run folder of a search's trial with its output, and the traceback if it crashed."""
@@ -103,6 +106,13 @@ class ExperimentFolder(Folder[ExperimentStatus]):
         """Claim `path` for a new experiment. Takes facts and raises errors as `create` does."""
         return cls.create(path, kind=kind, **facts, trials=[trial.as_json() for trial in trials])
 
+    def check_format(self) -> None:
+        """Raise InputError if this version of labrl does not read the folder or that of a trial."""
+        super().check_format()
+        with suppress(KeyError, TypeError):  # a damaged entry is reported when the trials are read
+            for trial in read_json(self.marker).get("trials", ()):
+                RunFolder(self.path / trial["folder"]).check_format()
+
     def trials(self) -> list[TrialRecord]:
         """Return all trials, ordered by number. Raises DamagedFileError if the file is damaged."""
         try:
@@ -128,7 +138,17 @@ class ExperimentFolder(Folder[ExperimentStatus]):
         The first command stays under `command`.
         """
         entry = {"time": now(), "command": command, "edits": list(edits)}
-        self.set_status("running", resumes=[*self.info().get("resumes", []), entry], **facts)
+        self.set_status(
+            "running",
+            resumes=[*self.info().get("resumes", []), entry],
+            format_version=self.FORMAT_VERSION,
+            **facts,
+        )
+
+    def _sealed(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Sign the content, unless someone else has written what is there now."""
+        before = read_json(self.marker)
+        return signed(redact(content)) if not before or is_own(before) else content
 
     def trial_path(self, trial: TrialRecord) -> Path:
         """Return the run folder of `trial`, whether or not it exists yet."""

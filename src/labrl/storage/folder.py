@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +16,16 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from labrl.errors import DamagedFileError, InputError
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock
+from labrl.storage.write_errors import WriteErrors
 
 REPORT_FILES = ("report.html", "plots", "statistics.csv", "statistics.json")
 """Files that a report adds to the folder of a run or an experiment."""
+
+PROVENANCE = "provenance.json"
+"""File with code, packages, machine, command and configuration, in the folder of a run and of each resume."""
+
+RESUMES = "resumes"
+"""Folder in that of a run with the provenance of each resume, by number."""
 
 Status = TypeVar("Status", bound=str)
 
@@ -32,9 +39,11 @@ class Folder(Generic[Status]):
 
     MARKER: ClassVar[str]
     """Name of the file that marks such a folder and holds its status."""
-    FORMAT_VERSION: ClassVar[int] = 1
-    """Version of the format. Increase it whenever older versions of labrl can no longer read what is
-    written."""
+    FORMAT_VERSION: ClassVar[int] = 2
+    """Version of the format that is written. Increase it whenever older versions of labrl can no longer read
+    it, and describe the change in docs/reference/run-folder.md."""
+    READS: ClassVar[tuple[int, ...]] = (1, 2)
+    """Versions of the format that can be read."""
     KIND: ClassVar[str]
     """Name for the content of the folder in messages: run or experiment."""
     RESUME: ClassVar[str]
@@ -48,6 +57,9 @@ class Folder(Generic[Status]):
         self.path = path
         self.marker = path / self.MARKER
         """Path of the marker file."""
+        self.errors = WriteErrors()
+        """The files that this process cannot write at present."""
+        self._pending: dict[str, Any] = {}  # facts that the marker lacks
         self.writing = threading.RLock()
         """Lock that is held while the marker is read and replaced, so that threads do not lose each other's
         changes."""
@@ -64,7 +76,7 @@ class Folder(Generic[Status]):
         head = {"format_version": cls.FORMAT_VERSION, "status": "running", "created": time, "updated": time}
         folder._check_free()
         try:
-            folder._claim({**head, **facts})
+            folder._claim(folder._sealed({**head, **facts}))
         except OSError as error:
             folder._check_free()  # another process may have been faster
             blocking = [parent for parent in (folder.path, *folder.path.parents) if parent.is_file()]
@@ -80,11 +92,12 @@ class Folder(Generic[Status]):
         marker is damaged.
         """
         folder = cls(Path(os.path.abspath(path)))
-        folder.check_version(folder.info())
+        folder.check_format()
+        folder.check_written(folder.info())
         return folder
 
     def info(self) -> dict[str, Any]:
-        """Return the content of the marker.
+        """Return the content of the marker, with facts that could not be written yet.
 
         Raises InputError if there is no marker, and DamagedFileError if it is damaged.
         """
@@ -100,12 +113,22 @@ class Folder(Generic[Status]):
             raise DamagedFileError(f"{self.marker} cannot be read: {error}", key=str(self.marker)) from error
         if not isinstance(content, dict):
             raise DamagedFileError(f"{self.marker} was not written by labrl", key=str(self.marker))
-        return content
+        return {**content, **self._pending}
 
     def update(self, **changed: Any) -> None:
-        """Replace some facts in the marker and keep the others."""
+        """Replace some facts in the marker and keep the others.
+
+        If it cannot be written, `errors` has it, and the facts are written with the next ones.
+        """
         with self.writing:
-            write_json(self.marker, {**self.info(), "updated": now(), **changed})
+            self._pending |= {"updated": now(), **changed}
+            with self.errors.tolerated(self.marker):
+                try:
+                    info = self.info()
+                except DamagedFileError as error:
+                    raise error.__cause__ if isinstance(error.__cause__, OSError) else error from None
+                write_json(self.marker, self._sealed(info))
+                self._pending.clear()
 
     @property
     def status(self) -> Status:
@@ -120,14 +143,26 @@ class Folder(Generic[Status]):
         """Return a context manager that locks the folder against other processes."""
         return FolderLock(self.path)
 
-    def check_version(self, info: Mapping[str, Any]) -> None:
-        """Raise DamagedFileError if a marker has no format version, and InputError if it has another one."""
-        version = info.get("format_version")
-        if not isinstance(version, int):
+    def format_version(self) -> int | None:
+        """Return the version of the folder's format; None if it is unknown."""
+        version = read_json(self.marker).get("format_version")
+        return version if isinstance(version, int) else None
+
+    def check_format(self) -> None:
+        """Raise InputError if this version of labrl does not read the folder. Reads nothing else in it."""
+        if (version := self.format_version()) is not None:
+            check_format(self.path, version, self.READS)
+
+    def check_written(self, info: Mapping[str, Any]) -> None:
+        """Raise DamagedFileError if the content of the marker has no format version."""
+        if not isinstance(info.get("format_version"), int):
             raise DamagedFileError(
                 f"{self.marker} was not written by labrl: it has no format_version", key=str(self.marker)
             )
-        check_format(self.path, version, self.FORMAT_VERSION)
+
+    def _sealed(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Return the marker's content as it is written."""
+        return content
 
     def _check_free(self) -> None:
         """Raise InputError if the folder belongs to a run or an experiment, or contains unrelated files."""
@@ -199,15 +234,44 @@ def place(value: Any, key: str) -> Path:
     return Path(path)
 
 
-def check_format(path: Path, version: int, known: int) -> None:
-    """Raise InputError if the files at `path` have another format than this version of labrl reads."""
-    if version != known:
+def check_format(path: Path, version: int, known: Sequence[int]) -> None:
+    """Raise InputError, with the version of labrl to install, if the files at `path` have a format that this
+    one does not read."""
+    if version not in known:
         raise InputError(
-            f"{path} has format {version}, and this version of labrl reads format {known}. Install the "
-            "version of labrl that wrote it.",
+            f"{path} has format {version}, and this version of labrl reads format"
+            f"{'s' if len(known) > 1 else ''} {' and '.join(map(str, known))}. {_origin(path)}",
             code="not-installed",
             key=str(path),
         )
+
+
+def newest_provenance(run: Path) -> Path:
+    """Return the path of the newest provenance of a run: that of its last resume, or that of its start."""
+    numbers = sorted((int(path.name) for path in (run / RESUMES).glob("[0-9]*")), reverse=True)
+    written = (run / RESUMES / str(number) / PROVENANCE for number in numbers)
+    return next((path for path in written if path.exists()), run / PROVENANCE)
+
+
+def _origin(path: Path) -> str:
+    """Return which version of labrl wrote the files at `path`, and how to install it."""
+    runs = (path, *path.parents[:4], *sorted(path.glob("*/")))  # a file in a run, a run, or an experiment
+    facts = next(filter(None, (read_json(newest_provenance(run)) for run in runs)), {})
+    with suppress(KeyError, TypeError, AttributeError):
+        code, version = facts["git"].get("labrl", {}), facts["packages"]["labrl"]
+        if commit := code.get("commit"):
+            place = f"../labrl-{commit[:7]}"
+            diff = f", with the changes in {code['diff']} of the run," if code.get("diff") else ""
+            return (
+                f"It was written by labrl {version}{diff} at commit {commit[:10]}. To use it, install that "
+                "version in another environment, from a clone of labrl: "
+                f"git worktree add {place} {commit[:10]} && pip install {place}"
+            )
+        return (
+            f"It was written by labrl {version} on {facts['started'][:10]}. To use it, install the labrl of "
+            "that day in another environment."
+        )
+    return "To use it, install the version of labrl that wrote it in another environment."
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import re
+import shlex
+import stat
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,9 +24,11 @@ from typing import Any
 import yaml
 
 from labrl.errors import DamagedFileError, LabrlError
-from labrl.storage.atomic import write_atomic, write_json
-from labrl.storage.folder import REPORT_FILES, read_json
-from labrl.storage.run_folder import MARKER, PROVENANCE, RunFolder
+from labrl.secrets import is_secret_file, redact, redact_diff
+from labrl.storage.atomic import sync_file, write_atomic, write_json
+from labrl.storage.folder import PROVENANCE, REPORT_FILES, newest_provenance, read_json
+from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.storage.signature import is_own, present_trust, signed
 
 MAX_DIFF = 1_000_000
 """Largest number of bytes of changes that are recorded for one repository."""
@@ -32,17 +36,27 @@ MAX_DIFF = 1_000_000
 MAX_UNTRACKED_FILE = 100_000
 """Size in bytes above which an untracked file is recorded only by name."""
 
-DECISIVE = ("labrl", "torch", "numpy", "gymnasium", "ale-py")
-"""Packages whose versions affect the numbers of a run."""
+MAX_UNTRACKED_FILES = 1000
+"""Number of untracked files that are read; further ones are recorded only by name."""
 
 _ANSWER_SECONDS = 10
+
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 # Independent of the user's git settings, so that `git apply` accepts the diff.
 _PLAIN_DIFF = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv")
 _PREFIXES = ("--src-prefix=a/", "--dst-prefix=b/")
 
+# Programs that the configuration of a repository names, and which git would run.
+_NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
+
 # The parser in C takes a tenth of the time, which matters for a list of hundreds of runs.
 _Loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
+
+_log = logging.getLogger(__name__)
+
+Repositories = Mapping[str, tuple[dict[str, Any], str]]
+"""Facts about each repository by `labrl` or `working_folder`, and its uncommitted changes as one diff."""
 
 Typed = list[str] | str
 """A command as it was typed: the arguments of a command line, or a call from Python."""
@@ -69,6 +83,8 @@ class Command:
     """Absolute path of the folder with the user's own groups."""
     typed: Typed = field(default_factory=lambda: as_typed(sys.orig_argv), compare=False)
     """The complete command; for a trial of an experiment, that of the experiment."""
+    repositories: Repositories | None = field(default=None, compare=False)
+    """The state of the code, if the experiment has described it for all its trials."""
 
     @classmethod
     def of(
@@ -77,9 +93,12 @@ class Command:
         choices: dict[str, str],
         config_dir: str | os.PathLike[str] | None,
         typed: Typed,
+        repositories: Repositories | None = None,
     ) -> Command:
-        """Build from overrides, their choices, --config-dir, and the complete command."""
-        return cls(overrides, choices, os.path.abspath(config_dir) if config_dir else None, typed)
+        """Build from overrides, their choices, --config-dir, the complete command, and the state of the
+        code."""
+        folder = os.path.abspath(config_dir) if config_dir else None
+        return cls(overrides, choices, folder, typed, repositories)
 
 
 def write_provenance(
@@ -93,24 +112,25 @@ def write_provenance(
     changes.
 
     `provenance.json` also contains the content of the two YAML files, in case they are edited, damaged or
-    lost. config: resolved configuration as plain data, with the seed that is used; resume: number of this
-    resume, whose provenance has a folder of its own, while the two YAML files are replaced; None for the
-    start; start_from: plain data about the weights of another run that this one starts from. Facts that the
-    machine does not provide are left out; only writing the files can fail (OSError). Returns the content of
-    `provenance.json` without the configuration.
+    lost. Secrets are masked in all of them. config: resolved configuration as plain data, with the seed that
+    is used; resume: number of this resume, whose provenance has a folder of its own, while the two YAML files
+    are replaced; None for the start; start_from: plain data about the weights of another run that this one
+    starts from. Facts that the machine does not provide are left out; only writing the files can fail
+    (OSError). Returns the content of `provenance.json` without the configuration.
     """
-    write_atomic(folder.overrides, as_yaml(list(command.overrides)))
-    write_atomic(folder.config, as_yaml(dict(config)))
+    durable = resume is not None  # A new run is synced as a whole before its first frame.
+    write_atomic(folder.overrides, as_yaml(list(command.overrides)), durable)
+    write_atomic(folder.config, as_yaml(dict(config)), durable)
     target = folder.path if resume is None else folder.resumes / str(resume)
     target.mkdir(parents=True, exist_ok=True)
     repositories = {}
-    for name, root in _repositories().items():
-        facts, diff = describe_repository(root)
+    for name, (facts, diff) in (command.repositories or describe_code()).items():
+        written = {}
         if diff:
-            facts["diff"] = f"{name}.diff"
-            facts["diff_sha256"] = hashlib.sha256(diff.encode()).hexdigest()
-            write_atomic(target / facts["diff"], diff)
-        repositories[name] = facts
+            written["diff"] = f"{name}.diff"
+            written["diff_sha256"] = hashlib.sha256(diff.encode()).hexdigest()
+            write_atomic(target / written["diff"], diff, durable)
+        repositories[name] = {**facts, **written}
     content = {
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": command.typed,
@@ -125,8 +145,11 @@ def write_provenance(
         "packages": installed_packages(),
         **({} if start_from is None else {"start_from": dict(start_from)}),
     }
-    write_json(target / PROVENANCE, {**content, "config": dict(config)})
-    return content
+    # The signature is that of what is written, without secrets.
+    write_json(target / PROVENANCE, signed(redact({**content, "config": dict(config)})), durable)
+    if durable:
+        sync_file(target.parent)
+    return redact(content)
 
 
 def known_provenance(folder: RunFolder) -> dict[str, Any]:
@@ -134,19 +157,23 @@ def known_provenance(folder: RunFolder) -> dict[str, Any]:
 
     Returns an empty dict if the file is missing or damaged.
     """
-    return read_json(_newest(folder))
+    return read_json(newest_provenance(folder.path))
 
 
 def read_command(folder: RunFolder) -> Command:
     """Return the command of a run, including its resumes: from its provenance, or else from `overrides.yaml`.
 
-    Raises DamagedFileError if both are missing or damaged.
+    In a run of someone else, its folder of groups is replaced by the one that is typed now, if any. Raises
+    DamagedFileError if both are missing or damaged.
     """
     facts = known_provenance(folder)
     overrides = facts.get("overrides")
     if not isinstance(overrides, list):
         overrides = _read(folder, folder.overrides, list)
-    return Command(overrides, facts.get("choices", {}), facts.get("config_dir"))
+    own = is_own(facts)
+    return Command(
+        overrides, facts.get("choices", {}), facts.get("config_dir") if own else present_trust().config_dir
+    )
 
 
 def recorded_config(folder: RunFolder) -> dict[str, Any]:
@@ -172,7 +199,7 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
 def damages(folder: RunFolder) -> list[str]:
     """List the missing and damaged files among those that describe a run, as messages."""
     found = []
-    described = ((folder.config, dict), (folder.overrides, list), (_newest(folder), dict))
+    described = ((folder.config, dict), (folder.overrides, list), (newest_provenance(folder.path), dict))
     for path, kind in ((folder.marker, dict), *described):
         try:
             _read(folder, path, kind)
@@ -201,13 +228,6 @@ def _lacking(config: Mapping[str, Any]) -> list[str]:
     return [part for part in ("seed", "agent", "env", "meta") if part not in config]
 
 
-def _newest(folder: RunFolder) -> Path:
-    """Return the path of the newest provenance: that of the last resume, or that of the start."""
-    numbers = sorted((int(path.name) for path in folder.resumes.glob("[0-9]*")), reverse=True)
-    written = (folder.resumes / str(number) / PROVENANCE for number in numbers)
-    return next((path for path in written if path.exists()), folder.provenance)
-
-
 def _read(folder: RunFolder, path: Path, kind: type) -> Any:
     """Return the content of a file that describes a run. Raises DamagedFileError if it is not of this
     kind."""
@@ -232,8 +252,8 @@ def _read(folder: RunFolder, path: Path, kind: type) -> Any:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """List the differences between two provenances that can change the numbers of a run: code, packages,
-    processor."""
+    """List the differences between two provenances that may change the numbers of a run: code, processor, and
+    packages that this process has imported."""
     found: list[str] = []
 
     def note(name: str, before: Any, after: Any) -> None:
@@ -246,18 +266,22 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if one.get("commit") == other.get("commit") and one.get("diff_sha256") != other.get("diff_sha256"):
             found.append(f"uncommitted changes in {other['root']}")
     note("Python", then["python"]["version"], now["python"]["version"])
-    others = 0
     for name in {**then["packages"], **now["packages"]}:
         versions = then["packages"].get(name), now["packages"].get(name)
-        if name.lower() in DECISIVE:
+        if versions[0] != versions[1] and _is_imported(name):
             note(name, *versions)
-        else:
-            others += versions[0] != versions[1]
-    if others:
-        found.append(f"{others} other packages")
     for name, fact in (("processor", "processor"), ("GPU", "gpus")):
         note(name, then["machine"].get(fact), now["machine"].get(fact))
     return found
+
+
+def _is_imported(name: str) -> bool:
+    """Return whether this process has imported a module of the distribution `name`."""
+    modules = {re.sub(r"[-.]+", "_", name).lower()}  # all that is known of an editable installation
+    with suppress(importlib.metadata.PackageNotFoundError):
+        read = importlib.metadata.distribution(name).read_text  # UTF-8, whatever the locale
+        modules.update(re.findall(r"^\w+(?=[/.])", read("RECORD") or "", re.MULTILINE))
+    return not modules.isdisjoint(sys.modules)
 
 
 @functools.cache
@@ -298,55 +322,136 @@ def describe_machine() -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value}
 
 
+def describe_code() -> Repositories:
+    """Describe the repository of labrl itself, if it runs from one, and that of the working folder.
+
+    Warns of a repository that git does not read because it belongs to another user, and of files that are
+    left out because they may hold secrets.
+    """
+    described: dict[str, tuple[dict[str, Any], str]] = {}
+    for name, root in _repositories().items():
+        described[name] = facts, _ = describe_repository(root)
+        if left_out := facts.get("secrets_left_out"):
+            more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+            _log.warning(
+                "%s%s in %s may hold secrets, to judge by name or permissions, and are not recorded",
+                *(", ".join(left_out[:5]), more, root),
+            )
+    for name, folder in (("labrl", _PACKAGE), ("working_folder", Path.cwd())):
+        refused = None if name in described else _refused_root(folder)
+        if refused is not None and str(refused) not in [facts["root"] for facts, _ in described.values()]:
+            described[name] = {"root": str(refused), "commit": None, "incomplete": "of another user"}, ""
+            _log.warning(
+                "the code in %s is not recorded, because the repository belongs to another user: to let git "
+                "read it, type git config --global --add safe.directory %s",
+                *(refused, shlex.quote(str(refused))),
+            )
+    return described
+
+
 def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
     """Return commit and state of the git repository at `root`, and its uncommitted changes as one diff.
 
     The diff contains the changes of tracked files, then untracked text files as additions, together at most
-    `MAX_DIFF` bytes. Files of earlier runs and of reports that compare them do not count as changes.
+    `MAX_DIFF` bytes. Files that may hold secrets are left out: those with such names, and untracked ones that
+    others may not read. Files of earlier runs and of reports that compare them do not count as changes.
     """
     commit = _git(root, "rev-parse", "HEAD")
     facts: dict[str, Any] = {"root": str(root), "commit": commit.strip() if commit else None}
-    changes = _git(root, "diff", *_PLAIN_DIFF, *_PREFIXES, "HEAD") if commit else ""
+    changes, secrets = _changes(root) if commit else ("", [])
     listed = _git(root, "ls-files", "--others", "--exclude-standard", "-z")
     if changes is None or listed is None:
-        facts["incomplete"] = "git did not answer in time"
+        facts["incomplete"] = "git gave no answer"
     parts, left_out, room = [], [], MAX_DIFF
     if changes:
         parts.append(changes[:room])
         facts["diff_truncated"] = len(changes) > room
         room -= len(parts[0])
-    for name in (listed or "").split("\0"):
-        if not name or any(_is_output(root / parent) for parent in [*Path(name).parents][:-1]):
-            continue
-        addition = _addition(root, name)
-        if addition is None or len(addition) > room:
+
+    @functools.cache
+    def is_output(folder: str) -> bool:
+        return folder != "" and (
+            is_output(folder.rpartition("/")[0]) or _is_output(os.path.join(root, folder))
+        )
+
+    names = [one for one in (listed or "").split("\0") if one and not is_output(one.rpartition("/")[0])]
+    readable = 0o444 & ~_umask()
+    for name in names[:MAX_UNTRACKED_FILES]:
+        addition = _addition(root, name, readable)
+        if addition is _PRIVATE:
+            secrets.append(name)
+        elif addition is None or len(addition) > room:
             left_out.append(name)
         else:
             parts.append(addition)
             room -= len(addition)
-    facts["dirty"] = bool(parts or left_out)
+    left_out += names[MAX_UNTRACKED_FILES:]
+    facts["dirty"] = bool(parts or left_out or secrets)
+    if secrets:
+        facts["secrets_left_out"] = secrets
     if left_out:
         facts["untracked_left_out"] = left_out[:100]
         facts["untracked_left_out_count"] = len(left_out)
-    return facts, "".join(parts)
+    return facts, redact_diff("".join(parts))
 
 
-def _is_output(folder: Path) -> bool:
+def _changes(root: Path) -> tuple[str | None, list[str]]:
+    """Return the diff of tracked files, and the names of those that it leaves out; None if git fails."""
+    programs = _filters(root)
+    if programs is None:
+        return None, []
+    command = (*programs, "diff", *_PLAIN_DIFF, *_PREFIXES, "HEAD")
+    changes = _git(root, *command)
+    names = re.findall(r"^diff --git a/(.*) b/\1$", changes or "", re.MULTILINE)
+    secrets = [name for name in names if is_secret_file(name, committed=True)]
+    if secrets:
+        changes = _git(root, *command, "--", ".", *(f":(exclude,literal){name}" for name in secrets))
+    return changes, secrets
+
+
+def _filters(root: Path) -> list[str] | None:
+    """Return options that turn off the programs by which the configuration of a repository filters its files;
+    None if that is not possible."""
+    # The first key always exists.
+    asked = ("--name-only", "-z", "--get-regexp", r"^(core\.repositoryformatversion|filter\..*)$")
+    if (answer := _git(root, "config", "--show-scope", *asked)) is not None:
+        fields = answer.split("\0")
+        scopes = zip(fields[::2], fields[1::2], strict=False)
+        keys = [key for scope, key in scopes if scope in ("local", "worktree")]
+    elif (answer := _git(root, "config", *asked)) is not None:  # before git 2.26
+        keys = answer.split("\0")
+    else:
+        return None
+    drivers = {key.rpartition(".")[0] for key in keys if key.startswith("filter.")}
+    if any("=" in driver for driver in drivers):
+        return None
+    off = {"clean": "", "process": "", "required": "false"}
+    return [part for one in sorted(drivers) for key in off for part in ("-c", f"{one}.{key}={off[key]}")]
+
+
+def _is_output(folder: str) -> bool:
     """Return whether labrl wrote this folder, for a run or for a report that compares runs."""
-    return (folder / MARKER).exists() or all((folder / name).exists() for name in REPORT_FILES)
+    exists = os.path.exists
+    return exists(f"{folder}/{MARKER}") or all(exists(f"{folder}/{name}") for name in REPORT_FILES)
+
+
+def _umask() -> int:
+    """Return the permissions that files of this process do not get."""
+    before = os.umask(0o077)
+    os.umask(before)
+    return before
 
 
 def as_yaml(content: Any) -> str:
-    """Return `content` as YAML text, as in `config.yaml` and `overrides.yaml`."""
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    """Return `content` as YAML text without secrets, as in `config.yaml` and `overrides.yaml`."""
+    return yaml.safe_dump(redact(content), sort_keys=False, allow_unicode=True)
 
 
 def _repositories() -> dict[str, Path]:
     """Return the repository of labrl itself, if it runs from one, and that of the working folder."""
     found = {}
-    package = Path(__file__).resolve().parents[1]
     # A copy in a project's virtual environment is inside that project's repository, but untracked.
-    if _git(package, "ls-files", "--error-unmatch", "__init__.py") and (root := _root(package)):
+    if _git(_PACKAGE, "ls-files", "--error-unmatch", "__init__.py") and (root := _root(_PACKAGE)):
         found["labrl"] = root
     root = _root(Path.cwd())
     if root and root not in found.values():
@@ -359,43 +464,80 @@ def _root(folder: Path) -> Path | None:
     return Path(answer.strip()) if answer else None
 
 
+def _refused_root(folder: Path) -> Path | None:
+    """Return the repository of `folder` if git does not read it because of its owner."""
+    if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
+        return None
+    done = _run(["git", "-C", str(folder), "rev-parse"], {**os.environ, "LC_ALL": "C"})
+    told = re.search(rb"repository (?:at|\() ?'([^']+)'", done.stderr if done else b"")
+    return Path(os.fsdecode(told[1])) if told else None
+
+
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of git, or None without git, without a repository, or without a timely answer."""
-    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-    return _output(["git", "-C", str(folder), *arguments], environment)
+    """Return the output of git, or None without git, without a repository, or without a timely answer.
+
+    Git runs no hook, no file system monitor, and fetches nothing.
+    """
+    environment = {
+        **os.environ,
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ALLOW_PROTOCOL": "none",
+        "LC_ALL": "C",
+    }
+    return _output(["git", *_NO_PROGRAMS, "-C", str(folder), *arguments], environment)
 
 
 def _output(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str | None:
     """Return the output of a command; None if it does not exist, fails, or does not end in time."""
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            timeout=_ANSWER_SECONDS,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            check=True,
+    done = _run(command, environment)
+    return None if done is None or done.returncode else done.stdout.decode(errors="replace")
+
+
+def _run(
+    command: Sequence[str], environment: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[bytes] | None:
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            command, capture_output=True, timeout=_ANSWER_SECONDS, env=environment, stdin=subprocess.DEVNULL
         )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode(errors="replace")
+    return None
 
 
-def _addition(root: Path, name: str) -> str | None:
-    """Return an untracked file as a diff that adds it; None if it is large, not text, or not readable."""
-    path = root / name
+_PRIVATE = "private"
+"""Returned by `_addition` in place of a file that may hold secrets."""
+
+
+def _addition(root: Path, name: str, readable: int) -> str | None:
+    """Return an untracked file as a diff that adds it; None if it is large, not text, or not readable.
+
+    readable: who may read new files, as bits of a mode; a file that fewer may read is _PRIVATE.
+    """
+    if is_secret_file(name):
+        return _PRIVATE
+    path = os.path.join(root, name)
     try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_UNTRACKED_FILE:
+        facts = os.lstat(path)
+        if not stat.S_ISREG(facts.st_mode):
             return None
-        text = path.read_bytes().decode()
+        if readable & ~facts.st_mode:
+            return _PRIVATE
+        if facts.st_size > MAX_UNTRACKED_FILE:
+            return None
+        with open(path, "rb") as file:
+            text = file.read().decode()
     except (OSError, UnicodeDecodeError):
         return None
     if "\0" in text:
         return None
     head = f"diff --git a/{name} b/{name}\nnew file mode 100644\n"
-    lines = [line for line in re.split(r"(?<=\n)", text) if line]  # git splits at no other line ends
-    body = "".join(difflib.unified_diff([], lines, "/dev/null", f"b/{name}", n=0))
-    return head + body + ("" if not body or body.endswith("\n") else "\n\\ No newline at end of file\n")
+    if not text:
+        return head
+    lines = text.removesuffix("\n").split("\n")  # git splits at no other line ends
+    count = "1" if len(lines) == 1 else f"1,{len(lines)}"
+    end = "\n" if text.endswith("\n") else "\n\\ No newline at end of file\n"
+    body = "\n+".join(lines)
+    return f"{head}--- /dev/null\n+++ b/{name}\n@@ -0,0 +{count} @@\n+{body}{end}"
 
 
 def _processor() -> str:

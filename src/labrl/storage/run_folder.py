@@ -8,17 +8,18 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from labrl.errors import DamagedFileError, LabrlError
-from labrl.storage.folder import REPORT_FILES, Folder, read_json
+from labrl.storage.atomic import sync_file
+from labrl.storage.folder import PROVENANCE, REPORT_FILES, RESUMES, Folder, newest_provenance, read_json
 from labrl.storage.lock import LOCK, FolderLock
+from labrl.storage.write_errors import WriteErrors
 
 MARKER = "run.json"
 """Name of the file that marks the folder of a run."""
-
-PROVENANCE = "provenance.json"
 
 REPLAY = "replay"
 """Name of the folder of a replay buffer stored in files: that of a session, and the copy in a kept
@@ -38,8 +39,11 @@ def frames_in(checkpoints: Path) -> list[int]:
 class SessionFolder:
     """The folder of one session. Use `RunFolder.session` to get one."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, errors: WriteErrors | None = None) -> None:
+        """errors: those of the run, if this process writes both."""
         self.path = path
+        self.errors = errors or WriteErrors()
+        """The files that cannot be written at present."""
         self.train_csv = path / "train.csv"
         self.eval_csv = path / "eval.csv"
         self.checkpoints = path / "checkpoints"
@@ -110,12 +114,10 @@ class RunFolder(Folder[RunStatus]):
         self.config = path / "config.yaml"
         self.overrides = path / "overrides.yaml"
         self.provenance = path / PROVENANCE
-        """Code, packages, machine, command and seed."""
         self.changed = path / "changed.json"
         """The configuration keys that differ from the defaults of the agent and environment."""
         self.report = path / "report.html"
-        self.resumes = path / "resumes"
-        """Folder with the provenance of each resume, by number."""
+        self.resumes = path / RESUMES
         self.enjoy = path / "enjoy"
         """Folder of the episodes that the run's models played later."""
 
@@ -126,8 +128,17 @@ class RunFolder(Folder[RunStatus]):
         rebuilt: whether `run.json` may be missing or damaged, as in `rebuilt_info`.
         """
         run = cls(Path(os.path.abspath(path)))
-        run.check_version(run.rebuilt_info() if rebuilt else run.info())
+        run.check_format()
+        run.check_written(run.rebuilt_info() if rebuilt else run.info())
         return run
+
+    def format_version(self) -> int | None:
+        """Return the version of the folder's format; 0 for the first one, which is also recorded as 1."""
+        version = super().format_version()
+        if version in (None, 1) and (facts := read_json(newest_provenance(self.path))):
+            config = facts.get("config")
+            return version if isinstance(config, dict) and "start_from" in config else 0
+        return version
 
     @property
     def unrecorded(self) -> bool:
@@ -161,7 +172,8 @@ class RunFolder(Folder[RunStatus]):
         return "; ".join(found) or "nothing else is known"
 
     def info(self) -> dict[str, Any]:
-        """Return the content of `run.json`.
+        """Return the content of `run.json`; if a power failure has left it empty beside checkpoints of a run
+        that was never resumed, its content according to the other files.
 
         Raises InputError if this is not the folder of a run, and DamagedFileError if the file is damaged or
         lost.
@@ -169,13 +181,24 @@ class RunFolder(Folder[RunStatus]):
         try:
             return super().info()
         except LabrlError as error:
+            if self._is_emptied and any(session.checkpoint_frames() for session in self.sessions()):
+                return {**self._rebuilt(), **self._pending}
             if not isinstance(error, DamagedFileError) and not self.has_lost_marker:
                 raise
             raise DamagedFileError(
                 f"{error}. The other files record: {self.known}. Restore the file, or create it with "
                 f"this content: {json.dumps(self._rebuilt())}",
                 key=str(self.marker),
-            ) from error
+            ) from error.__cause__
+
+    @property
+    def _is_emptied(self) -> bool:
+        """Whether `run.json` never reached the disk: it is missing, empty, or contains only zero bytes."""
+        if self.resumes.exists() or not self.provenance.exists():
+            return False
+        with suppress(OSError):
+            return not self.marker.exists() or not self.marker.read_bytes().strip(b"\0")
+        return False
 
     def rebuilt_info(self) -> dict[str, Any]:
         """Return `info`; if `run.json` is missing or damaged, rebuild it from the sessions' results.
@@ -195,7 +218,11 @@ class RunFolder(Folder[RunStatus]):
         worst = next((status for status in ("failed", "pruned", "finished") if status in statuses), None)
         left = not statuses or statuses & {None, "interrupted"}
         status = "interrupted" if left or worst is None else worst
-        return {"format_version": self.FORMAT_VERSION, "status": status}
+        found: dict[str, Any] = {"format_version": self.FORMAT_VERSION, "status": status}
+        with suppress(TypeError, ValueError):  # without the time of the start, `latest` cannot find the run
+            started = datetime.fromisoformat(read_json(self.provenance).get("started"))  # type: ignore[arg-type]
+            found["created"] = started.astimezone(UTC).isoformat(timespec="milliseconds")
+        return found
 
     def discard_unplayed(self) -> None:
         """Delete the files of a run that was refused before its first step.
@@ -227,9 +254,21 @@ class RunFolder(Folder[RunStatus]):
                     pass
             yield
 
+    def sync(self) -> None:
+        """Wait until the files that describe the run would survive a power failure. Raises OSError.
+
+        Syncing them together costs less than syncing each one when it is written.
+        """
+        for path in self.path.iterdir():
+            if path.is_file() and path.name != LOCK:
+                sync_file(path)
+        for folder in (*(one.path for one in self.sessions()), self.path, *self.path.parents[:3]):
+            with suppress(OSError):  # not every user and file system can sync a folder
+                sync_file(folder)
+
     def session(self, index: int) -> SessionFolder:
         """Return the folder of session number `index`, which is created if needed."""
-        folder = SessionFolder(self.path / f"session_{index}")
+        folder = SessionFolder(self.path / f"session_{index}", self.errors)
         folder.path.mkdir(exist_ok=True)
         return folder
 

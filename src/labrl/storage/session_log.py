@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from labrl.secrets import RedactingFormatter, redact
+from labrl.storage.write_errors import WriteErrors, write_all
+
 
 @contextmanager
-def warnings_logged(log: Path, aloud: bool = False) -> Iterator[None]:
+def warnings_logged(log: Path, aloud: bool = False, errors: WriteErrors | None = None) -> Iterator[None]:
     """Also write labrl's warnings to the file `log` in this context.
 
-    aloud: whether to print them too if no log handler is configured. NumPy's warnings about labrl's own
+    aloud: whether to print them too if no log handler is configured; errors: where it is recorded if some
+    cannot be written until the end of the context. NumPy's warnings about labrl's own
     arithmetic are left out, because labrl reports values that are not finite itself.
     """
     logger = logging.getLogger("labrl")
-    handlers: list[logging.Handler] = [logging.FileHandler(log, delay=True, encoding="utf-8")]
-    handlers[0].setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-    if aloud and not logger.hasHandlers():  # otherwise the file above would be the only handler
+    loud = logger.hasHandlers()
+    handlers: list[logging.Handler] = [_LogFile(log, errors or WriteErrors(), aloud or loud)]
+    handlers[0].setFormatter(RedactingFormatter("%(asctime)s %(name)s: %(message)s"))
+    if aloud and not loud:  # otherwise the file above would be the only handler
         handlers.append(logging.StreamHandler())
+        handlers[1].setFormatter(RedactingFormatter())
     for handler in handlers:
         handler.setLevel(logging.WARNING)
         logger.addHandler(handler)
@@ -36,6 +43,34 @@ def warnings_logged(log: Path, aloud: bool = False) -> Iterator[None]:
             handler.close()
 
 
+class _LogFile(logging.Handler):
+    """Append messages to a file. Those that cannot be written are kept, and written before the next one."""
+
+    def __init__(self, path: Path, errors: WriteErrors, printed: bool) -> None:
+        """printed: whether another handler prints the messages, which this one does otherwise if it must."""
+        super().__init__()
+        self._path, self._errors, self._printed = path, errors, printed
+        self._pending = bytearray()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self.format(record) + "\n"
+        self._pending += line.encode("utf-8", "replace")
+        try:
+            write_all(self._path, self._pending)
+        except OSError:
+            if not self._printed:
+                with suppress(OSError, ValueError):
+                    sys.stderr.write(line)
+
+    def close(self) -> None:
+        if self._pending:
+            try:
+                write_all(self._path, self._pending)
+            except OSError as error:
+                self._errors.failed(self._path, error)
+        super().close()
+
+
 def print_without_modules() -> None:
     """Make the root logger's handlers print the library that warns, without labrl's module names."""
     for handler in logging.getLogger().handlers:
@@ -43,13 +78,13 @@ def print_without_modules() -> None:
             handler.setFormatter(_TerminalFormatter())
 
 
-class _TerminalFormatter(logging.Formatter):
+class _TerminalFormatter(RedactingFormatter):
     def format(self, record: logging.LogRecord) -> str:
         name = "labrl" if record.name.startswith("labrl.") else record.name
         return f"{name}: {super().format(record)}"
 
 
 def append(log: Path, text: str) -> None:
-    """Append `text` as separate lines to the file `log`. Write errors are ignored."""
+    """Append `text` as separate lines to the file `log`, without secrets. Write errors are ignored."""
     with suppress(OSError), open(log, "a", encoding="utf-8") as file:
-        file.write(text.rstrip() + "\n")
+        file.write(redact(text).rstrip() + "\n")

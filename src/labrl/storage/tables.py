@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
-import logging
 import math
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,9 @@ import numpy as np
 
 from labrl.errors import DamagedFileError
 from labrl.storage.atomic import write_atomic
+from labrl.storage.write_errors import WriteErrors
 
 Value = int | float | str | None
-
-_log = logging.getLogger(__name__)
 
 
 class CsvTable:
@@ -29,27 +29,29 @@ class CsvTable:
     If a row has a new key, the file is rewritten with this column added, so that no value is lost.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, errors: WriteErrors | None = None) -> None:
+        """errors: where it is recorded if rows cannot be written."""
+        self.path, self._errors = path, errors or WriteErrors()
         self._columns: list[str] | None = None
         self._waiting: list[dict[str, str]] = []
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write one row. Missing columns stay empty."""
         cells = {key: _to_cell(value) for key, value in row.items()}
-        columns = self._header()
-        unknown = [key for key in cells if key not in columns]
         self._waiting.append(cells)
-        try:
+        self.flush()
+
+    def flush(self) -> None:
+        """Write the rows that could not be written before, if this is possible now."""
+        if not self._waiting:
+            return
+        with self._errors.tolerated(self.path):
+            columns = self._header()
+            unknown = dict.fromkeys(key for cells in self._waiting for key in cells if key not in columns)
             if unknown:
                 self._rewrite([*columns, *unknown], [*_read_cells(self.path), *self._waiting])
             else:
                 self._write_waiting(columns)
-        except OSError as error:
-            _log.warning(
-                "%s cannot be written (%s); %d rows are pending", self.path, error, len(self._waiting)
-            )
-        else:
             self._waiting = []
 
     def truncate_after(self, frame: int) -> int:
@@ -89,7 +91,7 @@ class CsvTable:
             end = file.tell()
             try:
                 if file.write(content) != len(content):
-                    raise OSError("only part of a row could be written")
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError:
                 file.truncate(end)  # a partial row would corrupt the next one
                 raise
@@ -100,13 +102,13 @@ class CsvTable:
 
 
 def read_rows(path: Path) -> list[dict[str, Value]]:
-    """Return the rows of a table that may still be growing, or an empty list if there is no table.
+    """Return the rows of a table that may still be growing, or an empty list if it cannot be read.
 
     Cells become integers, floats or text depending on their form; empty cells become None.
     """
     try:
         rows = _read_cells(path)
-    except ValueError:
+    except (OSError, ValueError):
         return []
     return [{column: _to_value(cell) for column, cell in cells.items()} for cells in rows]
 

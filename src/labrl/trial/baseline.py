@@ -24,9 +24,10 @@ from labrl.errors import DONE, FAILED, BusyFolderError
 from labrl.processes import stop_when_orphaned
 from labrl.storage.atomic import write_json
 from labrl.storage.lock import FolderLock
+from labrl.storage.provenance import read_command, recorded_config
 from labrl.storage.run_folder import RunFolder
+from labrl.storage.trust import check_recorded
 from labrl.trial.devices import available_cpus
-from labrl.trial.past import Past
 
 if TYPE_CHECKING:
     from labrl.envs.vector import VectorEnv
@@ -61,21 +62,23 @@ def ensure_baseline(folder: Path, seconds: float | None = None, whole: bool = Fa
     seconds: longest measurement, CPU seconds; None: a twentieth of the training time, but at most 20, and at
     least 5 if there is no published return. whole: discard the measurement if it is too short for all
     episodes. Returns the file in the cache. Returns None if nothing was measured: the actions have no uniform
-    distribution, the environment fails, an environment finished no episode in time, or there is no cache.
+    distribution, the environment fails or is code of someone else, an environment finished no episode in
+    time, or there is no cache.
     """
     try:
         run = RunFolder.open(folder)
-        past = Past.of(run)
-        path = baseline_path(past.config["env"])
+        plain = recorded_config(run)["env"]
+        path = baseline_path(plain)
         if path.exists():
             return path
-        allowed = _allowed(run, past.config["env"]) if seconds is None else seconds
+        allowed = _allowed(run, plain) if seconds is None else seconds
         if allowed < 1:
             return None
-        prepare(past.command.config_dir)
-        env = dataclass_of(Component, past.config["env"], "env")
+        check_recorded(run, {"env": plain})
+        prepare(read_command(run).config_dir)
+        env = dataclass_of(Component, plain, "env")
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _measured_by_one(path, past.config["env"], env, allowed, EPISODES if whole else 1)
+        return _measured_by_one(path, plain, env, allowed, EPISODES if whole else 1)
     except Exception as error:  # A user's environment may fail in any way.
         _log.info("no random baseline: %s", error)
         return None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.config.compose import check_with_stand_ins, naming_preset, to_plain, typed
+from labrl.config.compose import check_environment, check_with_stand_ins, naming_preset, to_plain, typed
 from labrl.config.keys import key_of, walk
 from labrl.errors import InputError
 from labrl.processes import start_fork_server
@@ -55,6 +55,8 @@ class Composed:
 
     def run(self, again: Again | None = None) -> TrialResult:
         """Run a new trial, or continue or repeat the earlier run `again`."""
+        if again is None:
+            check_environment(self.plain["env"], self.command.choices.get("env", ""))
         _start_session_server(self.plain)
         # Imported late: the server loads PyTorch meanwhile, and a misspelled key must not wait for it.
         from labrl.trial.trial import run_trial

@@ -29,13 +29,15 @@ from labrl.envs.atari import AtariConfig
 from labrl.envs.masks import KEY, choices
 from labrl.errors import InputError, LabrlError
 from labrl.networks.layers import tensor_type
+from labrl.spaces import widths
 from labrl.storage.atomic import write_json
 from labrl.trial.loading import LoadedPolicy, load
 
 Format = Literal["onnx", "torch"]
 SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 TOLERANCE = 1e-5
-"""Largest difference of the numbers from which actions are chosen, relative for numbers above 1."""
+"""Largest difference of actions, relative to half the range of each component, and of the numbers from which
+actions are chosen, relative for numbers above 1."""
 STEPS = 200
 """Number of observations on which an export is checked."""
 FORMAT_VERSION = 1
@@ -252,7 +254,8 @@ def _check_greedy(policy: LoadedPolicy, module: ExportedPolicy, recorded: Record
     actions, numbers = (found[name][:count] for name in module.output_names[:2])
     space = policy.action_space
     if isinstance(space, gym.spaces.Box):
-        worst = _difference(actions.astype(np.float64), recorded.actions.astype(np.float64))
+        ours, theirs = actions.astype(np.float64), recorded.actions.astype(np.float64)
+        worst = _difference(ours, theirs, widths(space) / 2)
     elif isinstance(space, gym.spaces.MultiBinary):
         other = actions != recorded.actions
         worst = float(np.abs(numbers.reshape(actions.shape))[other].max(initial=0.0))
@@ -261,11 +264,10 @@ def _check_greedy(policy: LoadedPolicy, module: ExportedPolicy, recorded: Record
         first: Any = space.start  # type: ignore[attr-defined]
         picked = (recorded.actions - first).reshape(count, -1)
         parts = np.split(numbers, np.cumsum(sizes)[:-1], axis=1)
-        losses = [
-            part.max(1) - np.take_along_axis(part, picked[:, [place]], 1)[:, 0]
+        worst = max(
+            _difference(np.take_along_axis(part, picked[:, [place]], 1)[:, 0], part.max(1))
             for place, part in enumerate(parts)
-        ]
-        worst = float(max(loss.max() for loss in losses))
+        )
     _refuse_beyond(worst, "the greedy actions")
 
 
@@ -290,9 +292,13 @@ def _refuse_beyond(difference: float, what: str) -> None:
         )
 
 
-def _difference(found: NDArray, wanted: NDArray) -> float:
-    """Return the largest difference, relative for numbers above 1."""
-    return float((np.abs(found - wanted) / np.maximum(1.0, np.abs(wanted))).max())
+def _difference(found: NDArray, wanted: NDArray, scale: NDArray | float = np.inf) -> float:
+    """Return the largest difference, relative to `scale`, or for numbers above 1 where that is infinite or 0.
+
+    found, wanted: [steps, ...] each; scale: [...].
+    """
+    scale = np.where(np.isfinite(scale) & (scale > 0), scale, np.maximum(1.0, np.abs(wanted)))
+    return float((np.abs(found - wanted) / scale).max())
 
 
 def _runtime(module: ExportedPolicy, form: Format, path: Path) -> Call:

@@ -6,7 +6,7 @@ import glob
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from labrl.config import config_folder
 from labrl.config.keys import is_hydras, traits
@@ -16,8 +16,13 @@ from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder,
 from labrl.storage.provenance import Command, read_command
 from labrl.storage.run_folder import MARKER, RunFolder
 
+AnyFolder = TypeVar("AnyFolder", RunFolder, ExperimentFolder)
+
 RUNS = Path("runs")
 """Default folder of runs."""
+
+SHOWN = 20
+"""Largest number of folders that a message lists."""
 
 Verb = Literal["resume", "rerun", "fork", "enjoy", "replay", "load", "start_from", "export", "wandb"]
 """The commands and functions that go back to a run."""
@@ -42,9 +47,10 @@ TAKE_A_RUN = tuple(f"{typed}=" for typed, _ in _TYPED.values() if typed.startswi
 def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
     """Return the run folder `which`, or for `latest` the newest one in ./runs that matches `edits`.
 
-    Only edits that choose an option of a group count, such as env=pong. If the newest run is a trial of an
-    experiment, the best matching trial is returned, and a line is printed; with the verb `resume`, it is
-    refused. Raises InputError if there is no such run.
+    `which` may also be a pattern that matches one folder, such as runs/*ppo*. Only edits that choose an
+    option of a group count, such as env=pong. If the newest run is a trial of an experiment, the best
+    matching trial is returned, and a line is printed; with the verb `resume`, it is refused. Raises
+    InputError if there is no such run.
     """
     if not which.strip():
         named = _TYPED[verb][0]
@@ -54,7 +60,7 @@ def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
             key=named,
         )
     if which != "latest":
-        return _named_run(Path(os.path.expanduser(which)), verb)
+        return _named_run(_path_of(which, _TYPED[verb][0]), verb)
     wanted = choices(edits)
     run = _latest_run(wanted, _TYPED[verb][0])
     experiment = experiment_of(run.path)
@@ -64,24 +70,19 @@ def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
 def find_experiment(which: str) -> ExperimentFolder:
     """Return the experiment folder `which`, or for `latest` the newest one in ./runs.
 
-    Raises InputError if there is none.
+    `which` may also be a pattern that matches one folder, such as runs/*ppo*. Raises InputError if there is
+    none.
     """
     if which != "latest":
-        return _named_experiment(Path(os.path.expanduser(which)))
-    found = []
-    for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}"):
-        try:
-            folder = ExperimentFolder.open(marker.parent)
-            found.append((str(folder.info().get("created")), folder.path, folder))
-        except LabrlError:
-            continue  # a damaged experiment is never the latest
+        return _named_experiment(_path_of(which, "+resume", runs=False))
+    found, refusals = _opened(ExperimentFolder, RUNS.glob(f"*/{EXPERIMENT_MARKER}"))
     if not found:
-        raise InputError(
+        raise _of_another_version(refusals) or InputError(
             f"there is no experiment in {RUNS.absolute()}. Name a folder: labrl -m +resume=<folder>",
             code="not-found",
             key="+resume",
         )
-    return max(found)[2]
+    return max(found, key=lambda folder: (str(folder.info().get("created")), folder.path))
 
 
 def newest_folder() -> Path:
@@ -163,13 +164,14 @@ def _trials_of(experiment: Path, verb: Verb) -> str:
 
 
 def _latest_run(wanted: Mapping[str, str], key: str) -> RunFolder:
-    found = sorted(_runs(), key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
+    runs, refusals = _runs()
+    found = sorted(runs, key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
     for run in found:
         # A run that was killed before it was recorded has done nothing.
         if not run.unrecorded and _chosen_as(run, wanted):
             return run
     agrees = f" with {_formatted(wanted)}" if found and wanted else ""
-    raise InputError(
+    raise (_of_another_version(refusals) if not found else None) or InputError(
         f"there is no run in {RUNS.absolute()}{agrees}. Name a run folder", code="not-found", key=key
     )
 
@@ -188,13 +190,47 @@ def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
         return False
 
 
-def _runs() -> Iterable[RunFolder]:
-    """Yield every run in ./runs and in its experiments, except for damaged ones."""
-    for marker in (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")):
+def _runs() -> tuple[list[RunFolder], list[LabrlError]]:
+    """Return the runs in ./runs and in its experiments, and why others cannot be opened."""
+    return _opened(RunFolder, (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")))
+
+
+def _opened(kind: type[AnyFolder], markers: Iterable[Path]) -> tuple[list[AnyFolder], list[LabrlError]]:
+    found: list[AnyFolder] = []
+    refusals: list[LabrlError] = []
+    for marker in markers:
         try:
-            yield RunFolder.open(marker.parent)
-        except LabrlError:
-            continue
+            found.append(kind.open(marker.parent))
+        except LabrlError as error:
+            refusals.append(error)
+    return found, refusals
+
+
+def _of_another_version(refusals: Iterable[LabrlError]) -> LabrlError | None:
+    """Return the error of a folder that another version of labrl has written."""
+    return next((error for error in refusals if error.code == "not-installed"), None)
+
+
+def _path_of(which: str, key: str, runs: bool = True) -> Path:
+    """Return a path, or the only run or experiment that a pattern such as runs/*ppo* matches.
+
+    key: names the run; runs: whether the pattern may match a run. Raises InputError if it does not match
+    exactly one folder.
+    """
+    path = Path(os.path.expanduser(which))
+    if path.exists() or not glob.has_magic(which):
+        return path
+    places = (Path(one) for one in sorted(glob.glob(str(path))))
+    found = [place for place in places if is_experiment(place) or (runs and (place / MARKER).exists())]
+    if not found:
+        what = "run or experiment" if runs else "experiment"
+        raise InputError(f"{key}={which} matches no {what}", code="not-found", key=key)
+    if len(found) > 1:
+        listed = "".join(f"\n  {place}" for place in found[:SHOWN])
+        more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        message = f"{key}={which} matches {len(found)} folders. Name one of them:{listed}{more}"
+        raise InputError(message, code="usage", key=key)
+    return found[0]
 
 
 def _named_run(path: Path, verb: Verb) -> RunFolder:
@@ -212,7 +248,7 @@ def _named_run(path: Path, verb: Verb) -> RunFolder:
             [f"{path} contains several runs. Name one of them:", *(f"  {trial}" for trial in trials)]
         )
     else:
-        guess = _near(path, [run.path for run in _runs()])
+        guess = _near(path, [run.path for run in _runs()[0]])
         guess = guess or f" By default, runs are in {RUNS}/; latest is the newest one."
         what = f"is not a run folder of labrl: it contains no {MARKER}" if path.exists() else "does not exist"
         raise InputError(

@@ -18,6 +18,7 @@ from labrl.config.compose import resolve
 from labrl.config.keys import Change, contradictions, is_hydras, split_override, typed_override
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.steady_output import doing
+from labrl.storage.atomic import copy_synced
 from labrl.storage.checkpoint import CheckpointStore, copy_replay
 from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.composed import Again, Composed
@@ -61,7 +62,7 @@ class Fork(Again):
 
         Raises InputError if there is no such run, or if a session has no checkpoint of that frame.
         """
-        past, edits = Past.of(find_run(request.which, request.edits, "fork")), request.edits
+        past, edits = Past.of(find_run(request.which, request.edits, "fork"), composes=True), request.edits
         given = [value for key, value in map(split_override, edits) if key == "meta.max_session"]
         count = int(given[-1]) if given and given[-1].isdigit() else past.config["meta"]["max_session"]
         return cls(str(past.folder.path), _frame_of(past, request.at, count), list(edits))
@@ -175,7 +176,7 @@ class Fork(Again):
             store.copy_past(self.frame, new.checkpoints)
             for table in (old.train_csv, old.eval_csv):  # The session cuts them to its frame.
                 if table.exists():
-                    shutil.copyfile(table, new.path / table.name)
+                    copy_synced(table, new.path / table.name)
             if old.episodes.is_dir():
                 shutil.copytree(old.episodes, new.episodes)
             if replay is not None:

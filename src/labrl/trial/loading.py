@@ -172,10 +172,11 @@ class LoadedPolicy:
         """Return the action for one observation, or the actions for a batch, in the environment's form.
 
         observation: an observation of the environment before any transform, an array [*obs] or [n, *obs], or
-        a dict or tuple of arrays; mask: which actions are valid, [flags] or [n, flags], None for all; greedy:
-        whether to return the best action, rather than one chosen as in evaluation, which a stochastic policy
-        draws. A recurrent network keeps its state for the next call until `reset`. Raises InputError for an
-        observation of another space, for an empty batch, and if the agent has no greedy actions.
+        a dict or tuple of arrays; mask: which actions are valid, [flags] or [n, flags], required if the
+        environment provides masks; greedy: whether to return the best action, rather than one chosen as in
+        evaluation, which a stochastic policy draws. A recurrent network keeps its state for the next call
+        until `reset`. Raises InputError for an observation of another space, an empty batch, a missing mask,
+        and if the agent has no greedy actions.
         """
         if isinstance(observation, Mapping) and KEY in observation and KEY not in (self._dtype.names or ()):
             mask = observation[KEY] if mask is None else mask
@@ -351,7 +352,14 @@ class LoadedPolicy:
         )
 
     def _mask(self, mask: Any, count: int, single: bool) -> NDArray[np.bool_] | None:
-        """Return masks of valid actions, [count, flags]; None if all are valid."""
+        """Return masks of valid actions, [count, flags]; None if the environment provides none."""
+        if mask is None and self.spaces.masked:
+            raise InputError(
+                f"mask: env.name={self.trial.env.config.name} provides action masks, and without one the "
+                f"policy may take invalid actions. Write act(observation, info['{KEY}'])",
+                code="missing",
+                key="mask",
+            )
         if mask is None:
             return None
         if not self.agent.TRAITS.masks:

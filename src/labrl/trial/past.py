@@ -23,7 +23,9 @@ from labrl.config.keys import (
     walk,
     written,
 )
-from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.errors import DamagedFileError, InputError
+from labrl.secrets import redact
+from labrl.storage.folder import PROVENANCE
 from labrl.storage.provenance import (
     Command,
     as_yaml,
@@ -34,7 +36,8 @@ from labrl.storage.provenance import (
     recorded_config,
     write_provenance,
 )
-from labrl.storage.run_folder import PROVENANCE, RunFolder
+from labrl.storage.run_folder import RunFolder
+from labrl.storage.trust import check_recorded
 
 _MEND = f"Correct it, or delete it: {PROVENANCE} has the configuration that was run"
 
@@ -49,20 +52,29 @@ class Past:
     """The resolved configuration as plain data, with the seed that was used."""
 
     @classmethod
-    def of(cls, folder: RunFolder) -> Past:
-        """Read an earlier run. Raises DamagedFileError if its folder is damaged or incomplete."""
-        return cls(folder, read_command(folder), recorded_config(folder))
+    def of(cls, folder: RunFolder, composes: bool = False) -> Past:
+        """Read an earlier run. composes: whether its overrides are composed again.
+
+        Raises DamagedFileError if its folder is damaged or incomplete, and InputError if someone else has
+        written it and it names code that is not part of labrl.
+        """
+        past = cls(folder, read_command(folder), recorded_config(folder))
+        overrides = [one for one in past.command.overrides if not is_hydras(one)]
+        check_recorded(folder, past.config, overrides, composes)
+        return past
 
     def changes(self, plain: Mapping[str, Any]) -> list[Change]:
-        """Return the differences from another resolved configuration, compared in JSON."""
-        then, now = (json.loads(json.dumps(config, default=str)) for config in (self.config, plain))
+        """Return the differences from another resolved configuration, compared in JSON and without
+        secrets."""
+        then, now = (json.loads(json.dumps(redact(config), default=str)) for config in (self.config, plain))
         return changes(then, now)
 
     def edited(self) -> dict[str, Any]:
         """Return the configuration in `config.yaml`, which the user may have edited.
 
         Without that file, returns the configuration that was run. Raises DamagedFileError if the file cannot
-        be read or lacks keys.
+        be read or lacks keys, and InputError if someone else has edited it so that it names code that is not
+        part of labrl.
         """
         path = self.folder.config
         try:
@@ -87,13 +99,17 @@ class Past:
             new = [change.key for change in found if change.old is ABSENT]
             has = f" and has {', '.join(new[:5])}, which the run did not have" if new else ""
             raise DamagedFileError(f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_MEND}", key=str(path))
+        check_recorded(self.folder, plain)
         return plain
 
     def usable(self) -> dict[str, Any]:
-        """Return `edited()`, or, if that fails, print why and return the configuration that was run."""
+        """Return `edited()`, or, if its file is damaged, print why and return the configuration that was run.
+
+        Raises InputError as `edited` does.
+        """
         try:
             return self.edited()
-        except LabrlError as damage:
+        except DamagedFileError as damage:
             from labrl.trial.summary import say
 
             say(str(damage))
@@ -207,6 +223,6 @@ def say_differences(differs: Sequence[str] | None) -> None:
     from labrl.trial.summary import say
 
     if differs:
-        say(f"Not exact bit for bit, because of differences since then: {'; '.join(differs)}")
+        say(f"This may not be exact bit for bit, because of differences since then: {'; '.join(differs)}")
     if differs is None:
         say("Without provenance.json, it is unknown whether code, packages and machine are the same")

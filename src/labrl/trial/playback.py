@@ -23,6 +23,7 @@ from labrl.steady_output import doing
 from labrl.storage.episodes import RecordedEpisode, checksum, read_episode, recorded_names
 from labrl.storage.provenance import read_command
 from labrl.storage.run_folder import RunFolder, SessionFolder
+from labrl.storage.trust import check_recorded
 from labrl.storage.video import EncoderError, write_mp4
 from labrl.trial.find import find_run
 from labrl.trial.past import report_damages
@@ -246,10 +247,12 @@ def render_videos(run: RunFolder, sessions: Sequence[SessionResult]) -> list[Pat
             if made or not source.exists():
                 continue
             try:
-                to_video(read_episode(source), target, screening, LONGEST)
+                to_video(_recorded(run, source), target, screening, LONGEST)
             except Exception as error:  # A user's environment may fail in any way.
                 known = isinstance(error, LabrlError | OSError)
                 say(f"no videos: {'' if known else f'{type(error).__name__}: '}{error}")
+                if isinstance(error, OSError):
+                    run.errors.failed(target, error)
                 break
             written.append(target)
     return written
@@ -267,7 +270,7 @@ def replay(request: ReplayRequest) -> int:
     prepare(_config_dir(run))
     session = _session(run.sessions(), request, str(run.path))
     name = f"{request.episode}.npz"
-    episode = read_episode(session.episodes / name)
+    episode = _recorded(run, session.episodes / name)
     say(
         f"Episode {request.episode} of session {session.index}, {episode.source} at frame {episode.frame:,}: "
         f"return {episode.episode_return:g} in {episode.length:,} steps, seed {episode.seed}"
@@ -297,6 +300,13 @@ def replay(request: ReplayRequest) -> int:
         return FAILED
     say("identical to the record: return, length and last observation are equal")
     return DONE
+
+
+def _recorded(run: RunFolder, source: Path) -> RecordedEpisode:
+    """Return a recorded episode. Raises InputError if someone else has written its environment's name."""
+    episode = read_episode(source)
+    check_recorded(run, {"env": episode.env})
+    return episode
 
 
 def _config_dir(run: RunFolder) -> str | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from labrl.config.keys import ABSENT, changes
 from labrl.errors import DONE, LabrlError
-from labrl.processes import collect_seldom
+from labrl.processes import Stopped, collect_seldom
 from labrl.steady_output import doing
 from labrl.storage.atomic import write_json
 from labrl.storage.provenance import read_command, recorded_config
@@ -76,12 +76,14 @@ def make_report(folder: Path, prepared: subprocess.Popen[str] | None = None) -> 
     """Make statistics, plots and `report.html` of the run or experiment in `folder`.
 
     prepared: the process from `prepare`. Returns the path of the report. If it fails or is ended by
-    Ctrl-C, prints a line and returns None. Never raises.
+    Ctrl-C, prints a line and returns None. Raises only Stopped.
     """
     from labrl.trial.summary import how_to_report, say
 
     try:
         return _in_a_process(folder, prepared)
+    except Stopped:
+        raise  # Only Ctrl-C comes from a person who waits for the report.
     except KeyboardInterrupt:
         reason = "interrupted"
     except subprocess.TimeoutExpired:
@@ -211,7 +213,7 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
         folder = Path(os.path.expanduser(places[0]))
         if (folder / MARKER).exists():
             with contextlib.suppress(OSError):  # another user's run, or a full disk
-                record_changes(RunFolder(folder))
+                record_changes(RunFolder.open(folder, rebuilt=True))
         _make_videos(folder)
         built = build(folder, target)
     else:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from labrl.errors import InputError
+from labrl.storage.signature import Trust
 
 KINDS = ("resume", "rerun", "fork", "enjoy")
 """Names whose value is a run."""
 
-SIGNED = (*KINDS, "force", "pin")
+SIGNED = (*KINDS, "force", "pin", "trust")
 """Names that need a leading plus."""
 
-_EXAMPLES = {"at": "<frame>", "force": "true", "pin": "true"} | dict.fromkeys(
+TRUST = "+trust=true. To accept only classes in your own files: --config-dir <their folder>"
+"""How to let labrl import what a run of someone else names."""
+
+_EXAMPLES = {"at": "<frame>", "force": "true", "pin": "true", "trust": "true"} | dict.fromkeys(
     KINDS, "latest or +{name}=<run folder>"
 )
 
@@ -45,6 +50,22 @@ def frame_of(text: str | float | None) -> int | None:
         return None
 
 
+def trust_in(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None) -> tuple[Trust, list[str]]:
+    """Return what `+trust=true` and --config-dir say about earlier runs, and the other overrides.
+
+    Raises InputError if +trust is neither true nor false.
+    """
+    given, others = read(overrides, ("trust",))
+    _check_flag("trust", given)
+    folder = None if config_dir is None else os.path.abspath(config_dir)
+    return Trust(given.get("trust") == "true", folder, TRUST), others
+
+
+def _check_flag(name: str, given: Mapping[str, str]) -> None:
+    if given.get(name, "true") not in ("true", "false"):
+        raise InputError(f"+{name}={given[name]}: must be true or false", code="range", key=f"+{name}")
+
+
 def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | None:
     """Return the request among `overrides`, or None if they name no earlier run.
 
@@ -64,8 +85,7 @@ def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | No
     if not given:
         return None
     for name in ("force", "pin"):
-        if given.get(name, "true") not in ("true", "false"):
-            raise InputError(f"+{name}={given[name]}: must be true or false", code="range", key=f"+{name}")
+        _check_flag(name, given)
     kind: Any = kinds[0] if kinds else None
     if "at" in given and "fork" not in kinds:
         at = given["at"]

@@ -83,6 +83,9 @@ class TrialResult:
     comparison: str | None = None
     """Result of a repetition in one line: whether all metric rows are equal, and the first difference."""
 
+    lacking: str | None = None
+    """Which files of the run are incomplete and why, in one line; None if none is."""
+
     @property
     def stopped_at_start(self) -> bool:
         """Whether a signal ended the trial before its first frame."""
@@ -96,6 +99,8 @@ class TrialResult:
         errors = [session.failure for session in self.sessions if session.failure]
         if self.exit_code == FAILED and self.comparison is not None:
             errors.append(f"rerun: {self.comparison}")
+        if self.lacking is not None:
+            errors.append(self.lacking)
         return "; ".join(errors) or None
 
     @property

@@ -15,10 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.keys import ABSENT, Change, changes, contradictions, override_of, quoted, split_override
 from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.secrets import note_typed, origins
 from labrl.session.callbacks.stop import Stop
 from labrl.steady_output import doing
 from labrl.storage import folder as folders
 from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.composed import Again, Composed
 from labrl.trial.find import find_run
@@ -40,13 +42,16 @@ class FinishedError(InputError):
 
 
 def go_back(request: Request, config_dir: str | os.PathLike[str] | None = None) -> Again:
-    """Return the earlier run that a request names. Raises InputError if there is none.
+    """Return the earlier run that a request names.
+
+    Raises InputError if there is none, or if someone else has written it and it names code that is not part
+    of labrl.
 
     config_dir: folder with the user's own groups; None: that of the run.
     """
     if request.kind == "fork":
         return Fork.at(request)
-    past = Past.of(find_run(request.which, request.edits, request.kind))
+    past = Past.of(find_run(request.which, request.edits, request.kind), composes=True)
     if request.kind == "rerun":
         return Rerun(past, request.edits, request.force)
     in_file, edited = _changes_in_file(past, config_dir or past.command.config_dir)
@@ -66,6 +71,7 @@ class Resume(Again):
     ) -> None:
         """in_file: overrides for the changes in its `config.yaml`; edited: the changed keys."""
         super().__init__(past, [*in_file, *edits], force)
+        note_typed(edits)
         self._edited = frozenset(edited) - {split_override(one)[0] for one in edits}
 
     @classmethod
@@ -87,6 +93,7 @@ class Resume(Again):
         """
         from labrl.envs.sample import kept_for_the_run
         from labrl.trial.playback import make_videos
+        from labrl.trial.summary import say
         from labrl.trial.trial import check, recording_failure, run_sessions
 
         run, config = self.past.folder, composed.config
@@ -113,6 +120,8 @@ class Resume(Again):
                 begins = {index: reached.get(index, 0) for index in left}
                 with recording_failure(run):
                     differs = self._record(begins, changed, composed)
+                    for line in origins() if experiment_of(run.path) is None else ():
+                        say(line)
                     edited = [one for one in changed if one.key in self._edited]
                     _announce(run, begins, reached, edited, differs)
                     doing("restoring the run")
@@ -127,6 +136,7 @@ class Resume(Again):
         differences in machine, code and packages since the earlier run; None if those are unknown.
         """
         run = self.past.folder
+        run.update(format_version=run.FORMAT_VERSION)  # also restores what a power failure has left empty
         resumes = list(run.info().get("resumes", []))
         number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
         now, differs = self.past.record(run, composed.plain, composed.command, number)

@@ -12,6 +12,7 @@ from rich.table import Table
 from labrl.analysis.formats import score, widths_that_fit
 from labrl.analysis.returns import MEANING, group_return
 from labrl.session.callbacks.display import Terminal
+from labrl.storage.folder import read_json
 from labrl.storage.run_folder import RunFolder
 from labrl.trial.result import SessionResult, TrialResult
 
@@ -116,11 +117,13 @@ def print_failures(result: TrialResult, console: Console | None = None) -> None:
             console.print(session.failure, style="red", markup=False, highlight=False, soft_wrap=True)
             if log.exists():
                 console.print(f"  log: {log}", markup=False, soft_wrap=True)
+    if result.lacking is not None:
+        console.print(result.lacking, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def how_to_resume(folder: Path) -> str:
     """Return the shell command that resumes a run."""
-    ranks = RunFolder(folder).info().get("ranks", 1)
+    ranks = read_json(RunFolder(folder).marker).get("ranks", 1)
     command = "labrl" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m labrl"
     return f"{command} {shlex.quote(f'+resume={folder}')}"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
+import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,6 +15,7 @@ from typing import Any
 
 from labrl.agents.abilities import check_abilities
 from labrl.agents.action_spaces import check_actions
+from labrl.agents.agent import Agent, agent_class
 from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
 from labrl.analysis.returns import recorded_return
@@ -20,11 +23,12 @@ from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
-from labrl.envs.make import describe, gives_masks, goals_of
+from labrl.envs.make import backend_class, describe, gives_masks, goals_of
 from labrl.envs.sample import drop_spares, kept_for_the_run
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
 from labrl.learning.compute import Compute
 from labrl.processes import (
+    SAVE,
     SIGNALS,
     exit_code_of,
     how_it_ended,
@@ -59,6 +63,14 @@ _STOPPED = (INTERRUPTED, TERMINATED)
 
 SESSION_BYTES = 150 << 20
 """Least memory of a session's process, with PyTorch, a small environment and a small network, bytes."""
+
+REMADE = (
+    "episodes of this environment depend on earlier ones, so a new one is made for each episode, and what it "
+    "keeps between episodes (levels, running statistics) is lost. Instead of a normalizing wrapper, use "
+    "transforms/observation=normalize or transforms/reward=normalize. env.fresh_env_per_episode=false keeps "
+    "environments, but then resumed runs are not exact"
+)
+"""Line for a run in which each episode needs a new environment."""
 
 
 class LostFolderError(LabrlError):
@@ -105,6 +117,17 @@ def high_rates(agent: Component) -> dict[str, float]:
         and not isinstance(value, bool)
     }
     return {key: peak for key, peak in peaks.items() if peak > 1}
+
+
+def ignores_precision(config: TrialConfig) -> bool:
+    """Return whether bfloat16 is requested, but no network of the agent uses it: none sees images.
+
+    Agents of users may use it in their own way.
+    """
+    if config.meta.precision != "bf16" or not config.agent.target.startswith("labrl."):
+        return False
+    has_networks = agent_class(config.agent).modules is not Agent.modules
+    return not (has_networks and sees_images(describe(config.env)[0]))
 
 
 def _check_room(num_sessions: int) -> None:
@@ -196,6 +219,8 @@ def _inexact(config: TrialConfig) -> dict[str, str]:
         device = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, images=images).device
         if device.type == "cuda":
             reasons["meta.deterministic"] = "a GPU adds numbers in no fixed order"
+    if backend_class(config.env).repeats(config.env.config) == "never":
+        reasons["env"] = "even a new environment does not repeat an episode from its seed and actions"
     return reasons
 
 
@@ -225,17 +250,27 @@ def run_sessions(
     inexact = _inexact(config)
     for key, why in inexact.items():
         say(f"{key}: {why}, so runs are not reproducible")
+    if backend_class(config.env).repeats(config.env.config) == "if new":
+        say(f"env.fresh_env_per_episode: {REMADE}")
+        run.set_status("running", fresh_env_per_episode=True)
     for key, rate in high_rates(config.agent).items():
         say(
             f"{key} reaches {rate:g}: is that meant? With a learning rate above 1, networks hardly ever learn"
         )
+    if ignores_precision(config):
+        say(
+            "meta.precision=bf16 has no effect: only networks for image observations use it, and this trial "
+            "has none"
+        )
     if inexact:
         run.set_status("running", inexact=list(inexact))
+    run.sync()
     group = leading()
     # Even if few sessions remain, because the last bits depend on the number of threads.
     num_threads = threads_per_session(
         config.meta.num_cpus, config.meta.max_session if group is None else group.ranks.local_size
     )
+    done = None
     with ExitStack() as ending, shown_on_wandb(config.wandb, run, indices, say):
         prepared = None
         if config.meta.report and experiment_of(run.path) is None:  # among other trials it would take a core
@@ -247,14 +282,15 @@ def run_sessions(
             if group is not None:
                 run.set_status("running", ranks=group.ranks.size)
                 begin = partial(group.begin, plain, folder.path)
-            codes = {0: run_session(config, 0, folder, num_threads, begin=begin)}
+            code, done = run_session(config, 0, folder, num_threads, begin=begin)
+            codes = {0: code}
         else:
             codes = _in_processes(config, run, indices, num_threads)
         forget_shared_weights(run.path)
         result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
         for index in range(config.meta.max_session):
             result.sessions.append(
-                _read_result(config, run, index, codes.get(index, DONE), before.get(index, {}))
+                _read_result(config, run, index, codes.get(index, DONE), before.get(index, {}), done)
             )
         sessions = [dataclasses.asdict(session) for session in result.sessions]
         wants_videos = config.meta.videos and result.exit_code in (DONE, FAILED)
@@ -265,6 +301,8 @@ def run_sessions(
         if config.meta.report:
             doing(reporting.MAKING)
             result.report = reporting.make_report(run.path, prepared)
+        if result.error is None and run.errors.lacking:
+            result.lacking, result.exit_code = run.errors.summary(run.path), FAILED
     return result
 
 
@@ -297,12 +335,14 @@ def _in_processes(
                 for process in processes:
                     process.join(0.25 / len(processes))
                 panel.update([index for index, process in by_index.items() if not process.is_alive()])
+                if interruption.take_save():
+                    _send(processes, SAVE)
                 if interruption.requested and not told:
                     # They do not receive a signal to this process alone, or Ctrl-C while they start.
                     told = True
-                    _terminate(processes)
+                    _send(processes, signal.SIGTERM)
         except BaseException:
-            _terminate(processes)
+            _send(processes, signal.SIGTERM)
             raise
     codes = {index: _exit_code(process, folder.session(index)) for index, process in by_index.items()}
     if interruption.requested:
@@ -311,10 +351,10 @@ def _in_processes(
     return codes
 
 
-def _terminate(processes: list[BaseProcess]) -> None:
+def _send(processes: list[BaseProcess], number: int) -> None:
     for process in processes:
         if process.pid is not None and process.is_alive():
-            process.terminate()
+            os.kill(process.pid, number)
 
 
 def _exit_code(process: BaseProcess, folder: SessionFolder) -> int:
@@ -338,21 +378,26 @@ def _reached(folder: SessionFolder) -> dict[str, Any]:
 
 
 def _read_result(
-    config: TrialConfig, run: RunFolder, index: int, code: int, before: Mapping[str, Any]
+    config: TrialConfig,
+    run: RunFolder,
+    index: int,
+    code: int,
+    before: Mapping[str, Any],
+    done: SessionResult | None,
 ) -> SessionResult:
     """Return the result that the session's process wrote, or one with what is known.
 
-    before: fields of the result from before the process was started.
+    before: fields of the result from before the process was started; done: the result if it ran in this
+    process, which may have been unable to write it.
     """
     assert config.seed is not None
-    folder = run.session(index)
-    now = _reached(folder)
+    now = _reached(run.session(index)) if done is None else dataclasses.asdict(done)
     known = {
         "index": index,
         "seed": session_seed(config.seed, index),
         **(now if now.get("frame") else before),
     }
-    if folder.result.exists():
+    if done is not None or run.session(index).result.exists():
         return SessionResult(**{**known, "status": now["status"], "error": now["error"]})
     if code in _STOPPED:  # before its first step
         return SessionResult(**{**known, "status": "interrupted", "error": None})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -47,24 +48,29 @@ def run_session(
     num_threads: int,
     aloud: bool = True,
     begin: Begin | None = None,
-) -> int:
+) -> tuple[int, SessionResult]:
     """Run one session, from its newest checkpoint if there is one, and write its result.
 
     num_threads: cores of a new session; aloud: whether to print warnings; begin: starts the session on the
-    other ranks of torchrun. Returns an exit code: 0, 1 if it failed, 130 or 143 if a signal ended it. Raises
-    LabrlError for wrong input found while building or in the first step, and if no checkpoint is whole.
+    other ranks of torchrun. Returns an exit code and the result: 0, 1 if it failed or a file is incomplete,
+    130 or 143 if a signal ended it. Raises LabrlError for wrong input found while building or in the first
+    step, and if no checkpoint is whole.
     """
     assert config.seed is not None
-    result = SessionResult(index=index, seed=session_seed(config.seed, index), status="failed")
+    result, errors = (
+        SessionResult(index=index, seed=session_seed(config.seed, index), status="failed"),
+        folder.errors,
+    )
     session: Session | None = None
     restore_threads = use_one_thread()
     deterministic_before = torch.get_deterministic_debug_mode()
     keep_freed_memory()
     code = FAILED
     try:
-        with session_log.warnings_logged(folder.log, aloud):
+        with session_log.warnings_logged(folder.log, aloud, errors):
             session = restored_session(config, index, folder, num_threads, begin)
-            folder.networks.write_text(summary(session.agent.modules()), encoding="utf-8")
+            with errors.tolerated(folder.networks):
+                folder.networks.write_text(summary(session.agent.modules()), encoding="utf-8")
             _warn_of_another_scale(session)
             session.run()
             _warn_if_nothing_was_learned(session, index)
@@ -94,8 +100,11 @@ def run_session(
         torch.set_deterministic_debug_mode(deterministic_before)
     if session is not None:
         _fill(result, session)
-    write_json(folder.result, dataclasses.asdict(result))
-    return code
+    if result.error is None and errors.lacking:
+        result.status, result.error = "failed", errors.summary(folder.path)
+    with errors.tolerated(folder.result):
+        write_json(folder.result, dataclasses.asdict(result))
+    return FAILED if errors.lacking else code, result
 
 
 def _described(error: BaseException) -> str:
@@ -156,6 +165,8 @@ def restored_session(
     checkpoint = store.latest()
     store.refuse_broken(checkpoint)
     state = None if checkpoint is None else checkpoint.state
+    if state is None:  # a power failure may have damaged files that no checkpoint needs
+        shutil.rmtree(folder.replay, ignore_errors=True)
     ranks = ALONE if begin is None else begin(state)
     if store.broken and checkpoint is not None:
         _log.warning("session %d continues from frame %d", index, checkpoint.frame)
@@ -245,10 +256,11 @@ def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_th
     try:
         with session.lock():
             # Output would disturb the panel; the trial prints the contents of the logs.
-            code = run_session(config, index, session, num_threads, aloud=not config.meta.progress)
+            code, _ = run_session(config, index, session, num_threads, aloud=not config.meta.progress)
     except LabrlError as error:
         seed = session_seed(config.seed, index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
-        write_json(session.result, dataclasses.asdict(result))
+        with session.errors.tolerated(session.result):
+            write_json(session.result, dataclasses.asdict(result))
         code = error.exit_code
     sys.exit(code)

@@ -17,10 +17,10 @@ from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
-from labrl.memory.offline import OfflineData, Wanted
+from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
 from labrl.memory.replay import Replay, Transitions, replay_class
 from labrl.seeding import Streams
-from labrl.spaces import Spaces, stored_choices
+from labrl.spaces import Spaces, same_actions, stored_choices
 from labrl.types import NonNegativeInt, PositiveInt, PositiveRatio, Probability
 
 
@@ -213,7 +213,8 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
         raise InputError(
             f"agent.learning_starts={config.learning_starts} leaves no update within env.max_frame="
             f"{env.max_frame}: with agent.batch_size={config.batch_size}, the first update is after frame "
-            f"{start}. Set env.max_frame={2 * start} or more, or a smaller agent.learning_starts.",
+            f"{start}. Set env.max_frame={2 * start} or more, or a smaller agent.learning_starts, or "
+            "meta=dev for a quick try.",
             code="contradiction",
             key="agent.learning_starts",
         )
@@ -229,6 +230,17 @@ def _check_collecting(config: ExperienceConfig, env: Any) -> None:
             code="contradiction",
             key="agent.offline",
         )
+    if config.offline is not None and config.memory.load().TRAITS.goals:
+        source = config.offline.config
+        typed = "agent.collect_until=0" if end == 0 else "agent.offline.share=1"
+        if end == 0 or (isinstance(source, OfflineConfig) and source.share == 1):
+            raise InputError(
+                f"agent.memory: hindsight has no effect with {typed}, because it replaces goals only in "
+                "transitions that this session collects, and none of them is used. Set agent/memory=uniform "
+                f"or change {typed.partition('=')[0]}.",
+                code="contradiction",
+                key="agent.memory",
+            )
     if config.offline is None:
         if begin:
             raise InputError(
@@ -325,37 +337,29 @@ def _check_source(
     if not isinstance(source, type) or not issubclass(source, OfflineData):
         return
     source.check(offline.config)
-    then = source.transforms(offline.config)
-    if then is None:
-        return
-    for name in sorted(transforms | then):
-        if transforms.get(name) != then.get(name):
-            past, now = (given[name].target if name in given else "null" for given in (then, transforms))
+    for then in source.transforms(offline.config):
+        for name in sorted(transforms | then):
+            if transforms.get(name) != then.get(name):
+                past, now = (given[name].target if name in given else "null" for given in (then, transforms))
+                raise InputError(
+                    f"transforms.{name}: the data of agent.offline was transformed by {past}, but new steps "
+                    f"would be transformed by {now}. Set transforms.{name} to that of the data.",
+                    code="contradiction",
+                    key=f"transforms.{name}",
+                )
+    for played_in in source.environments(offline.config):
+        try:
+            theirs = actions_of(played_in)
+        except LabrlError:  # the environment cannot be made here
+            continue
+        if not same_actions(theirs, actions):  # buffers store actions without their bounds
             raise InputError(
-                f"transforms.{name}: the data of agent.offline was transformed by {past}, but new steps "
-                f"would be transformed by {now}. Set transforms.{name} to that of the data.",
+                f"agent.offline: the actions of its source, {played_in.config.name}, are {theirs}, but those "
+                f"of this environment are {actions}: the same number would mean another action. Use a run "
+                "with the same action space.",
                 code="contradiction",
-                key=f"transforms.{name}",
+                key="agent.offline",
             )
-    played_in = source.environment(offline.config)
-    if played_in is None:
-        return
-    try:
-        theirs = actions_of(played_in)
-    except LabrlError:  # the environment cannot be made here
-        return
-    same = theirs == actions
-    box = gym.spaces.Box
-    if isinstance(theirs, box) and isinstance(actions, box) and theirs.shape == actions.shape:
-        same = bool(np.allclose(theirs.low, actions.low) and np.allclose(theirs.high, actions.high))
-    if not same:  # buffers store actions without their bounds
-        raise InputError(
-            f"agent.offline: the actions of its source, {played_in.config.name}, are {theirs}, but those of "
-            f"this environment are {actions}: the same number would mean another action. Use a run with the "
-            "same action space.",
-            code="contradiction",
-            key="agent.offline",
-        )
 
 
 def experience_for_rank(config: Options, ranks: int, sequence_length: int = 1) -> Options:

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.compose import resolve, to_plain
+from labrl.config.compose import check_environment, resolve, to_plain
 from labrl.config.extensions import kinds_replace
 from labrl.config.keys import ABSENT, changes, key_of, walk
 from labrl.config.schema import TrialConfig
@@ -38,8 +38,11 @@ from labrl.experiment.search.space import Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
 from labrl.experiment.sweep import hydra_overrides
+from labrl.secrets import origins, redact
 from labrl.storage.experiment_folder import ExperimentFolder
 from labrl.storage.folder import place
+from labrl.storage.provenance import describe_code
+from labrl.storage.trust import check_experiment
 from labrl.trial.baseline import random_return
 from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.summary import say
@@ -76,6 +79,7 @@ def search(
     base = check_space(recipe, ready, known)
     # `cfg` may lack a key that the space adds.
     asked = resolve({**plain, "agent": base.agent, "env": base.env})
+    check_environment(plain["env"], cfg.hydra.runtime.choices["env"])
     _check_total(asked, settings, overrides)
     check_ready(ready, recipe)
     plan = _plan(asked, base, space, settings, plain["env"])
@@ -89,7 +93,10 @@ def search(
     }
     job.part_of = "search"
     if exists:
-        _check_same(ExperimentFolder.open(path), plan.name)
+        before = ExperimentFolder.open(path)
+        _check_same(before, plan.name)
+        check_experiment(before)
+    job.repositories = describe_code()
     with held(path, "search", exists, (), command=job.typed, **facts) as experiment:
         storage = StudyStorage(settings.storage, path)
         study = Study(storage, plan, settings.sampler, path)
@@ -100,6 +107,8 @@ def search(
             experiment.set_status("running", **facts)
         name = re.sub(r"[^A-Za-z0-9_.-]+", "-", base.env.config.name).strip("-.") or "run"
         subfolder = f"{{number}}_{recipe.choices['agent']}_{name}"
+        for line in origins():
+            say(line)
         one = Search(study, recipe, experiment, subfolder, need, settings.max_failure_rate)
         at_once = "as many as there is room for" if limit is None else str(limit)
         _announce(study, storage, at_once, experiment)
@@ -136,8 +145,8 @@ def _plan(
     check_pruner(pruner, base)
     if settings.storage is not None and settings.study_name is None:
         raise InputError(
-            f"hydra.sweeper.storage={settings.storage} can contain several studies, so the study needs a "
-            "name, with which other machines join it. Set hydra.sweeper.study_name=<name>",
+            f"hydra.sweeper.storage={redact(settings.storage)} can contain several studies, so the study "
+            "needs a name, with which other machines join it. Set hydra.sweeper.study_name=<name>",
             code="missing",
             key="hydra.sweeper.study_name",
         )

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from labrl.analysis.formats import number, score
@@ -38,6 +37,7 @@ from labrl.seeding import derived_seed
 from labrl.session.interruption import Interruption
 from labrl.storage.atomic import write_atomic
 from labrl.storage.experiment_folder import CONFIRMING, TRIAL_LOG, ExperimentFolder, TrialRecord, TrialStatus
+from labrl.storage.provenance import as_yaml
 from labrl.storage.run_folder import RunFolder
 from labrl.trial import reporting
 from labrl.trial.summary import say
@@ -406,4 +406,4 @@ def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dic
 
 def _write_results(search: Search, **content: Any) -> None:
     path = search.experiment.path / "optimization_results.yaml"  # as hydra-optuna-sweeper calls it
-    write_atomic(path, yaml.safe_dump({"name": "optuna", **content}, sort_keys=False))
+    write_atomic(path, as_yaml({"name": "optuna", **content}))

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from hydra.errors import OverrideParseException
@@ -28,6 +27,8 @@ from optuna.distributions import (
 from labrl.config.compose import compose
 from labrl.config.keys import key_of, quoted
 from labrl.errors import InputError, first_line
+from labrl.secrets import redact
+from labrl.storage.provenance import as_yaml
 
 OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
 """Overrides that control the search and are not part of its trials."""
@@ -212,7 +213,7 @@ class Recipe:
     def command(self, params: Mapping[str, Any]) -> str:
         """Return the shell command of the trial with these values."""
         where = ["--config-dir", self.config_dir] if self.config_dir else []
-        return shlex.join(["labrl", *where, *self.configuration(params)])
+        return shlex.join(["labrl", *where, *redact(self.configuration(params))])
 
     def as_yaml(self, params: Mapping[str, Any], home: Path, told: Sequence[str]) -> str:
         """Return a YAML file for the group `experiment`. told: lines of comments."""
@@ -223,7 +224,7 @@ class Recipe:
         for override in OverridesParser.create().parse_overrides(self.configuration(params)):
             key, value = override.key_or_group, override.value()
             if override.is_delete() or override.package is not None:
-                left_out.append(str(override.input_line))
+                left_out.append(redact([str(override.input_line)])[0])
             elif key == "experiment":
                 parents.append(str(value))  # experiment=best replaces it
             elif key in self.choices:
@@ -242,7 +243,7 @@ class Recipe:
         ]
         defaults = [{f"override /{group}": option} for group, option in groups.items()]
         body = {"defaults": [*parents, "_self_", *defaults], **keys}
-        return "\n".join(lines) + "\n" + yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
+        return "\n".join(lines) + "\n" + as_yaml(body)
 
 
 def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:

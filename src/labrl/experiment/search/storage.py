@@ -19,6 +19,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from labrl.errors import InputError, first_line
+from labrl.secrets import redact
 from labrl.storage.experiment_folder import STUDY_FILE
 
 SECONDS_TO_CONNECT = 10
@@ -54,7 +55,7 @@ class StudyStorage:
     @property
     def shown_url(self) -> str:
         """The URL without its password."""
-        return re.sub(r"(://[^:/@]+):[^@]*@", r"\1:***@", self.url)
+        return redact(self.url)
 
     def lock(self, name: str) -> AbstractContextManager[Any]:
         """Return the lock of the study `name`, which one process on all machines holds at a time."""

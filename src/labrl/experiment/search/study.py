@@ -29,6 +29,7 @@ from labrl.experiment.search.options import Measure, Pruner, Reports
 from labrl.experiment.search.sampling import NumberedSampler
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
+from labrl.secrets import MASK, redact
 from labrl.seeding import derived_seed, draw_seed
 from labrl.storage.lock import FolderLock
 
@@ -70,9 +71,11 @@ class Plan:
         """Return the facts that must be the same on other machines and in later commands."""
         return {
             "space": self.space.as_json(),
-            # Keys that cannot change the result of a trial may differ.
+            # Keys that cannot change the result of a trial may differ, and so may secrets.
             "fixed": _by_key(
-                override for override in self.space.fixed if traits(split_override(override)[0]).score
+                override
+                for override in redact(self.space.fixed)
+                if traits(split_override(override)[0]).score and not override.endswith(f"={MASK}")
             ),
             "objective": list(self.measures),
             "directions": list(self.directions),

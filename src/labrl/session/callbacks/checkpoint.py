@@ -13,7 +13,7 @@ from labrl.errors import LabrlError
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate, Evaluated
 from labrl.storage.atomic import sync_file
-from labrl.storage.checkpoint import CheckpointStore
+from labrl.storage.checkpoint import BEST, CheckpointStore
 from labrl.storage.run_folder import SessionFolder
 from labrl.storage.tree import num_bytes, pack
 from labrl.workspace import Workspace
@@ -42,9 +42,10 @@ class Checkpoint(Callback):
     before the session ends. If a replay buffer is stored in files, checkpoints become more frequent if these
     files have less room than `meta.log_frequency` frames take, or if frames fill them sooner than usual.
 
-    If the disk fails, a warning is logged and training continues; earlier checkpoints stay. If they depend on
-    files that training writes to, training ends before it would make them unusable. If the last checkpoint
-    cannot be written, the session fails, because everything learned since the previous one is lost.
+    If the disk fails, training continues and `session.folder.errors` reports it; earlier checkpoints stay. If
+    they depend on files that training writes to, training ends before it would make them unusable. If the
+    last checkpoint cannot be written, the session fails, because everything learned since the previous one is
+    lost.
 
     Weights that are evaluated asynchronously are saved when the evaluation starts, and kept until its result
     is known. If the last evaluation was due only because the budget ended, the previous best model is kept
@@ -101,7 +102,7 @@ class Checkpoint(Callback):
         if best_frame == frame > 0 and (found is None or found < frame):
             self._save(session)  # an evaluation that was missing has just been made
         elif best_frame is not None and best_frame != found and best_frame in self._store.frames():
-            self._declare_best(best_frame)  # the run was killed before it was marked
+            self._declare_best(session, best_frame)  # the run was killed before it was marked
 
     def step(self, session: SessionView) -> None:
         """Save if a checkpoint is due, if this may be the best model so far, or if files are nearly full."""
@@ -112,6 +113,18 @@ class Checkpoint(Callback):
         filled = not self._refused and self._room_spent * self._keep_last > 1
         if session.clock.due(self._frequency) or of_interest or filled or self._keeps(session):
             self._save(session)
+
+    def save_now(self, session: SessionView) -> None:
+        """Save at this frame, because a signal asks for it, and say so in the log."""
+        if self._num_ranks > 1:
+            _log.warning("several ranks save only at their usual checkpoints, so SIGUSR2 has no effect")
+            return
+        frame = session.clock.frame
+        if self._refused or frame != self._saved_frame:
+            self._save(session)
+        self._settle()
+        if not self._refused:
+            _log.warning("checkpoint at frame %d, as SIGUSR2 asks; training continues", frame)
 
     def finish(self, session: SessionView) -> None:
         """Save an interrupted session; with `save_crash`, save a failed one in a separate folder."""
@@ -127,8 +140,9 @@ class Checkpoint(Callback):
             found = self._written_frame
             start = f"the last checkpoint, at frame {found:,}" if found else "frame 0: there is no checkpoint"
             raise DiskRefusesError(
-                f"no checkpoint could be written at the end, frame {session.clock.frame:,}: make room in "
-                f"{session.folder.checkpoints}, then continue with labrl +resume from {start}",
+                f"no checkpoint could be written at the end, frame {session.clock.frame:,} "
+                f"({session.folder.errors.cause}): mend that in {session.folder.checkpoints}, then continue "
+                f"with labrl +resume from {start}",
                 key=str(session.folder.checkpoints),
             )
 
@@ -173,7 +187,8 @@ class Checkpoint(Callback):
         try:
             packed = pack(session.state_dict())
         except OSError as error:  # from files that are part of the state
-            self._refuse(clock.frame, error)
+            self._refused = True
+            session.folder.errors.failed(session.folder.checkpoints, error)
             return
         beside = not self._in_files and num_bytes(packed) <= LARGEST_COPY
         if beside:
@@ -192,14 +207,14 @@ class Checkpoint(Callback):
         """
         assert self._store is not None, "start() comes before step()"
         # A power failure must not lose rows that the checkpoint counts as written.
-        try:
-            for table in (folder.train_csv, folder.eval_csv):
-                sync_file(table)
+        written = [folder.checkpoints, *([folder.checkpoints / BEST] if how["best"] else [])]
+        with folder.errors.tolerated(*written):
+            for path in (folder.train_csv, folder.eval_csv, folder.path, *folder.replay.glob("**")):
+                sync_file(path)
             self._store.write(frame, packed, **how)
-        except OSError as error:
-            self._refuse(frame, error)
-            return False
-        return True
+            return True
+        self._refused = True
+        return False
 
     def _settle(self) -> None:
         """Wait until the checkpoint in progress is written."""
@@ -207,19 +222,15 @@ class Checkpoint(Callback):
         if writing is not None and writing.result():
             self._written_frame = self._saved_frame
 
-    def _refuse(self, frame: int, error: OSError) -> None:
-        self._refused = True
-        _log.warning("no checkpoint at frame %d, training continues: %s", frame, error)
-
     def _check_files(self, session: SessionView) -> None:
         """Raise DiskRefusesError before files that the last checkpoint needs are lost."""
         until = self._written_frame + self._most_unsaved(session) * self._keep_last
         if self._in_files and (session.clock.frame >= until or self._room_spent > 1):
             files = session.folder.replay
             raise DiskRefusesError(
-                f"no checkpoint could be written since frame {self._written_frame:,}, and further training "
-                f"would overwrite the parts of {files} that the last one needs: make room there, then "
-                "continue from it with labrl +resume",
+                f"no checkpoint could be written since frame {self._written_frame:,} "
+                f"({session.folder.errors.cause}), and further training would overwrite the parts of {files} "
+                "that the last one needs: mend that, then continue from it with labrl +resume",
                 key=str(files),
             )
 
@@ -235,13 +246,11 @@ class Checkpoint(Callback):
     def _declare_earlier(self, session: SessionView, evaluated: Evaluated) -> None:
         """Mark an earlier checkpoint as best, after an asynchronous evaluation."""
         if self._store is not None and evaluated.best and evaluated.frame != session.clock.frame:
-            self._declare_best(evaluated.frame)
+            self._declare_best(session, evaluated.frame)
 
-    def _declare_best(self, frame: int) -> None:
+    def _declare_best(self, session: SessionView, frame: int) -> None:
         """Mark the existing checkpoint of `frame` as the best one."""
         assert self._store is not None
         self._settle()
-        try:
+        with session.folder.errors.tolerated(session.folder.checkpoints / BEST):
             self._store.declare_best(frame)
-        except OSError as error:
-            _log.warning("the best model, at frame %d, could not be kept: %s", frame, error)

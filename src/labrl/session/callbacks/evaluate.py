@@ -86,7 +86,7 @@ class Evaluate(Callback):
     def start(self, session: SessionView) -> None:
         """Cut the table back to the frame at which the session continues, and make missing evaluations."""
         clock = session.clock
-        self._table = continued_table(session.folder.eval_csv, self.last_frame)
+        self._table = continued_table(session.folder.eval_csv, self.last_frame, session.folder.errors)
         if not self.quota.num_envs:  # evaluation was switched off: drop what was queued before
             self._queue = deque(snapshot for snapshot in self._queue if snapshot.frame == clock.frame)
         if clock.finished and max(self.last_frame, *(one.frame for one in self._queue), 0) < clock.frame:
@@ -104,7 +104,9 @@ class Evaluate(Callback):
         self._advance(session, wait=session.clock.finished)
 
     def finish(self, session: SessionView) -> None:
-        """Close the environments, and end the separate process."""
+        """Close the environments, end the separate process, and write rows that could not be written."""
+        if self._table is not None:
+            self._table.flush()
         for part in (self._envs, self._evaluator):
             if part is not None:
                 part.close()

@@ -25,6 +25,7 @@ from labrl.session.callbacks.closer_look import NamedValues
 from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.provenance import read_command, recorded_config
 from labrl.storage.run_folder import RunFolder
+from labrl.storage.write_errors import write_all
 
 _BINS = 64
 
@@ -35,7 +36,10 @@ def event_files(folder: Path) -> list[Path]:
 
 
 class EventFile:
-    """A new event file in a session's folder, beside any earlier ones."""
+    """A new event file in a session's folder, beside any earlier ones.
+
+    Events are written by `flush`. Those that cannot be written are kept for the next call.
+    """
 
     def __init__(self, folder: Path, purge_from: int | None = None) -> None:
         """purge_from: step from which readers discard the content of earlier files."""
@@ -43,9 +47,8 @@ class EventFile:
         number = max(
             int(time.time()), *(one + 1 for one in before), 0
         )  # sorts after all others, even if the system clock was set back
-        folder.mkdir(exist_ok=True)
-        path = folder / f"events.out.tfevents.{number:010d}.{platform.node()}.{os.getpid()}"
-        self._file = path.open("xb")
+        self._path = folder / f"events.out.tfevents.{number:010d}.{platform.node()}.{os.getpid()}"
+        self._pending = bytearray()
         self._add(file_version="brain.Event:2", step=purge_from or 0)
         if purge_from is not None:
             self._add(step=purge_from, session_log=SessionLog(status=SessionLog.START))
@@ -82,15 +85,15 @@ class EventFile:
             setattr(info.hparams[name], f"{kind}_value", str(value) if kind == "string" else value)
         self._add_plugin_data(session, "session_start_info", session_start_info=info)
 
-    def close(self, session: SessionView) -> None:
-        """Write how the session ended, and close the file."""
+    def add_end(self, session: SessionView) -> None:
+        """Write how the session ended."""
         status = Status.Value("STATUS_SUCCESS" if session.clock.finished else "STATUS_FAILURE")
         self._add_plugin_data(session, "session_end_info", session_end_info=SessionEndInfo(status=status))
-        self._file.close()
 
     def flush(self) -> None:
-        """Flush buffered events to the file."""
-        self._file.flush()
+        """Write the pending events to the file. Raises OSError."""
+        self._path.parent.mkdir(exist_ok=True)
+        write_all(self._path, self._pending)
 
     def _add_plugin_data(self, session: SessionView, name: str, **content: Any) -> None:
         if experiment_of(session.folder.path.parent) is not None:
@@ -101,7 +104,7 @@ class EventFile:
 
     def _add(self, moment: float | None = None, **content: Any) -> None:
         event = Event(wall_time=time.time() if moment is None else moment, **content)
-        self._file.write(record(event.SerializeToString()))
+        self._pending += record(event.SerializeToString())
 
 
 def record(data: bytes) -> bytes:

@@ -12,6 +12,7 @@ from labrl.envs.vector import ENDLESS
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.closer_look import Norms
 from labrl.storage.tables import CsvTable
+from labrl.storage.write_errors import WriteErrors
 
 _log = logging.getLogger(__name__)
 
@@ -39,9 +40,9 @@ def clock_columns(session: SessionView) -> dict[str, Any]:
     }
 
 
-def continued_table(path: Path, last_frame: int) -> CsvTable:
+def continued_table(path: Path, last_frame: int, errors: WriteErrors) -> CsvTable:
     """Return a table cut back to its row of `last_frame`, and warn if that row is missing."""
-    table = CsvTable(path)
+    table = CsvTable(path, errors)
     found = table.truncate_after(last_frame)
     if found < last_frame:
         _log.warning(
@@ -88,7 +89,7 @@ class LogTraining(Callback):
 
     def start(self, session: SessionView) -> None:
         """Cut the table back to the frame at which the session continues; write a missing last row."""
-        self._table = continued_table(session.folder.train_csv, self._last_frame)
+        self._table = continued_table(session.folder.train_csv, self._last_frame, session.folder.errors)
         if self._norms is not None:
             self._norms.start(session)
         self.look_ahead(session.clock.frame)
@@ -111,6 +112,11 @@ class LogTraining(Callback):
         self._warn_of_endless_episodes(session)
         for listener in self._listeners:
             listener.row(session, "train", row)
+
+    def finish(self, session: SessionView) -> None:
+        """Write rows that could not be written before."""
+        if self._table is not None:
+            self._table.flush()
 
     def state_dict(self) -> dict[str, Any]:
         """Return frame and time of the last row, from which the next row's fps is computed."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from labrl.session.callbacks.callback import Callback, SessionView
 
 if TYPE_CHECKING:
     from labrl.session.options import ProfileConfig
-
-_log = logging.getLogger(__name__)
 
 ROWS = 50
 """Number of rows in the table, which lists the calls with the most time of their own."""
@@ -52,10 +49,8 @@ class Profile(Callback):
             return
         profiler.stop()
         folder = session.folder.profile
-        try:
+        with session.folder.errors.tolerated(folder):
             folder.mkdir(exist_ok=True)
             profiler.export_chrome_trace(str(folder / "trace.json"))
             table = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=ROWS)
             (folder / "table.txt").write_text(table + "\n", encoding="utf-8")
-        except OSError as error:
-            _log.warning("the profile cannot be written to %s: %s", folder, error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -92,7 +91,7 @@ class Progress(Callback):
             losses=self._losses,
             max_wall=clock.max_wall,
         )
-        with contextlib.suppress(OSError):  # a full disk must not end training
+        with session.folder.errors.tolerated(session.folder.progress):
             write_json(session.folder.progress, asdict(progress), durable=False)
         if self._display is not None:
             self._display.show([progress])

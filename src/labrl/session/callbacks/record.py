@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +17,6 @@ from labrl.storage.episodes import RecordedEpisode, read_episode, write_episode
 
 SECONDS_BETWEEN_WRITES = 10.0
 """Shortest time in seconds between two writes of the files while a session runs."""
-
-_log = logging.getLogger(__name__)
 
 
 class RecordEpisodes(Callback):
@@ -40,6 +37,7 @@ class RecordEpisodes(Callback):
         """The kept episodes, to which the session adds training episodes."""
         self._env: dict[str, Any] = {}
         self._next_write = 0.0
+        self._waiting: dict[str, RecordedEpisode] = {}  # by file name, those that could not be written
         evaluate.followers.append(self._take_evaluation)
 
     def start(self, session: SessionView) -> None:
@@ -93,13 +91,13 @@ class RecordEpisodes(Callback):
 
         files: key of the episode (`best` or `last`) by file name; None writes both under these names.
         """
-        kept = self._settled()
-        try:
-            for name, which in ({name: name for name in kept} if files is None else files).items():
-                if which in kept:
-                    write_episode(session.folder.episodes, name, kept[which])
-        except OSError as error:
-            _log.warning("episodes are not recorded, training continues: %s", error)
+        kept, folder = self._settled(), session.folder.episodes
+        wanted = {name: name for name in kept} if files is None else files
+        self._waiting.update({name: kept[which] for name, which in wanted.items() if which in kept})
+        for name, episode in list(self._waiting.items()):
+            with session.folder.errors.tolerated(folder / f"{name}.npz"):
+                write_episode(folder, name, episode)
+                del self._waiting[name]
         self._next_write = time.monotonic() + SECONDS_BETWEEN_WRITES
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,8 +13,6 @@ from labrl.storage.tables import read_rows
 if TYPE_CHECKING:
     from labrl.session.callbacks.event_file import EventFile
 
-_log = logging.getLogger(__name__)
-
 TABLES: tuple[Table, ...] = ("train", "eval")
 
 
@@ -24,8 +21,8 @@ class TensorBoard(Callback):
 
     A resumed session starts a new file. It tells readers to discard the content of earlier files from its
     first frame on, and repeats rows from the tables that are lost in this way. No row is shown twice, is
-    missing, or was undone by the resume. After a write error, for instance on a full disk, the next row that
-    can be written starts a new file in the same way.
+    missing, or was undone by the resume. While the file cannot be written, for instance on a full disk, rows
+    are kept for later, but no histograms.
     """
 
     def __init__(self, look: CloserLook | None = None) -> None:
@@ -33,7 +30,6 @@ class TensorBoard(Callback):
         self._look = look
         self.frequencies = () if look is None else (1,)
         self._file: EventFile | None = None
-        self._refused: int | None = None  # first frame that could not be written
 
     def step(self, session: SessionView) -> None:
         """Collect the actions for the histograms."""
@@ -41,27 +37,24 @@ class TensorBoard(Callback):
         self._look.step(session)
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
-        """Write the finite numbers of a row. A write error does not end training."""
+        """Write the finite numbers of a row."""
         frame = int(row["frame"])
-        try:
+        errors, folder = session.folder.errors, session.folder.tensorboard
+        with errors.tolerated(folder):
             if self._file is None:
                 self._file = self._open(session, table, frame)
             self._file.add_row(table, row)
-            if self._look is not None and table == "train":
+            if self._look is not None and table == "train" and folder not in errors.lacking:
                 self._file.add_histograms(frame, self._look.values(session))
             self._file.flush()  # so that the curves of a killed session reach up to here
-            self._refused = None
-        except OSError as error:
-            self._give_up(frame, error)
 
     def finish(self, session: SessionView) -> None:
-        """Write how the session ended, and close the event file."""
-        try:
-            if self._file is not None:
-                self._file.close(session)
-        except OSError as error:
-            self._give_up(session.clock.frame, error)
-        self._file = None
+        """Write how the session ended."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.add_end(session)
+            with session.folder.errors.tolerated(session.folder.tensorboard):
+                file.flush()
 
     def _open(self, session: SessionView, table: Table, frame: int) -> EventFile:
         """Start a file for the row of `frame` in `table`, and repeat earlier rows that are lost."""
@@ -73,8 +66,8 @@ class TensorBoard(Callback):
         late = table == "eval"  # an asynchronous evaluation may be older than training rows
         rows["train"] = {at: row for at, row in rows["train"].items() if late or at < frame}
         rows["eval"] = {at: row for at, row in rows["eval"].items() if at < frame}
-        purge_from = self._refused
-        if purge_from is None and event_files(folder.tensorboard):
+        purge_from = None
+        if event_files(folder.tensorboard):
             # Histograms are written with training rows and are in no table, so they must not be discarded.
             whole = rows.values() if self._look is None else [rows["train"]]
             purge_from = 1 + min(max(of_table, default=-1) for of_table in whole)
@@ -85,15 +78,7 @@ class TensorBoard(Callback):
             for at, row in rows[name].items():
                 if at >= (purge_from or 0):
                     file.add_row(name, row, began + float(row["wall"] or 0))
-        file.flush()
         return file
-
-    def _give_up(self, frame: int, error: OSError) -> None:
-        """Abandon the file after an error; the next row starts another one."""
-        self._file = None
-        if self._refused is None:
-            self._refused = frame
-            _log.warning("nothing is written for TensorBoard, training continues: %s", error)
 
 
 def _by_frame(table: Path) -> dict[int, Row]:

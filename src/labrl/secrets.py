@@ -1,0 +1,288 @@
+"""Passwords and keys in configurations, commands and messages: masked wherever labrl records or prints them.
+
+A value is secret if it is the password of a URL, if its key or variable has a name such as WANDB_API_KEY,
+token or db_password, or if it equals the value of an environment variable with such a name.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from labrl.errors import InputError, Mistake
+
+T = TypeVar("T")
+
+MASK = "***"
+"""What is recorded in place of a secret."""
+
+ENV_SET = "hydra.job.env_set"
+"""Key of the environment variables that Hydra sets for trials, all of which count as secrets."""
+
+# Not `tokens`, which are often the parts of a text.
+_NOUNS = (
+    *("password", "passwd", "passphrase", "secret", "token", "credential", "apikey", "authorization"),
+    *("passwords", "secrets", "credentials"),
+)
+_KEYS = ("api", "access", "secret", "private", "auth", "account", "encryption", "signing", "ssh")
+_PLACES = ("file", "path", "dir", "directory", "folder", "url", "uri", "name", "id", "env")
+"""Last words of names whose value says where a secret is or to whom it belongs."""
+
+_SHORTEST = 8
+"""Least number of characters of a secret that is also masked where it appears without its name."""
+
+remembered: dict[str, Any] = {}
+"""The values with secrets in the configurations that this process has used, by key."""
+
+_sources: dict[str, str] = {}
+
+_word = "env_set|pass|pwd|secret|token|credential|authori|key"
+_hint = re.compile(f"://|{_word}", re.IGNORECASE).search
+# In `://user:password@host`, the password may contain a slash or an @, but a port is none.
+_login = re.compile(
+    r"(://[^\s/:@'\"]*):(?![{$<%])(?!\d+[/'\"\s])[^\s'\"]+@|(https?://)(?![{$<%])[^\s/:@'\"]+@"
+).sub
+_interpolation = r"\$\\?\{[^}]*\}"  # Hydra may escape it
+_pairs = re.compile(
+    rf"(?<![\w.-])(?P<name>[\w.-]*(?:{_word})[\w.-]*)(?P<is>[\"']?\s?[=:]\s?)"
+    r"""(?:(?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)"""
+    rf"""|(?P<bare>(?:{_interpolation}|[^\s'"{{}}\[\]()&])*(?:{_interpolation}|[^\s'"{{}}\[\](),.;:&])))""",
+    re.IGNORECASE,
+).sub
+# An interpolation, or a placeholder in a message.
+_reference = re.compile(rf"(?:{_interpolation})+|<\w+>").fullmatch
+_item = re.compile(rf"(?:{_interpolation}|[^,])+").match
+_ends = re.compile(r"[ \t]*(?:[,}\]\r\n]|$)").match
+_override = re.compile(r"[+~]*([\w./-]+)=(.*)", re.DOTALL).fullmatch
+_SECRET_FILE = (
+    r"(?!.*\.(?:example|sample|template|dist|pub)$)(?:\.env(?:\..*)?|.*\.env|[._]netrc|id_(?:rsa|dsa|ecdsa|ed25519).*"
+    r"|.*\.(?:pem|key|p12|pfx|jks|keystore|kdbx|ppk|gpg|ovpn)|\.(?:pgpass|npmrc|pypirc|htpasswd|git-credentials"
+    r"|dockercfg|my\.cnf|s3cfg|boto|vault-token)|kaggle\.json|.*service.?account.*\.json)"
+)
+_SECRET_FOLDER = r"\.(?:ssh|aws|gnupg|azure|kube|docker)|secrets|credentials"
+
+
+@functools.lru_cache(4096)
+def is_secret(name: str) -> bool:
+    """Return whether a key or an environment variable with this name holds a secret.
+
+    Words count as a whole: `access_token` and `HF_TOKEN` do, `max_tokens` and `target_entropy` do not. In
+    names of environment variables, which are in capitals, such a word may also be followed by others.
+    """
+    if ENV_SET in name or name.startswith("env_set"):
+        return True
+    last = name.rpartition(".")[2]
+    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", last)]
+    if not words or words[-1] in _PLACES:
+        return False
+    return any(
+        words[at].endswith(_NOUNS)
+        or (at > 0 and words[at] == "key" and words[at - 1] in _KEYS)
+        or (at > 0 and words[at] in ("pass", "pwd") and last.isupper())
+        for at in (range(len(words)) if last.isupper() else [len(words) - 1])
+    )
+
+
+def is_secret_file(path: str, committed: bool = False) -> bool:
+    """Return whether a file with this path probably holds secrets, to judge by its name and its folders.
+
+    path: relative to the folder in question, with slashes; committed: whether the file is in a repository,
+    where code is never secret.
+    """
+    *folders, name = path.lower().split("/")
+    stem, _, suffix = name.rpartition(".")
+    is_code = suffix in ("py", "pyx", "ipynb", "c", "cpp", "cu", "h", "md")
+    if committed and is_code:
+        return False
+    if re.fullmatch(_SECRET_FILE, name) or any(re.fullmatch(_SECRET_FOLDER, folder) for folder in folders):
+        return True
+    words = re.sub(r"\W+", "_", stem or suffix)
+    return is_secret(
+        words if is_code else words.upper()
+    )  # `token_bucket.py` is innocent, `secrets.py` is not
+
+
+def redact(content: T) -> T:
+    """Return plain data or text with MASK in place of each secret.
+
+    Interpolations such as `${oc.env:DB_PASSWORD}` stay, because they name a secret without containing it.
+    """
+    return _redacted(content, _known())
+
+
+def redact_diff(diff: str) -> str:
+    """Return a diff with MASK in place of passwords in URLs, and of secrets in the environment, that it adds.
+
+    Names do not count, because in code, `token = read()` contains no secret. Other lines are in the
+    repository, and `git apply` needs them.
+    """
+    known = _known()
+    lines = diff.split("\n")
+    return "\n".join(_without_values(line, known) if line.startswith("+") else line for line in lines)
+
+
+def restore(node: Any, key: str = "") -> Any:
+    """Return plain data, whose key is `key`, with the secrets that MASK stands for.
+
+    They come from configurations that this function has seen before in this process, or from environment
+    variables, as named by `variable`. Raises InputError with a mistake for each secret that is in neither.
+    """
+    missing: list[Mistake] = []
+    restored = _restored(node, key, _known(), is_secret(key), missing)
+    if missing:
+        raise InputError.of(missing)
+    return restored
+
+
+def variable(key: str) -> str:
+    """Return the environment variable that provides the masked value of a configuration key."""
+    if key.startswith(f"{ENV_SET}."):
+        return key.removeprefix(f"{ENV_SET}.")
+    return "LABRL_" + re.sub(r"\W+", "_", key).strip("_").upper()
+
+
+def note_typed(edits: Iterable[str]) -> None:
+    """Let `origins` name the secrets in these overrides, which were typed to continue a run."""
+    typed = [one.lstrip("+~").partition("=")[0] for one in edits if redact([one]) != [one]]
+    _sources.update(dict.fromkeys(typed, "the command line"))
+
+
+def origins() -> list[str]:
+    """Return a line for each secret that `restore` or `note_typed` has found since the last call."""
+    found = dict(_sources)
+    _sources.clear()
+    return [
+        f"{key} has a secret, which is not recorded: it comes from {where}" for key, where in found.items()
+    ]
+
+
+class RedactingFormatter(logging.Formatter):
+    """Formatter of log records that masks secrets, also in tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record."""
+        return redact(super().format(record))
+
+
+def _below(key: str, name: Any) -> str:
+    if isinstance(name, int):
+        return f"{key}[{name}]"
+    return f"{key}.{name}" if key else str(name)
+
+
+def _restored(
+    node: Any, key: str, known: re.Pattern[str] | None, hidden: bool, missing: list[Mistake]
+) -> Any:
+    """Return `node` with its secrets, and add those that are not known to `missing`.
+
+    hidden: whether its key, or one above it, names a secret.
+    """
+    if isinstance(node, Mapping):
+        return {
+            name: _restored(inner, _below(key, name), known, hidden or is_secret(str(name)), missing)
+            for name, inner in node.items()
+        }
+    if isinstance(node, list):
+        return [
+            _restored(inner, _below(key, index), known, hidden, missing) for index, inner in enumerate(node)
+        ]
+    if not isinstance(node, str) or MASK not in node:
+        if isinstance(node, str | int | float) and _redacted(node, known, key, hidden) != node:
+            remembered[key] = node
+        return node
+    if key in remembered:
+        return remembered[key]
+    name = variable(key)
+    if name in os.environ:
+        _sources[key] = f"the environment variable {name}"
+        return os.environ[name]
+    plus = "+" if key.startswith(ENV_SET) else ""
+    message = (
+        f"{key}={node}: {MASK} stands for a secret, which is not recorded. Set the environment variable "
+        f"{name} to the whole value, or type {plus}{key}=<value>"
+    )
+    missing.append(Mistake("missing", key, message))
+    return node
+
+
+def _known() -> re.Pattern[str] | None:
+    """Return a pattern of the secrets that the environment and earlier configurations name."""
+    named = (value for name, value in os.environ.items() if is_secret(name))
+    # A variable may also name a file, or have a word as its value, which is no secret elsewhere.
+    values = [value for value in named if not value.startswith("/") and not value.isalpha()]
+    values += [value for value in remembered.values() if isinstance(value, str)]
+    # The passwords of URLs have a pattern of their own.
+    found = [value for value in values if len(value) >= _SHORTEST and "://" not in value]
+    return _pattern(frozenset(found)) if found else None
+
+
+@functools.lru_cache(8)
+def _pattern(values: frozenset[str]) -> re.Pattern[str]:
+    longest_first = sorted(values, key=len, reverse=True)
+    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)")
+
+
+def _redacted(content: Any, known: re.Pattern[str] | None, name: str = "", hidden: bool = False) -> Any:
+    """Return `content` without secrets. name: its key; hidden: whether a key above it names a secret."""
+    if isinstance(content, str):
+        if hidden and _hides(name, content):
+            return MASK
+        return _redacted_text(content, known)
+    if isinstance(content, Mapping):
+        return {
+            key: _redacted(value, known, str(key), hidden or is_secret(str(key)))
+            for key, value in content.items()
+        }
+    if isinstance(content, list | tuple):
+        return [_redacted_item(one, known, name, hidden) for one in content]
+    if hidden and isinstance(content, int | float) and not isinstance(content, bool):
+        return MASK if _hides(name, str(content)) else content
+    return content
+
+
+def _redacted_item(item: Any, known: re.Pattern[str] | None, name: str, hidden: bool) -> Any:
+    """Return an item of a list, which may be an override; its value ends with the item."""
+    found = _override(item) if isinstance(item, str) and _hint(item) else None
+    if found and is_secret(found[1]) and _hides(found[1], found[2]):
+        return item[: found.start(2)] + MASK
+    return _redacted(item, known, name, hidden)
+
+
+def _redacted_text(text: str, known: re.Pattern[str] | None) -> str:
+    text = _without_values(text, known)
+    return _pairs(_without_value, text) if _hint(text) else text
+
+
+def _without_values(text: str, known: re.Pattern[str] | None) -> str:
+    if "://" in text:
+        text = _login(lambda found: f"{found[1]}:{MASK}@" if found[1] else f"{found[2]}{MASK}@", text)
+    return text if known is None else known.sub(MASK, text)
+
+
+def _without_value(found: re.Match[str]) -> str:
+    name, joint, quote = found["name"], found["is"], found["quote"] or ""
+    value, rest = found["quoted"] if quote else found["bare"], ""
+    if ":" in joint and not quote:
+        # In a message, `password: must be text` is no value, nor is the end of `about secrets: none`.
+        before = found.string[max(found.start() - 40, 0) : found.start()].rstrip(" \t-")[-1:]
+        if before not in ("", "\n", "{", ",") or not _ends(found.string, found.end()):
+            return found[0]
+        if before in ("{", ",") and (item := _item(value)):
+            value, rest = item[0], value[item.end() :]
+    if not is_secret(name) or not _hides(name, value):
+        return found[0]
+    return f"{name}{joint}{quote}{MASK}{quote}{rest}"
+
+
+def _hides(name: str, value: str) -> bool:
+    """Return whether a value must be masked, given that its name is that of a secret."""
+    if value.lower() in ("", "null", "none", "true", "false", "???", MASK):
+        return False
+    if _reference(value.strip("'\"")):
+        return False
+    is_count = ("token" in name.lower() or ENV_SET in name) and re.fullmatch(r"[\d.]+", value)
+    return not is_count

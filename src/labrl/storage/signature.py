@@ -1,0 +1,126 @@
+"""Signatures by which labrl recognizes the runs and experiments of its user.
+
+A folder from someone else is data: what its configuration names is imported only if it is part of labrl, of a
+library that labrl builds on, or of a folder that the user types now (see `labrl.storage.trust`). The key of
+the signatures is a random file in the user's cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labrl.storage.atomic import as_known_to_json
+
+SIGNATURE = "signature"
+"""Key of the signature in a signed JSON file."""
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What the user says about recorded configurations in the present command or call."""
+
+    everything: bool = False
+    """Whether to use whatever they name."""
+    config_dir: str | None = None
+    """Absolute path of the --config-dir that is typed now, whose files are the user's own."""
+    typed: str = "labrl.load(..., trust=True)"
+    """How to say that everything is trusted, for messages."""
+
+
+_trust: ContextVar[Trust] = ContextVar("trust", default=Trust())  # noqa: B039 (it is frozen)
+
+_temporary_key = secrets.token_bytes(KEY_BYTES)
+"""Key of this process, which signs if the cache cannot be written."""
+_checked: set[str] = set()
+"""Signatures, with the key of this process, of contents that it has checked."""
+
+
+def present_trust() -> Trust:
+    """Return what the user says in the present command or call."""
+    return _trust.get()
+
+
+@contextmanager
+def trusting(trust: Trust) -> Iterator[None]:
+    """Let `trust` apply in this context."""
+    token = _trust.set(trust)
+    try:
+        yield
+    finally:
+        _trust.reset(token)
+
+
+def cache_folder() -> Path:
+    """Return the folder of the key and of measured baselines: LABRL_CACHE, or labrl in the user's cache."""
+    own = os.environ.get("LABRL_CACHE")
+    if own:
+        return Path(os.path.expanduser(own))
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "labrl")
+
+
+def signed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a JSON file with the user's signature.
+
+    If the cache cannot be written, only this process recognizes the signature.
+    """
+    plain = {name: value for name, value in content.items() if name != SIGNATURE}
+    return {**plain, SIGNATURE: _signature(_key(create=True) or _temporary_key, plain)}
+
+
+def is_own(content: Mapping[str, Any]) -> bool:
+    """Return whether the user has signed the content of a JSON file, or trusts everything."""
+    if present_trust().everything or _signature(_temporary_key, content) in _checked:
+        return True
+    given = str(content.get(SIGNATURE, "")).encode()
+    keys = filter(None, (_key(create=False), _temporary_key))
+    return any(hmac.compare_digest(_signature(key, content).encode(), given) for key in keys)
+
+
+def count_as_own(content: Mapping[str, Any]) -> None:
+    """Let `is_own` be true in this process, which has checked the content."""
+    _checked.add(_signature(_temporary_key, content))
+
+
+def _signature(key: bytes, content: Mapping[str, Any]) -> str:
+    plain = {name: value for name, value in content.items() if name != SIGNATURE}
+    written = json.loads(json.dumps(as_known_to_json(plain)))  # as it is read from the file
+    return hmac.new(key, json.dumps(written, sort_keys=True).encode(), hashlib.sha256).hexdigest()
+
+
+def _key(create: bool) -> bytes | None:
+    """Return the user's key; None if there is none, or if other users could have read it.
+
+    create: whether to make it. If several processes do, on any machine, all get the same one.
+    """
+    path = cache_folder() / "key"
+    with contextlib.suppress(OSError):
+        if create and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            whole = path.with_name(f".key.{secrets.token_hex(8)}.tmp")
+            try:
+                with open(os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(secrets.token_bytes(KEY_BYTES))
+                    file.flush()
+                    os.fsync(file.fileno())
+                with contextlib.suppress(FileExistsError):  # another process was faster
+                    os.link(whole, path)
+            finally:
+                whole.unlink(missing_ok=True)
+        with open(path, "rb") as file:
+            key = file.read()
+            private = not os.fstat(file.fileno()).st_mode & 0o077
+            return key if private and len(key) == KEY_BYTES else None
+    return None

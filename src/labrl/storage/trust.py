@@ -1,0 +1,249 @@
+"""Check what the configuration in a run or experiment folder of someone else names, before it is imported.
+
+Such a folder is data. A `_target_` in it is accepted only if it is a class that is defined in labrl, in a
+library that labrl builds on, or in a file of the --config-dir that is typed now, and if it is of the kind
+that its place asks for. Nothing else that it names is imported, unless the user trusts it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from labrl.component import TargetError, load_target
+from labrl.config.keys import walk
+from labrl.errors import InputError
+from labrl.storage.experiment_folder import STUDY_FILE, ExperimentFolder
+from labrl.storage.provenance import known_provenance
+from labrl.storage.run_folder import RunFolder
+from labrl.storage.signature import count_as_own, is_own, present_trust
+
+LIBRARIES = ("labrl.", "gymnasium.", "torch.nn.", "torch.optim.")
+"""Beginnings of the modules whose classes every configuration may name."""
+
+_PARTS = "labrl.agents.parts"
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "agent": ("labrl.agents.agent.Agent",),
+    "env": ("labrl.envs.protocol.Backend",),
+    "env.make": ("gymnasium.Env", "gymnasium.vector.VectorEnv"),
+    "transforms.*": ("labrl.agents.transforms.Identity",),
+    "callbacks.*": ("labrl.session.callbacks.callback.Callback",),
+    "agent.network.*": ("torch.nn.Module",),
+    "agent.*exploration": (f"{_PARTS}.exploration.Exploration",),
+    "agent.*memory": ("labrl.memory.replay.Replay",),
+    "agent.*noise": (f"{_PARTS}.noise.ActionNoise",),
+    "agent.*offline": ("labrl.memory.offline.OfflineData",),
+    "agent.*optimizer": ("labrl.learning.optimizers", "torch.optim.Optimizer"),
+    "agent.*self_imitation": (f"{_PARTS}.self_imitation.SelfImitation",),
+    "agent.*target": (f"{_PARTS}.targets.TargetNetwork",),
+    "agent.*value": (f"{_PARTS}.action_values",),
+}
+"""By a pattern of places, the base classes that they ask for, or the module of classes without a base. The
+first pattern applies."""
+
+USERS = ("callbacks.",)
+"""Places for classes of users. labrl makes its own callbacks itself; one connects to other processes."""
+
+HYDRAS = ("hydra/launcher", "hydra/sweeper", "hydra.sweep.dir", "hydra.sweep.subdir")
+"""Overrides for Hydra that an experiment of someone else may have. Others can start programs."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """What a configuration names: a class, a module, an environment that a module registers, or a folder."""
+
+    key: str
+    value: str
+    passed: str = ""
+    """The texts that it receives: what the user has signed is accepted only with these."""
+
+
+def check_recorded(
+    run: RunFolder, config: Mapping[str, Any], overrides: Sequence[str] = (), composes: bool = False
+) -> None:
+    """Raise InputError if the configuration of a run names code that neither labrl nor its user has written.
+
+    config: a configuration in the run folder, as plain data; overrides: recorded overrides; composes: whether
+    the run is composed again, for which its folder of groups is needed. Names that the user has signed are
+    accepted. Nothing is imported that is not accepted.
+    """
+    if present_trust().everything:
+        return
+    facts = known_provenance(run)
+    own = is_own(facts)
+    signed = set(_names(facts.get("config"))) if own else set()
+    found = [*_names(config), *([] if own else _in_overrides(overrides))]
+    found = [name for name in found if name not in signed and not _accepted(name)]
+    _refuse(run.path, [*found, *([] if own or not composes else _config_dir(facts))])
+
+
+def check_experiment(folder: ExperimentFolder) -> str | None:
+    """Raise InputError as `check_recorded` does, for the overrides of an experiment and of its trials.
+
+    Returns the folder of the user's own groups to compose it with.
+    """
+    info = folder.info()
+    if is_own(info):
+        return info.get("config_dir")
+    trials = folder.trials()
+    lists = [info.get("overrides"), info.get("hydra_overrides"), *(one.overrides for one in trials)]
+    recorded = [str(override) for overrides in lists for override in overrides or []]
+    found = [name for name in _in_overrides(recorded) if not _accepted(name)]
+    outside = [one for one in trials if not _lies_in(folder.trial_path(one), folder.path)]
+    found += [Name("folder", one.folder) for one in outside] + _config_dir(info)
+    if info.get("kind") == "search":  # Optuna unpickles the state of some samplers
+        found.append(Name("search", f"{STUDY_FILE}, the database of Optuna"))
+    _refuse(folder.path, found)
+    count_as_own(info)
+    return present_trust().config_dir
+
+
+def _refuse(folder: Path, found: Sequence[Name]) -> None:
+    if not found:
+        return
+    lines = dict.fromkeys(f"  {one.key}: {one.value:.160}" for one in found)
+    raise InputError(
+        f"{folder} was written by someone else, on another machine or by an earlier version of labrl, or was "
+        "changed since you wrote it. It names code that is not part of labrl, which has not been run:\n"
+        + "\n".join(lines)
+        + f"\nIf you trust all of it: {present_trust().typed}",
+        code="untrusted",
+        key=found[0].key,
+    )
+
+
+def _names(node: Any, key: str = "") -> Iterator[Name]:
+    """Yield what is named in a configuration, or in the part of it at `key`."""
+    parts = dict(walk(node, key))
+    for full, value in parts.items():
+        parent, _, last = full.rpartition(".")
+        if last == "_target_" or (last in ("import_module", "id") and value is not None):
+            above = parent.removesuffix(".make")
+            passed = {place: _texts(parts.get(place)) for place in (parent, f"{above}.kwargs", f"{above}.id")}
+            yield Name(full, str(value), json.dumps(passed, sort_keys=True))
+        elif isinstance(value, str) and re.search(r"\$\{[^}]*:", value):  # calls a function of OmegaConf
+            yield Name(full, value)
+
+
+def _texts(node: Any) -> dict[str, str]:
+    return {key: value for key, value in walk(node) if isinstance(value, str)}
+
+
+def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:
+    """Yield what is named in overrides. Those that Hydra cannot parse are left to it."""
+    # Imported late: reading a run of labrl's user must not wait for the parser.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep, QuotedString
+    from hydra.errors import HydraException
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {str(plain(name)): plain(inner) for name, inner in value.items()}
+        if isinstance(value, list):
+            return [plain(inner) for inner in value]
+        return value.text if isinstance(value, QuotedString) else value
+
+    parser = OverridesParser.create()
+    for override in dict.fromkeys(overrides):
+        try:
+            (one,) = parser.parse_overrides([override])
+        except HydraException:
+            continue
+        key = re.sub(r"\[(\w+)\]", r".\1", one.key_or_group).replace("/", ".")
+        if "hydra" in (key.partition(".")[0], re.split(r"[.@]", one.package or "")[0]):
+            apart = one.key_or_group == "hydra.sweep.subdir" and ".." in str(one.value())
+            if one.key_or_group not in HYDRAS or one.package or apart:
+                yield Name(key, override)
+            continue
+        value = one.value()
+        for each in value.list if isinstance(value, ChoiceSweep) else [value]:
+            yield from _names(plain(each), key)
+
+
+def _config_dir(facts: Mapping[str, Any]) -> list[Name]:
+    """Return the recorded folder of groups, unless the user types one now."""
+    recorded = facts.get("config_dir")
+    return [Name("config_dir", str(recorded))] if recorded and present_trust().config_dir is None else []
+
+
+def _accepted(name: Name) -> bool:
+    """Return whether a name may be imported."""
+    place, _, last = name.key.rpartition(".")
+    if place.startswith("hydra") or "$" in name.value:
+        return False
+    if last == "_target_":
+        return _is_part(name.value, re.sub(r"\[\d+\]", "", place))
+    if last == "id" and ":" not in name.value:
+        return all(_is_librarys(one) or _is_users(one) for one in _entry_points(name.value))
+    return _is_users(name.value.partition(":")[0])
+
+
+def _is_part(target: str, place: str) -> bool:
+    """Return whether a target is a class of labrl, a library or the user, of the kind for its place."""
+    if not (_is_librarys(target) or _is_users(target)) or not re.fullmatch(r"\w+(\.\w+)+", target):
+        return False
+    try:
+        found = load_target(target)
+    except TargetError:
+        return True  # it does not exist; the error for that names similar classes
+    if not isinstance(found, type):
+        return False
+    home = sys.modules.get(found.__module__)
+    users = home is not None and _is_below(vars(home).get("__file__"))
+    if not users and (not _is_librarys(f"{found.__module__}.") or place.startswith(USERS)):
+        return False
+    kinds = next((kinds for one, kinds in KINDS.items() if fnmatch(place, one)), None)
+    return any(_is_kind(found, kind, users) for kind in kinds) if kinds else users
+
+
+def _is_kind(found: type, kind: str, users: bool) -> bool:
+    if kind.rpartition(".")[2].islower():
+        return users or found.__module__ == kind
+    return issubclass(found, load_target(kind))
+
+
+def _is_librarys(path: str) -> bool:
+    return path.startswith(LIBRARIES)
+
+
+def _is_users(path: str) -> bool:
+    """Return whether a module, or that of a class, is in the --config-dir that is typed now."""
+    folder = present_trust().config_dir
+    if folder is None:
+        return False
+    if folder not in sys.path:
+        sys.path.append(folder)  # last, so that it shadows no package
+    with suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(re.split(r"[.:]", path)[0])
+        places = (
+            [spec.origin] if spec and spec.origin else list((spec and spec.submodule_search_locations) or [])
+        )
+        return bool(places) and all(map(_is_below, places))
+    return False
+
+
+def _is_below(path: str | None) -> bool:
+    """Return whether a file is in the --config-dir that is typed now."""
+    folder = present_trust().config_dir
+    return None not in (path, folder) and _lies_in(Path(str(path)), Path(str(folder)))
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def _entry_points(env_id: str) -> list[str]:
+    """Return what makes the environments of an id that is registered in Gymnasium."""
+    import gymnasium
+
+    spec = gymnasium.registry.get(env_id)
+    made = [] if spec is None else [spec.entry_point, spec.vector_entry_point]
+    return [one if isinstance(one, str) else f"{one.__module__}." for one in made if one is not None]

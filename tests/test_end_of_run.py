@@ -1,0 +1,120 @@
+"""Tests of signals and kills after training, while videos and the report are made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import Command, start_labrl
+
+from labrl.cli import main
+from labrl.errors import DONE, TERMINATED
+from labrl.storage.run_folder import RunFolder
+
+HANGING = """
+import pathlib
+import time
+
+def hang():
+    pathlib.Path("hanging").touch()
+    while pathlib.Path("hang").exists():
+        time.sleep(0.01)
+"""
+
+LAMP = """
+import gymnasium
+import numpy as np
+from hanging import hang
+
+class Lamp(gymnasium.Env):
+    metadata = {"render_modes": ["rgb_array"]}
+    observation_space, action_space = gymnasium.spaces.Box(0, 1, (1,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.zeros(1, np.float32), 1.0, self.steps == 5, False, {}
+
+    def render(self):
+        hang()
+        return np.zeros((32, 32, 3), np.uint8)
+"""
+
+QUICK = ["agent=random", "env.max_frame=64", "meta.tensorboard=false", "wandb=disabled", "hydra.run.dir=run"]
+
+LAMPS = [
+    "env=gymnasium",
+    "env.id=null",
+    "env.name=lamp",
+    "env.make={_target_: lamp.Lamp}",
+    "meta.report=false",
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
+
+
+@contextlib.contextmanager
+def hanging(folder: Path, *overrides: str) -> Iterator[Command]:
+    """Start a command in which rendering and Matplotlib, which makes the report, hang until the end.
+
+    Yields the command once it has shown on its terminal that it makes videos or the report.
+    """
+    (folder / "hang").touch()
+    (folder / "modules" / "matplotlib").mkdir(parents=True)
+    for name, text in (
+        ("hanging", HANGING),
+        ("lamp", LAMP),
+        ("matplotlib/__init__", "from hanging import hang\nhang()\n"),
+    ):
+        (folder / "modules" / f"{name}.py").write_text(text)
+    leader, follower = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(folder / "modules"), "TERM": "xterm"}
+    command = start_labrl(*QUICK, *overrides, cwd=folder, env=env, stderr=follower)
+    os.close(follower)
+    shown = b""
+    try:
+        while b"Ctrl-C to skip" not in shown and b"making videos" not in shown:
+            shown += os.read(leader, 1000)
+        while not (folder / "hanging").exists():
+            time.sleep(0.01)
+        yield command
+    finally:
+        (folder / "hang").unlink()
+        os.close(leader)
+
+
+@pytest.mark.parametrize("overrides", [["meta.videos=false"], LAMPS], ids=["report", "videos"])
+def test_sigterm_after_training_has_the_same_exit_code(tmp_path: Path, overrides: list[str]) -> None:
+    with hanging(tmp_path, *overrides) as command:
+        command.send_signal(signal.SIGTERM)
+        assert command.wait(timeout=100) == TERMINATED
+    assert RunFolder.open(tmp_path / "run").status == "finished"
+
+
+@pytest.mark.report
+@pytest.mark.xfail(strict=True, reason="+resume of a finished run is refused, even if its report is missing")
+@pytest.mark.usefixtures("own_folder")
+def test_resume_makes_the_report_during_which_a_command_was_killed(tmp_path: Path) -> None:
+    with hanging(tmp_path, "meta.videos=false") as command:
+        command.kill()
+        command.wait(timeout=100)
+    report = tmp_path / "run" / "report.html"
+    assert not report.exists()
+    assert main(["+resume=run"]) == DONE
+    assert report.exists()
