@@ -158,7 +158,7 @@ class A2C(PolicyAgent):
         parameters, value = evaluated(network, minibatch)
         log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -policy_objective(log_prob, minibatch.advantage)
-        value_error = 0.5 * torch.nn.functional.mse_loss(value, minibatch.value_target)
+        value_error = 0.5 * (value - minibatch.value_target).square().mean()
         entropy = entropies.mean()
         loss = torch.add(policy, value_error, alpha=self._config.value_coef)
         if self._entropy_coef:  # torch would still differentiate a term with weight zero

@@ -107,7 +107,7 @@ def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | N
     value, old_value, target: [batch]. Returns a scalar to be minimized.
     """
     if clip is None:
-        return 0.5 * torch.nn.functional.mse_loss(value, target)
+        return 0.5 * (value - target).square().mean()
     clipped = old_value + (value - old_value).clamp(-clip, clip)
     return 0.5 * torch.max((value - target).square(), (clipped - target).square()).mean()
 

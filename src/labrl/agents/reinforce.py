@@ -125,7 +125,7 @@ class Reinforce(PolicyAgent):
         parameters, value = evaluated(network, minibatch)
         log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -(minibatch.advantage * log_prob).mean()
-        value_error = 0.5 * torch.nn.functional.mse_loss(value, minibatch.value_target)
+        value_error = 0.5 * (value - minibatch.value_target).square().mean()
         entropy = entropies.mean()
         loss = policy
         if self._config.value_coef is not None:

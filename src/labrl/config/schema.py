@@ -102,9 +102,9 @@ class MetaConfig:
     """Whether to compile the networks with torch.compile, which makes them faster on GPUs after compiling for
     up to several minutes. It changes the last bits of results."""
     kernels: Literal["auto", "torch"]
-    """Computation of gradients of fully connected networks on the CPU. auto: with kernels, which are several
-    times as fast, if there is one for network and loss; torch: with autograd. The two differ in the last
-    bits."""
+    """Computation of gradients. auto: with kernels for fully connected networks on the CPU, which are several
+    times as fast, and with derived gradients of action distributions; torch: with autograd alone. The two
+    differ in the last bits."""
     on_crash: Watches[Literal["skip", "save"]]
     """Whether a session that fails saves its state in the folder `crash`."""
     profile: Watches[ProfileConfig | None]

@@ -484,7 +484,7 @@ class SquashedGaussian(RescaledGaussian):
         |da/du|.
         """
         log_prob, entropy = super().log_prob_entropy(parameters, action)
-        log_prob = log_prob - log_tanh_slope(action.flatten(1)).sum(1)
+        log_prob = log_prob - log_tanh_slope(action.reshape(len(action), -1)).sum(1)
         return log_prob - self.log_reach, entropy + mean_log_tanh_slope(parameters) + self.log_reach
 
     def to_env(self, action: Array) -> Array:

@@ -78,13 +78,11 @@ class KernelNetwork(Generic[Network]):
         """Compute the outputs of the network as tensors. inputs: tensors, [rows, ...], or None."""
         differentiate, observation = torch.is_grad_enabled(), inputs[0]
         learn = differentiate and self._vector is not None
-        if (
-            self.altered
-            or transforms_active()
-            or (differentiate and observation.requires_grad)
-            or (learn and not (options.get("policy", True) and options.get("value", True)))
-            or options.pop("noise", None) is not None
-        ):
+        plain = self.altered or transforms_active() or (differentiate and observation.requires_grad)
+        if options:
+            parts = options.get("policy", True) and options.get("value", True)
+            plain = plain or (learn and not parts) or options.pop("noise", None) is not None
+        if plain:
             return self.network(*inputs, **options)
         action = inputs[1] if self._reads_actions else None
         to_actions = differentiate and action is not None and action.requires_grad
@@ -130,7 +128,9 @@ class KernelNetwork(Generic[Network]):
         passes = buffers.passes
         if passes.numbers is not None:
             observation = passes.numbers(torch.as_tensor(observation)).numpy()
-        np.copyto(passes.observation, np.asarray(observation).reshape(len(observation), -1))
+        if observation.ndim != 2:
+            observation = observation.reshape(len(observation), -1)
+        np.copyto(passes.observation, observation)
         if passes.action is not None:
             np.copyto(passes.action, action)  # type: ignore[arg-type]  # given where it is read
         for operation in passes.forward:
