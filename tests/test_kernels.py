@@ -49,11 +49,18 @@ def numbers(rng: np.random.Generator, *shape: int) -> Any:
     return rng.standard_normal(shape, np.float32)
 
 
+def tensors_of(network: nn.Module, inputs: Any) -> list[Tensor]:
+    """Return the tensors that a network computes, without the recurrent state."""
+    output = network(*map(torch.from_numpy, inputs))
+    return [output] if isinstance(output, Tensor) else [each for each in output if each is not None]
+
+
 def assert_equals_torch(network: nn.Module, *inputs: Any, rows: int) -> None:
     """Assert that outputs and gradients equal those of a copy of the network in double precision.
 
     Compute `rows` rows, half of them, and all again. Compare gradients by the norm of the difference, because
-    single elements may be sums that cancel: up to 1e-5 of the whole gradient and 1e-3 of the parameter's own.
+    single elements may be sums that cancel: up to 1e-5 of the whole gradient and 1e-3 of the parameter's own,
+    or 3 times the error that torch itself makes in single precision, which layer normalization can amplify.
     """
     rng, reference = np.random.default_rng(rows), copy.deepcopy(network).double()
     for parameter in reference.parameters():
@@ -73,22 +80,28 @@ def assert_equals_torch(network: nn.Module, *inputs: Any, rows: int) -> None:
         pairs = [(found, expected)] if isinstance(found, Tensor) else zip(found, expected, strict=True)
         pairs = [(mine, theirs) for mine, theirs in pairs if mine is not None]
         totals: Any = [0, 0]
-        for mine, theirs in pairs:
+        slopes = [torch.from_numpy(numbers(rng, *mine.shape)) for mine, _ in pairs]
+        for (mine, theirs), slope in zip(pairs, slopes, strict=True):
             assert "Evaluate" in mine.grad_fn.name(), "a kernel computes it"
-            slope = torch.from_numpy(numbers(rng, *mine.shape))
             torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-4, atol=1e-5)
             totals = [totals[0] + (mine * slope).sum(), totals[1] + (theirs * slope).sum()]
         reference.zero_grad()
         flat.gradient.zero_()
         for total in totals:
             total.backward()
+        single = torch.autograd.grad(
+            sum((each * slope).sum() for each, slope in zip(tensors_of(network, given), slopes, strict=True)),
+            list(network.parameters()),
+            allow_unused=True,
+        )
         both = list(zip(network.named_parameters(), reference.parameters(), strict=True))
         wanted = [torch.zeros_like(theirs) if theirs.grad is None else theirs.grad for _, theirs in both]
         whole = float(torch.cat([each.flatten() for each in wanted]).norm())
-        for ((name, mine), _), gradient in zip(both, wanted, strict=True):
+        for ((name, mine), _), gradient, by_torch in zip(both, wanted, single, strict=True):
             assert mine.grad is not None
             error = float((mine.grad - gradient).norm())
-            assert error <= min(1e-5 * whole, 1e-3 * float(gradient.norm()) + 1e-6 * whole), name
+            usual = 0.0 if by_torch is None else 3 * float((by_torch - gradient).norm())
+            assert error <= max(min(1e-5 * whole, 1e-3 * float(gradient.norm()) + 1e-6 * whole), usual), name
 
 
 @settings(max_examples=60, deadline=None)

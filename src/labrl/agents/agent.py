@@ -294,19 +294,18 @@ def _no_agent(component: Component, why: str) -> InputError:
     )
 
 
-def check_statistics(agent: Agent, where: str, names: Sequence[str], count: int) -> None:
-    """Raise InputError unless a loss returned as many statistics as there are names for them.
+def wrong_statistics(agent: Agent, where: str, names: Sequence[str], count: int) -> InputError:
+    """Return the error of a loss that returned more or fewer statistics than there are names for them.
 
-    where: attribute of the agent's class with the names.
+    where: attribute of the agent's class with the names; count: number of statistics.
     """
-    if count != len(names):
-        kind = type(agent)
-        raise InputError(
-            f"agent._target_={kind.__module__}.{kind.__qualname__}: its loss returned {count} statistics, "
-            f"but {where} has {len(names)} names: {', '.join(names)}. Return one statistic for each name.",
-            code="target",
-            key="agent._target_",
-        )
+    kind = type(agent)
+    return InputError(
+        f"agent._target_={kind.__module__}.{kind.__qualname__}: its loss returned {count} statistics, but "
+        f"{where} has {len(names)} names: {', '.join(names)}. Return one statistic for each name.",
+        code="target",
+        key="agent._target_",
+    )
 
 
 class NonFiniteError(Exception):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.action_spaces import check_actions
-from labrl.agents.agent import Actor, Agent, NonFiniteError, Observation, Traits, check_statistics
+from labrl.agents.agent import Actor, Agent, NonFiniteError, Observation, Traits, wrong_statistics
 from labrl.agents.parts.action_values import (
     ActionValues,
     ValuePolicy,
@@ -196,7 +196,8 @@ class DQN(Agent):
             self._rows = learner.gradient(by_sequences, sample, samples=sample.at.shape[1])
         else:
             self._rows = learner.gradient(partial(self.loss, self._policy.noise(3)), sample)
-        check_statistics(self, "ROWS", self.ROWS, len(self._rows))
+        if len(self._rows) != len(self.ROWS):
+            raise wrong_statistics(self, "ROWS", self.ROWS, len(self._rows))
         norm = learner.step(value_at(self._config.lr, frame))
         if not math.isfinite(norm):
             finite_loss = math.isfinite(float(self._rows[0].sum()))

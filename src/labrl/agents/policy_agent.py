@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, check_statistics
+from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, wrong_statistics
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.learner import make_learner
@@ -215,7 +215,8 @@ class PolicyAgent(Agent):
 
         Raises NonFiniteError, and InputError if there are more or fewer statistics than STATISTICS.
         """
-        check_statistics(self, "STATISTICS", self.STATISTICS, len(statistics))
+        if len(statistics) != len(self.STATISTICS):
+            raise wrong_statistics(self, "STATISTICS", self.STATISTICS, len(statistics))
         means = dict(zip(self.STATISTICS, statistics.tolist(), strict=True))
         terms = {**means, "grad_norm": grad_norm, "weights": float(self.learner.flat.vector.detach().sum())}
         if not all(map(math.isfinite, terms.values())):

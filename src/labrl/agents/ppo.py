@@ -228,23 +228,33 @@ class PPO(PolicyAgent):
         return updates if self.imitation is None else updates + self.imitation.learn()
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        """Compute the negative of eq. 9, to be minimized, and the mean STATISTICS."""
+        """Compute the loss of a minibatch, to be minimized, and the mean STATISTICS."""
         parameters, value = evaluated(network, minibatch)
-        log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
+        log_prob, entropy = self.distribution.log_prob_entropy(parameters, minibatch.action)
+        return self.objective(minibatch, log_prob, entropy, value)
+
+    def objective(
+        self, minibatch: Minibatch, log_prob: Tensor, entropy: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the negative of eq. 9, to be minimized, and the mean STATISTICS.
+
+        log_prob, entropy, value: of the policy that learns, [batch] each. A derived agent adds its own term
+        to the result, and the mean of the term to the statistics.
+        """
         log_ratio = log_prob - minibatch.log_prob
         ratio = log_ratio.exp()
         policy = -clipped_surrogate(ratio, minibatch.advantage, self._clip)
         value_error = value_loss(value, minibatch.value, minibatch.value_target, self._value_clip)
-        entropy = entropies.mean()
+        mean_entropy = entropy.mean()
         loss = torch.add(policy, value_error, alpha=self._config.value_coef)
         if self._entropy_coef:  # torch would still differentiate a term with weight zero
-            loss = torch.sub(loss, entropy, alpha=self._entropy_coef)
+            loss = torch.sub(loss, mean_entropy, alpha=self._entropy_coef)
         with torch.no_grad():
             change = ratio - 1
             # Low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).
             kl = (change - log_ratio).mean()
             clipped = (change.abs() > self._clip).float().mean()
-            return loss, torch.stack([policy, value_error, entropy, kl, clipped])
+            return loss, torch.stack([policy, value_error, mean_entropy, kl, clipped])
 
     def metrics(self) -> dict[str, float]:
         """Return means over the updates of the last rollout, and coefficients at this frame."""

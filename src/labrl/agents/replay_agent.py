@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.action_spaces import check_actions
-from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, check_statistics
+from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, wrong_statistics
 from labrl.agents.parts.experience import (
     Experience,
     ExperienceConfig,
@@ -277,7 +277,7 @@ class ReplayAgent(Agent):
                 self._ranks.mean_(statistics)
         values, last, frame = statistics.tolist(), len(names) - 2, self._clock.frame
         if len(values) <= last:
-            check_statistics(self, f"follows[{name!r}]", names[:-1], len(values))
+            raise wrong_statistics(self, f"follows[{name!r}]", names[:-1], len(values))
         if len(values) > last + 1:
             values[last:] = [sum(values[last:]) / len(values[last:])]
         norm = learner.step(value_at(lr, frame))

@@ -319,6 +319,11 @@ class Categorical(ActionDistribution):
         self.action_dtype = torch.int64
         self._first = int(space.start)
 
+    def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
+        """Draw an action for each row with the Gumbel-max trick. [batch]"""
+        action: NDArray = (parameters + generator.gumbel(size=parameters.shape)).argmax(1)
+        return action
+
     def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return the actions with the largest logit, or draw them with the Gumbel-max trick. [batch]"""
         logits = parameters if noise is None else parameters + noise
