@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +30,8 @@ class Episode:
     """Number of agent steps."""
     truncated: bool
     """Whether a time limit ended the episode."""
+    info: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Numbers of `env.info_keys` by name; nan if no step had one."""
 
 
 @dataclass

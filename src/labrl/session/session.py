@@ -14,6 +14,7 @@ from labrl.agents.agent import Observation, build_agent
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock, PhaseTimers
 from labrl.config.schema import TrialConfig
+from labrl.envs.make import info_keys
 from labrl.learning.compute import Compute, set_deterministic
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
@@ -69,7 +70,7 @@ class Session:
         self.streams = Streams(self.seed, ranks.rank)
         max_wall = meta.max_wall if ranks.alone else None  # several ranks have to agree when it is spent
         self.clock = Clock(config.env.config.max_frame, meta.max_opt_step, max_wall)
-        self.episodes = EpisodeWindow(meta.episode_window)
+        self.episodes = EpisodeWindow(meta.episode_window, info_keys(config.env))
         self.timers = PhaseTimers()
         self.interruption = Interruption()
         self._observation: Observation | None = None

@@ -12,7 +12,7 @@ from labrl.session import evaluation
 from labrl.session.acting import acting_state
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.log import clock_columns, continued_table
-from labrl.session.episodes import Played, Source, episode_statistics
+from labrl.session.episodes import Played, Source, episode_statistics, info_statistics
 from labrl.session.evaluation import EvaluationEnvs, Evaluator, Quota, Snapshot
 from labrl.storage.tables import CsvTable
 
@@ -162,7 +162,13 @@ class Evaluate(Callback):
         assert self._table is not None, "start() comes before step()"
         source: Source = "evaluation" if self.quota.num_envs else "training"
         episodes = [one.episode for one in played] if self.quota.num_envs else session.episodes.latest
-        row = {**columns, **episode_statistics(episodes), "episodes": len(episodes), "source": source}
+        row = {
+            **columns,
+            **episode_statistics(episodes),
+            **info_statistics(episodes, session.episodes.info),
+            "episodes": len(episodes),
+            "source": source,
+        }
         self._table.append(row)
         self.last_frame, score = int(columns["frame"]), row["return_mean"]
         best = self.best_return if self.best_source == source else None
