@@ -67,7 +67,7 @@ class Evaluate(Callback):
         `meta.rigorous_eval` on or off, the first score of the new kind counts as the best so far."""
         self.last_frame = 0
         """Frame of the last row."""
-        self._beside, self._listeners = beside and quota.num_envs > 0, listeners
+        self._beside, self.listeners = beside and quota.num_envs > 0, listeners
         self._queue: deque[Snapshot] = deque()
         self._begun = False  # whether the separate process is playing the first in the queue
         self._envs: EvaluationEnvs | None = None
@@ -175,7 +175,7 @@ class Evaluate(Callback):
         better = bool(score > (-math.inf if best is None else best))  # false for nan
         if better:
             self.best_return, self.best_frame, self.best_source = score, self.last_frame, source
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.row(session, "eval", row)
         for follower in self.followers:
             follower(session, Evaluated(self.last_frame, score, played, better))
