@@ -52,6 +52,20 @@ class Forgetful(Drive):
         return {"count": next(self.made)}
 
 
+def merged(infos: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the infos of several environments in the format of Gymnasium's vector environments."""
+    found: dict[str, Any] = {}
+    for name in {name: None for info in infos for name in info}:
+        values = [info.get(name) for info in infos]
+        if isinstance(values[0], dict):
+            found[name] = merged(values)  # type: ignore[arg-type]
+        else:
+            known = next(value for value in values if value is not None)
+            found[name] = np.array([known if value is None else value for value in values])
+        found[f"_{name}"] = np.array([value is not None for value in values])
+    return found
+
+
 class Drives(VectorEnv[Any, Any, Any]):
     """Several drives that are stepped at once, with infos in Gymnasium's format for several environments."""
 
@@ -71,11 +85,11 @@ class Drives(VectorEnv[Any, Any, Any]):
         return self.seen, {}
 
     def step(self, actions: NDArray) -> Any:
-        rewards, over, info = np.zeros(self.num_envs), np.zeros(self.num_envs, bool), {}
+        rewards, over, infos = np.zeros(self.num_envs), np.zeros(self.num_envs, bool), []
         for env, action in enumerate(actions):
-            self.seen[env], rewards[env], over[env], _, own = self.envs[env].step(action)
-            info = self._add_info(info, own, env)
-        return self.seen, rewards, over, np.zeros_like(over), info
+            self.seen[env], rewards[env], over[env], _, info = self.envs[env].step(action)
+            infos.append(info)
+        return self.seen, rewards, over, np.zeros_like(over), merged(infos)
 
 
 class DriveBackend(Backend):

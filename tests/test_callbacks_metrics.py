@@ -137,7 +137,7 @@ class Writes(Callback):
     def step(self, session: Any) -> None:
         step = session.last_step()
         for name in ("observation", "next_observation", "reward", "terminated", "truncated", "episode_over"):
-            with pytest.raises(ValueError, match="read-only"):
+            with pytest.raises(ValueError):  # noqa: PT011
                 getattr(step, name)[:] = 0
         for episode in step.episodes:
             with pytest.raises(TypeError):

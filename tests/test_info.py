@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from callback_cases import finished
-from env_cases import atari, constant, gymnasium_node, own_env, play, sampled
+from env_cases import atari, constant, own_env, play, sampled
 from exact_cases import (
     QUIET,
     REPLAY,
@@ -22,7 +22,7 @@ from exact_cases import (
     newest_checkpoint,
     rows,
 )
-from info_env import Drive, DriveBackend, Drives, Forgetful
+from info_env import Drive, Drives, Forgetful
 from refusals import refused
 from report_cases import ReportPage
 from run_cases import config_with, rows_of, write_run
@@ -41,7 +41,6 @@ from labrl.experiment.search.objective import intermediate_values, trial_values
 from labrl.session.episodes import EpisodeWindow
 from labrl.step import Episode
 from labrl.storage.tables import CsvTable
-from labrl.trial.trial import check
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -279,9 +278,6 @@ def test_report_shows_the_numbers(tmp_path: Path) -> None:
         assert "info/success" in [chart["title"] for chart in ReportPage(page).charts]
 
 
-def test_backend_without_the_option_is_stepped_as_before() -> None:
-    config = DriveBackend.Config(name="drive", num_envs=2, max_frame=1, info_keys=None)
-    env = VectorEnv(DriveBackend(config, num_envs=2, num_threads=1), 0)
-    assert episodes_of(env)[0].info == {}
-    check(resolve(compose([])))
-    assert gymnasium_node()["info_keys"] is None
+def test_backend_without_keys_records_nothing() -> None:
+    env = make_env(made("backend", None), seed=3, num_threads=1)
+    assert [episode.info for episode in episodes_of(env)][:2] == [{}, {}]
