@@ -27,7 +27,8 @@ class Corridor(gym.Env):
         """Move one cell to the left (0) or right (1). Reaching the last cell gives a reward of 1."""
         self.cell = max(0, self.cell + (1 if action == 1 else -1))
         arrived = self.cell >= self.length - 1
-        return self._observation(), float(arrived) - 1 / self.length, arrived, False, {}
+        info = {"arrived": arrived, "steps_back": action != 1}
+        return self._observation(), float(arrived) - 1 / self.length, arrived, False, info
 
     def _observation(self) -> np.ndarray:
         return np.array([self.cell / (self.length - 1)], np.float32)

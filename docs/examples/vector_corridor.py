@@ -34,7 +34,8 @@ class VectorCorridor(VectorEnv):
         """Move in every corridor by one cell. Reaching the last cell gives a reward of 1."""
         self.cell = np.maximum(0, self.cell + np.where(actions == 1, 1, -1))
         arrived = self.cell >= self.length - 1
-        return self._observation(), arrived - 1 / self.length, arrived, np.zeros_like(arrived), {}
+        info = {"arrived": arrived, "steps_back": actions != 1}
+        return self._observation(), arrived - 1 / self.length, arrived, np.zeros_like(arrived), info
 
     def _observation(self) -> np.ndarray:
         return (self.cell[:, None] / (self.length - 1)).astype(np.float32)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +32,8 @@ class Episode:
     """Number of agent steps."""
     truncated: bool
     """Whether a time limit ended the episode."""
+    info: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Numbers of `env.info_keys` by name; nan if no step had one."""
 
 
 @dataclass
@@ -64,3 +69,17 @@ class Step:
         """Return a deep copy, in which fields that share an array share its copy."""
         copies = {id(array): array.copy() for array in vars(self).values() if isinstance(array, np.ndarray)}
         return Step(**{name: copies.get(id(array), array) for name, array in vars(self).items()})
+
+    def read_only(self) -> Step:
+        """Return the same step with arrays that cannot be written to."""
+        return Step(**{name: _read_only(value) for name, value in vars(self).items()})
+
+
+def _read_only(value: Any) -> Any:
+    """Return a view of an array, or copies of episodes, that cannot be changed; anything else as it is."""
+    if isinstance(value, list):
+        return [replace(episode, info=MappingProxyType(episode.info)) for episode in value]
+    if isinstance(value, np.ndarray):
+        value = value.view()
+        value.flags.writeable = False
+    return value

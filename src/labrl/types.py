@@ -10,7 +10,7 @@ import fractions
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 from pydantic_core import PydanticCustomError
@@ -38,6 +38,35 @@ def real_number(value: Any) -> float:
     if value and not SMALLEST <= abs(value) <= LARGEST:
         raise PydanticCustomError("range", f"must be 0 or of magnitude {SMALLEST:.2g} to {LARGEST:.2g}")
     return float(value)
+
+
+def _info_keys(value: Any, parent: str = "") -> Any:
+    """Return the reduction of each entry by its dotted name. A list means `last`; groups may be nested."""
+    if isinstance(value, list) and not parent and all(isinstance(name, str) for name in value):
+        return dict.fromkeys(value, "last")
+    if parent and value in get_args(Reduction):
+        return {parent: value}
+    if not isinstance(value, Mapping):
+        ways = ", ".join(get_args(Reduction))
+        told = f"must be a list of names, or have one of {ways} for each name, such as {{success: last}}"
+        raise PydanticCustomError("type", told)
+    found: dict[str, Any] = {}
+    for name, inner in value.items():
+        found |= _info_keys(inner, f"{parent}.{name}" if parent else str(name))
+    return found
+
+
+INFO = "info/"
+"""Start of the names of columns with numbers from `env.info_keys`."""
+
+
+def _measure(name: str) -> str:
+    """Return a measure of a session or the name of an `info` column. Raises for any other text."""
+    measures = ("final_return", "best_return", "auc", "strength", "wall")
+    if name not in measures and not (name.startswith(INFO) and name != INFO):
+        allowed = f"{', '.join(measures)}, or {INFO}<name> with a name in env.info_keys"
+        raise PydanticCustomError("range", f"must be {allowed}")
+    return name
 
 
 def _is_finite_number(value: Any) -> bool:
@@ -120,6 +149,12 @@ def frames_between(frequency: int | fractions.Fraction | Early, max_frame: int) 
     return frequency if isinstance(frequency, int) else max(math.ceil(frequency * max_frame), 1)
 
 
+Reduction = Literal["last", "sum", "mean", "min", "max"]
+"""How one number of an episode is computed from the numbers of its steps."""
+InfoKeys = Annotated[dict[str, Reduction], BeforeValidator(_info_keys)]
+"""list of names, or one of `last`, `sum`, `mean`, `min`, `max` for each name"""
+Measure = Annotated[str, AfterValidator(_measure)]
+"""`final_return`, `best_return`, `auc`, `strength`, `wall` or `info/<name>`"""
 PositiveInt = Annotated[int, Field(ge=1)]
 """integer >= 1"""
 NonNegativeInt = Annotated[int, Field(ge=0)]

@@ -22,7 +22,7 @@ from typing import Any
 from labrl.secrets import redact
 from labrl.storage.signature import cache_folder
 
-UNDECIDING = ("num_envs", "max_frame", "name", "vectorization")
+UNDECIDING = ("num_envs", "max_frame", "name", "vectorization", "info_keys")
 """Keys of `env` that do not affect the return of a random policy."""
 
 

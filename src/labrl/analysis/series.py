@@ -54,6 +54,10 @@ class TimeAxes:
             found[axis] = View(x, y[first])
         return found
 
+    def info(self, name: str, session: SessionRun, evaluation: bool) -> Views:
+        """Return a number of the episodes of the evaluations, or of the last training episodes."""
+        return self.column(session.eval if evaluation else session.train, name)
+
     def middles(self, curves: Sequence[Views]) -> Views:
         """Return the middle of several sessions' curves by axis; empty without a finite value."""
         found = {axis: middle([one[axis] for one in curves]) for axis in AXES}

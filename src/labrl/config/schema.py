@@ -16,6 +16,7 @@ from labrl.session.options import AsyncUnrollConfig, ProfileConfig, StartFromCon
 from labrl.types import (
     Early,
     Frequency,
+    InfoKeys,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -165,6 +166,10 @@ class EnvironmentConfig:
     max_frame: Scores[PositiveInt]
     """Budget of a session in frames (agent steps summed over the environments), >= 1. Schedules have their
     own horizon, so a resume may change the budget."""
+    info_keys: Watches[InfoKeys | None]
+    """Entries of the environment's `info` to record as columns `info/<name>`: the number of an episode is the
+    last one of its steps, or their sum, mean, minimum or maximum; null: none. A list means the last. `a.b` is
+    entry b of the dict a."""
 
 
 @dataclass(kw_only=True)

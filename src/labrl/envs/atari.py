@@ -16,6 +16,7 @@ from labrl.envs.emulators import Separately, Together, separate_is_faster
 from labrl.envs.games import check_game
 from labrl.envs.protocol import Backend, Transition
 from labrl.envs.threads import patient_threads
+from labrl.errors import InputError
 from labrl.types import NonNegativeInt, PositiveInt, Probability
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 # Otherwise the ALE prints a line to standard error for every emulator.
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+
+
+INFOS = ("lives", "frame_number", "episode_frame_number")
+"""Numbers in the info of the ALE's vector environment."""
 
 
 @dataclass(kw_only=True)
@@ -56,6 +61,16 @@ class AtariConfig(EnvironmentConfig):
     max_episode_frames: PositiveInt
     """Emulator frames after which a game is truncated, >= 1 (108,000 are 30 minutes)."""
 
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.info_keys or () if name not in INFOS]:
+            raise InputError(
+                f"env.info_keys: {unknown[0]} is not in the info of the ALE's vector environment, which "
+                f"contains {', '.join(INFOS)}. For other numbers, step the game with env=gymnasium and a "
+                "wrapper, or compute them from rewards in a callback",
+                code="unsupported",
+                key="env.info_keys",
+            )
+
     def stacking(self) -> str:
         """Describe how an observation is composed, for users who compute it without labrl."""
         colour = "grayscale" if self.grayscale else "RGB"
@@ -80,6 +95,7 @@ class AtariEnv(Backend):
     ) -> None:
         check_game(config.game)
         self._life_loss_signal = config.life_loss_signal and not evaluation
+        self._uses_infos = bool(config.info_keys)
         self._lives = np.zeros(num_envs, dtype=np.int32)  # lives after the last reset or step [num_envs]
         self.name = config.name
         self.num_envs = num_envs
@@ -135,6 +151,8 @@ class AtariEnv(Backend):
         observation, reward, ended, truncated, lives = self._emulators.step(actions)
         before, self._lives = self._lives, lives
         terminated = ended | (lives < before) if self._life_loss_signal else ended
+        if self._uses_infos:
+            self.info = self._emulators.info
         return Transition(observation, reward, terminated, truncated, ended)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ array.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Never
 
 import gymnasium
@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from numpy.typing import NDArray
 
+from labrl.envs.info import numbers_of
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of
 from labrl.envs.single import MakeEnv
 from labrl.errors import EnvironmentFailedError
@@ -32,7 +33,7 @@ class AnswerCheck:
     """Check that the return values of one environment fit its spaces and Gymnasium's interface.
 
     Every step is checked, except for numbers that are not finite, which `VectorEnv` detects for all
-    environments at once. Of `info`, labrl uses only the mask.
+    environments at once. Of `info`, labrl uses only the mask and the numbers of `env.info_keys`.
     """
 
     def __init__(
@@ -42,13 +43,15 @@ class AnswerCheck:
         number: int = 0,
         masked: bool | None = None,
         wanted: bool = False,
+        numbers: Sequence[str] = (),
     ) -> None:
         """name: name of the environment; number: its number in the session; masked: whether it returned a
-        mask in the check before the run; if not None, infos are reduced to the mask, as flags; wanted:
-        whether masks would be used if the environment returned any."""
+        mask in the check before the run; if not None, infos are reduced to the mask, as flags, and the
+        numbers; wanted: whether masks would be used if the environment returned any; numbers: names of the
+        numbers to keep of the infos of steps."""
         self._name, self._index = name, number
         self._as_given = masked is None
-        self._unmasked = wanted and masked is False
+        self._unmasked, self._numbers = wanted and masked is False, numbers
         self._num_flags = sum(choices(env.action_space)) if masked else 0
         self._in_dict = carries_mask(env.observation_space, env.action_space)
         self._expected = expected(env.observation_space, "its observation")
@@ -70,7 +73,10 @@ class AnswerCheck:
             terminated = self._flag(terminated, "terminated", number)
         if type(truncated) is not bool:
             truncated = self._flag(truncated, "truncated", number)
-        return observation, reward, terminated, truncated, self._checked(observation, info, number)
+        kept = self._checked(observation, info, number)
+        if self._numbers:
+            kept = {**numbers_of(info, self._numbers, terminated or truncated), **kept}
+        return observation, reward, terminated, truncated, kept
 
     def _one_number(self, reward: Any, step: int) -> float:
         try:
@@ -113,11 +119,17 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Environment whose return values are checked, for worker processes and for the check before a run."""
 
     def __init__(
-        self, make: MakeEnv, name: str, number: int = 0, masked: bool | None = None, wanted: bool = False
+        self,
+        make: MakeEnv,
+        name: str,
+        number: int = 0,
+        masked: bool | None = None,
+        wanted: bool = False,
+        numbers: Sequence[str] = (),
     ) -> None:
         """make: function that makes the environment; others: arguments of `AnswerCheck`."""
         super().__init__(make())
-        self._check = AnswerCheck(self.env, name, number, masked, wanted)
+        self._check = AnswerCheck(self.env, name, number, masked, wanted, numbers)
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:

@@ -50,6 +50,8 @@ class Together:
 
     def __init__(self, vector: ale_py.AtariVectorEnv) -> None:
         self._vector = vector
+        self.info: dict[str, NDArray] = {}
+        """Info of the last step, arrays [num_envs] by name."""
         self.observation_space: Space[Any] = vector.single_observation_space
         self.action_space: Space[Any] = vector.single_action_space
 
@@ -65,6 +67,7 @@ class Together:
     def step(self, actions: NDArray) -> Played:
         """Act in every game. actions: [num_envs]."""
         observation, reward, terminated, truncated, info = self._vector.step(actions)
+        self.info = info
         return Played(observation, reward, terminated, truncated, info["lives"])
 
     def close(self) -> None:
@@ -93,6 +96,7 @@ class Separately:
         self.observation_space = pictures
         self.action_space: Space[Any] = self._playing[0].single_action_space
         self._lives = np.zeros(num_envs, np.int32)
+        self._infos: list[dict[str, NDArray]] = [{}] * num_envs  # of the last step
         self._observation = np.zeros((num_envs, *pictures.shape), np.uint8)
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int32]]:
@@ -133,6 +137,7 @@ class Separately:
         )
         for env, emulator in enumerate(self._playing):
             observation, reward, terminated, truncated, info = emulator.recv()
+            self._infos[env] = info
             if env + waiting < num_envs:
                 self._playing[env + waiting].send(actions[env + waiting : env + waiting + 1])
             for all_of_it, own in zip(
@@ -141,6 +146,11 @@ class Separately:
                 all_of_it[env] = own[0]
         self._observation, self._lives = played.observation, played.lives
         return played
+
+    @property
+    def info(self) -> dict[str, NDArray]:
+        """Info of the last step, arrays [num_envs] by name."""
+        return {name: np.concatenate([one[name] for one in self._infos]) for name in self._infos[0]}
 
     def close(self) -> None:
         """Free the emulators."""

@@ -18,6 +18,7 @@ from labrl.config.schema import EnvironmentConfig
 from labrl.envs.checked import AnswerCheck, Checked
 from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.goals import GoalEnv, has_goals
+from labrl.envs.info import batched
 from labrl.envs.masks import KEY, OBSERVATION, carries_mask, choices, observation_of, without_mask
 from labrl.envs.protocol import Backend, Repeats, Transition
 from labrl.envs.sample import Sample, done_with, known_sample, sample_of
@@ -100,7 +101,8 @@ class GymnasiumConfig(EnvironmentConfig):
                 code="contradiction",
                 key="env.fresh_env_per_episode",
             )
-        return Together(self.vector_factory(num_envs), self.name, self.action_mask, longest)
+        factory, infos = self.vector_factory(num_envs), bool(self.info_keys)
+        return Together(factory, self.name, self.action_mask, longest, infos)
 
     def members(self) -> tuple[Space[Any], Space[Any], bool]:
         """Return the spaces of a vector environment's members, and whether it provides action masks."""
@@ -125,7 +127,7 @@ class GymnasiumConfig(EnvironmentConfig):
 
         Returns None for other environments, and if settings could change the task.
         """
-        own = self.make or self.kwargs or self.import_module or self.fresh_env_per_episode
+        own = self.make or self.kwargs or self.import_module or self.fresh_env_per_episode or self.info_keys
         spec = None if own or self.vectorization != "auto" else gymnasium.registry.get(self.id or "")
         if spec is None or spec.kwargs or spec.additional_wrappers or not isinstance(spec.entry_point, str):
             return None
@@ -189,14 +191,12 @@ class GymnasiumEnv(Backend):
             factory, sample = config.factory(longest), known or config.sample()
             factory.spaces = sample.observation_space, sample.action_space
             make: MakeEnv = factory
-            wanted, self.masked = config.action_mask, sample.masked
+            self.masked = sample.masked
+            check = self.masked, config.action_mask, tuple(config.info_keys or ())
             if config.fresh_env_per_episode or sample.repeats == "if new":
                 make = FreshFactory(make)
             if config.vectorization == "async":
-                makes = [
-                    partial(Checked, make, config.name, number, self.masked, wanted)
-                    for number in range(num_envs)
-                ]
+                makes = [partial(Checked, make, config.name, number, *check) for number in range(num_envs)]
                 self.vector = Workers(makes, num_threads)
             else:
                 ready = sample.take() if make is factory and known is None else None
@@ -204,8 +204,7 @@ class GymnasiumEnv(Backend):
                 while len(self.envs) < num_envs:
                     self.envs.append(make())
                 self._checks = [
-                    AnswerCheck(env, config.name, number, self.masked, wanted)
-                    for number, env in enumerate(self.envs)
+                    AnswerCheck(env, config.name, number, *check) for number, env in enumerate(self.envs)
                 ]
             sample.close()
         if self.vector is not None:
@@ -218,8 +217,10 @@ class GymnasiumEnv(Backend):
         self.observation_space: Space[Any] = flat_space(own_space)
         self._dtype = array_dtype(self.observation_space)
         self._shape = () if self._several else self.observation_space.shape or ()
-        self._plain_shape = self._shape if isinstance(given, Box) else None
-        """Shape of observations in a Box; None for other spaces."""
+        self._uses_infos = bool(config.info_keys)
+        plain = isinstance(given, Box) and not self._uses_infos
+        self._plain_shape = self._shape if plain else None
+        """Shape of observations in a Box; None for other spaces, and if `AnswerCheck` must see every info."""
         sole = isinstance(given, Dict) and given.spaces.get(OBSERVATION) is own_space
         above = (OBSERVATION,) if sole else ()
         self._inputs = [(name, (*above, *path)) for name, path in places(own_space)]
@@ -227,6 +228,7 @@ class GymnasiumEnv(Backend):
         self._present = np.empty((num_envs, *self._shape), self._dtype)
         """Latest observation of each environment in this process. [num_envs, *obs]"""
         self._steps, self._began = 0, [0] * num_envs
+        self._infos: list[Mapping[str, Any]] = [{}] * num_envs  # of the last step, as reduced by the checks
         self.action_mask: NDArray[np.bool_] | None = None
         if self.masked:
             self.action_mask = np.ones((num_envs, sum(choices(self.action_space))), np.bool_)
@@ -322,6 +324,7 @@ class GymnasiumEnv(Backend):
         if self.vector is not None:
             given, reward, terminated, truncated, info = self.vector.step(actions)
             observation = self._taken(given, info, self._all)
+            self.info = info
             return Transition(observation, reward, terminated, truncated, terminated)
         dtype, shape = self._dtype, self._plain_shape
         present = np.empty((self.num_envs, *self._shape), dtype)
@@ -350,9 +353,12 @@ class GymnasiumEnv(Backend):
                 number, observation, reward, terminated, truncated, info
             )
             self._place(present, index, observation)
+            self._infos[index] = info
             if valid is not None and KEY in info:
                 valid[index] = info[KEY]
         self._present, self.action_mask = present, valid
+        if self._uses_infos:
+            self.info = batched(self._infos)
         return Transition(present, rewards, ended, cut, ended)
 
     def render(self) -> Any:

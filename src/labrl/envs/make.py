@@ -7,10 +7,13 @@ from typing import Any
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 
 from labrl.component import Component
+from labrl.config.schema import EnvironmentConfig
+from labrl.envs.info import EpisodeNumbers
 from labrl.envs.protocol import Backend
 from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
 from labrl.spaces import Goals
+from labrl.types import Reduction
 
 ARRAYS = (Box, Discrete, MultiDiscrete, MultiBinary)
 """Spaces whose elements are a single array or number."""
@@ -36,7 +39,14 @@ def make_env(
     backend = backend_class(env).faster(env.config, num_envs)
     if backend is None:
         backend = env.build(num_envs=num_envs, num_threads=num_threads, evaluation=evaluation)
-    return VectorEnv(backend, seed, first)
+    keys = info_keys(env)
+    numbers = EpisodeNumbers(keys, backend.num_envs, backend.name, warns=not evaluation) if keys else None
+    return VectorEnv(backend, seed, first, numbers)
+
+
+def info_keys(env: Component) -> dict[str, Reduction]:
+    """Return the reduction of each number to record of infos, which a user's backend need not support."""
+    return (isinstance(env.config, EnvironmentConfig) and env.config.info_keys) or {}
 
 
 def backend_class(env: Component) -> type[Backend]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -63,6 +64,10 @@ class Backend(ABC):
     action_mask: NDArray[np.bool_] | None = None
     """Masks of the valid actions in the current states, a new array after each reset and step.
     [num_envs, flags]"""
+    info: Mapping[str, Any] = {}
+    """Numbers of the last step for `env.info_keys`: arrays [num_envs] by name, possibly in nested dicts; a
+    new object after each step. Where an environment has no number, it is nan, or the array `_name` is
+    False."""
     goals: Goals | None = None
     """Object that computes the rewards of other goals; None for environments without goals."""
     prepares: bool = False

@@ -143,9 +143,12 @@ class Together:
     the others, and the seed of a reset must determine the member's episode.
     """
 
-    def __init__(self, make: VectorFactory, name: str, masked: bool, longest: int | None = None) -> None:
+    def __init__(
+        self, make: VectorFactory, name: str, masked: bool, longest: int | None = None, infos: bool = False
+    ) -> None:
         """name: name of the environment; masked: whether to use its action masks, if it provides them;
-        longest: steps after which an episode is truncated if nothing else limits it, None for no limit.
+        longest: steps after which an episode is truncated if nothing else limits it, None for no limit;
+        infos: whether `step` returns the environment's info in addition to the masks.
 
         Raises InputError if the environment does not pass the check.
         """
@@ -165,7 +168,7 @@ class Together:
         if self._patience:
             self._limit = longest
         self._sizes = choices(self.single_action_space)
-        self._uses_masks = masked
+        self._uses_masks, self._infos = masked, infos
         self._in_dict = carries_mask(self.single_observation_space, self.single_action_space)
         self.masked = masked and self._in_dict
         self._begun = False
@@ -200,7 +203,7 @@ class Together:
         """Act in every environment, [num_envs, *action].
 
         Returns observations, [num_envs, *obs]; rewards in float64, terminated and truncated, each [num_envs];
-        and the action masks.
+        and the action masks, with the environment's info if it was asked for.
         """
         answer = self._env.step(actions.copy())
         given, reward, terminated, truncated, info = answered(self._env, "step", answer)
@@ -219,7 +222,8 @@ class Together:
                 )
             cut |= late
         every = np.ones(self.num_envs, np.bool_)
-        return self._present, rewards, over, cut, self._masks(self._present, info, every)
+        masks = self._masks(self._present, info, every)
+        return self._present, rewards, over, cut, {**info, **masks} if self._infos else masks
 
     def render(self) -> Any:
         """Return an image of each environment."""

@@ -15,6 +15,7 @@ from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
 from labrl.envs.action_statistics import WINDOW, action_statistics
+from labrl.envs.info import EpisodeNumbers
 from labrl.envs.masks import first_flags, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition, action_dtype
 from labrl.errors import EnvironmentFailedError
@@ -51,12 +52,14 @@ class VectorEnv:
     squares over all environments.
     """
 
-    def __init__(self, backend: Backend, seed: int, first: int = 0) -> None:
+    def __init__(
+        self, backend: Backend, seed: int, first: int = 0, numbers: EpisodeNumbers | None = None
+    ) -> None:
         """seed: seed of the session; first: number of the first environment in the session, if other ranks
-        step the environments before it."""
+        step the environments before it; numbers: what to record of infos, None for nothing."""
         trusted = type(backend).__module__.partition(".")[0] == __name__.partition(".")[0]
         self.backend = backend if trusted else CopyingBackend(backend)
-        self._first = first
+        self._first, self._numbers = first, numbers
         self.seed = seed
         """Seed of the session, from which the seeds of all episodes are derived."""
         self.name = backend.name
@@ -110,6 +113,8 @@ class VectorEnv:
         # A copy, because environments may modify their actions, which are recorded here.
         observation, reward, terminated, truncated, ended = self.backend.step(actions.copy())
         self._record.append(actions)
+        if self._numbers is not None:
+            self._numbers.add(self.backend.info)
         self.actions, self._reached = actions, observation
         self._return += reward
         if not np.vdot(reward, reward) <= HARMLESS:  # also true for NaN
@@ -204,6 +209,7 @@ class VectorEnv:
             "steps": self._steps,
             "action_mask": self.action_mask,  # [num_envs, flags], or None
             "latest_actions": self._record.latest,  # [steps, num_envs, *action]
+            "numbers": {} if self._numbers is None else self._numbers.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> NDArray:
@@ -233,6 +239,8 @@ class VectorEnv:
                     f"{self.name}: environment {env} returns another observation after its saved actions",
                     key="env",
                 )
+        if self._numbers is not None:
+            self._numbers.load_state_dict(state.get("numbers", {}))
         self._observation = reached
         self.action_mask = self._mask(self._all)
         return reached
@@ -282,6 +290,8 @@ class VectorEnv:
         self._episode_seed = np.array(seeds, dtype=np.int64)  # [num_envs]
         self._return = np.zeros(self.num_envs, dtype=np.float64)  # raw returns so far [num_envs]
         self._record: ActionRecord = ActionRecord(self.num_envs, self.action_space)
+        if self._numbers is not None:
+            self._numbers.begin()
         self._unprepared = dict.fromkeys(range(self.num_envs))
         """Environments whose next episode is not prepared; a dict, because a set has no order."""
         self._observation = self._lost = None
@@ -309,7 +319,7 @@ class VectorEnv:
 
         Returns the finished episodes and the current observations of all environments, [num_envs, *obs].
         """
-        lengths = self._record.begin(over)
+        lengths, numbers = self._record.begin(over), self._numbers
         finished = []
         for env in over.nonzero()[0].tolist():
             index = int(self._episode[env])
@@ -321,6 +331,7 @@ class VectorEnv:
                     episode_return=float(self._return[env]),
                     length=int(lengths[env]),
                     truncated=not ended[env],
+                    info={} if numbers is None else numbers.end(env, int(lengths[env])),
                 )
             )
             self._episode[env] = index + 1
@@ -357,6 +368,8 @@ class VectorEnv:
                 row = np.where(own.reshape(-1, *[1] * (row.ndim - 1)), row, valid)
             observation, reward, _, truncated, ended = self.backend.step(row.astype(self._action_dtype))
             self._return[own] += reward[own]
+            if self._numbers is not None:
+                self._numbers.add(self.backend.info, own)
             over = ended | truncated
             if (over & own).any():
                 env = np.flatnonzero(over & own)[0]
@@ -389,6 +402,7 @@ class CopyingBackend(Backend):
     def step(self, actions: NDArray) -> Transition:
         """Act in every environment. actions: [num_envs, *action]."""
         transition = Transition(*map(np.array, self._backend.step(actions)))
+        self.info = self._backend.info
         self._take_mask()
         return transition
 

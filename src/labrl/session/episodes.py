@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from labrl.secrets import redact
 from labrl.step import Episode
 from labrl.storage.episodes import RecordedEpisode, checksum
+from labrl.types import INFO
 
 Source = Literal["training", "evaluation"]
 """Kind of episodes: those that the agent learned from, or those of separate evaluation environments."""
@@ -71,28 +72,35 @@ class Highlights:
 
 
 class EpisodeWindow:
-    """The returns and lengths of the last `window` episodes, in the order in which they ended."""
+    """The last `window` episodes, in the order in which they ended."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, info: Collection[str] = ()) -> None:
+        """info: names of the numbers that each episode has in `info`."""
+        self.info = info
+        """Names of the numbers of `env.info_keys`."""
         self.latest: deque[Episode] = deque(maxlen=window)
-        """The episodes in the window. Episodes from a checkpoint have only a return and a length."""
+        """The episodes in the window. Those from a checkpoint have only a return, a length and `info`."""
 
     def statistics(self) -> dict[str, float]:
-        """Return the columns of `episode_statistics`; all are nan before the first episode has ended."""
-        return episode_statistics(self.latest)
+        """Return the columns of `episode_statistics` and `info_statistics`; all are nan before the first
+        episode has ended."""
+        return {**episode_statistics(self.latest), **info_statistics(self.latest, self.info)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the window's returns and lengths as arrays."""
+        """Return the window's returns, lengths and numbers as arrays."""
         return {
             "returns": np.array([episode.episode_return for episode in self.latest], dtype=np.float64),
             "lengths": np.array([episode.length for episode in self.latest], dtype=np.int64),
+            "info": {name: numbers_named(self.latest, name) for name in self.info},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state. A smaller window keeps the newest of the saved episodes."""
-        known = zip(state["returns"], state["lengths"], strict=True)
+        info = {name: state["info"][name] for name in self.info if name in state.get("info", {})}
         self.latest.clear()
-        self.latest.extend(Episode(-1, -1, -1, float(score), int(length), False) for score, length in known)
+        for place, (score, length) in enumerate(zip(state["returns"], state["lengths"], strict=True)):
+            own = {name: float(column[place]) for name, column in info.items()}
+            self.latest.append(Episode(-1, -1, -1, float(score), int(length), False, own))
 
 
 def episode_statistics(episodes: Iterable[Episode | RecordedEpisode]) -> dict[str, float]:
@@ -110,3 +118,18 @@ def episode_statistics(episodes: Iterable[Episode | RecordedEpisode]) -> dict[st
     ).T.copy()  # contiguous, because the order of summation affects the last bit
     numbers = (score.mean(), score.std(), score.min(), score.max(), steps.mean())
     return dict(zip(names, map(float, numbers), strict=True))
+
+
+def info_statistics(episodes: Iterable[Episode], names: Iterable[str]) -> dict[str, float]:
+    """Return the columns `info/<name>`: the mean over the episodes with this number; nan if none has it."""
+    found, listed = {}, list(episodes)
+    for name in names:
+        column = numbers_named(listed, name)
+        known = column[~np.isnan(column)]
+        found[f"{INFO}{name}"] = float(known.mean()) if known.size else np.nan
+    return found
+
+
+def numbers_named(episodes: Iterable[Episode], name: str) -> NDArray[np.float64]:
+    """Return the number `name` of each episode, nan where there is none. [episodes]"""
+    return np.array([episode.info.get(name, np.nan) for episode in episodes], dtype=np.float64)

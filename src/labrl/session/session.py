@@ -14,6 +14,7 @@ from labrl.agents.agent import Observation, build_agent
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock, PhaseTimers
 from labrl.config.schema import TrialConfig
+from labrl.envs.make import info_keys
 from labrl.learning.compute import Compute, set_deterministic
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
@@ -33,7 +34,7 @@ from labrl.session.shared_weights import Hogwild
 from labrl.session.sources import make_source
 from labrl.session.team import Alone, Own, RankTeam
 from labrl.spaces import Spaces, sees_images
-from labrl.step import Episode
+from labrl.step import Episode, Step
 from labrl.storage import session_log
 from labrl.storage.run_folder import SessionFolder
 from labrl.workspace import Workspace
@@ -71,10 +72,11 @@ class Session:
         self.streams = Streams(self.seed, ranks.rank)
         max_wall = meta.max_wall if ranks.alone else None  # several ranks have to agree when it is spent
         self.clock = Clock(config.env.config.max_frame, meta.max_opt_step, max_wall)
-        self.episodes = EpisodeWindow(meta.episode_window)
+        self.episodes = EpisodeWindow(meta.episode_window, info_keys(config.env))
         self.timers = PhaseTimers()
         self.interruption = Interruption(wake=self._wake)
         self._observation: Observation | None = None
+        self._last_step: Step | None = None
         self._next_frame, self._next_time = 0.0, math.inf  # when the next callback is due
         # Earlier states of the callbacks that were called only because the budget ended.
         self._before_the_end: dict[str, Any] = {}
@@ -156,11 +158,13 @@ class Session:
             if pauses is None or pauses.collecting:
                 action = act(self._observation)
                 timers.lap("act")
-                step = env.step(action)
+                step = self._last_step = env.step(action)
                 timers.lap("env")
                 seen = transforms.step(step) if transforms.active else step
                 agent.observe(seen)
                 self._observation, ended = Observation(seen.observation, seen.mask), step.episodes
+            else:
+                self._last_step = None
             updates = agent.learn()
             timers.lap("learn")
             team.count(updates, ended)
@@ -176,9 +180,11 @@ class Session:
         clock = self.clock
         for callback in self.callbacks:
             if callback.is_due(clock, self.timers.now):
-                if clock.finished and not callback.crossed(clock) and not self._before_the_end:
-                    named = self._named_callbacks().items()
-                    self._before_the_end = {n: c.state_dict() for n, c in named if not c.crossed(clock)}
+                if clock.finished and not callback.crossed(clock):
+                    for name, one in self._named_callbacks().items():
+                        affected = not one.crossed(clock) or one in callback.listeners
+                        if affected and name not in self._before_the_end:
+                            self._before_the_end[name] = one.state_dict()
                 callback.step(self.view)
         if self.interruption.take_save():
             for callback in self.callbacks:
@@ -219,6 +225,7 @@ class Session:
             stopping=lambda: self.interruption.requested,
             interrupted=lambda: self.interrupted,
             stop=lambda: self.stop,
+            last_step=lambda: None if self._last_step is None else self._last_step.read_only(),
             observation=lambda: None if self._observation is None else self._observation.array.copy(),
             metrics=self.team.metrics,
             state_dict=self.state_dict,

@@ -14,7 +14,7 @@ from torch import nn
 from labrl.agents.agent import Observation
 from labrl.agents.random import check_uniform
 from labrl.config.compose import find_modules, resolve
-from labrl.envs.make import describe, gives_masks, make_env
+from labrl.envs.make import describe, gives_masks, info_keys, make_env
 from labrl.envs.masks import KEY, OBSERVATION, choices, flags_of
 from labrl.envs.protocol import action_dtype
 from labrl.envs.solo import RenderMode, SoloEnv
@@ -24,7 +24,7 @@ from labrl.learning.compute import Compute
 from labrl.networks.building import is_recurrent
 from labrl.seeding import derived_seed, session_seed
 from labrl.session.acting import ActingCopy
-from labrl.session.episodes import Played
+from labrl.session.episodes import Played, numbers_named
 from labrl.session.evaluation import Quota, played_steps
 from labrl.spaces import Spaces, array_dtype, parts, sees_images
 from labrl.storage.checkpoint import loading
@@ -52,6 +52,8 @@ class Evaluation:
     """Seed with which the environment was reset. [episodes]"""
     truncated: NDArray[np.bool_]
     """Whether a time limit ended the episode. [episodes]"""
+    info: dict[str, NDArray[np.float64]]
+    """Numbers of `env.info_keys` by name, [episodes] each; nan where an episode has none."""
 
     @property
     def return_mean(self) -> float:
@@ -236,6 +238,7 @@ class LoadedPolicy:
             lengths=np.array([episode.length for episode in found]),
             seeds=np.array([episode.seed for episode in found]),
             truncated=np.array([episode.truncated for episode in found]),
+            info={name: numbers_named(found, name) for name in info_keys(self.trial.env)},
         )
 
     def vector_env(self, episodes: int) -> VectorEnv:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from labrl.analysis.intervals import SCORE_METHOD, curve
 from labrl.analysis.report.page import relative
 from labrl.analysis.report.search import search_content
 from labrl.analysis.returns import NAMES, GroupReturn, group_return, statistic_name
-from labrl.analysis.runs import Experiment, Run
+from labrl.analysis.runs import Experiment, Run, SessionRun
 from labrl.analysis.search import read_search, summary, verdict
 from labrl.analysis.series import AXES, TimeAxes, Views, split
 from labrl.analysis.statistics import (
@@ -28,6 +29,7 @@ from labrl.analysis.statistics import (
     statistic_of,
     values_of,
 )
+from labrl.types import INFO
 
 MOST_NAMED = 8
 """Number of groups with a colour of their own; the others are grey lines behind them."""
@@ -153,7 +155,13 @@ class EnvComparison:
         self.short_statistic = statistic_name(max((one["counted"] for one in entries), default=0))
         self.branches = entry["branches"] or {}
         self.humans = any("human_normalized" in one["estimates"] for one in entries)
-        self.returns, self.scores, self.profile = self._returns(), self._scores(), self._profile()
+        rigorous = all(run.evaluates for one in self.members for run in one.group.runs)
+        unit = f"of {'evaluation' if rigorous else 'training'} episodes"
+        self.returns = self._over_time("Return", unit, axes.returns, tall=True)
+        sessions = [session for group in groups for session in group.sessions]
+        names = sorted({name for one in sessions for name in one.train if name.startswith(INFO)})
+        self.infos = [self._over_time(name, unit, partial(axes.info, name)) for name in names]
+        self.scores, self.profile = self._scores(), self._profile()
         self.pairs = [] if all(pair["low"] is None for pair in entry["improvement"]) else entry["improvement"]
         """Probability that a seed of one group beats one of another; empty if every group has a single
         seed."""
@@ -164,6 +172,8 @@ class EnvComparison:
         title = str(self.entry["env"])
         for axis in AXES:
             yield Sheet(f"return_{axis}{self.suffix}", [self.returns], axis, title)
+            if self.infos:
+                yield Sheet(f"info_{axis}{self.suffix}", self.infos, axis, title)
         if self.profile is not None:
             yield Sheet(f"scores{self.suffix}", [self.scores], "group", title)
             yield Sheet(f"profile{self.suffix}", [self.profile], "score", title)
@@ -171,12 +181,19 @@ class EnvComparison:
             name = f"measures_{key.replace('/', '.')}{self.suffix}"
             yield Sheet(name, charts, "value", f"{title}, by {key}")
 
-    def _returns(self) -> Chart:
+    def _over_time(
+        self, title: str, unit: str, curve_of: Callable[[SessionRun, bool], Views], tall: bool = False
+    ) -> Chart:
+        """Return the chart of a quantity, with a line for each group and for each of its seeds.
+
+        curve_of: function that returns the curve of a session, whose run evaluates in separate environments
+        or does not.
+        """
         lines: list[Line] = []
         trunk: list[Views] = []
         for one in self.members:
             seeds = [(session, run.evaluates) for run in one.group.runs for session in run.sessions]
-            curves = [self._axes.returns(session, apart) for session, apart in seeds]
+            curves = [curve_of(session, apart) for session, apart in seeds]
             if self.branches and one.group.name in self.branches["groups"]:
                 parts = [split(curve, self.branches["frame"]) for curve in curves]
                 trunk, curves = trunk or [past for past, _ in parts], [rest for _, rest in parts]
@@ -192,9 +209,7 @@ class EnvComparison:
         if past := self._axes.middles(trunk):
             name = f"shared past, up to frame {self.branches['frame']:,}"
             lines.append(Line(f"trunk{self.suffix}", name, Style(GREY), past))
-        rigorous = all(run.evaluates for one in self.members for run in one.group.runs)
-        unit = f"of {'evaluation' if rigorous else 'training'} episodes"
-        return Chart("Return", self._axes.axes, lines, unit, tall=True)
+        return Chart(title, self._axes.axes, lines, unit, tall=tall)
 
     def _scores(self) -> Chart:
         """Return the chart of the final return of each named group with its interval, and of each of its

@@ -23,6 +23,7 @@ from labrl.analysis.runs import Run
 from labrl.analysis.series import AXES, TimeAxes
 from labrl.analysis.statistics import MEASURES, final_return, statistic_of
 from labrl.storage.run_folder import RunFolder
+from labrl.types import INFO
 
 TITLES = {
     "return_mean": "Training return",
@@ -128,12 +129,15 @@ class TrialCurves:
         }
         there = {name for name, tables in values.items() if any(map(len, tables))} - TIMING - SPREAD
         losses = sorted(name for name in there if name.startswith("loss") and name not in TITLES)
-        main = {name: self._chart(name) for name in [*(name for name in TITLES if name in there), *losses]}
+        infos = sorted(name for name in there if name.startswith(INFO))
+        first = [name for name in TITLES if name in there]
+        main = {name: self._chart(name) for name in [*first, *infos, *losses]}
         varying = [
             name for name in sorted(there) if any(len(one) and one.min() < one.max() for one in values[name])
         ]
         self._panels = list(main.values())
         self.small = [chart for name, chart in main.items() if name != "return_mean"]
+        self.small += [self._chart(name, evaluation=True) for name in infos if run.evaluates]
         self.small += [self._chart(name) for name in varying if name not in main]
 
     def sheets(self) -> Iterator[Sheet]:
@@ -152,10 +156,13 @@ class TrialCurves:
             lines.append(replace(self.legend[0], views=middles))
         return Chart(title, self._axes.axes, lines, unit, tall=True)
 
-    def _chart(self, column: str) -> Chart:
+    def _chart(self, column: str, evaluation: bool = False) -> Chart:
         spread = "return_std" if column == "return_mean" else ""
-        views = [self._axes.column(session.train, column, spread) for session in self._run.sessions]
+        tables = [session.eval if evaluation else session.train for session in self._run.sessions]
+        views = [self._axes.column(table, column, spread) for table in tables]
         title = TITLES.get(column, column.replace("_", " ").capitalize())
+        if column.startswith(INFO):
+            title = f"{column} (evaluation)" if evaluation else column
         return Chart(title, self._axes.axes, self._lines(views))
 
     def _lines(self, views: Sequence[Mapping[str, View]]) -> list[Line]:

@@ -19,6 +19,7 @@ from labrl.config.extensions import kinds_replace
 from labrl.config.keys import ABSENT, changes, key_of, walk
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
+from labrl.envs.make import info_keys
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.experiment import held
 from labrl.experiment.job import Job
@@ -26,7 +27,6 @@ from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.search.objective import Direction
 from labrl.experiment.search.options import (
-    Measure,
     NoPruner,
     Pruner,
     SearchConfig,
@@ -47,6 +47,7 @@ from labrl.trial.baseline import random_return
 from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.summary import say
 from labrl.trial.trial import check
+from labrl.types import INFO, Measure
 
 OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
 """Overrides of every trial of a search, unless the user types the key: many reports and videos would cost
@@ -141,6 +142,7 @@ def _plan(
     if len(measures) > 1 and not isinstance(pruner, NoPruner):
         say(f"search/pruner={pruner.kind} is off, because it cannot compare trials by several objectives")
         pruner = NoPruner(kind="none")
+    _check_columns(measures, base)
     directions = _directions(settings.direction, measures)
     check_pruner(pruner, base)
     if settings.storage is not None and settings.study_name is None:
@@ -171,6 +173,21 @@ def _plan(
         random_return=baseline,
         retries=asked.search.retries,
     )
+
+
+def _check_columns(measures: Sequence[Measure], base: TrialConfig) -> None:
+    """Raise InputError if the runs will not have a column that is an objective."""
+    columns = [f"{INFO}{name}" for name in info_keys(base.env)]
+    for measure in measures:
+        if measure.startswith(INFO) and measure not in columns:
+            name = measure.removeprefix(INFO)
+            raise InputError(
+                f"search.objective={measure}: the runs have no such column"
+                + (f", but {', '.join(columns)}" if columns else "")
+                + f". Set 'env.info_keys=[{name}]', or {{{name}: sum}} for another reduction",
+                code="missing",
+                key="search.objective",
+            )
 
 
 def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:

@@ -9,24 +9,27 @@ from typing import Literal
 import numpy as np
 
 from labrl.analysis.measures import area_under_curve, final_return, strength
-from labrl.experiment.search.options import Measure
 from labrl.storage.run_folder import SessionFolder
 from labrl.storage.tables import read_rows
+from labrl.types import INFO, Measure
 
 Direction = Literal["minimize", "maximize"]
 
 Curve = Mapping[int, Mapping[str, float]]
-"""Columns `return_mean` and `wall` of one session's evaluation checkpoints, by frame in order."""
+"""Columns of one session's evaluation checkpoints that contain numbers, by frame in order."""
 
 
-def read_curve(session: SessionFolder) -> Curve:
-    """Return the evaluation checkpoints of a session, without those before the end of its first episode."""
+def read_curve(session: SessionFolder, measures: Sequence[Measure] = ()) -> Curve:
+    """Return the evaluation checkpoints of a session that have a return and the columns in `measures`.
+
+    There is no return before the end of the first episode.
+    """
     curve = {}
+    needed = {"frame", "return_mean", *(one for one in measures if one.startswith(INFO))}
     for row in read_rows(session.eval_csv):
-        frame, score, wall = (row.get(name) for name in ("frame", "return_mean", "wall"))
-        if isinstance(frame, int | float) and isinstance(score, int | float):
-            seconds = float(wall) if isinstance(wall, int | float) else 0.0
-            curve[int(frame)] = {"return_mean": float(score), "wall": seconds}
+        numbers = {name: float(cell) for name, cell in row.items() if isinstance(cell, int | float)}
+        if needed <= numbers.keys():
+            curve[int(numbers["frame"])] = {"wall": 0.0, **numbers}
     return dict(sorted(curve.items()))
 
 
@@ -49,13 +52,15 @@ def measured(measure: Measure, curve: Curve, random_return: float = 0.0) -> floa
             return float(strength(returns, random_return).mean())
         case "wall":
             return list(curve.values())[-1]["wall"]
+        case column:
+            return final_return(frames, [row[column] for row in curve.values()])
 
 
 def trial_values(
     folder: Path, measures: Sequence[Measure], num_sessions: int, random_return: float = 0.0
 ) -> list[float] | None:
     """Return the mean of each measure over the sessions; None if a session has no checkpoint."""
-    curves = _curves(folder, num_sessions)
+    curves = _curves(folder, measures, num_sessions)
     values = []
     for measure in measures:
         each = [measured(measure, curve, random_return) for curve in curves]
@@ -73,7 +78,7 @@ def intermediate_values(
 
     A session that was stopped early by its evaluations keeps its last value.
     """
-    curves = _curves(folder, num_sessions)
+    curves = _curves(folder, [measure], num_sessions)
     ends = [
         max(curve, default=0) if ended_early(folder, index) else None for index, curve in enumerate(curves)
     ]
@@ -95,5 +100,6 @@ def ended_early(folder: Path, index: int) -> bool:
     return bool(SessionFolder(folder / f"session_{index}").read_result().get("stop"))
 
 
-def _curves(folder: Path, num_sessions: int) -> list[Curve]:
-    return [read_curve(SessionFolder(folder / f"session_{index}")) for index in range(num_sessions)]
+def _curves(folder: Path, measures: Sequence[Measure], num_sessions: int) -> list[Curve]:
+    sessions = [SessionFolder(folder / f"session_{index}") for index in range(num_sessions)]
+    return [read_curve(session, measures) for session in sessions]

@@ -17,10 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from labrl.config import config_folder
 from labrl.config.keys import split_override, walk
 from labrl.errors import InputError
-from labrl.types import NonNegativeInt, PositiveInt, Probability, whole_number
-
-Measure = Literal["final_return", "best_return", "auc", "strength", "wall"]
-"""Measure of a session's evaluation checkpoints; see docs/how-to/search.md."""
+from labrl.types import Measure, NonNegativeInt, PositiveInt, Probability, whole_number
 
 
 def _each_once(measures: list[Measure]) -> list[Measure]:

@@ -25,13 +25,14 @@ from optuna.trial import FrozenTrial, TrialState
 from labrl.config.keys import split_override, traits
 from labrl.errors import InputError
 from labrl.experiment.search.objective import Direction, ended_early, intermediate_values, trial_values
-from labrl.experiment.search.options import Measure, Pruner, Reports
+from labrl.experiment.search.options import Pruner, Reports
 from labrl.experiment.search.sampling import NumberedSampler
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
 from labrl.secrets import MASK, redact
 from labrl.seeding import derived_seed, draw_seed
 from labrl.storage.lock import FolderLock
+from labrl.types import Measure
 
 FACTS = "labrl"
 """Attribute of the study and of each trial for labrl's own data."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from labrl.session.actor import ActorProcess
     from labrl.session.callbacks.stop import Stop
     from labrl.session.episodes import EpisodeWindow
+    from labrl.step import Step
     from labrl.storage.run_folder import SessionFolder
 
 Table = Literal["train", "eval"]
@@ -58,12 +59,15 @@ class SessionView:
     evaluation."""
     stop: Callable[[], Stop | None]
     """Function that returns why a callback ended the session before its budget, or None."""
+    last_step: Callable[[], Step | None]
+    """Function that returns the last vector step, read-only, with raw rewards and the episodes that ended in
+    it; None before the first, after a resume until the next, and while the agent learns without acting."""
     observation: Callable[[], NDArray | None]
     """Function that returns a copy of the current transformed observations, [num_envs, *obs], or None before
     the first."""
     metrics: Callable[[], dict[str, float]]
-    """Function that returns the columns of a training row about learning: the agent's metrics, or their means
-    over the ranks."""
+    """Function that returns the columns of a training row about learning, such as losses: the agent's
+    metrics, or their means over the ranks."""
     state_dict: Callable[[], dict[str, Any]]
     """Function that returns the complete state for a checkpoint, including that of the callbacks."""
 
@@ -75,8 +79,8 @@ class Callback:
     its methods runs. It may draw random numbers only from a stream with a name of its own.
 
     A run that is continued with a larger budget must have the same past as a run that had this budget from
-    the start. If `step` is called only because the budget ends, a checkpoint at the end therefore contains
-    the callback's state from before that call.
+    the start. If `step`, or a row, is due only because the budget ends, a checkpoint at the end therefore
+    contains the callback's state from before that call or row.
     """
 
     frequencies: Sequence[int] = (1,)
@@ -86,6 +90,8 @@ class Callback:
     next_time: float = math.inf
     """Time, as of `time.perf_counter`, from which the next vector step is also followed by a call of
     `step`."""
+    listeners: Sequence[Callback] = ()
+    """Callbacks that take part in the rows that this one writes."""
     gives_up: bool = False
     """Set this to True to end the session after the current step and record it as pruned by a search."""
     stopped_by: Stop | None = None
@@ -106,6 +112,14 @@ class Callback:
 
     def step(self, session: SessionView) -> None:
         """Do the callback's work when it is due, after a tick of the clock."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return columns for a training row, numbers by name. Called once for each row, after `step`.
+
+        What it changes, for instance by starting a new average, belongs to the state of the callback. The
+        names must differ from those of all other columns.
+        """
+        return {}
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
         """Receive a row of metrics that was written to `table`, with the columns of that file."""

@@ -12,7 +12,7 @@ from labrl.session import evaluation
 from labrl.session.acting import acting_state
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.log import clock_columns, continued_table
-from labrl.session.episodes import Played, Source, episode_statistics
+from labrl.session.episodes import Played, Source, episode_statistics, info_statistics
 from labrl.session.evaluation import EvaluationEnvs, Evaluator, Quota, Snapshot
 from labrl.storage.tables import CsvTable
 
@@ -67,7 +67,7 @@ class Evaluate(Callback):
         `meta.rigorous_eval` on or off, the first score of the new kind counts as the best so far."""
         self.last_frame = 0
         """Frame of the last row."""
-        self._beside, self._listeners = beside and quota.num_envs > 0, listeners
+        self._beside, self.listeners = beside and quota.num_envs > 0, listeners
         self._queue: deque[Snapshot] = deque()
         self._begun = False  # whether the separate process is playing the first in the queue
         self._envs: EvaluationEnvs | None = None
@@ -164,14 +164,20 @@ class Evaluate(Callback):
         assert self._table is not None, "start() comes before step()"
         source: Source = "evaluation" if self.quota.num_envs else "training"
         episodes = [one.episode for one in played] if self.quota.num_envs else session.episodes.latest
-        row = {**columns, **episode_statistics(episodes), "episodes": len(episodes), "source": source}
+        row = {
+            **columns,
+            **episode_statistics(episodes),
+            **info_statistics(episodes, session.episodes.info),
+            "episodes": len(episodes),
+            "source": source,
+        }
         self._table.append(row)
         self.last_frame, score = int(columns["frame"]), row["return_mean"]
         best = self.best_return if self.best_source == source else None
         better = bool(score > (-math.inf if best is None else best))  # false for nan
         if better:
             self.best_return, self.best_frame, self.best_source = score, self.last_frame, source
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.row(session, "eval", row)
         for follower in self.followers:
             follower(session, Evaluated(self.last_frame, score, played, better))

@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labrl.envs.info import number_of
 from labrl.envs.vector import ENDLESS
+from labrl.errors import InputError
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.closer_look import Norms
 from labrl.storage.tables import CsvTable
@@ -68,7 +70,7 @@ class LogTraining(Callback):
     is at most half of `meta.log_frequency`.
 
     Columns: frame, env_frames, episode, opt_step, wall; fps since the previous row; returns and length over
-    the last `meta.episode_window` episodes; and the metrics of agent and environments.
+    the last `meta.episode_window` episodes; and the metrics of agent, environments and listeners.
     """
 
     def __init__(
@@ -78,11 +80,12 @@ class LogTraining(Callback):
         norms: Norms | None = None,
         early: bool = False,
     ) -> None:
-        """frequency: frames between rows; listeners: callbacks whose `row` is called with each row; norms:
-        further columns with the norms of weights and gradients; early: whether to write early rows."""
+        """frequency: frames between rows; listeners: callbacks whose `metrics` and `row` are called for each
+        row; norms: further columns with the norms of weights and gradients; early: whether to write early
+        rows."""
         self.frequencies = (frequency,)
         self._frequency, self._early = frequency, early
-        self._listeners, self._norms = listeners, norms
+        self.listeners, self._norms = listeners, norms
         self._last_frame, self._last_wall = 0, 0.0
         self._table: CsvTable | None = None
         self._warned = False
@@ -107,10 +110,12 @@ class LogTraining(Callback):
             **session.metrics(),
             **({} if self._norms is None else self._norms.columns()),
         }
+        for listener in self.listeners:
+            _add_columns(row, listener)
         self._table.append(row)
         self.look_ahead(session.clock.frame)
         self._warn_of_endless_episodes(session)
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.row(session, "train", row)
 
     def finish(self, session: SessionView) -> None:
@@ -154,3 +159,17 @@ class LogTraining(Callback):
         frames, seconds = frame - self._last_frame, wall - self._last_wall
         self._last_frame, self._last_wall = frame, wall
         return frames / seconds if seconds > 0 else math.nan
+
+
+def _add_columns(row: dict[str, Any], callback: Callback) -> None:
+    """Add the columns of a callback to a row. Raises InputError for a column that exists or is no number."""
+    for name, value in callback.metrics().items():
+        where = f"callbacks: {type(callback).__name__}.metrics() returns {name!r}"
+        if name in row:
+            message = f"{where}, a column that train.csv has already: choose another name"
+            raise InputError(message, code="contradiction", key="callbacks")
+        try:
+            row[name] = number_of(value)
+        except ValueError as error:
+            message = f"{where}, but its value {error}, not a number"
+            raise InputError(message, code="type", key="callbacks") from None

@@ -1,0 +1,196 @@
+"""Numbers that environments return in `info`, reduced to one for each episode (`env.info_keys`).
+
+Infos have Gymnasium's formats: that of one environment is a dict, which may contain dicts; that of several is
+a dict of arrays, [num_envs], in which `_name` marks the environments that returned `name`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from labrl.spaces import same
+from labrl.types import Reduction
+
+FAULT = "labrl: fault of "
+"""Start of the name of an entry that describes a value that is not a number."""
+
+NAMES = "labrl: names"
+"""Entry at the end of an episode with the names of everything that the environment returned."""
+
+_log = logging.getLogger(__name__)
+
+_Numbers = NDArray[np.float64]
+
+_REDUCE: dict[Reduction, Callable[[_Numbers, _Numbers], _Numbers]] = {
+    "last": lambda old, new: new,
+    "sum": lambda old, new: old + new,
+    "mean": lambda old, new: old + new,  # divided by the number of steps at the end
+    "min": np.minimum,
+    "max": np.maximum,
+}
+
+
+class EpisodeNumbers:
+    """The numbers of the unfinished episodes, one for each environment and key.
+
+    Steps without a number are left out. Values that are missing in a whole episode, and values that are not
+    finite numbers, are warned of once for each key.
+    """
+
+    def __init__(self, keys: Mapping[str, Reduction], num_envs: int, called: str, warns: bool = True) -> None:
+        """called: name of the environment in warnings; warns: whether to warn."""
+        self._keys, self._called, self._num_envs = dict(keys), called, num_envs
+        self._told: set[str] = set() if warns else set(keys)
+        self._latest: Mapping[str, Any] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a new episode in every environment."""
+        self._values = {name: np.full(self._num_envs, np.nan) for name in self._keys}
+        self._counts = {name: np.zeros(self._num_envs, np.int64) for name in self._keys}
+
+    def add(self, info: Mapping[str, Any], own: NDArray[np.bool_] | None = None) -> None:
+        """Add a step. info: that of all environments; own: environments that it counts for, [num_envs]."""
+        self._latest = info
+        for name, how in self._keys.items():
+            new, fault = _column(info, name, self._num_envs)
+            if fault:
+                self._warn(name, f"{fault}, not a finite number, so such steps are left out")
+            given = ~np.isnan(new) if own is None else own & ~np.isnan(new)
+            values, counts = self._values[name], self._counts[name]
+            first, later = given & (counts == 0), given & (counts > 0)
+            values[later] = _REDUCE[how](values[later], new[later])
+            values[first] = new[first]
+            counts += given
+
+    def end(self, env: int, length: int) -> dict[str, float]:
+        """Return the numbers of an environment's episode, which has ended, and start the next one.
+
+        length: number of its steps, 0 to give no warning. A number is nan if no step had one.
+        """
+        found = {}
+        for name, how in self._keys.items():
+            value, count = float(self._values[name][env]), int(self._counts[name][env])
+            if not count and length:
+                there = _names_in(self._latest, env)
+                others = f"; the last info contained {there}" if there else ""
+                self._warn(name, f"is missing in all {length:,} steps of an episode{others}")
+            found[name] = value / count if how == "mean" and count else value
+            self._values[name][env], self._counts[name][env] = np.nan, 0
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return numbers and counts of steps for each key and its reduction, [num_envs] each."""
+        return {
+            f"{how} {name}": {"values": self._values[name].copy(), "counts": self._counts[name].copy()}
+            for name, how in self._keys.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Replace numbers that come from replayed episodes by the saved ones, and warn if they differ.
+
+        A key that was added since then keeps its replayed numbers.
+        """
+        for name, how in self._keys.items():
+            if (saved := state.get(f"{how} {name}")) is None:
+                continue
+            values, counts = np.array(saved["values"]), np.array(saved["counts"])
+            if not (same(values, self._values[name]) and same(counts, self._counts[name])):
+                self._warn(
+                    name,
+                    "differs when an episode is repeated, so its column is not exact after this resume",
+                )
+            self._values[name], self._counts[name] = values, counts
+
+    def _warn(self, name: str, what: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            _log.warning("%s: info[%r] %s (env.info_keys)", self._called, name, what)
+
+
+def numbers_of(info: Mapping[str, Any], names: Sequence[str], over: bool) -> dict[str, Any]:
+    """Return the numbers in one environment's info by name, in a form that can be sent to another process.
+
+    over: whether the episode has ended.
+    """
+    found: dict[str, Any] = {NAMES: _names_in(info)} if over else {}
+    for name in names:
+        value, _ = _entry(info, name)
+        if value is not None:
+            try:
+                found[name] = number_of(value)
+            except ValueError as error:
+                found[f"{FAULT}{name}"] = str(error)
+    return found
+
+
+def batched(infos: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the flat infos of several environments as one, with None for missing entries."""
+    names = dict.fromkeys(name for info in infos for name in info)
+    return {name: [info.get(name) for info in infos] for name in names}
+
+
+def number_of(value: Any) -> float:
+    """Return a number, flag or array of one element as a float. Raises ValueError for anything else."""
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value.item() if isinstance(value, np.ndarray) else value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        text = repr(value)
+        raise ValueError(f"is {text if len(text) <= 80 else text[:80] + '...'}") from None
+
+
+def _column(info: Mapping[str, Any], name: str, num_envs: int) -> tuple[_Numbers, str]:
+    """Return one number for each environment, nan where there is none, and what is wrong with one of them."""
+    fault = next(filter(None, info.get(f"{FAULT}{name}", ())), "")
+    values, mask = _entry(info, name)
+    if values is None:
+        return np.full(num_envs, np.nan), fault
+    array = np.array(values, object) if isinstance(values, list | tuple) else np.asarray(values)
+    if array.size == num_envs and array.dtype.kind in "biuf":
+        column = array.reshape(num_envs).astype(np.float64)
+    elif array.shape[:1] != (num_envs,):
+        return np.full(num_envs, np.nan), f"has the shape {array.shape} for {num_envs} environments"
+    else:
+        column = np.full(num_envs, np.nan)
+        for env, value in enumerate(array):
+            try:
+                column[env] = np.nan if value is None else number_of(value)
+            except ValueError as error:
+                fault = str(error)
+    if mask is not None:
+        column[~np.asarray(mask, np.bool_)] = np.nan
+    if (infinite := np.isinf(column)).any():
+        fault = f"is {column[infinite][0]}"
+        column[infinite] = np.nan
+    return column, fault
+
+
+def _entry(info: Mapping[str, Any], name: str) -> tuple[Any, Any]:
+    """Return the entry with a dotted name and Gymnasium's mask for it, each None if there is none."""
+    if name in info:
+        return info[name], info.get(f"_{name}")
+    head, _, rest = name.partition(".")
+    inner = info.get(head)
+    return _entry(inner, rest) if rest and isinstance(inner, Mapping) else (None, None)
+
+
+def _names_in(info: Mapping[str, Any], env: int | None = None) -> str:
+    """Return the dotted names of all entries; env: environment, if it is the info of several."""
+    if env is not None and NAMES in info:
+        return str(info[NAMES][env])
+    return ", ".join(_walk(info, ""))
+
+
+def _walk(info: Mapping[str, Any], parent: str) -> Iterator[str]:
+    for name, value in info.items():
+        if isinstance(value, Mapping):
+            yield from _walk(value, f"{parent}{name}.")
+        elif not str(name).startswith(("_", FAULT)):
+            yield f"{parent}{name}"

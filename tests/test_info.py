@@ -1,0 +1,283 @@
+"""Tests of `env.info_keys`: one number per episode from the infos of its steps, in rows and in searches."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from callback_cases import finished
+from env_cases import atari, constant, own_env, play, sampled
+from exact_cases import (
+    QUIET,
+    REPLAY,
+    VECTOR,
+    Moment,
+    differences,
+    folder_override,
+    interrupt,
+    newest_checkpoint,
+    rows,
+)
+from info_env import Drive, Drives, Forgetful
+from refusals import refused
+from report_cases import ReportPage
+from run_cases import config_with, rows_of, write_run
+from search_cases import OVERRIDES, write_eval
+
+import labrl
+from labrl.analysis.report.build import build
+from labrl.cli import main
+from labrl.component import Component
+from labrl.config.compose import compose, resolve
+from labrl.config.validate import dataclass_of
+from labrl.envs.make import make_env
+from labrl.envs.vector import VectorEnv
+from labrl.errors import WRONG_INPUT
+from labrl.experiment.search.objective import intermediate_values, trial_values
+from labrl.session.episodes import EpisodeWindow
+from labrl.step import Episode
+from labrl.storage.tables import CsvTable
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+KEYS = {"speed": "mean", "cost.fuel": "sum", "steps": "max", "late": "sum", "success": "last", "a.b": "min"}
+FAULTY = {"lane": "last", "far": "sum", "brakes": "mean", "speed": "mean"}
+DRIVE = ["env=gymnasium", "env.id=null", "env.name=drive", "+env.make._target_=info_env.Drive"]
+DRIVE += [*QUIET, *VECTOR, "env.num_envs=4"]
+PPO = [*DRIVE, "agent.horizon=16", "agent.batch_size=32", "agent.epochs=2"]
+INFO = "env.info_keys={speed: mean, cost.fuel: sum, success: last}"
+
+
+def made(kind: str, keys: Any) -> Component:
+    """Return the configuration of the environment `Drive` in one of its forms."""
+    if kind == "backend":
+        node = {"name": "drive", "num_envs": 3, "max_frame": 100, "info_keys": keys}
+        return dataclass_of(Component, {"_target_": "info_env.DriveBackend", **node}, "env")
+    at_once = kind == "vector_entry_point"
+    return own_env(Drives if at_once else Drive, vectorization=kind, info_keys=keys)
+
+
+def episodes_of(env: VectorEnv, steps: int = 60) -> list[Episode]:
+    env.reset()
+    return [episode for step in play(env, sampled(env, 1), steps) for episode in step.episodes]
+
+
+KINDS = ("sync", "async", "vector_entry_point", "backend")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_number_of_an_episode_is_the_last_sum_mean_or_extreme_of_its_steps(kind: str) -> None:
+    env = make_env(made(kind, KEYS), seed=3, num_threads=2, num_envs=3)
+    env.reset()
+    policy, alone, count = sampled(env, 1), Drive(), 0
+    for number in range(60):
+        for episode in env.step(policy(number)).episodes:
+            actions, _ = env.played(episode)
+            alone.reset(seed=episode.seed)
+            infos = [alone.step(action)[-1] for action in actions]
+            speeds, fuel = [info["speed"] for info in infos], [float(info["cost"]["fuel"]) for info in infos]
+            expected = {"speed": sum(speeds) / len(infos), "cost.fuel": sum(fuel), "steps": len(infos)}
+            expected |= {"late": sum(info["late"] for info in infos), "success": infos[-1]["success"]}
+            assert episode.info == {**expected, "a.b": 2.5}
+            count += 1
+    env.close()
+    assert count > 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_missing_and_non_numeric_values_are_warned_of_once(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    env = make_env(made(kind, FAULTY), seed=3, num_threads=2, num_envs=3)
+    with caplog.at_level(logging.WARNING):
+        episodes = episodes_of(env)
+    env.close()
+    for name in ("lane", "far", "brakes"):
+        assert all(np.isnan(episode.info[name]) for episode in episodes)
+        (said,) = [one.getMessage() for one in caplog.records if repr(name) in one.getMessage()]
+        assert name != "brakes" or "cost.fuel" in said, "the names that exist are not shown"
+    assert all(np.isfinite(episode.info["speed"]) for episode in episodes)
+    assert len(caplog.records) == 3
+
+
+def test_evaluation_environments_do_not_repeat_the_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    env = make_env(made("sync", FAULTY), seed=3, num_threads=1, evaluation=True)
+    assert episodes_of(env)
+    assert not caplog.records
+
+
+def test_list_means_last_and_nested_groups_are_joined_by_dots() -> None:
+    for given, expected in {
+        "[success,a.b]": {"success": "last", "a.b": "last"},
+        "{cost: {fuel: sum}, speed: mean}": {"cost.fuel": "sum", "speed": "mean"},
+        "null": None,
+        "{}": {},
+    }.items():
+        assert resolve(compose([f"env.info_keys={given}"])).env.config.info_keys == expected
+
+
+@pytest.mark.parametrize("wrong", ["{success: average}", "{success: 3}", "[1]", "success", "{a: [b]}"])
+def test_wrong_reduction_is_refused_with_the_ones_that_exist(wrong: str) -> None:
+    with refused("type", "env.info_keys", "last", "sum", "mean", "min", "max"):
+        resolve(compose([f"env.info_keys={wrong}"]))
+
+
+@pytest.mark.parametrize("num_threads", [1, 16])
+def test_numbers_of_the_emulator_are_recorded(num_threads: int) -> None:
+    keys = {"lives": "max", "episode_frame_number": "last"}
+    env = make_env(atari("breakout", num_envs=2, max_episode_frames=60, info_keys=keys), 1, num_threads)
+    env.reset()
+    found = [e for step in play(env, constant(0, 0), 30) for e in step.episodes]
+    env.close()
+    assert found
+    assert all(episode.info["lives"] == 5 for episode in found)
+    assert all(60 <= episode.info["episode_frame_number"] < 100 for episode in found)
+
+
+def test_number_that_the_emulator_does_not_have_is_refused() -> None:
+    with refused("unsupported", "env.info_keys", "success", "lives"):
+        resolve(compose(["env=pong", "env.info_keys=[lives,success]"]))
+
+
+def test_numbers_of_an_unfinished_episode_are_restored() -> None:
+    component = made("sync", KEYS)
+    one, other = (make_env(component, seed=5, num_threads=1, num_envs=4) for _ in range(2))
+    one.reset()
+    policy = sampled(one, 2)
+    play(one, policy, 23)
+    other.load_state_dict(one.state_dict())
+    left, right = (play(env, policy, 40, first=23) for env in (one, other))
+    assert [step.episodes for step in left] == [step.episodes for step in right]
+
+
+def test_numbers_added_in_a_resume_count_from_the_start_of_the_unfinished_episodes() -> None:
+    before, now = (make_env(made("sync", keys), 5, 1, num_envs=4) for keys in (None, {"speed": "max"}))
+    whole = make_env(made("sync", {"speed": "max"}), 5, 1, num_envs=4)
+    for env in (before, whole):
+        env.reset()
+        play(env, sampled(env, 2), 23)
+    now.load_state_dict(before.state_dict())
+    left, right = (play(env, sampled(env, 2), 40, first=23) for env in (whole, now))
+    assert [step.episodes for step in left] == [step.episodes for step in right]
+
+
+def test_saved_number_counts_if_a_repeated_episode_has_another_one(caplog: pytest.LogCaptureFixture) -> None:
+    one, other = (make_env(own_env(Forgetful, info_keys={"count": "min"}), 5, 1, num_envs=1) for _ in "ab")
+    one.reset()
+    play(one, constant(0), 2)
+    state = one.state_dict()
+    other.load_state_dict(state)
+    assert len(caplog.records) == 1
+    ends = [next(e for step in play(env, constant(0), 20) for e in step.episodes) for env in (one, other)]
+    assert ends[0].info == ends[1].info
+
+
+def test_window_averages_the_episodes_that_have_a_number_and_is_restored() -> None:
+    window = EpisodeWindow(3, ["success", "cost"])
+    assert np.isnan(window.statistics()["info/success"])
+    for number, success in enumerate([1.0, 0.0, np.nan, 1.0]):
+        window.latest.append(Episode(0, number, 0, 1.0, 1, False, {"success": success, "cost": np.nan}))
+    assert window.statistics()["info/success"] == 0.5
+    assert np.isnan(window.statistics()["info/cost"])
+    same, other, old = EpisodeWindow(3, ["success", "cost"]), EpisodeWindow(3, ["more"]), EpisodeWindow(3)
+    same.load_state_dict(window.state_dict())
+    np.testing.assert_equal(same.statistics(), window.statistics())
+    other.load_state_dict(window.state_dict())
+    assert np.isnan(other.statistics()["info/more"])
+    old.latest.append(finished(3.0))
+    same.load_state_dict({name: value for name, value in old.state_dict().items() if name != "info"})
+    assert np.isnan(same.statistics()["info/success"])
+
+
+def test_killed_run_resumes_with_the_same_numbers(tmp_path: Path) -> None:
+    overrides = [*PPO, INFO, "meta.rigorous_eval=2"]
+    assert main([*overrides, "hydra.run.dir=whole"]) == 0
+    folder = tmp_path / "killed"
+    moment = Moment(600, seconds=0.01)
+    code, output = interrupt(folder, [*overrides, folder_override(folder)], signal.SIGKILL, moment)
+    assert code == -signal.SIGKILL, output
+    assert 0 < newest_checkpoint(folder) < 2400
+    assert main([f"+resume={folder}"]) == 0
+    assert differences(Path("whole"), folder) == []
+    for table in ("train", "eval"):
+        found = rows(folder / "session_0" / f"{table}.csv")
+        assert all(0 <= float(row["info/success"]) <= 1 for row in found)
+        assert all(float(row["info/cost.fuel"]) > 0 for row in found)
+
+
+def test_keys_can_be_added_in_a_resume() -> None:
+    assert main([*PPO, "env.max_frame=1200", "hydra.run.dir=run"]) == 0
+    assert main(["+resume=run", "env.max_frame=2400", INFO]) == 0
+    found = rows(Path("run/session_0/train.csv"))
+    assert [bool(row["info/success"]) for row in found] == [int(row["frame"]) > 1200 for row in found]
+
+
+def test_keys_do_not_change_what_is_learned() -> None:
+    assert main([*PPO, "hydra.run.dir=without"]) == 0
+    assert main([*PPO, INFO, "hydra.run.dir=with"]) == 0
+    plain = [
+        [{k: v for k, v in row.items() if not k.startswith("info/")} for row in rows(Path(f"{one}/{table}"))]
+        for one in ("without", "with")
+        for table in ("session_0/train.csv",)
+    ]
+    assert plain[0] == plain[1]
+
+
+def test_processes_that_act_and_evaluate_return_the_numbers() -> None:
+    beside = ["meta.rigorous_eval=2", "meta.async_eval=true"]
+    assert main([*PPO, INFO, *beside, "hydra.run.dir=beside"]) == 0
+    assert main([*PPO, INFO, beside[0], "hydra.run.dir=inside"]) == 0
+    assert rows(Path("beside/session_0/eval.csv")) == rows(Path("inside/session_0/eval.csv"))
+    ahead = [*DRIVE, *REPLAY, INFO, "agent=dqn", "meta/async_unroll=on", "env.max_frame=600"]
+    assert main([*ahead, "hydra.run.dir=ahead"]) == 0
+    assert all(float(row["info/cost.fuel"]) > 0 for row in rows(Path("ahead/session_0/train.csv")))
+
+
+def test_loaded_policy_returns_the_numbers_of_each_episode() -> None:
+    assert main([*PPO, INFO, "env.max_frame=280", "hydra.run.dir=run"]) == 0
+    found = labrl.load("run").evaluate(episodes=5)
+    assert set(found.info) == {"speed", "cost.fuel", "success"}
+    assert set(found.info["success"]) <= {0.0, 1.0}
+    assert all(len(column) == 5 for column in found.info.values())
+
+
+def test_objective_of_a_search_may_be_a_number(tmp_path: Path) -> None:
+    for frame, success in ((10, None), (20, 0.2), (90, 0.5), (100, 0.7)):
+        path = tmp_path / "session_0"
+        path.mkdir(exist_ok=True)
+        row = {"frame": frame, "return_mean": 1.0, "wall": 1.0, "info/success": success}
+        CsvTable(path / "eval.csv").append(row)
+    assert trial_values(tmp_path, ["info/success", "final_return"], 1) == [0.7, 1.0]
+    assert intermediate_values(tmp_path, "info/success", 1) == {20: 0.2, 90: 0.5, 100: 0.7}
+    write_eval(tmp_path / "other", 10, 1.0)
+    assert trial_values(tmp_path / "other", ["info/success"], 1) is None
+
+
+def test_search_for_a_number_that_is_not_recorded_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    search = ["-m", "hydra/sweeper=optuna", "search=ppo", *OVERRIDES, "meta.max_trial=2"]
+    assert main([*search, "search.objective=info/success", "env.info_keys=[cost]"]) == WRONG_INPUT
+    message = capsys.readouterr().err
+    assert "search.objective=info/success" in message
+    assert "info/cost" in message
+    with refused("range", "search.objective", "info/<name>"):
+        resolve(compose(["search.objective=success"]))
+
+
+def test_report_shows_the_numbers(tmp_path: Path) -> None:
+    frames = list(range(100, 1001, 100))
+    found = rows_of(frames, [1.0] * 10, **{"info/success": [frame / 1000 for frame in frames]})
+    for name, lr in (("a", 0.1), ("b", 0.2)):
+        write_run(tmp_path / name, [found], config=config_with(agent__lr=lr))
+    build(tmp_path / "a")
+    build(tmp_path)
+    for page in (tmp_path / "a" / "report.html", tmp_path / "report.html"):
+        assert "info/success" in [chart["title"] for chart in ReportPage(page).charts]
+
+
+def test_backend_without_keys_records_nothing() -> None:
+    env = make_env(made("backend", None), seed=3, num_threads=1)
+    assert [episode.info for episode in episodes_of(env)][:2] == [{}, {}]
