@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config import config_folder
 from labrl.config.keys import (
     ABSENT,
+    RECORDED,
     Change,
     changes,
     contradictions,
@@ -143,6 +144,10 @@ class Past:
         overrides = [override for override in self.command.overrides if not is_hydras(override)]
         if not any(override.startswith("seed=") for override in overrides):
             overrides.append(f"seed={self.config['seed']}")
+        preset, agent = (self.command.choices.get(group, "") for group in ("preset", "agent"))
+        is_labrls = (config_folder() / "agent" / f"{agent}.yaml").is_file()
+        if preset.startswith(RECORDED) and not is_labrls:  # it inherited no presets when the run was new
+            overrides.append(f"preset={preset}")
         return overrides
 
 
