@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -272,20 +273,26 @@ def check_values(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] |
 
 @contextmanager
 def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
-    """Let an InputError in this context name the preset that was chosen, if it sets unknown keys.
+    """Let an InputError in this context name the presets that may set its unknown keys.
 
     choices: the option of each group.
     """
     try:
         yield
     except InputError as error:
-        from labrl.config.presets import section
+        from labrl.config.presets import is_labrls, section
         from labrl.mistakes.names import all_keys, from_preset
 
-        preset, agent = choices.get("preset", ""), choices.get("agent", "")
+        preset, agent = choices.get("preset", "none"), choices.get("agent", "")
         found = section(config_folder(), preset)
-        keys = all_keys(found[2]) if found else []
-        raise InputError.of(from_preset(error.mistakes, preset, keys, agent)) from error
+        mistakes = from_preset(error.mistakes, preset, all_keys(found[2]) if found else [], agent)
+        if preset != "none" and not is_labrls("agent", agent):
+            inherited = " If it is set by a preset that the agent inherits (--info presets), set preset=none."
+            mistakes = [
+                replace(one, message=one.message + inherited * (one.code == "unknown-key"))
+                for one in mistakes
+            ]
+        raise InputError.of(mistakes) from error
 
 
 def check_with_stand_ins(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:

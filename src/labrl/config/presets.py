@@ -132,8 +132,10 @@ def generated(path: str) -> dict[str, Any] | None:
     agent, env, *options = name.removeprefix(RECORDED).split(":")
     agents, envs = ancestors("agent", agent), ancestors("env", env)
     parts = [] if options else _parts(agent, envs)
-    if name.startswith(RECORDED) and not (config_folder() / "agent" / f"{agent}.yaml").is_file():
+    if name.startswith(RECORDED) and not is_labrls("agent", agent):
         agents, parts = [agent], []
+    if name.startswith(RECORDED) and not is_labrls("env", env):
+        envs = [env]
     if parts:  # resolved in a second step, with the chosen options
         return {"defaults": [":".join([name, *(f"${{agent/{part}}}" for part in parts)])]}
     names = _existing(options, envs)
@@ -164,23 +166,28 @@ def ancestors(group: str, option: str, by_class: bool = True) -> list[str]:
     content = _content(group, option)
     entries = (one for one in content.get("defaults") or () if isinstance(one, str) and one != "_self_")
     names = [re.sub(f"^/{group}/(.*)@_here_$", r"\1", one) for one in entries]
-    if by_class and group == "agent" and not names:
+    if by_class and group == "agent" and not names and not is_labrls(group, option):
         names = _by_class(str(content.get("_target_")))
     if group == "env" and option in games():
         names = ["atari"]
     return [*dict.fromkeys(above for name in names for above in ancestors(group, name, by_class)), option]
 
 
+def is_labrls(group: str, option: str) -> bool:
+    """Return whether an option of agent or env is one of labrl's."""
+    return (config_folder() / group / f"{option}.yaml").is_file() or (group == "env" and option in games())
+
+
 def _by_class(target: str) -> list[str]:
-    """Return the agent of labrl from whose class the class `target` of a user is derived, if any."""
-    if target.startswith("labrl."):
-        return []
+    """Return the agent of labrl whose class is `target`, or from whose class it is derived, if any."""
+    files = sorted((config_folder() / "agent").glob("*.yaml"))
+    agents = {read(file).get("_target_"): file.stem for file in files}
+    if target in agents:
+        return [agents[target]]
     try:
         bases = load_target(target).__mro__
     except (TargetError, AttributeError):  # validation will refuse the target; a function has no bases
         return []
-    files = sorted((config_folder() / "agent").glob("*.yaml"))
-    agents = {read(file).get("_target_"): file.stem for file in files}
     return [agents[name] for base in bases if (name := f"{base.__module__}.{base.__name__}") in agents][:1]
 
 

@@ -141,12 +141,14 @@ class Past:
     @property
     def overrides(self) -> list[str]:
         """The overrides that compose the run again, without those for Hydra."""
+        from labrl.config.presets import is_labrls  # imports Hydra
+
         overrides = [override for override in self.command.overrides if not is_hydras(override)]
         if not any(override.startswith("seed=") for override in overrides):
             overrides.append(f"seed={self.config['seed']}")
-        preset, agent = (self.command.choices.get(group, "") for group in ("preset", "agent"))
-        is_labrls = (config_folder() / "agent" / f"{agent}.yaml").is_file()
-        if preset.startswith(RECORDED) and not is_labrls:  # it inherited no presets when the run was new
+        preset, *own = (self.command.choices.get(group, "") for group in ("preset", "agent", "env"))
+        # Agents and environments of the user inherited no presets when the run was new.
+        if preset.startswith(RECORDED) and not all(map(is_labrls, ("agent", "env"), own)):
             overrides.append(f"preset={preset}")
         return overrides
 
