@@ -253,6 +253,8 @@ def applied(*overrides: str, config_dir: Path | None = None) -> list[str]:
         ("preset=none", []),
         ("preset=cartpole env=pong", ["cartpole: ppo"]),
         ("preset=ppo_cartpole env=pong", ["cartpole: ppo"]),
+        ("preset=breakout env=cartpole", ["atari: ppo"]),
+        ("preset=walker2d env=cartpole", ["mujoco: ppo"]),
         ("preset=lunar_lander agent=sil_ppo env=pong", ["lunar_lander: ppo", "sil_ppo"]),
         (
             "agent=dqn env=cartpole agent/exploration=boltzmann",

@@ -120,9 +120,8 @@ def unasked(runs: Sequence[Run]) -> list[str]:
     if len({run.agent for run in runs}) == 1 or {"experiment", "preset"} & typed.keys():
         return []
     asked = ("agent._target_", *(key.replace("/", ".") for key in typed if key != "agent"))
-    return [
-        key for key in varied(runs) if all(key in config for config in configs) and not key.startswith(asked)
-    ]
+    shared = (key for key in varied(runs) if all(key in config for config in configs))
+    return [key for key in shared if not any(f"{key}.".startswith(f"{one}.") for one in asked)]
 
 
 def _typed(runs: Sequence[Run]) -> dict[str, list[Any]]:

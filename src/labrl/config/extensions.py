@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
 from labrl.config.keys import CONSTANT
-from labrl.config.presets import OWN, generated, read, section, sections, wrong_file
+from labrl.config.presets import OWN, generated, is_labrls, read, section, sections, wrong_file
 from labrl.envs.games import games
 from labrl.schedules import expanded
 
@@ -76,7 +76,8 @@ class FileConfigSource(file_config_source.FileConfigSource):
         """Return the content of a configuration that is not a file of its own; None if there is none."""
         group, _, name = config_path.partition("/")
         folder = Path(self.path)
-        if group == "preset" and sections(folder, name):
+        is_env = folder == config_folder() and is_labrls("env", name)
+        if group == "preset" and (is_env or sections(folder, name)):
             return {"defaults": [f"${{agent}}:{name}"]}  # the presets of the agent in this environment
         if group == "preset" and (found := section(folder, name)):
             return found[2]
