@@ -126,9 +126,8 @@ def generated(path: str) -> dict[str, Any] | None:
     if group != "preset" or ":" not in name:
         return None
     if name.startswith(FILE):
-        return {
-            "agent": {key: v for key, v in _content("agent", name[len(FILE) :]).items() if key != "defaults"}
-        }
+        content = _content("agent", name.removeprefix(FILE))
+        return {"agent": {key: value for key, value in content.items() if key != "defaults"}}
     agent, env, *options = name.removeprefix(RECORDED).split(":")
     agents, envs = ancestors("agent", agent), ancestors("env", env)
     parts = [] if options else _parts(agent, envs)
@@ -140,11 +139,9 @@ def generated(path: str) -> dict[str, Any] | None:
         return {"defaults": [":".join([name, *(f"${{agent/{part}}}" for part in parts)])]}
     names = _existing(options, envs)
     for one in agents:
-        own = _existing([*(f"{one}_{option}" for option in options), one], envs)
-        names += [FILE + one] * (
-            one != agents[0] and bool(names) and _content("agent", one).keys() != {"defaults"}
-        )
-        names += own
+        inherits = one != agents[0] and names
+        names += [FILE + one] if inherits and _content("agent", one).keys() != {"defaults"} else []
+        names += _existing([*(f"{one}_{option}" for option in options), one], envs)
     return {"defaults": [{"/preset@_global_": names}]}
 
 
@@ -214,7 +211,10 @@ def _parts(agent: str, envs: Sequence[str]) -> list[str]:
     """
     agents = ancestors("agent", agent, by_class=False)
     entries = [entry for one in agents for entry in _content("agent", one).get("defaults") or ()]
-    groups = dict.fromkeys(key.split()[-1] for entry in entries if isinstance(entry, dict) for key in entry)
+    chosen = {
+        key.split()[-1]: value for one in entries if isinstance(one, dict) for key, value in one.items()
+    }
+    groups = [key for key, value in chosen.items() if key.isidentifier() and value is not None]
     titles = [title.split() for one in _folders() for env in envs for title in sections(one, env)]
     conditions = {word for title in titles if title[0] in agents or "/" in title[0] for word in title}
     single = any((one / "preset").is_dir() for one in _folders() if one != config_folder())
