@@ -38,7 +38,7 @@ from shared_folder import FOLDER
 
 from labrl.config import config_folder
 
-FIXED = {f"file://{config_folder()}", "pkg://hydra.conf", "generated://labrl", "structured://"}
+FIXED = {f"file://{config_folder()}", "pkg://hydra.conf", "structured://"}
 """Sources that are the same throughout a test run, once what they register is."""
 
 DEFAULTS = "HYDRA_REMOVE_TOP_LEVEL_DEFAULTS"
@@ -249,8 +249,9 @@ def _reading(load: Callable[..., Any]) -> Callable[..., Any]:
             source = repo._find_object_source(config_path, ObjectType.CONFIG)
             if source is not None and _place(source) not in FIXED:
                 return load(repo, config_path)
+            of_all = sources if ":" in config_path else ()  # what labrl generates from the files of all
             files[key] = source and known.result(
-                (_place(source), source.provider, config_path, _registered()),
+                (_place(source), source.provider, config_path, _registered(), of_all),
                 lambda: load(repo, config_path),
             )
         file = files[key]

@@ -80,9 +80,24 @@ def test_info_presets_prints_files_and_keys(
     assert main(["env=pong", *flag, "--config-dir", "mine"]) == DONE
     lines = capsys.readouterr().out.splitlines()
     files = [Path(line) for line in lines if not line.startswith(" ")]
-    assert files == [CONFIGS / "preset" / "ppo_atari.yaml", tmp_path / "mine" / "preset" / "ppo_pong.yaml"]
+    assert files == [
+        CONFIGS / "preset" / "atari.yaml, section ppo",
+        tmp_path / "mine" / "preset" / "ppo_pong.yaml",
+    ]
     assert lines[-1].split() == ["agent.epochs", "7"]
     assert os.listdir(tmp_path) == ["mine"]
+
+
+def test_info_origin_prints_the_files_that_set_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--info", "origin", "agent.gamma", "env=lunar_lander"]) == DONE
+    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    assert rows == [
+        ["agent.gamma", "0.99", f"{CONFIGS / 'agent' / 'ppo.yaml'}"],
+        ["agent.gamma", "0.999", f"{CONFIGS / 'preset' / 'lunar_lander.yaml'}, section ppo"],
+    ]
+    for asked in (["--info=origin", "env=pong"], ["-i", "origin", "agent", "env=pong"]):
+        assert main(asked) == DONE
+        assert "agent.clip_range " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -103,11 +118,12 @@ def test_info_presets_rejects_anything_but_a_single_new_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["--info", "presets", *overrides]) == WRONG_INPUT
-    out, error = capsys.readouterr()
-    assert out == ""
-    assert named in error
-    assert "Traceback" not in error
+    for asked in (["presets"], ["origin"], ["origin", "agent.gamma"]):
+        assert main(["--info", *asked, *overrides]) == WRONG_INPUT
+        out, error = capsys.readouterr()
+        assert out == ""
+        assert named in error
+        assert "Traceback" not in error
     assert os.listdir(tmp_path) == []
 
 
@@ -142,7 +158,7 @@ def test_completion_offers_groups_options_and_keys(
     assert completion("meta=f", monkeypatch, capsys) == ["meta=fast_atari"]
     assert "agent.gae_lambda=" in completion("agent.ga", monkeypatch, capsys)
     offered = completion("preset=", monkeypatch, capsys)
-    assert "preset=ppo_cartpole" in offered
+    assert "preset=cartpole" in offered
     assert not any(":" in override or override.startswith("preset=auto") for override in offered)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from refusals import refused
 import labrl
 from labrl.component import Component
 from labrl.config import config_folder
-from labrl.config.compose import applied_presets, compose, resolve, to_plain
-from labrl.config.presets import GAME, GeneratedSource, choices_of, preset_names, rule
+from labrl.config.compose import applied_presets, compose, origins, resolve, to_plain
+from labrl.config.extensions import FileConfigSource
+from labrl.config.presets import choices_of
 from labrl.config.schema import TrialConfig
 from labrl.envs.games import games
 from labrl.errors import InputError
@@ -29,15 +29,21 @@ from labrl.trial.trial import check
 
 CONFIGS = config_folder()
 # The tasks of MuJoCo share their presets, so one stands for all; test_mujoco.py covers each.
-_MUJOCO = {name for name, families in rule()["environments"].items() if "mujoco" in families} - {"hopper"}
-ENVS = sorted({f.stem for f in (CONFIGS / "env").glob("*.yaml")} - {"atari", "gymnasium"} - _MUJOCO)
+_MUJOCO = {file.stem for file in (CONFIGS / "env").glob("*.yaml") if "[mujoco]" in file.read_text()}
+BASES = {"atari", "gymnasium", "mujoco"}
+ENVS = sorted({f.stem for f in (CONFIGS / "env").glob("*.yaml")} - BASES - _MUJOCO | {"hopper"})
 CONTINUOUS = ("pendulum", "bipedal_walker", "lunar_lander_continuous", "mountain_car_continuous", "hopper")
 AGENTS = sorted(f.stem for f in (CONFIGS / "agent").glob("*.yaml"))
 NETWORKS = sorted(f.stem for f in (CONFIGS / "agent" / "network").glob("*.yaml"))
 METAS = sorted(f.stem for f in (CONFIGS / "meta").glob("*.yaml"))
 OPTIMIZERS = sorted({f.stem for f in (CONFIGS / "agent" / "optimizer").glob("*.yaml")} - {"torch"})
 PARTS = ("value", "target", "memory", "exploration", "noise")
-PRESETS = sorted(f.stem for f in (CONFIGS / "preset").glob("*.yaml") if f.stem != "none")
+SECTIONS = {
+    file.stem: tuple(yaml.safe_load(file.read_text()))
+    for file in (CONFIGS / "preset").glob("*.yaml")
+    if file.stem != "none"
+}
+FAMILIES = {"hopper": "mujoco", "pong": "atari"}
 
 
 def composed(*overrides: str) -> TrialConfig:
@@ -60,7 +66,7 @@ def pairs() -> Iterator[Any]:
     """
     for agent in AGENTS:
         for env in [*ENVS, "pong"]:
-            preset = any(f"{agent}_{family}" in PRESETS for family in rule()["environments"].get(env, [env]))
+            preset = any(agent in SECTIONS.get(one, ()) for one in (env, FAMILIES.get(env, "")))
             first = env in ("cartpole", "pong") or agent == "random" or preset
             yield pytest.param(agent, env, marks=() if first else pytest.mark.matrix)
 
@@ -86,9 +92,9 @@ def test_every_network_option_composes(network: str) -> None:
 
 
 def test_every_game_composes_without_its_own_file() -> None:
-    source = GeneratedSource("test", "generated://labrl")
+    source = FileConfigSource("test", f"file://{CONFIGS}")
     assert len(games()) > 90
-    assert source.list("env", ObjectType.CONFIG) == games()
+    assert set(games()) <= set(source.list("env", ObjectType.CONFIG))
     for game in games():
         assert source.is_config(f"env/{game}")
         content = source.load_config(f"env/{game}").config
@@ -158,49 +164,29 @@ def test_preset_can_be_chosen_by_name() -> None:
     assert cfg.agent.gamma == 0.98
 
 
-def test_preset_names_consist_of_existing_owner_and_environment() -> None:
-    groups = (*PARTS, "optimizer")
-    options = sorted(f.stem for part in groups for f in (CONFIGS / "agent" / part).glob("*.yaml"))
-    owners = [*AGENTS, *options, *(f"{agent}_{option}" for agent in AGENTS for option in options), "dev"]
-    families = {family for families in rule()["environments"].values() for family in families} - {GAME}
-    known = Counter(f"{owner}_{env}" for owner in set(owners) for env in {*ENVS, *families, *games(), "dev"})
-    assert [preset for preset in PRESETS if known[preset] != 1] == []
+def test_sections_of_presets_are_for_existing_agents_and_options() -> None:
+    parts = {group.name for group in (CONFIGS / "agent").iterdir() if group.is_dir()}
+    options = {
+        f"agent/{group}={f.stem}" for group in parts for f in (CONFIGS / "agent" / group).glob("*.yaml")
+    }
+    titles = {title for found in SECTIONS.values() for title in found}
+    known = {*AGENTS, "dev"} | options
+    wrong = [one for one in titles if set(one.split()) - known or len(one.split()) > 2]
+    assert not wrong
+    assert set(SECTIONS) <= {f.stem for f in (CONFIGS / "env").glob("*.yaml")} | {"dev"}
+    assert len(list((CONFIGS / "preset").iterdir())) <= 60
 
 
 def test_presets_of_base_agents_apply_before_those_of_the_agent() -> None:
-    def line(agent: str) -> list[str]:
-        text = (CONFIGS / "agent" / f"{agent}.yaml").read_text()
-        entries = yaml.safe_load(text).get("defaults", [])
-        above = [
-            one for entry in entries if isinstance(entry, str) and entry != "_self_" for one in line(entry)
-        ]
-        return [*above, agent]
-
-    assert {agent: line(agent) for agent in AGENTS if len(line(agent)) > 1} == rule()["agents"]
-    assert set(rule()["parts"]) <= set(AGENTS)
-    assert preset_names("rainbow", "pong") == [
-        f"{agent}_{env}" for agent in ("dqn", "c51", "rainbow") for env in ("atari", "pong")
+    assert applied("agent=rainbow", "env=pong") == [
+        *("atari: agent/value=categorical", "atari: agent/memory=prioritized", "atari: agent/target=replace"),
+        *("atari: dqn", "rainbow", "atari: rainbow agent/target=replace", "atari: rainbow"),
     ]
-    assert preset_names("dueling_dqn", "cartpole") == [
-        "dqn_gymnasium",
-        "dqn_cartpole",
-        "double_dqn_gymnasium",
-        "double_dqn_cartpole",
-        "dueling_dqn_gymnasium",
-        "dueling_dqn_cartpole",
-    ]
-    assert preset_names("ppo", "video_checkers") == ["ppo_atari", "ppo_video_checkers"]
-    assert preset_names("my_own", "pong") == ["my_own_atari", "my_own_pong"]
-    assert preset_names("my", "own_env") == ["my_own_env"]
+    assert applied("agent=td3", "env=pendulum") == ["pendulum: ddpg", "td3"]
+    assert applied("agent=tqc", "env=swimmer") == ["mujoco: sac", "swimmer: sac", "tqc", "mujoco: tqc"]
+    assert applied("env=video_checkers") == ["atari: ppo"]
     cfg = compose(["agent=rainbow", "env=pong"])
     assert (cfg.agent.batch_size, cfg.agent.lr, cfg.agent.memory.storage) == (32, 6.25e-5, "mmap")
-
-
-@pytest.mark.parametrize("agent", AGENTS)
-def test_parts_with_presets_are_the_parts_of_the_agent(agent: str) -> None:
-    choices = compose([f"agent={agent}"], with_hydra=True).hydra.runtime.choices
-    first = rule()["agents"].get(agent, [agent])[0]
-    assert {part for part in PARTS if f"agent/{part}" in choices} == set(rule()["parts"].get(first, ()))
 
 
 def test_presets_of_a_part_apply_exactly_where_it_is_used() -> None:
@@ -219,11 +205,6 @@ def test_presets_of_a_part_apply_exactly_where_it_is_used() -> None:
 
 
 def test_presets_of_agent_and_part_apply_after_those_of_the_part() -> None:
-    assert preset_names("rainbow", "pong", ["replace"]) == [
-        *("replace_atari", "replace_pong"),
-        *(f"{agent}_replace_{env}" for agent in ("dqn", "c51", "rainbow") for env in ("atari", "pong")),
-        *(f"{agent}_{env}" for agent in ("dqn", "c51", "rainbow") for env in ("atari", "pong")),
-    ]
     for agent, epsilon, every in (("dqn", 0.05, 500), ("double_dqn", 0.01, 50), ("dueling_dqn", 0.01, 50)):
         cfg = compose([f"agent={agent}", "env=lunar_lander"])
         assert (cfg.agent.exploration.epsilon.end, cfg.agent.target.every) == (epsilon, every)
@@ -262,37 +243,39 @@ def test_chosen_optimizer_replaces_all_keys_of_a_presets_optimizer(optimizer: st
     assert compose([*overrides[:2], "env=lunar_lander"]).agent.optimizer == chosen
 
 
-def applied(text: str) -> list[str]:
-    """Return the names of the files that the text of `--info presets` lists."""
-    return [Path(line).stem for line in text.splitlines() if not line.startswith(" ")]
+def applied(*overrides: str, config_dir: Path | None = None) -> list[str]:
+    """Return the presets that `--info presets` lists: `<file>: <section>`, or the name of a file."""
+    lines = applied_presets([*overrides], config_dir).splitlines()
+    found = [line.partition(", section ") for line in lines if line.startswith("/")]
+    return [f"{Path(file).stem}: {title}" if title else Path(file).stem for file, _, title in found]
 
 
 @pytest.mark.parametrize(
-    ("overrides", "files"),
+    ("overrides", "presets"),
     [
-        ("", "ppo_cartpole"),
-        ("agent=random", ""),
-        ("preset=none", ""),
-        ("preset=ppo_cartpole env=pong", "ppo_cartpole"),
+        ("", ["cartpole: ppo"]),
+        ("agent=random", []),
+        ("preset=none", []),
+        ("preset=cartpole env=pong", ["cartpole: ppo"]),
+        ("preset=ppo_cartpole env=pong", ["cartpole: ppo"]),
+        ("preset=breakout env=cartpole", ["atari: ppo"]),
+        ("preset=walker2d env=cartpole", ["mujoco: ppo"]),
+        ("preset=lunar_lander agent=sil_ppo env=pong", ["lunar_lander: ppo", "sil_ppo"]),
         (
-            "agent=rainbow env=pong",
-            "categorical_atari replace_atari prioritized_atari rainbow_replace_atari dqn_atari rainbow_atari",
+            "agent=dqn env=cartpole agent/exploration=boltzmann",
+            ["cartpole: agent/target=replace", "cartpole: dqn"],
         ),
-        ("agent=dqn env=cartpole agent/exploration=boltzmann", "replace_cartpole dqn_cartpole"),
-        ("agent=sarsa env=acrobot", "epsilon_greedy_acrobot"),
-        ("agent=a2c env=lunar_lander", "a2c_auto_lunar_lander a2c_lunar_lander"),
-        ("agent=a2c env=lunar_lander agent/optimizer=rmsprop", "a2c_lunar_lander"),
+        ("agent=sarsa env=acrobot", ["acrobot: agent/exploration=epsilon_greedy"]),
+        ("agent=a2c env=lunar_lander agent/optimizer=rmsprop", ["lunar_lander: a2c"]),
         (
             "agent=crossq env=lunar_lander_continuous",
-            "crossq_lunar_lander crossq_lunar_lander_continuous",
+            ["lunar_lander: crossq"],  # which the section of the continuous version extends
         ),
-        ("search=sac env=pendulum", "sac_pendulum"),
+        ("search=sac env=pendulum", ["pendulum: sac"]),
     ],
 )
-def test_applied_presets_are_listed_in_order_of_precedence(overrides: str, files: str) -> None:
-    text = applied_presets(overrides.split())
-    assert [name for name in applied(text) if name in PRESETS] == files.split()
-    assert all(Path(line).is_file() for line in text.splitlines() if files and not line.startswith(" "))
+def test_applied_presets_are_listed_in_order_of_precedence(overrides: str, presets: list[str]) -> None:
+    assert applied(*overrides.split()) == presets
 
 
 def test_keys_of_a_preset_are_listed_with_the_overrides_that_replace_them() -> None:
@@ -306,9 +289,8 @@ def test_preset_of_a_user_is_listed_with_its_file(tmp_path: Path) -> None:
     file = tmp_path / "preset" / "ppo_pong.yaml"
     file.parent.mkdir()
     file.write_text("# @package _global_\nagent: {gamma: 0.9}\n")
-    text = applied_presets(["env=pong"], tmp_path)
-    assert applied(text) == ["ppo_atari", "ppo_pong"]
-    assert str(file) in text
+    assert applied("env=pong", config_dir=tmp_path) == ["atari: ppo", "ppo_pong"]
+    assert str(file) in applied_presets(["env=pong"], tmp_path)
 
 
 def test_preset_of_a_user_for_a_part_is_applied(tmp_path: Path) -> None:
@@ -455,6 +437,83 @@ def test_saved_configuration_gives_the_same_trial(overrides: list[str]) -> None:
     plain = to_plain(cfg)
     saved = yaml.safe_load(yaml.safe_dump(plain))
     assert resolve(cfg) == resolve(plain) == resolve(saved) == resolve(OmegaConf.create(plain))
+
+
+INHERITS = {  # file of the agent, and its module
+    "file": ("defaults: [dqn, _self_]", ""),
+    "file of another": ("defaults: [/agent/other@_here_, _self_]", ""),
+    "file with a class of labrl": ("_target_: labrl.agents.dqn.DQN", ""),
+    "class": ("_target_: own_inheriting.Own", "from labrl.agents.dqn import DQN\n\nclass Base(DQN): pass\n"
+     "class Own(Base): pass\n"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", INHERITS)
+def test_agent_of_a_user_inherits_the_presets_of_its_parents(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for group in ("agent", "preset"):
+        (tmp_path / group).mkdir()
+    content, module = INHERITS[kind]
+    (tmp_path / "agent" / "other.yaml").write_text("defaults: [dqn, _self_]\ngamma: 0.5\n")
+    (tmp_path / "agent" / "own.yaml").write_text(content)
+    (tmp_path / "own_inheriting.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = "own: {agent: {n_step: 2}}\ndqn: {agent: {batch_size: 7}}\nagent/target=polyak: {agent: {lr: 1}}\n"
+    (tmp_path / "preset" / "cartpole.yaml").write_text(own)
+    presets = applied("agent=own", "env=cartpole", config_dir=tmp_path)
+    assert presets.count("cartpole: dqn") == 2  # labrl's and the user's
+    assert presets[-1] == "cartpole: own"
+    parts = {"cartpole: agent/exploration=epsilon_greedy", "cartpole: agent/target=replace"}
+    assert parts & set(presets) == (set() if "class" in kind else parts)  # those files select no parts
+    agent = compose(["agent=own", "env=cartpole"], tmp_path).agent
+    # The file of an agent has priority over the presets that it inherits.
+    assert (agent.n_step, agent.batch_size, agent.gamma) == (2, 7, 0.5 if "another" in kind else 0.99)
+    assert applied("agent=own", "preset=none", config_dir=tmp_path) == []
+    # A run that was started before presets were inherited has recorded this choice.
+    assert applied("agent=own", "preset=auto:own:cartpole", config_dir=tmp_path) == ["cartpole: own"]
+
+
+def test_environment_of_a_user_inherits_the_presets_of_its_parents(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env" / "long_swimmer.yaml").write_text("defaults: [swimmer, _self_]\nname: long\n")
+    presets = ["mujoco: sac", "swimmer: sac"]
+    assert applied("agent=sac", "env=long_swimmer", config_dir=tmp_path) == presets
+    assert applied("agent=sac", "env=long_swimmer", "preset=auto:sac:long_swimmer", config_dir=tmp_path) == []
+
+
+def test_section_for_an_unknown_agent_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "preset").mkdir()
+    for text in ("pp0: {agent: {gamma: 0.5}}\n", "ppo: 3\n", "ppo: {agent: {gamma: 0.5}\n"):
+        (tmp_path / "preset" / "cartpole.yaml").write_text(text)
+        with pytest.raises(InputError) as caught:
+            compose([], tmp_path)
+        assert (caught.value.code, caught.value.key) == ("syntax", f"{tmp_path}/preset/cartpole.yaml")
+
+
+def test_origins_of_a_key_are_listed_in_order_of_precedence(tmp_path: Path) -> None:
+    def found(key: str, *overrides: str) -> list[tuple[str, Any]]:
+        return [(Path(origin).name, value) for origin, value in origins(key, [*overrides])[key]]
+
+    assert found("agent.gamma") == [("ppo.yaml", 0.99), ("cartpole.yaml, section ppo", 0.98)]
+    assert found("agent.gamma", "preset=none", "agent.gamma=0.5") == [
+        ("ppo.yaml", 0.99),
+        ("override agent.gamma=0.5", "0.5"),
+    ]
+    assert [one for one, _ in found("agent.lr", "agent.lr.start=1")] == [
+        *("ppo.yaml", "cartpole.yaml, section ppo", "override agent.lr.start=1")
+    ]
+    assert found("env.game", "env=pong", "agent=dqn") == [("atari.yaml", "???"), ("env=pong", "pong")]
+    assert [*origins("agent.network.torso.mlp", ["agent=dqn"])] == [
+        f"agent.network.torso.mlp.{name}" for name in ("hidden", "activation", "initialization", "layer_norm")
+    ]
+    every = origins("", ["experiment=atari/v4", "env=pong"])
+    assert every.keys() >= {"env.sticky_actions", "meta.max_session", "transforms.reward._target_", "seed"}
+    assert [key for key, one in every.items() if not one] == []
+    assert Path(every["env.sticky_actions"][-1][0]).name == "v4.yaml"
+    with pytest.raises(InputError) as caught:
+        origins("agent.gama", [])
+    assert (caught.value.code, caught.value.key) == ("unknown-key", "agent.gama")
 
 
 def test_composing_twice_gives_equal_configurations() -> None:

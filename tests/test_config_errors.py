@@ -59,7 +59,7 @@ UNKNOWN_OPTIONS = {
     "env=pon": "Did you mean env=pong",
     "meta=fast": "Did you mean meta=fast_atari?",
     "meta=fast_atary": "Did you mean meta=fast_atari?",
-    "preset=ppo_cartpol": "Did you mean preset=ppo_cartpole",
+    "preset=cartpol": "Did you mean preset=cartpole",
     "experiment=slm_lab/cartpol": "Did you mean experiment=slm_lab/cartpole",
     "experiment=slm_lab": "Did you mean experiment=slm_lab/",
     "experiment=best": "<folder>/experiment/best.yaml",

@@ -12,8 +12,7 @@ from exact_cases import rows, state, unequal
 
 import labrl
 from labrl.config import config_folder
-from labrl.config.compose import compose, resolve
-from labrl.config.presets import preset_names
+from labrl.config.compose import applied_presets, compose, resolve
 from labrl.envs.make import describe
 
 TASKS = {
@@ -34,14 +33,13 @@ def test_all_mujoco_tasks_of_gymnasium_are_available() -> None:
 
 
 AGENTS = ("ppo", "sac", "tqc", "td3", "crossq")
-PRESETS = {file.stem for file in (config_folder() / "preset").glob("*.yaml")}
-WITH_OWN_PRESETS = {task for task in TASKS if any(f"{agent}_{task}" in PRESETS for agent in AGENTS)}
+WITH_OWN_PRESETS = {task for task in TASKS if (config_folder() / "preset" / f"{task}.yaml").exists()}
 
 
 @pytest.mark.parametrize("task", sorted(TASKS))
 def test_every_task_has_presets(task: str) -> None:
     for agent in AGENTS:
-        assert f"{agent}_mujoco" in set(preset_names(agent, task)) & PRESETS
+        assert f"mujoco.yaml, section {agent}" in applied_presets([f"agent={agent}", f"env={task}"])
 
 
 @pytest.mark.parametrize(

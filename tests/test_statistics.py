@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +292,38 @@ def test_groups_with_different_scores_or_budgets_get_a_warning(tmp_path: Path) -
     assert "ppo" in kinds
     assert "dqn" in kinds
     assert "ppo: 1,000, dqn: 500" in frames
+
+
+def test_comparison_lists_every_key_that_differs_and_names_those_that_nobody_typed(tmp_path: Path) -> None:
+    def write(agent: str, typed: list[str], **changes: Any) -> None:
+        run = RunFolder(write_run(tmp_path / agent, [rising(10)], agent=agent, config=config_with(**changes)))
+        provenance = {**json.loads(run.provenance.read_text()), "overrides": [f"agent={agent}", *typed]}
+        run.provenance.write_text(json.dumps(provenance))
+
+    write("ppo", ["agent.lr=0.1"], agent__lr=0.1)
+    write("mine", ["agent.lr=0.2"], agent__lr=0.2, env__num_envs=8, agent__own=1)
+    (env,) = compare(grouped(find_runs([tmp_path])))["envs"]
+    names = [group["name"] for group in env["groups"]]
+    by_group = {key: dict(zip(names, values, strict=True)) for key, values in env["differing"].items()}
+    assert by_group == {
+        "agent": {"ppo": "ppo", "mine": "mine"},
+        "agent.lr": {"ppo": 0.1, "mine": 0.2},
+        "agent.own": {"ppo": None, "mine": 1},
+        "env.num_envs": {"ppo": 4, "mine": 8},
+    }
+    assert env["not_compared"] == ["env.num_envs"]
+    built = build(tmp_path, tmp_path / "out")
+    assert [one for one in built.warnings if "agent.lr" in one or "agent.own" in one] == []
+    assert len([one for one in built.warnings if "env.num_envs" in one]) == 1
+    (row, _) = csv.DictReader((tmp_path / "out" / "statistics.csv").open())
+    assert row.keys() >= by_group.keys()
+    assert [key for key in by_group if f">{key}</td>" not in built.path.read_text()] == []
+    # A comparison of one agent compares whatever differs.
+    shutil.rmtree(tmp_path / "mine")
+    write_run(tmp_path / "other", [rising(10)], config=config_with(env__num_envs=8))
+    (env,) = compare(grouped(find_runs([tmp_path])))["envs"]
+    assert [*env["differing"]] == ["agent.lr", "env.num_envs"]
+    assert env["not_compared"] == []
 
 
 def test_names_and_warnings_of_search_trials_round_their_values(tmp_path: Path) -> None:

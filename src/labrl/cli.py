@@ -109,9 +109,10 @@ def _run(arguments: list[str], typed: Typed) -> int:
 
     begin("labrl.cli.main")
     _check_place()
-    _check_arguments(arguments)
-    if (others := _without_presets_asked(arguments)) is not None:
-        return _print_presets(get_args(others))
+    asked = _asked_about(arguments)
+    _check_arguments(arguments if asked is None else asked[2])
+    if asked is not None:
+        return _print_origins(*asked)
     args = get_args(arguments)
     if args.shell_completion:
         if "COMP_LINE" in os.environ:  # the shell would show messages within the line that the user types
@@ -286,31 +287,51 @@ def _shows_null(args: Namespace) -> bool:
     return True
 
 
-def _without_presets_asked(arguments: Sequence[str]) -> list[str] | None:
-    """Return the arguments without `--info presets`, which Hydra does not know.
+def _asked_about(arguments: Sequence[str]) -> tuple[str, str, list[str]] | None:
+    """Return what is asked, the key and the other arguments of `--info presets` or `--info origin [key]`.
 
-    Returns None if they do not contain it.
+    Hydra does not know these questions. Returns None if the arguments contain neither.
     """
     for at, argument in enumerate(arguments):
-        count = 1 if argument in ("--info=presets", "-i=presets") else 2
-        if count == 1 or (argument in ("--info", "-i") and arguments[at + 1 : at + 2] == ["presets"]):
-            return [*arguments[:at], *arguments[at + count :]]
+        flag, equals, asked = argument.partition("=")
+        end = at + 1
+        if flag in ("--info", "-i") and not equals:
+            asked, end = "".join(arguments[end : end + 1]), end + 1
+        if flag in ("--info", "-i") and asked in ("presets", "origin"):
+            key = "".join(arguments[end : end + 1])
+            is_key = asked == "origin" and "=" not in key and not key.startswith(("-", "~"))
+            return asked, key if is_key else "", [*arguments[:at], *arguments[end + is_key :]]
     return None
 
 
-def _print_presets(args: Namespace) -> int:
-    """Run `labrl --info presets`: print which preset files apply, and the keys that each one sets."""
-    from labrl.config.compose import applied_presets
+def _print_origins(asked: str, key: str, arguments: list[str]) -> int:
+    """Run `labrl --info presets` or `--info origin`: print which files set which values."""
+    from hydra._internal.utils import get_args
+
+    from labrl.config.compose import applied_presets, origins
+    from labrl.config.keys import written
     from labrl.trial.find import TAKE_A_RUN
 
+    args = get_args(arguments)
     past = [one.partition("=")[0] for one in args.overrides if one.startswith(TAKE_A_RUN)]
     for given in [*(["-m"] if args.multirun else []), *past]:
         raise InputError(
-            f"{given} cannot be combined with --info presets, which shows the presets of a new run: omit it",
+            f"{given} cannot be combined with --info {asked}, which is about a new run: omit it",
             code="usage",
             key=given,
         )
-    print(applied_presets(args.overrides, args.config_dir))
+    if asked == "presets":
+        print(applied_presets(args.overrides, args.config_dir))
+        return DONE
+    found = origins(key, args.overrides, args.config_dir)
+    rows = [
+        (name, value if isinstance(value, str) else written(value), origin)
+        for name, all_origins in found.items()
+        for origin, value in (all_origins if name == key else all_origins[-1:])
+    ]
+    width = max(len(name) for name, _, _ in rows)
+    for name, value, origin in rows:
+        print(f"{name:{width}}  {value:20}  {origin}")
     return DONE
 
 

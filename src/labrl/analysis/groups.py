@@ -93,24 +93,53 @@ def value_at(run: Run, key: str) -> Any:
 
 
 def varied(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the keys in which runs differ, with a value for each run, except the seed and keys that do not
-    affect rows.
+    """Return every key in which runs differ, with a value for each run, those that were typed first.
 
-    The value is None for a run without this key. If the keys that were typed explain all differences, those
-    that follow from them are left out.
+    The seed and keys that do not affect rows are left out. The value is None for a run without the key.
     """
-    flat = [dict(_leaves(group_config(run.config))) for run in runs]
-    keys = dict.fromkeys(key for config in flat for key in config)
-    columns = {key: [config.get(key) for config in flat] for key in keys}
-    typed = {key: [value_at(run, key) for run in runs] for key in _typed(runs)}
-    differing, typed = (
-        {key: values for key, values in found.items() if any(value != values[0] for value in values)}
-        for found in (columns, typed)
-    )
-    # Whether the typed values differ between all groups.
+    configs = _configs(runs)
+    keys = dict.fromkeys(key for config in configs for key in config)
+    return {**_typed(runs), **_differing({key: [config.get(key) for config in configs] for key in keys})}
+
+
+def compared(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the keys of `varied` that were typed if these tell all groups apart, and otherwise all."""
+    typed = _typed(runs)
     pairs = {(repr(values), run.group_key) for *values, run in zip(*typed.values(), runs, strict=True)}
     separated = len({values for values, _ in pairs}) == len({run.group_key for run in runs})
-    return typed if typed and separated else differing
+    return typed if typed and separated else varied(runs)
+
+
+def unasked(runs: Sequence[Run]) -> list[str]:
+    """Return the keys in which runs of different agents differ that all of them have but that nobody typed.
+
+    They are from presets and from the files of the agents. Runs of one agent compare whatever differs, and so
+    do runs of different recipes and presets.
+    """
+    typed, configs = _typed(runs), _configs(runs)
+    if len({run.agent for run in runs}) == 1 or {"experiment", "preset"} & typed.keys():
+        return []
+    asked = ("agent._target_", *(key.replace("/", ".") for key in typed if key != "agent"))
+    shared = (key for key in varied(runs) if all(key in config for config in configs))
+    return [key for key in shared if not any(f"{key}.".startswith(f"{one}.") for one in asked)]
+
+
+def _typed(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the keys of command lines in which runs differ, without the seed and those of Hydra, meta and
+    W&B, with a value for each run."""
+    overrides = [str(one) for run in runs for one in run.provenance.get("overrides") or []]
+    keys = dict.fromkeys(key_of(one) for one in overrides if "=" in one)
+    left_out = ("seed", "hydra", "meta", "wandb")
+    typed = [key for key in keys if key.split(".")[0] not in left_out]
+    return _differing({key: [value_at(run, key) for run in runs] for key in typed})
+
+
+def _differing(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
+
+
+def _configs(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    return [dict(_leaves(group_config(run.config))) for run in runs]
 
 
 def value_text(value: Any) -> str:
@@ -158,7 +187,7 @@ def _names(firsts: Sequence[Run]) -> list[str]:
     agent."""
     named = {}
     for rivals in together(firsts, lambda run: (run.agent, run.env)).values():
-        different = varied(rivals) if len(rivals) > 1 else {}
+        different = compared(rivals) if len(rivals) > 1 else {}
         columns = [
             (_short(key), distinct_texts(values, _brief_text)) for key, values in [*different.items()][:3]
         ]
@@ -174,13 +203,6 @@ def _names(firsts: Sequence[Run]) -> list[str]:
         named[run.path] if taken[run.env, named[run.path]] == 1 else f"{named[run.path]} ({run.name})"
         for run in firsts
     ]
-
-
-def _typed(runs: Sequence[Run]) -> list[str]:
-    """Return the keys of all command lines in order, without the seed and those of Hydra, meta and W&B."""
-    overrides = [str(one) for run in runs for one in run.provenance.get("overrides") or []]
-    keys = dict.fromkeys(key_of(one) for one in overrides if "=" in one)
-    return [key for key in keys if key.split(".")[0] not in ("seed", "hydra", "meta", "wandb")]
 
 
 def _short(key: str) -> str:

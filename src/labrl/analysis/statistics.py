@@ -17,7 +17,7 @@ import polars as pl
 from labrl.analysis import measures
 from labrl.analysis.baselines import Baseline, Threshold, human_range, random_baseline, threshold_of
 from labrl.analysis.formats import listed, sessions_text
-from labrl.analysis.groups import SEVERAL, Group, by_env, together
+from labrl.analysis.groups import SEVERAL, Group, by_env, together, unasked, varied
 from labrl.analysis.intervals import (
     RUNS_FOR_IQM,
     Estimate,
@@ -346,8 +346,10 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
     scale.
 
     Returns `envs` (for each: `env`, `groups` as of `group_statistics`, `improvement`, `profile`, `branches`,
-    `warnings`), `across` (Atari games together, by human-normalized score; None for fewer than two) and
-    `warnings`. Groups with an empty sample are in no pair and no profile.
+    `differing`, `not_compared`, `warnings`), `across` (Atari games together, by human-normalized score; None
+    for fewer than two) and `warnings`. `differing` has every key in which the groups differ, with a value for
+    each group, and `not_compared` those of them that nobody asked to compare. Groups with an empty sample are
+    in no pair and no profile.
     """
     envs: list[dict[str, Any]] = []
     for env, own in by_env(groups).items():
@@ -362,6 +364,8 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
                 "best": _best(found, pairs),
                 "profile": _profile(scores),
                 "branches": _branches(own, found),
+                "differing": varied([group.runs[0] for group in own]),
+                "not_compared": unasked([group.runs[0] for group in own]),
                 "warnings": list(_unlike(found)),
             }
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
 from labrl.analysis.formats import METHOD, UNKNOWN, brackets, number
+from labrl.analysis.groups import value_text
 from labrl.analysis.intervals import SCORE_METHOD, statistic_of
 from labrl.analysis.statistics import MEASURES, improvement, ranked
 
@@ -30,7 +31,7 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
     `env group agent runs seeds left_out`; `<estimate>_iqm`, `_iqm_low`, `_iqm_high`, `_mean` and `_std` over
     the sessions; `threshold`, `reached`, the mean over the sessions of each other measure; `rival` and
     `improvement`, `_low`, `_high`: the probability that a session of the group beats one of the rival, the
-    group with the highest final return in the environment.
+    group with the highest final return in the environment. Then one for each key in which groups differ.
     """
     rows = []
     for env in comparison["envs"]:
@@ -53,9 +54,35 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
             rows.append(row | {f"improvement{end}": value for end, value in chance})
     text, whole = ("env", "group", "agent", "rival"), ("runs", "seeds", "left_out", "reached")
     kinds = {**dict.fromkeys(text, pl.String), **dict.fromkeys(whole, pl.Int64)}
-    return pl.DataFrame(
+    table = pl.DataFrame(
         rows, {name: kinds.get(name, pl.Float64) for row in rows[:1] for name in row}, strict=False
     )
+    keys = dict.fromkeys(key for env in comparison["envs"] for key in env.get("differing", ()))
+    return table.with_columns(
+        pl.Series(key, [text for env in comparison["envs"] for text in _texts(env, key)], pl.String)
+        for key in keys
+        if key not in table.columns
+    )
+
+
+def _texts(env: Mapping[str, Any], key: str) -> list[str | None]:
+    values = env.get("differing", {}).get(key)
+    return [None] * len(env["groups"]) if values is None else [value_text(value) for value in values]
+
+
+def differences(env: Mapping[str, Any]) -> list[list[str]]:
+    """Return the headings, then lines with every key in which the groups of an environment differ.
+
+    env: an entry of `envs` in a comparison. A line is a key, or a group if there are fewer keys than groups.
+    Empty without differences.
+    """
+    names = [group["name"] for group in env["groups"]]
+    lines = [[key, *map(value_text, values)] for key, values in env["differing"].items()]
+    if not lines:
+        return []
+    if len(lines) >= len(names):
+        return [["key", *names], *lines]
+    return [list(line) for line in zip(["group", *names], *lines, strict=True)]
 
 
 def as_csv(table: pl.DataFrame) -> str:
@@ -65,23 +92,30 @@ def as_csv(table: pl.DataFrame) -> str:
 
 def as_markdown(table: pl.DataFrame) -> str:
     """Return the table in GitHub Markdown, with intervals as `value [low, high]`."""
-    head, *rows = readable(table) or [[]]
-    if not head:
+    # The cells after the first two are numbers, whose brackets are not escaped.
+    return markdown_lines(readable(table), texts=2)
+
+
+def markdown_lines(lines: Sequence[Sequence[str]], texts: int) -> str:
+    """Return lines of cells, of which the first has the headings, as a table in GitHub Markdown.
+
+    texts: number of columns of text, which are aligned left and escaped.
+    """
+    if not lines:
         return ""
-    # The other cells are numbers, whose brackets are not escaped.
-    lines = [list(map(_markdown, head)), *([*map(_markdown, row[:2]), *row[2:]] for row in rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(
-        1, ["-" * width if place < 2 else f"{'-' * (width - 1)}:" for place, width in enumerate(widths)]
-    )
+    head, *rows = lines
+    cells = [list(map(_markdown, head)), *([*map(_markdown, row[:texts]), *row[texts:]] for row in rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    marks = ["-" * width if place < texts else f"{'-' * (width - 1)}:" for place, width in enumerate(widths)]
+    cells.insert(1, marks)
     padded = (
         [
-            cell.ljust(w) if place < 2 else cell.rjust(w)
+            cell.ljust(w) if place < texts else cell.rjust(w)
             for place, (cell, w) in enumerate(zip(line, widths, strict=True))
         ]
-        for line in lines
+        for line in cells
     )
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in padded)
+    return "".join(f"| {' | '.join(line)} |\n" for line in padded)
 
 
 def as_latex(table: pl.DataFrame) -> str:

@@ -7,13 +7,15 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
-from labrl.config.keys import walk, written
+from labrl.config.keys import key_of, split_override, walk, written
 from labrl.config.stand_ins import with_stand_ins
 from labrl.errors import InputError, LabrlError, Mistake, first_line
 
@@ -129,41 +131,89 @@ def find_modules(config_dir: str | os.PathLike[str] | None) -> None:
 
 
 def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | None = None) -> str:
-    """Return a text with the preset files that `labrl <overrides>` composes and the keys that each sets.
+    """Return a text with the presets that `labrl <overrides>` composes and the keys that each sets.
 
-    Hydra provides the list of files, in increasing priority. A value that is replaced later is followed by
-    the final value. Raises InputError as `compose` does.
+    The presets are in increasing priority. A value that is replaced later is followed by the final value.
+    Raises InputError as `compose` does.
     """
+    cfg = compose(overrides, config_dir)
+    final = dict(walk(OmegaConf.to_container(cfg, resolve=False)))
+    lines = []
+    for path, origin, content in _composed_files(overrides, config_dir):
+        values = _values(content) if path.startswith("preset/") else {}
+        lines += [origin] if values else []
+        width = max(map(len, values), default=0)
+        for key, value in values.items():
+            replaced = "" if final.get(key) == value else f"  (replaced by {written(final.get(key))})"
+            lines.append(f"  {key:{width}}  {written(value)}{replaced}")
+    return "\n".join(lines or ["No preset applies."])
+
+
+def origins(
+    key: str, overrides: list[str], config_dir: str | os.PathLike[str] | None = None
+) -> dict[str, list[tuple[str, Any]]]:
+    """Return where `labrl <overrides>` sets a key, or the keys of a group; '' stands for all keys.
+
+    For every key, the origins are in increasing priority: a file, a section of one, or an override, with the
+    value that it sets. Raises InputError as `compose` does, and for an unknown key.
+    """
+    from labrl.mistakes.names import all_keys, unknown_key
+
+    cfg = compose(overrides, config_dir)
+    final = _values(OmegaConf.to_container(cfg, resolve=False), components=False)
+    asked = [one for one in final if not key or _within(one, key) or _within(key, one)]
+    if not asked:
+        raise InputError.of([unknown_key(key, "", all_keys(cfg))])
+    files = _composed_files(overrides, config_dir)
+    sources = [(origin, _values(content, components=False)) for _, origin, content in files]
+    typed = [one for one in overrides if "." in key_of(one) or key_of(one) in final]
+    sources += [(f"override {one}", {key_of(one): split_override(one)[1]}) for one in typed]
+    return {
+        one: [
+            (origin, value)
+            for origin, values in sources
+            for name, value in values.items()
+            if _within(one, name) or _within(name, one)
+        ]
+        for one in asked
+    }
+
+
+def _within(key: str, whole: str) -> bool:
+    return key == whole or key.startswith((f"{whole}.", f"{whole}["))
+
+
+def _composed_files(
+    overrides: list[str], config_dir: str | os.PathLike[str] | None
+) -> Iterator[tuple[str, str, Any]]:
+    """Yield Hydra's path, the file and the content of every configuration that is composed, in this order."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
-    cfg = compose(overrides, config_dir, with_hydra=True)
-    final = dict(walk(OmegaConf.to_container(cfg, resolve=False)))
-    lines = []
+    from labrl.config.presets import origin_of
+
     with hydra_initialized(config_dir):
         loader = GlobalHydra.instance().config_loader()
         assert isinstance(loader, ConfigLoaderImpl)
         for one in loader.compute_defaults_list("config", overrides, RunMode.RUN).defaults:
             path = one.config_path or ""
-            file = loader.repository.load_config(path) if path.startswith("preset/") else None
-            if file is None or not file.path.startswith("file://"):
-                continue
-            lines.append(f"{file.path.removeprefix('file://')}/{path}.yaml")
-            values = _values(OmegaConf.to_container(file.config, resolve=False))
-            width = max(map(len, values), default=0)
-            for key, value in values.items():
-                replaced = "" if final.get(key) == value else f"  (replaced by {written(final.get(key))})"
-                lines.append(f"  {key:{width}}  {written(value)}{replaced}")
-    return "\n".join(lines or ["No preset file applies."])
+            file = loader.repository.load_config(path)
+            if file is not None and file.path.startswith("file://"):
+                content: Any = OmegaConf.to_container(file.config, resolve=False)
+                for name in reversed((one.package or "").split(".")):
+                    content = {name: content} if name not in ("", "_global_") else content
+                yield path, origin_of(Path(file.path.removeprefix("file://")), path), content
 
 
-def _values(node: Any) -> dict[str, Any]:
-    """Return values by full key. A component or a schedule counts as one value."""
+def _values(node: Any, components: bool = True) -> dict[str, Any]:
+    """Return values by full key. A schedule and, if `components`, a component counts as one value."""
     found: dict[str, Any] = {}
     for key, value in walk(node):
-        is_group = isinstance(value, Mapping) and not {"_target_", "kind"} & set(value)
-        if not is_group and not any(key.startswith((f"{whole}.", f"{whole}[")) for whole in found):
+        is_group = isinstance(value, Mapping) and bool(value) and "kind" not in value
+        if isinstance(value, Mapping) and "_target_" in value:
+            is_group = not components
+        if key and not is_group and not any(_within(key, whole) for whole in found):
             found[key] = value
     return found
 
@@ -229,18 +279,26 @@ def check_values(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] |
 
 @contextmanager
 def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
-    """Let an InputError in this context name the preset that was chosen, if it sets unknown keys.
+    """Let an InputError in this context name the presets that may set its unknown keys.
 
     choices: the option of each group.
     """
     try:
         yield
     except InputError as error:
-        from labrl.mistakes.names import from_preset
+        from labrl.config.presets import is_labrls, section
+        from labrl.mistakes.names import all_keys, from_preset
 
-        raise InputError.of(
-            from_preset(error.mistakes, choices.get("preset", ""), choices.get("agent", ""))
-        ) from error
+        preset, agent = choices.get("preset", "none"), choices.get("agent", "")
+        found = section(config_folder(), preset)
+        mistakes = from_preset(error.mistakes, preset, all_keys(found[2]) if found else [], agent)
+        if preset != "none" and not is_labrls("agent", agent):
+            inherited = " If it is set by a preset that the agent inherits (--info presets), set preset=none."
+            mistakes = [
+                replace(one, message=one.message + inherited * (one.code == "unknown-key"))
+                for one in mistakes
+            ]
+        raise InputError.of(mistakes) from error
 
 
 def check_environment(env: Mapping[str, Any], option: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import math
 import re
 import secrets
@@ -13,7 +14,7 @@ from typing import Any
 import yaml
 from hydra._internal.core_plugins import file_config_source
 from hydra._internal.sources_registry import SourcesRegistry
-from hydra.core.plugins import Plugins
+from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.basecontainer import BaseContainer
@@ -21,14 +22,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
 from labrl.config.keys import CONSTANT
-from labrl.config.presets import GeneratedSource
-from labrl.errors import InputError
+from labrl.config.presets import OWN, generated, is_labrls, read, section, sections, wrong_file
+from labrl.envs.games import games
 from labrl.schedules import expanded
 
 
 def register() -> None:
-    """Register labrl's sources and resolvers in Hydra and OmegaConf. May be called repeatedly."""
-    Plugins.instance().register(GeneratedSource)
+    """Register labrl's source of files and resolvers in Hydra and OmegaConf. May be called repeatedly."""
     SourcesRegistry.instance().types["file"] = FileConfigSource
     OmegaConf.register_resolver("labrl.unique", lambda: secrets.token_hex(3), use_cache=True, replace=True)
     for resolver in (slug, whole, horizon, dev_frames, budget):
@@ -36,23 +36,52 @@ def register() -> None:
 
 
 class FileConfigSource(file_config_source.FileConfigSource):
-    """Hydra's source of YAML files, with errors that name the file and line."""
+    """Hydra's source of YAML files, with games and presets, and with errors that name the file and line."""
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether there is a configuration at `config_path`."""
+        place = self._place(config_path)
+        return super().is_config(place) or self._made(place) is not None
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return the configuration at `config_path`. Raises InputError if its file cannot be read."""
+        config_path = self._place(config_path)
         path = Path(self.path, self._normalize_file_name(config_path))
         group, _, name = config_path.rpartition("/")
         try:
+            if (own := self._made(config_path)) is not None:
+                header = {"package": "_global_" if group == "preset" else None}
+                return ConfigResult(self.provider, f"file://{self.path}", OmegaConf.create(own), header)
             if not path.is_relative_to(config_folder()):
-                content = yaml.safe_load(path.read_text(encoding="utf-8"))
+                content = read(path)
                 if not isinstance(content, dict) and (content is not None or group in ("agent", "env")):
                     raise ValueError("the file contains no keys. Write `name: value`")
                 if isinstance(content, dict) and name in (content.get("defaults") or ()):
                     raise ValueError("the defaults list contains the file itself")
             return super().load_config(config_path)
         except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-            why = " ".join(str(error).split())  # includes the line number
-            raise InputError(f"{path}: {why}", code="syntax", key=str(path)) from error
+            raise wrong_file(path, error) from error  # includes the line number
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
+        """Return the options of a group, with the games in `env`."""
+        options = super().list(config_path, results_filter)
+        own = Path(self.path) == config_folder() and config_path.strip("/") == "env"
+        return [*options, *games()] if own and results_filter is not ObjectType.GROUP else options
+
+    def _place(self, config_path: str) -> str:
+        is_labrls = Path(self.path) == config_folder()
+        return config_path if is_labrls else config_path.replace(f"preset/{OWN}", "preset/")
+
+    def _made(self, config_path: str) -> dict[str, Any] | None:
+        """Return the content of a configuration that is not a file of its own; None if there is none."""
+        group, _, name = config_path.partition("/")
+        folder = Path(self.path)
+        is_env = folder == config_folder() and is_labrls("env", name)
+        if group == "preset" and (is_env or sections(folder, name)):
+            return {"defaults": [f"${{agent}}:{name}"]}  # the presets of the agent in this environment
+        if group == "preset" and (found := section(folder, name)):
+            return found[2]
+        return generated(config_path) if folder == config_folder() else None
 
 
 # --- groups of keys with a `kind`, such as schedules ---

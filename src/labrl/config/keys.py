@@ -15,6 +15,9 @@ from labrl.schedules import expanded, short_form
 
 T = TypeVar("T")
 
+RECORDED = "auto:"
+"""Prefix of the recorded choice of presets, from before agents of the user inherited presets."""
+
 
 def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the full key and value of `node`, whose key is `key`, and of everything below it."""

@@ -1,47 +1,31 @@
-"""Presets of hyperparameters for agents and environments, and their composition by Hydra."""
+"""Presets: values for an agent in an environment, in `preset/<environment>.yaml` with a section per agent.
+
+docs/reference/configuration.md states which sections apply to a run. Hydra composes the section `ppo` of
+`preset/cartpole.yaml` as the configuration `preset/ppo_cartpole`, which may also be a file of that name.
+"""
 
 from __future__ import annotations
 
-import builtins
+import re
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.object_type import ObjectType
-from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import OmegaConf
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf._yaml import get_yaml_loader
 
+from labrl.component import TargetError, load_target
 from labrl.config import config_folder
+from labrl.config.keys import RECORDED
 from labrl.envs.games import games
+from labrl.errors import InputError
 
-GAME = "<game>"
-"""Placeholder for the name of an Atari game in configs/presets.yaml."""
-
-
-@cache
-def rule() -> dict[str, Any]:
-    """Return the content of configs/presets.yaml: agents, parts and environments."""
-    content = yaml.safe_load((config_folder() / "presets.yaml").read_text(encoding="utf-8"))
-    assert isinstance(content, dict)
-    return content
-
-
-def preset_names(agent: str, env: str, options: Sequence[str] = ()) -> list[str]:
-    """Return the possible names of presets for `agent` in `env`, in increasing priority.
-
-    Not all of these files exist. options: options chosen for the parts that have presets.
-    docs/reference/configuration.md states the rule.
-    """
-    agents = _agents(agent)
-    envs = rule()["environments"].get(GAME if env in games() else env, [env])
-    owners = [*options, *(f"{one}_{option}" for one in agents for option in options), *agents]
-    return [f"{owner}_{one}".replace(GAME, env) for owner in owners for one in envs]
-
-
-def _agents(agent: str) -> list[str]:
-    """Return the agents whose presets `agent` uses, ending with itself."""
-    return list(rule()["agents"].get(agent, [agent]))
+FILE = "file:"
+"""Prefix of the name of the configuration with the keys of an agent's file."""
+OWN = "+"
+"""Prefix of the name of a user's preset that labrl has, too, and that applies after it."""
 
 
 def choices_of(hydra: Any) -> dict[str, str]:
@@ -52,61 +36,187 @@ def choices_of(hydra: Any) -> dict[str, str]:
     return {str(group): str(option) for group, option in options if not group.startswith(others)}
 
 
-PRESET = "preset/auto:"
-"""Prefix of the preset that config.yaml selects automatically."""
+# --- files and their sections ---
 
 
-class GeneratedSource(ConfigSource):
-    """Hydra source that generates the configurations `env/<game>` and `preset/auto:<agent>:<env>`.
+def read(file: Path) -> Any:
+    """Return the content of a YAML file; None if it is empty or missing. Raises InputError for bad syntax."""
+    return _read(file)[0]
 
-    Generating them on demand avoids listing a hundred games at each start. The second one composes the
-    presets for agent and environment. For an agent with parts, it goes through
-    `preset/auto:<agent>:<env>:<option>:...`, with the option chosen for each part.
+
+def _read(file: Path) -> tuple[Any, bool]:
+    """Return the content of a YAML file, and whether it has a header for Hydra, as files of one preset do."""
+    try:
+        return _parsed(file, file.stat().st_mtime_ns)
+    except FileNotFoundError:
+        return None, False
+    except (yaml.YAMLError, ValueError) as error:
+        raise wrong_file(file, error) from error
+
+
+@cache
+def _parsed(file: Path, changed: int) -> tuple[Any, bool]:
+    text = file.read_text(encoding="utf-8")
+    return yaml.load(text, get_yaml_loader()), "@package" in text.partition("\n\n")[0]
+
+
+def wrong_file(file: Path, why: object) -> InputError:
+    """Return the error for a file that cannot be used."""
+    return InputError(f"{file}: {' '.join(str(why).split())}", code="syntax", key=str(file))
+
+
+def sections(folder: Path, env: str) -> dict[str, dict[str, Any]]:
+    """Return the sections of `preset/<env>.yaml` in a folder by title.
+
+    Empty if the file is missing or a single preset. Raises InputError for a section that has no keys, or that
+    is for an agent that does not exist.
     """
-
-    @staticmethod
-    def scheme() -> str:
-        """Return the scheme used in hydra.searchpath."""
-        return "generated"
-
-    def available(self) -> bool:
-        """Return True."""
-        return True
-
-    def is_group(self, config_path: str) -> bool:
-        """Return whether `config_path` is a group to which this source adds configurations."""
-        return config_path.strip("/") in ("env", "preset")
-
-    def is_config(self, config_path: str) -> bool:
-        """Return whether there is a configuration at `config_path`."""
-        return _defaults(config_path) is not None
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        """Return the configuration at `config_path`, with its defaults list."""
-        content: dict[str, Any] = {"defaults": _defaults(config_path)}
-        if config_path.startswith("env/"):
-            content["game"] = config_path.removeprefix("env/")
-        return ConfigResult(
-            provider=self.provider,
-            path=self.full_path(),
-            config=OmegaConf.create(content),
-            header={"package": "_global_" if config_path.startswith(PRESET) else None},
-        )
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
-        """Return the games in `env`. Generated presets are not listed, because users do not select them."""
-        listed = config_path.strip("/") == "env" and results_filter is not ObjectType.GROUP
-        return games() if listed else []
+    file = folder / "preset" / f"{env}.yaml"
+    content, single = _read(file)
+    if single or not content:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(one, dict) for one in content.values()):
+        raise wrong_file(file, "each section must contain keys. Write `ppo: {agent: {gamma: 0.98}}`")
+    agents = {title.split()[0] for title in content if not title.startswith("agent/")}
+    for agent in agents if folder != config_folder() else ():
+        if not _content("agent", agent):
+            raise wrong_file(file, f"the section {agent} is for an agent that does not exist")
+    return content
 
 
-def _defaults(path: str) -> list[Any] | None:
-    """Return the defaults list of the generated configuration at a path; None if there is none."""
-    if path.startswith("env/") and path.removeprefix("env/") in games():
-        return ["atari", "_self_"]
-    if path.startswith(PRESET):
-        agent, env, *options = path.removeprefix(PRESET).split(":")
-        parts = [] if options else rule()["parts"].get(_agents(agent)[0], ())
-        if parts:  # resolved in a second step, with the chosen options
-            return [":".join([f"/{path}", *(f"${{agent/{part}}}" for part in parts)])]
-        return [{"optional /preset@_global_": preset_names(agent, env, options)}]
+def section(folder: Path, name: str) -> tuple[Path, str, dict[str, Any]] | None:
+    """Return file, title and content of the preset `name`, if it is a section of a file in `folder`.
+
+    For example, ppo_cartpole is the section `ppo` of preset/cartpole.yaml, and dqn_replace_cartpole its
+    section `dqn agent/target=replace`.
+    """
+    for underscore in re.finditer("_", name):
+        env = name[underscore.end() :]
+        for title, content in sections(folder, env).items():
+            if re.sub(r"agent/\w+=", "", title).replace(" ", "_") == name[: underscore.start()]:
+                return folder / "preset" / f"{env}.yaml", title, content
     return None
+
+
+def origin_of(folder: Path, path: str) -> str:
+    """Return the file of the configuration at Hydra's `path`, followed by the title if it is a section."""
+    group, _, name = path.replace(f"/{OWN}", "/").partition("/")
+    if group == "env" and not (folder / f"{path}.yaml").is_file():
+        return f"env={name}"
+    if name.startswith(FILE):
+        files = (one / "agent" / f"{name.removeprefix(FILE)}.yaml" for one in _folders())
+        return str(next(one for one in files if one.is_file()))
+    found = section(folder, name) if group == "preset" else None
+    return f"{found[0]}, section {found[1]}" if found else f"{folder / group / name}.yaml"
+
+
+# --- the presets of a run ---
+
+
+def generated(path: str) -> dict[str, Any] | None:
+    """Return the content of a configuration that labrl generates; None if there is none at `path`.
+
+    `preset/<agent>:<env>` composes the presets of a run, if necessary through
+    `preset/<agent>:<env>:<option>:...` with the chosen options of the agent's parts. `preset/file:<agent>`
+    has the keys of an agent's file, which replace those of the presets that the agent inherits.
+    """
+    group, _, name = path.partition("/")
+    if group == "env" and name in games():
+        return {"defaults": ["atari", "_self_"], "game": name}
+    if group != "preset" or ":" not in name:
+        return None
+    if name.startswith(FILE):
+        content = _content("agent", name.removeprefix(FILE))
+        return {"agent": {key: value for key, value in content.items() if key != "defaults"}}
+    agent, env, *options = name.removeprefix(RECORDED).split(":")
+    agents, envs = ancestors("agent", agent), ancestors("env", env)
+    parts = [] if options else _parts(agent, envs)
+    if name.startswith(RECORDED) and not is_labrls("agent", agent):
+        agents, parts = [agent], []
+    if name.startswith(RECORDED) and not is_labrls("env", env):
+        envs = [env]
+    if parts:  # resolved in a second step, with the chosen options
+        return {"defaults": [":".join([name, *(f"${{agent/{part}}}" for part in parts)])]}
+    names = _existing(options, envs)
+    has_file = env in games() or bool(_content("env", env))  # unlike dev, which is no environment
+    for one in agents:
+        inherits = has_file and one != agents[0] and names
+        names += [FILE + one] if inherits and _content("agent", one).keys() != {"defaults"} else []
+        names += _existing([*(f"{one}_{option}" for option in options), one], envs)
+    return {"defaults": [{"/preset@_global_": names}]}
+
+
+def _existing(owners: Sequence[str], envs: Sequence[str]) -> list[str]:
+    """Return the names of the presets of `owners` in `envs` that exist, those of labrl before the user's."""
+    names: list[str] = []
+    for name in (f"{owner}_{env}" for owner in owners for env in envs):
+        found = [one for one in _folders() if _is_file(one, name) or section(one, name)]
+        names += [name, OWN + name][: len(found)]
+    return names
+
+
+def ancestors(group: str, option: str, by_class: bool = True) -> list[str]:
+    """Return the agents or environments that `option` extends, the most general first, followed by itself.
+
+    These are the ones in the defaults list of its file. If there is none, an agent of the user extends the
+    agent of labrl from whose class its own is derived, unless `by_class` is False.
+    """
+    content = _content(group, option)
+    entries = (one for one in content.get("defaults") or () if isinstance(one, str) and one != "_self_")
+    names = [re.sub(f"^/{group}/(.*)@_here_$", r"\1", one) for one in entries]
+    if by_class and group == "agent" and not names and not is_labrls(group, option):
+        names = _by_class(str(content.get("_target_")))
+    if group == "env" and option in games():
+        names = ["atari"]
+    return [*dict.fromkeys(above for name in names for above in ancestors(group, name, by_class)), option]
+
+
+def is_labrls(group: str, option: str) -> bool:
+    """Return whether an option of agent or env is one of labrl's."""
+    return (config_folder() / group / f"{option}.yaml").is_file() or (group == "env" and option in games())
+
+
+def _by_class(target: str) -> list[str]:
+    """Return the agent of labrl whose class is `target`, or from whose class it is derived, if any."""
+    files = sorted((config_folder() / "agent").glob("*.yaml"))
+    agents = {read(file).get("_target_"): file.stem for file in files}
+    if target in agents:
+        return [agents[target]]
+    try:
+        bases = load_target(target).__mro__
+    except (TargetError, AttributeError):  # validation will refuse the target; a function has no bases
+        return []
+    return [agents[name] for base in bases if (name := f"{base.__module__}.{base.__name__}") in agents][:1]
+
+
+def _folders() -> list[Path]:
+    """Return the folders in which Hydra looks for configurations: labrl's, then the user's."""
+    sources = GlobalHydra.instance().config_loader().get_sources()
+    return [Path(source.path) for source in sources if source.scheme() == "file"]
+
+
+def _content(group: str, option: str) -> dict[str, Any]:
+    files = (folder / group / f"{option}.yaml" for folder in _folders())
+    content = next((read(file) for file in files if file.is_file()), None)
+    return content if isinstance(content, dict) else {}
+
+
+def _is_file(folder: Path, name: str) -> bool:
+    return (folder / "preset" / f"{name}.yaml").is_file()
+
+
+def _parts(agent: str, envs: Sequence[str]) -> list[str]:
+    """Return the groups below `agent` on whose options the presets depend.
+
+    Files of the user that are single presets may depend on all of them.
+    """
+    agents = ancestors("agent", agent, by_class=False)
+    entries = [entry for one in agents for entry in _content("agent", one).get("defaults") or ()]
+    chosen = {
+        key.split()[-1]: value for one in entries if isinstance(one, dict) for key, value in one.items()
+    }
+    groups = [key for key, value in chosen.items() if key.isidentifier() and value is not None]
+    titles = [title.split() for one in _folders() for env in envs for title in sections(one, env)]
+    conditions = {word for title in titles if title[0] in agents or "/" in title[0] for word in title}
+    single = any((one / "preset").is_dir() for one in _folders() if one != config_folder())
+    return [one for one in groups if single or any(word.startswith(f"agent/{one}=") for word in conditions)]

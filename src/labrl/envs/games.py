@@ -31,8 +31,8 @@ def environments() -> list[tuple[str, str, str]]:
     """Return (name, kind, id) of every environment: those with a configuration file, then Atari games."""
     rows = []
     for file in sorted((config_folder() / "env").glob("*.yaml")):
-        if file.stem not in ("atari", "gymnasium"):  # these need a further key, the game or the id
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if content.get("id", "???") != "???":  # others need a further key, the game or the id
             rows.append((file.stem, "gymnasium", str(content["id"])))
     rows += [(game, "atari", game) for game in games()]
     return [*rows, ("gymnasium", "gymnasium", "any: labrl env=gymnasium env.id=<id>")]

@@ -28,7 +28,8 @@ FLAGS = {
     **dict.fromkeys(("--package", "-p"), "<key>"),
     **dict.fromkeys(("--config-dir", "-cd"), "<folder>"),
     **dict.fromkeys(
-        ("--info", "-i"), "all, aliases, config, defaults, defaults-tree, plugins, presets, searchpath"
+        ("--info", "-i"),
+        "all, aliases, config, defaults, defaults-tree, origin, plugins, presets, searchpath",
     ),
 }
 """Flags of `labrl`, which Hydra parses, and their allowed values."""
@@ -46,7 +47,7 @@ def refuse_ignored(overrides: Sequence[str], multirun: bool | None = None) -> No
 
     These are `~preset`, which it accepts for some agents only; `~transforms/...`, which presets override; a
     list of options of a group, of which it uses the last; loggers in `hydra.verbose` that no package has; a
-    search path, which replaces that of labrl; a launcher or sweeper without keys; and, if `multirun` is
+    search path, in which labrl does not look; a launcher or sweeper without keys; and, if `multirun` is
     known, the folder of the other kind of run.
     """
     for override in overrides:
@@ -69,8 +70,8 @@ def refuse_ignored(overrides: Sequence[str], multirun: bool | None = None) -> No
                 )
         if key == "hydra.searchpath":
             raise InputError(
-                f"{override}: the search path contains labrl's presets and games and cannot be replaced. For "
-                "your own groups, write --config-dir=<folder>",
+                f"{override}: presets and modules are not searched for there. For your own groups, write "
+                "--config-dir=<folder>",
                 code="usage",
                 key=key,
             )

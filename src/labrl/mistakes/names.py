@@ -68,12 +68,11 @@ def owners_of(key: str, known: Sequence[str] = ()) -> list[str]:
     return []
 
 
-def from_preset(mistakes: Sequence[Mistake], preset: str, agent: str) -> list[Mistake]:
+def from_preset(mistakes: Sequence[Mistake], preset: str, keys: Sequence[str], agent: str) -> list[Mistake]:
     """Return the mistakes, with one for all unknown keys that a preset of labrl for other agents sets.
 
-    preset, agent: the options of these groups.
+    preset, agent: the options of these groups; keys: those that the preset sets.
     """
-    keys = _keys_in("preset", preset)
     found = [one for one in mistakes if one.code == "unknown-key" and one.key in keys]
     if not found:
         return list(mistakes)

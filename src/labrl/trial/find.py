@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from labrl.config import config_folder
-from labrl.config.keys import is_hydras, traits
+from labrl.config.keys import RECORDED, is_hydras, traits
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import nearest, suggested
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, experiment_of, is_experiment
@@ -98,7 +98,7 @@ def choices(edits: Sequence[str]) -> dict[str, str]:
     """Return the chosen option by group, without groups that only log, such as wandb."""
     pairs = (override.split("=", 1) for override in edits if "=" in override)
     return {
-        name: value
+        name: value.removeprefix(RECORDED)
         for name, value in pairs
         if not is_hydras(name) and not traits(name).resume and (config_folder() / name).is_dir()
     }
@@ -106,7 +106,8 @@ def choices(edits: Sequence[str]) -> dict[str, str]:
 
 def chosen(command: Command) -> dict[str, str]:
     """Return the chosen option by group; if the provenance is lost, only those that were typed."""
-    return {**choices(command.overrides), **command.choices}
+    recorded = {group: option.removeprefix(RECORDED) for group, option in command.choices.items()}
+    return {**choices(command.overrides), **recorded}
 
 
 def completions(line: str) -> list[str] | None:

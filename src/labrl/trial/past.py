@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config import config_folder
 from labrl.config.keys import (
     ABSENT,
+    RECORDED,
     Change,
     changes,
     contradictions,
@@ -143,9 +144,15 @@ class Past:
     @property
     def overrides(self) -> list[str]:
         """The overrides that compose the run again, without those for Hydra."""
+        from labrl.config.presets import is_labrls  # imports Hydra
+
         overrides = [override for override in self.command.overrides if not is_hydras(override)]
         if not any(override.startswith("seed=") for override in overrides):
             overrides.append(f"seed={self.config['seed']}")
+        preset, *own = (self.command.choices.get(group, "") for group in ("preset", "agent", "env"))
+        # Agents and environments of the user inherited no presets when the run was new.
+        if preset.startswith(RECORDED) and not all(map(is_labrls, ("agent", "env"), own)):
+            overrides.append(f"preset={preset}")
         return overrides
 
 

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from labrl.storage.provenance import read_command, recorded_config
 from labrl.storage.run_folder import MARKER, RunFolder
 from labrl.trial import baseline
 from labrl.trial.find import newest_folder
+from labrl.trial.past import table as table_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -205,7 +206,15 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     """
     from labrl.analysis.report.build import build, build_comparison
     from labrl.analysis.runs import find_runs
-    from labrl.analysis.tables import LEGEND, as_csv, as_latex, as_markdown, comparison_rows
+    from labrl.analysis.tables import (
+        LEGEND,
+        as_csv,
+        as_latex,
+        as_markdown,
+        comparison_rows,
+        differences,
+        markdown_lines,
+    )
 
     target = Path(os.path.expanduser(out)) if out else None
     places = [str(newest_folder()) if place == "latest" else place for place in places]
@@ -219,19 +228,29 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     else:
         built = build_comparison(find_runs(places), target or Path("comparison"), by)
     rows = comparison_rows(built.statistics)
+    envs = built.statistics["envs"]
+    keys = {}
+    for env in envs:
+        if lines := differences(env):
+            where = f" on {env['env']}" if len(envs) > 1 else ""
+            keys[f"Keys in which the groups differ{where}"] = lines
     if form is None:
-        _print(rows, built.warnings)
+        _print(rows, keys, built.warnings)
         if "search" in built.statistics:  # The rows are the trials, each on the seeds of the search.
             print(built.verdict)
     else:
-        table = {"md": as_markdown, "csv": as_csv, "latex": as_latex}[form](rows)
-        # A CSV file has no comments.
-        print({"md": f"{table}\n{LEGEND}\n", "csv": table, "latex": f"% {LEGEND}\n{table}"}[form], end="")
+        # A CSV file has no comments, and a column for each key.
+        text = {"csv": as_csv(rows), "md": f"{as_markdown(rows)}\n{LEGEND}\n"}
+        text["latex"] = f"% {LEGEND}\n{as_latex(rows)}"
+        for caption, lines in keys.items():
+            text["md"] += f"\n{caption}:\n\n{markdown_lines(lines, texts=len(lines[0]))}"
+            text["latex"] += "".join(f"% {line}\n" for line in [f"{caption}:", *table_of(lines)])
+        print(text[form], end="")
     print(f"report: {built.path.resolve()}", file=sys.stderr if form else sys.stdout)
 
 
-def _print(rows: pl.DataFrame, warnings: Sequence[str]) -> None:
-    """Print the table on the terminal, by environment."""
+def _print(rows: pl.DataFrame, keys: Mapping[str, list[list[str]]], warnings: Sequence[str]) -> None:
+    """Print the table on the terminal, by environment, then the tables `keys`, by caption."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -248,6 +267,8 @@ def _print(rows: pl.DataFrame, warnings: Sequence[str]) -> None:
     console.print(table)
     if has_intervals(rows):
         print(LEGEND)
+    for caption, lines in keys.items():
+        print("\n".join([f"{caption}:", *table_of(lines)]))
     for warning in warnings[:MOST_WARNINGS]:
         print(warning)
     if len(warnings) > MOST_WARNINGS:

@@ -13,7 +13,7 @@ from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import GREY, Style, group_styles
 from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import METHOD, UNKNOWN, interval, moment, number
-from labrl.analysis.groups import Group, by_env, value_text, varied
+from labrl.analysis.groups import Group, by_env, compared, value_text
 from labrl.analysis.intervals import SCORE_METHOD, curve
 from labrl.analysis.report.page import relative
 from labrl.analysis.report.search import search_content
@@ -29,6 +29,7 @@ from labrl.analysis.statistics import (
     statistic_of,
     values_of,
 )
+from labrl.analysis.tables import differences
 from labrl.types import INFO
 
 MOST_NAMED = 8
@@ -100,7 +101,7 @@ def comparison_report(
         "several_sessions": any(len(run.sessions) > 1 for run in runs),
         "groups": groups,
         "info": info,
-        "different": varied([group.runs[0] for group in groups]),
+        "differences": differences,
         "versions": sorted({_code(run) for run in runs}),
         "title": title,
         "subtitle": moment(info["created"]) if info.get("created") else "",
@@ -260,7 +261,7 @@ def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]
         for measure, title in SETTING_MEASURES.items()
     }
     found: dict[str, list[Chart]] = {}
-    for key, values in varied([group.runs[0] for group in groups]).items() if len(groups) > 1 else ():
+    for key, values in compared([group.runs[0] for group in groups]).items() if len(groups) > 1 else ():
         pairs = {(agent, repr(value)) for agent, value in zip(agents, values, strict=True)}
         nested = key.endswith("_target_") or any(isinstance(value, dict | list) for value in values)
         if nested or len(pairs) == len(names) or len(found) == MOST_KEYS:
@@ -331,6 +332,8 @@ def _warnings(
     for entry in statistics["envs"]:
         where = f"{entry['env']}, " if len(statistics["envs"]) > 1 else ""
         yield from (f"{where}{warning}" for warning in entry["warnings"])
+        if keys := ", ".join(entry["not_compared"]):
+            yield f"{where}besides what was typed, the groups differ in {keys}"
         said: dict[str, list[str]] = {}
         for group in entry["groups"]:
             for warning in group["warnings"]:
