@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import re
 import shlex
@@ -18,6 +19,8 @@ from exact_cases import differences
 
 import labrl
 from labrl import cli
+from labrl.config.compose import compose, to_plain
+from labrl.config.keys import walk
 from labrl.errors import WRONG_INPUT
 from labrl.trial.showing import EnjoyRequest
 
@@ -94,7 +97,10 @@ RUN = (
 )
 """Pages whose commands are run one after the other; the commands of all other pages are only composed."""
 
-REFUSED = ("agent.n_steps=256", "labrl agent.learning_rate=1e-3", "agent=baseline_reinforce agent.episode=8")
+AGENTS = ("ppo", "penalty_ppo")
+"""Agents that the tutorial compares."""
+
+REFUSED = ("agent.n_steps=256", "labrl agent.learning_rate=1e-3", "agent=penalty_ppo agent.penalty=1")
 """Endings of commands that a page shows as examples of refused input."""
 
 FEWER = {
@@ -265,10 +271,11 @@ def test_resume_page_shows_the_table_that_is_printed(capsys: pytest.CaptureFixtu
     assert shown.split() in printed
 
 
-def test_tutorial_shows_the_files_of_the_example_agent() -> None:
+@pytest.mark.parametrize("agent", ["penalty_ppo", "baseline_reinforce"])
+def test_tutorial_shows_the_files_of_the_example_agents(agent: str) -> None:
     shown = re.findall(r"```(?:python|yaml)\n(.*?)```", text("tutorial/own-agent.md"), re.DOTALL)
-    assert (DOCS / "examples" / "baseline_reinforce.py").read_text() in shown
-    assert (DOCS / "examples" / "agent" / "baseline_reinforce.yaml").read_text() in shown
+    assert (DOCS / "examples" / f"{agent}.py").read_text() in shown
+    assert (DOCS / "examples" / "agent" / f"{agent}.yaml").read_text() in shown
 
 
 def test_readme_shows_the_loss_of_the_tutorial_agent() -> None:
@@ -283,19 +290,36 @@ def test_readme_shows_the_loss_of_the_tutorial_agent() -> None:
     assert bodies[0] == bodies[1]
 
 
-def test_tutorial_agent_resumes_exactly() -> None:
-    agent = [
-        "--config-dir",
-        str(DOCS / "examples"),
-        "agent=baseline_reinforce",
-        "env.num_envs=4",
-        *QUIET,
-        "seed=1",
-    ]
+@pytest.mark.parametrize(
+    "overrides",
+    [["agent=baseline_reinforce"], ["agent=penalty_ppo", "preset=none", "agent.horizon=64"]],
+    ids=["baseline_reinforce", "penalty_ppo"],
+)
+def test_tutorial_agent_resumes_exactly(overrides: list[str]) -> None:
+    agent = ["--config-dir", str(DOCS / "examples"), *overrides, "env.num_envs=4", *QUIET, "seed=1"]
     assert cli.main([*agent, "env.max_frame=6000", "hydra.run.dir=runs/whole"]) == 0
     assert cli.main([*agent, "env.max_frame=3100", "hydra.run.dir=runs/parts"]) == 0
     assert cli.main(["+resume=runs/parts", "env.max_frame=6000"]) == 0
     assert differences(Path("runs/parts"), Path("runs/whole")) == []
+
+
+def test_term_of_the_tutorial_agent_is_a_column_and_changes_what_is_learned() -> None:
+    rows = {}
+    for weight in ("0", "5"):
+        agent = ["--config-dir", str(DOCS / "examples"), "agent=penalty_ppo", f"agent.penalty_coef={weight}"]
+        assert cli.main([*agent, "env.max_frame=4096", *QUIET, "seed=1", f"hydra.run.dir=run{weight}"]) == 0
+        with open(f"run{weight}/session_0/train.csv", newline="") as file:
+            rows[weight] = list(csv.DictReader(file))[-1]
+    assert float(rows["0"]["penalty"]) == 0 != float(rows["5"]["penalty"])
+    assert rows["0"]["weight_norm"] != rows["5"]["weight_norm"]
+
+
+def test_comparison_of_the_tutorial_differs_in_the_term_alone() -> None:
+    folder = DOCS / "examples"
+    both = [dict(walk(to_plain(compose([f"agent={one}", "env=lunar_lander"], folder)))) for one in AGENTS]
+    differing = {key for key in both[0] | both[1] if both[0].get(key) != both[1].get(key)}
+    leaves = {key for key in differing if not any(other.startswith(f"{key}.") for other in differing)}
+    assert leaves - {""} == {"agent._target_", "agent.penalty_coef"}
 
 
 def test_example_callback_writes_its_log() -> None:

@@ -136,11 +136,14 @@ def applied_presets(overrides: list[str], config_dir: str | os.PathLike[str] | N
     The presets are in increasing priority. A value that is replaced later is followed by the final value.
     Raises InputError as `compose` does.
     """
+    from labrl.config.presets import FILE
+
     cfg = compose(overrides, config_dir)
     final = dict(walk(OmegaConf.to_container(cfg, resolve=False)))
     lines = []
     for path, origin, content in _composed_files(overrides, config_dir):
-        values = _values(content) if path.startswith("preset/") else {}
+        is_agent = path.startswith(f"preset/{FILE}")
+        values = _values(content, components=not is_agent) if path.startswith("preset/") else {}
         lines += [origin] if values else []
         width = max(map(len, values), default=0)
         for key, value in values.items():
