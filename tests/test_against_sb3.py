@@ -1,9 +1,15 @@
-"""Tests that losses and gradients equal those of Stable-Baselines3 for the same weights and minibatch."""
+"""Tests that losses, gradients and updates equal those of Stable-Baselines3 for the same weights and data.
+
+The recipes `experiment=sb3/...` and `experiment=zoo/...` are its agents with their published values.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -12,16 +18,20 @@ import pytest
 import torch
 from dqn_cases import build as build_dqn
 from dqn_cases import config_of as dqn_config
+from first_updates import (
+    learn_from_rollout,
+    learn_from_transitions,
+    num_parameters,
+    random_rollout,
+    recipe,
+)
 from replay_actor_critic_cases import build, config_of, disturb, made_up
 from torch import Tensor, nn
 
-from labrl.agents.agent import Observation
-from labrl.agents.parts.experience import Experience
-from labrl.agents.policy_agent import PolicyAgent
+from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
-from labrl.memory.replay import Transitions
 from labrl.memory.rollout import Minibatch
-from labrl.step import Step
+from labrl.schedules import value_at
 
 sb3 = pytest.importorskip("stable_baselines3", reason="pip install 'labrl[bench]' brings Stable-Baselines3")
 from stable_baselines3.common.logger import configure  # noqa: E402
@@ -30,8 +40,8 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples, RolloutBu
 
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 CHOICE = gym.spaces.Discrete(3)
-STORED = ("observation", "action", "reward", "next_observation", "discount")
-CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+SEEN = np.zeros((4, 3), np.float32)
+CLOSE = {"rtol": 1e-5, "atol": 5e-6}
 
 
 class Spaces(gym.Env):
@@ -39,8 +49,8 @@ class Spaces(gym.Env):
 
     observation_space = gym.spaces.Box(-5, 5, (3,), np.float32)
 
-    def __init__(self, action_space: gym.Space) -> None:
-        self.action_space = action_space
+    def __init__(self, action_space: gym.Space, observation_space: gym.Space = observation_space) -> None:
+        self.action_space, self.observation_space = action_space, observation_space
 
 
 def sb3_agent(kind: Any, action: gym.Space, hidden: Any, **options: Any) -> Any:
@@ -93,6 +103,13 @@ def assert_gradients(own: list[nn.Module], given: list[Tensor]) -> None:
         torch.testing.assert_close(one, other, **CLOSE)
 
 
+def assert_weights(pairs: list[tuple[nn.Module, nn.Module]]) -> None:
+    """Compare the linear layers of each module of labrl with those of a module of Stable-Baselines3."""
+    for own, other in pairs:
+        for mine, yours in zip(linear(own), linear(other), strict=True):
+            torch.testing.assert_close(mine.state_dict(), yours.state_dict(), **CLOSE)
+
+
 def as_replay(batch: Any, action: Tensor) -> ReplayBufferSamples:
     ended = (batch.discount == 0).float().unsqueeze(1)
     return ReplayBufferSamples(
@@ -100,10 +117,10 @@ def as_replay(batch: Any, action: Tensor) -> ReplayBufferSamples:
     )
 
 
-@pytest.fixture
-def batch() -> Any:
+def continuous_batch(gamma: float = 0.9) -> Any:
     whole = made_up(BOX)
-    return replace(whole, weight=torch.ones_like(whole.weight))
+    discount = torch.where(whole.discount == 0, 0.0, gamma)
+    return replace(whole, discount=discount, weight=torch.ones_like(whole.weight))
 
 
 def layers_of(critics: Any) -> list[list[nn.Module]]:
@@ -134,12 +151,20 @@ def critic_layers(agent: Any) -> list[nn.Module]:
     return [layer for layers in layers_of(agent.modules()["critics"]) for layer in layers]
 
 
-def test_sac_losses_and_gradients_equal_those_of_sb3(batch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    agent, _, _ = build(config_of("sac", "agent.initial_temperature=0.7"), BOX)
+@pytest.mark.parametrize("defaults", [False, True], ids=["small", "recipe"])
+def test_sac_losses_and_gradients_equal_those_of_sb3(defaults: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if defaults:
+        config, batch = recipe("sb3/sac", "agent.memory.capacity=1000"), continuous_batch(0.99)
+        model = sb3_agent(sb3.SAC, BOX, None)
+    else:
+        config, batch = config_of("sac", "agent.initial_temperature=0.7"), continuous_batch()
+        model = sb3_agent(sb3.SAC, BOX, [16, 16], ent_coef="auto_0.7", gamma=0.9)
+    agent, _, _ = build(config, BOX)
     disturb(agent)
-    model = sb3_agent(sb3.SAC, BOX, [16, 16], ent_coef="auto_0.7", gamma=0.9)
     copy_critics(agent, model)
     policy = agent.modules()["policy"]
+    assert num_parameters(policy) == num_parameters(model.actor)
+    assert num_parameters(agent.modules()["critics"]) == num_parameters(model.critic)
     copy_layers(linear(policy.torso), model.actor.latent_pi)
     last = linear(policy.outputs)[0]
     with torch.no_grad():
@@ -172,15 +197,22 @@ def test_sac_losses_and_gradients_equal_those_of_sb3(batch: Any, monkeypatch: py
     assert temperature_loss == pytest.approx(logged(model, "ent_coef_loss"), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["td3", "ddpg"])
+@pytest.mark.parametrize("name", ["td3", "ddpg", "sb3/td3"])
 def test_td3_and_ddpg_losses_and_gradients_equal_those_of_sb3(
-    name: str, batch: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    agent, _, _ = build(config_of(name), BOX)
+    if name == "sb3/td3":
+        config, batch = recipe(name, "agent.memory.capacity=1000"), continuous_batch(0.99)
+        model = sb3_agent(sb3.TD3, BOX, None, policy_delay=1)
+    else:
+        config, batch = config_of(name), continuous_batch()
+        options = {"policy_delay": 1} if name == "td3" else {}
+        model = sb3_agent(getattr(sb3, name.upper()), BOX, [16, 16], gamma=0.9, **options)
+    agent, _, _ = build(config, BOX)
     disturb(agent)
-    options = {"policy_delay": 1} if name == "td3" else {}
-    model = sb3_agent(getattr(sb3, name.upper()), BOX, [16, 16], gamma=0.9, **options)
     copy_critics(agent, model)
+    assert num_parameters(agent.modules()["policy"]) == num_parameters(model.actor)
+    assert num_parameters(agent.modules()["critics"]) == num_parameters(model.critic)
     for own, other in (("policy", model.actor), ("target_policy", model.actor_target)):
         copy_layers(linear(agent.modules()[own]), other.mu)
     monkeypatch.setattr(model.replay_buffer, "sample", lambda *_, **__: as_replay(batch, batch.action))
@@ -192,7 +224,7 @@ def test_td3_and_ddpg_losses_and_gradients_equal_those_of_sb3(
     model.train(1, batch_size=16)
 
     torch.manual_seed(0)
-    noise = torch.empty(16, 2).normal_(0, 0.2).clamp(-0.5, 0.5) if name == "td3" else None
+    noise = torch.empty(16, 2).normal_(0, 0.2).clamp(-0.5, 0.5) if name != "ddpg" else None
     loss, _ = agent.critic_loss(agent.modules()["critics"], replace(batch, noise=noise))
     loss.backward()
     assert loss.item() == pytest.approx(logged(model, "critic_loss"), rel=1e-5)
@@ -204,12 +236,18 @@ def test_td3_and_ddpg_losses_and_gradients_equal_those_of_sb3(
     assert_gradients(linear(policy), of_policy[0])
 
 
-def test_dqn_loss_and_gradients_equal_those_of_sb3(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = dqn_config("dqn", "agent.batch_size=16", "agent.lr=0", "agent.max_grad_norm=null")
+@pytest.mark.parametrize("defaults", [False, True], ids=["small", "recipe"])
+def test_dqn_loss_and_gradients_equal_those_of_sb3(defaults: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if defaults:
+        config = recipe("sb3/dqn", "agent.batch_size=16", "agent.memory.capacity=1000")
+        model = sb3_agent(sb3.DQN, CHOICE, None, gamma=0.9, learning_rate=1e-4)
+    else:
+        config = dqn_config("dqn", "agent.batch_size=16", "agent.lr=0", "agent.max_grad_norm=null")
+        model = sb3_agent(sb3.DQN, CHOICE, [32], gamma=0.9, max_grad_norm=1e9)
     agent, _, _ = build_dqn(config, Spaces.observation_space, actions=3)
-    model = sb3_agent(sb3.DQN, CHOICE, [32], gamma=0.9, max_grad_norm=1e9)
     disturb(agent)
     network, target = agent.modules()["q_network"], agent.modules()["target"]
+    assert num_parameters(network) == num_parameters(model.q_net)
     for own, other in ((network, model.q_net), (target, model.q_net_target)):
         copy_layers(linear(own), other)
     batch = made_up(CHOICE)
@@ -218,13 +256,10 @@ def test_dqn_loss_and_gradients_equal_those_of_sb3(monkeypatch: pytest.MonkeyPat
     )
     seen = gradients_at_steps(model.policy.optimizer)
     model.train(1, batch_size=16)
-    columns = {name: getattr(batch, name).numpy() for name in STORED}
-    drawn = Transitions(**columns, weight=np.ones(16, np.float32), index=np.arange(16))
-    monkeypatch.setattr(Experience, "due", lambda _: 1)
-    monkeypatch.setattr(Experience, "sample", lambda _: drawn)
-    assert agent.learn() == 1
+    learn_from_transitions(agent, batch, monkeypatch)
     assert agent.metrics()["loss"] == pytest.approx(logged(model, "loss"), rel=1e-5)
     assert_gradients(linear(network), seen[0])
+    assert_weights([(network, model.q_net)])
 
 
 ON_POLICY = ["preset=none", "agent/network=mlp", "agent.network.torso.hidden=[16,16]"]
@@ -251,38 +286,14 @@ def copy_actor_critic(network: Any, policy: Any) -> None:
 
 def rollout_of(draw: Any, model: Any, monkeypatch: pytest.MonkeyPatch) -> Minibatch:
     """Return a random rollout, and make it the one that Stable-Baselines3's `model` learns from."""
-    old_value, advantage, target, old_log_prob = (torch.randn(16) for _ in range(4))
-    old_log_prob = old_log_prob - 1
+    rollout = random_rollout(draw.observation, draw.action)
+    stored = (draw.observation, draw.action, rollout.value, rollout.log_prob, rollout.advantage)
 
     def minibatches(batch_size: int | None) -> Iterator[RolloutBufferSamples]:
-        yield RolloutBufferSamples(draw.observation, draw.action, old_value, old_log_prob, advantage, target)
+        yield RolloutBufferSamples(*stored, rollout.value_target)
 
     monkeypatch.setattr(model.rollout_buffer, "get", minibatches)
-    return Minibatch(
-        observations=draw.observation,
-        rows=None,
-        action=draw.action,
-        advantage=advantage,
-        value_target=target,
-        value=old_value,
-        log_prob=old_log_prob,
-        mask=None,
-        sequence_length=1,
-        state=torch.zeros(16, 0),
-        start=np.zeros((16, 1), np.bool_),
-    )
-
-
-def learn_from(rollout: Minibatch, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the agent fill its rollout of 4 steps, but make its update on the given one."""
-    monkeypatch.setattr(PolicyAgent, "batch", lambda *_, **__: rollout)
-    seen, no = np.zeros((4, 3), np.float32), np.zeros(4, np.bool_)
-    updates = []
-    for _ in range(4):
-        agent.act(Observation(seen))
-        agent.observe(Step(seen, seen, np.zeros(4, np.float32), no, no, no))
-        updates.append(agent.learn())
-    assert updates == [0, 0, 0, 1]
+    return rollout
 
 
 @pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
@@ -301,7 +312,7 @@ def test_ppo_losses_and_gradients_equal_those_of_sb3(
     model._current_progress_remaining = 1.0
     model.train()
 
-    learn_from(rollout, agent, monkeypatch)
+    learn_from_rollout(agent, rollout, SEEN, monkeypatch)
     own = agent.metrics()
     assert own["loss_policy"] == pytest.approx(logged(model, "policy_gradient_loss"), rel=1e-5)
     assert 2 * own["loss_value"] == pytest.approx(logged(model, "value_loss"), rel=1e-5)
@@ -342,14 +353,165 @@ def test_a2c_weights_after_three_updates_equal_those_of_sb3(
     before = [weight.detach().clone() for weight in network.parameters()]
     for _ in range(3):
         model.train()
-        learn_from(rollout, agent, monkeypatch)
+        learn_from_rollout(agent, rollout, SEEN, monkeypatch)
     own = agent.metrics()
     assert own["loss_policy"] == pytest.approx(logged(model, "policy_loss"), rel=1e-5)
     assert 2 * own["loss_value"] == pytest.approx(logged(model, "value_loss"), rel=1e-5)
     assert -own["entropy"] == pytest.approx(logged(model, "entropy_loss"), rel=1e-5)
-    for own_part, other in parts_of(network, model.policy):
-        for mine, yours in zip(linear(own_part), linear(other), strict=True):
-            torch.testing.assert_close(mine.state_dict(), yours.state_dict(), **CLOSE)
+    assert_weights(parts_of(network, model.policy))
     if action is BOX:
         torch.testing.assert_close(network.policy_head.log_std[0], model.policy.log_std, **CLOSE)
     assert all(not torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
+
+
+def lin(start: float) -> Callable[[float], float]:
+    """Return the Zoo's `lin_<start>`, a function of the remaining progress."""
+    return partial(operator.mul, start)
+
+
+LANDER = {
+    **{"n_envs": 16, "n_timesteps": 1e6, "n_steps": 1024, "batch_size": 64, "gae_lambda": 0.98},
+    **{"gamma": 0.999, "n_epochs": 4, "ent_coef": 0.01},
+}
+ZOO: dict[str, dict[str, Any]] = {
+    "cartpole": {
+        **{"n_envs": 8, "n_timesteps": 1e5, "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8},
+        **{"gamma": 0.98, "n_epochs": 20, "ent_coef": 0.0, "learning_rate": lin(0.001)},
+        **{"clip_range": lin(0.2)},
+    },
+    "mountain_car": {
+        **{"normalize": True, "n_envs": 16, "n_timesteps": 1e6, "n_steps": 16, "gae_lambda": 0.98},
+        **{"gamma": 0.99, "n_epochs": 4, "ent_coef": 0.0},
+    },
+    "acrobot": {
+        **{"normalize": True, "n_envs": 16, "n_timesteps": 1e6, "n_steps": 256, "gae_lambda": 0.94},
+        **{"gamma": 0.99, "n_epochs": 4, "ent_coef": 0.0},
+    },
+    "bipedal_walker": {
+        **{"normalize": True, "n_envs": 32, "n_timesteps": 5e6, "n_steps": 2048, "batch_size": 64},
+        **{"gae_lambda": 0.95, "gamma": 0.999, "n_epochs": 10, "ent_coef": 0.0, "learning_rate": 3e-4},
+        **{"clip_range": 0.18},
+    },
+    "lunar_lander": LANDER,
+    "lunar_lander_continuous": LANDER,
+}
+"""Entries of `hyperparams/ppo.yml` of RL Baselines3 Zoo, by labrl's environment. Those of Pendulum and
+MountainCarContinuous use state-dependent exploration, which labrl does not have."""
+ABOUT_ENV = ("n_envs", "n_timesteps", "normalize")
+
+
+def published(name: str) -> dict[str, Any]:
+    """Return the arguments of the agent of Stable-Baselines3 that a recipe names, with the Zoo's values."""
+    folder, _, kind = name.partition("/")
+    signature = inspect.signature(getattr(sb3, kind.partition("_")[0].upper()).__init__)
+    defaults = {key: one.default for key, one in signature.parameters.items() if one.default is not one.empty}
+    return {**defaults, "n_envs": 1, **(ZOO[kind.removeprefix("ppo_")] if folder == "zoo" else {})}
+
+
+ON_POLICY_KEYS = {
+    **{"gamma": "gamma", "gae_lambda": "gae_lambda", "n_steps": "horizon", "ent_coef": "entropy_coef"},
+    **{"max_grad_norm": "max_grad_norm", "normalize_advantage": "normalize_advantage"},
+}
+PPO_KEYS = {"batch_size": "batch_size", "n_epochs": "epochs", "clip_range_vf": "value_clip_range"}
+REPLAY_KEYS = {
+    **{"gamma": "gamma", "batch_size": "batch_size", "learning_starts": "learning_starts"},
+    **{"n_steps": "n_step", "buffer_size": "memory.config.capacity"},
+}
+POLYAK = {"tau": "target.config.tau"}
+TD3_KEYS = {"policy_delay": "policy_delay", "target_policy_noise": "target_noise"}
+SAME_KEYS = {
+    "ppo": {**ON_POLICY_KEYS, **PPO_KEYS, "target_kl": "target_kl"},
+    "a2c": ON_POLICY_KEYS,
+    "dqn": {**REPLAY_KEYS, "max_grad_norm": "max_grad_norm", "target_update_interval": "target.config.every"},
+    "sac": {**REPLAY_KEYS, **POLYAK},
+    "td3": {**REPLAY_KEYS, **POLYAK, **TD3_KEYS, "target_noise_clip": "target_noise_clip"},
+}
+"""Arguments of the agents of Stable-Baselines3, and the keys of labrl with the same meaning."""
+ON_POLICY_RECIPES = ["sb3/ppo", "sb3/a2c", *(f"zoo/ppo_{env}" for env in ZOO)]
+RECIPES = [*ON_POLICY_RECIPES, "sb3/dqn", "sb3/sac", "sb3/td3"]
+
+
+def test_every_recipe_is_compared() -> None:
+    folder = config_folder() / "experiment"
+    files = [*folder.glob("sb3/*.yaml"), *folder.glob("zoo/*.yaml")]
+    assert sorted(RECIPES) == sorted(str(file.relative_to(folder).with_suffix("")) for file in files)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_have_the_published_values(name: str) -> None:
+    config, given = recipe(name), published(name)
+    own, env = config.agent.config, config.env.config
+    keys = SAME_KEYS[name.partition("/")[2].partition("_")[0]]
+    assert {key: operator.attrgetter(key)(own) for key in keys.values()} == {
+        key: given[argument] for argument, key in keys.items()
+    }
+    schedules = {"lr": given["learning_rate"]}
+    if hasattr(own, "clip_range"):
+        schedules["clip_range"] = given["clip_range"]
+    for key, schedule in schedules.items():
+        for progress in (0.0, 0.25, 1.0):
+            expected = schedule(1 - progress) if callable(schedule) else schedule
+            assert value_at(getattr(own, key), int(progress * env.max_frame)) == pytest.approx(expected)
+    if "train_freq" in given:
+        assert own.updates_per_frame == given["gradient_steps"] / given["train_freq"]
+        assert own.warmup_actions == "random"
+    if name == "sb3/dqn":
+        epsilon, fraction = own.exploration.config.epsilon, given["exploration_fraction"]
+        assert value_at(epsilon, 0) == given["exploration_initial_eps"]
+        assert value_at(epsilon, int(0.99 * fraction * env.max_frame)) > given["exploration_final_eps"]
+        final = pytest.approx(given["exploration_final_eps"])
+        assert value_at(epsilon, int(fraction * env.max_frame)) == final
+    if name == "sb3/td3":
+        assert own.noise.config.std == 0  # like action_noise=None
+    assert (env.num_envs, env.max_frame) == (given["n_envs"], given.get("n_timesteps", env.max_frame))
+    # Those of Stable-Baselines3's VecNormalize, which the Zoo gives the discount of the agent.
+    scaled = {"clip": 10.0, "epsilon": 1e-8, "window": None}
+    expected = [scaled, {**scaled, "gamma": own.gamma}] if given.get("normalize") else []
+    assert [vars(one.config) for one in config.transforms.values() if one] == expected
+
+
+@pytest.mark.parametrize("name", ON_POLICY_RECIPES)
+def test_first_update_of_a_recipe_equals_that_of_sb3(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = published(name)
+    ppo = "n_epochs" in values
+    action = BOX if name.endswith(("continuous", "walker", "a2c")) else CHOICE
+    own_size = ["agent.batch_size=16"] if ppo else []
+    config = recipe(name, "agent.horizon=4", "env.num_envs=4", *own_size)
+    agent, _, _ = build(config, action)
+    options = {
+        key: value for key, value in values.items() if key not in (*ABOUT_ENV, "device", "policy_kwargs")
+    }
+    options |= {"n_steps": 16, **({"batch_size": 16} if ppo else {})}
+    model = sb3_agent(sb3.PPO if ppo else sb3.A2C, action, None, **options)
+    network = agent.modules()["actor_critic"]
+    assert num_parameters(network) == num_parameters(model.policy)
+    for own_part, other in parts_of(network, model.policy):
+        for mine, yours in zip(linear(own_part), linear(other), strict=True):
+            scales = (torch.linalg.svdvals(layer.weight.detach()) for layer in (mine, yours))
+            torch.testing.assert_close(*scales, rtol=1e-4, atol=1e-5)
+    disturb(agent)
+    copy_actor_critic(network, model.policy)
+    rollout = rollout_of(made_up(action, seed=2), model, monkeypatch)
+    model._current_progress_remaining = 1.0
+    seen = gradients_at_steps(model.policy.optimizer)
+    model.train()
+    learn_from_rollout(agent, rollout, SEEN, monkeypatch)
+    assert len(seen) == (config.agent.config.epochs if ppo else 1)
+    assert_weights(parts_of(network, model.policy))
+    if action is BOX:
+        torch.testing.assert_close(network.policy_head.log_std[0], model.policy.log_std, **CLOSE)
+    own = agent.metrics()
+    policy_loss = "policy_gradient_loss" if ppo else "policy_loss"
+    assert own["loss_policy"] == pytest.approx(logged(model, policy_loss), rel=1e-4)
+    assert -own["entropy"] == pytest.approx(logged(model, "entropy_loss"), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["ppo", "a2c", "dqn"])
+def test_recipes_have_the_networks_of_sb3_for_images(name: str) -> None:
+    images = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    config = recipe(f"sb3/{name}", *(["agent.memory.capacity=100"] if name == "dqn" else []))
+    agent, _, _ = build(config, CHOICE, images, num_envs=1)
+    smaller = {"buffer_size": 100} if name == "dqn" else {}
+    model = getattr(sb3, name.upper())("CnnPolicy", Spaces(CHOICE, images), device="cpu", **smaller)
+    other = model.q_net if name == "dqn" else model.policy
+    assert num_parameters(next(iter(agent.modules().values()))) == num_parameters(other)

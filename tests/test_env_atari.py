@@ -8,6 +8,7 @@ from env_cases import assert_same_steps, atari, constant, play, sampled
 from refusals import refused
 
 from labrl.envs.make import describe, make_env
+from labrl.envs.watch import watch
 from labrl.errors import Code
 from labrl.step import Episode, Step
 
@@ -51,6 +52,37 @@ def test_life_loss_signal_can_be_switched_off() -> None:
     env = make_env(atari("breakout", life_loss_signal=False), seed=0, num_threads=1, num_envs=1)
     env.reset()
     assert all((step.terminated == step.episode_over).all() for step in play(env, constant(FIRE), 120))
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_fire_after_a_lost_life_serves_the_next_ball(num_threads: int) -> None:
+    lost = {}
+    for serves in (True, "each_life"):
+        game = atari("breakout", fire_reset=serves, noop_max=0, sticky_actions=0.0)
+        env = make_env(game, seed=0, num_threads=num_threads, num_envs=2, evaluation=serves == "each_life")
+        env.reset()
+        steps = play(env, constant(0, 0), 150)
+        lost[serves] = [sum(step.terminated[0] for step in steps), len(episodes_of(steps))]
+        env.close()
+    # Only the first ball is served at the start of a game, so it ends only if the others are served as well.
+    assert lost[True] == [1, 0]
+    assert lost["each_life"][1] >= 2
+
+
+def test_fire_after_a_lost_life_replaces_one_action_and_is_rendered() -> None:
+    settings = {"noop_max": 0, "sticky_actions": 0.0}
+    serving = atari("breakout", fire_reset="each_life", **settings)
+    signals, shown = serving.build(num_envs=1, num_threads=1), watch(serving)
+    by_hand = watch(atari("breakout", fire_reset=True, **settings))
+    for one in (signals, shown, by_hand):
+        one.reset(np.array([True]), np.array([5]))
+    lost = [False]
+    for _ in range(80):
+        shown.step(np.array([0]))
+        by_hand.step(np.array([FIRE if lost[-1] else 0]))
+        lost.append(bool(signals.step(np.array([0])).terminated[0]))
+        np.testing.assert_array_equal(shown.picture(), by_hand.picture())
+    assert sum(lost) >= 2
 
 
 def test_game_that_always_reports_zero_lives_ends_at_game_over() -> None:

@@ -39,10 +39,11 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
         (gymnasium_env("CartPole-v1", vectorization="async"), 2, 40, 20),
         (atari("pong", sticky_actions=0.25), 3, 30, 30),
         (atari("breakout"), 2, 70, 30),
+        (atari("breakout", fire_reset="each_life", noop_max=0), 2, 70, 30),
         (own_env(Remembers, max_episode_steps=30), 2, 50, 40),
         (own_env(Walks, {"goal": 20}, vectorization="vector_entry_point"), 3, 50, 40),
     ],
-    ids=["cartpole", "first step", "pendulum", "async", "pong", "breakout", "recreated", "vector"],
+    ids=["cartpole", "first step", "pendulum", "async", "pong", "breakout", "served", "recreated", "vector"],
 )
 def test_restored_environment_continues_exactly(
     component: Component, num_envs: int, before: int, after: int

@@ -18,6 +18,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator
 
 from labrl.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.keys import hints, walk, written
+from labrl.config.schema import NEW_ENVIRONMENT_KEYS, EnvironmentConfig
 from labrl.errors import Code, InputError, LabrlError, Mistake
 from labrl.mistakes.names import option_meant, own_file, setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean
@@ -90,9 +91,13 @@ def _strict(schema: Any) -> Any:
 
 
 def _note(cls: type, node: Any, info: _Info) -> Any:
-    """Record the allowed names in `node`, which will become a `cls`."""
+    """Record the allowed names in `node`, which will become a `cls`.
+
+    Returns it with the keys that an earlier version of labrl did not record.
+    """
     info.context.known.setdefault(id(node), {}).update(hints(cls))
-    return node
+    is_env = issubclass(cls, EnvironmentConfig) and isinstance(node, Mapping)
+    return {**NEW_ENVIRONMENT_KEYS, **node} if is_env else node
 
 
 def _component_of(node: Any, info: _Info) -> Component:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import ale_py
 import numpy as np
@@ -51,8 +51,9 @@ class AtariConfig(EnvironmentConfig):
     noop_max: NonNegativeInt
     """Exclusive upper bound of the random number of no-operations at the start of a game, in emulator frames,
     >= 0."""
-    fire_reset: bool
-    """Whether FIRE is pressed once at the start of games that have this action."""
+    fire_reset: Literal[True, False, "each_life"]
+    """Whether FIRE is pressed once at the start of games that have this action; each_life: after a lost life,
+    it also replaces the agent's first action."""
     full_action_space: bool
     """Whether all 18 actions are available instead of those with an effect in the game."""
     life_loss_signal: bool
@@ -100,6 +101,7 @@ class AtariEnv(Backend):
         self.name = config.name
         self.num_envs = num_envs
         self.frame_skip = config.frame_skip
+        self._serves = np.zeros(num_envs, dtype=np.bool_)  # whether the next action is FIRE [num_envs]
         size = (config.image_size, config.image_size)
         self._open: Together | Separately | None
         apart = separate_is_faster(num_threads)
@@ -108,6 +110,9 @@ class AtariEnv(Backend):
             self._open = Separately(lambda: vector_env(config, 1, 1, size), num_envs, num_threads)
         else:
             self._open = Together(vector_env(config, num_envs, num_threads, size))
+        buttons = self._open.meanings() if config.fire_reset == "each_life" else []
+        fire = ale_py.Action.FIRE
+        self._fire = buttons.index(fire) if fire in buttons else None
         self.observation_space: Space[Any] = self._open.observation_space
         self.action_space: Space[Any] = self._open.action_space
 
@@ -139,6 +144,7 @@ class AtariEnv(Backend):
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new games where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
         observation, self._lives = self._emulators.reset(mask, seeds)
+        self._serves = self._serves & ~mask
         return observation
 
     def prepare(self, env: int, seed: int) -> None:
@@ -146,11 +152,16 @@ class AtariEnv(Backend):
         if isinstance(self._emulators, Separately):
             self._emulators.prepare(env, seed)
 
+    def pressed(self, actions: NDArray) -> NDArray:
+        """Return the actions that the emulators receive instead of those of the agent. [num_envs]"""
+        return actions if self._fire is None else np.where(self._serves, self._fire, actions)
+
     def step(self, actions: NDArray) -> Transition:
         """Act in every environment. actions: int64 or int32 [num_envs]."""
-        observation, reward, ended, truncated, lives = self._emulators.step(actions)
-        before, self._lives = self._lives, lives
-        terminated = ended | (lives < before) if self._life_loss_signal else ended
+        observation, reward, ended, truncated, lives = self._emulators.step(self.pressed(actions))
+        lost = lives < self._lives
+        self._lives, self._serves = lives, lost & ~ended
+        terminated = ended | lost if self._life_loss_signal else ended
         if self._uses_infos:
             self.info = self._emulators.info
         return Transition(observation, reward, terminated, truncated, ended)
@@ -186,7 +197,7 @@ def vector_env(
             stack_num=config.frame_stack,
             frameskip=config.frame_skip,
             noop_max=config.noop_max,
-            use_fire_reset=config.fire_reset,
+            use_fire_reset=bool(config.fire_reset),
             # `episodic_life` would reset the whole game at each lost life. With `life_loss_info` the game
             # continues, but its end cannot be distinguished from a lost life: most games end with 0 lives
             # left, but Keystone Kapers and E.T. play their last life at 0, and Adventure ends at 1.

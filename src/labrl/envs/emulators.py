@@ -55,6 +55,10 @@ class Together:
         self.observation_space: Space[Any] = vector.single_observation_space
         self.action_space: Space[Any] = vector.single_action_space
 
+    def meanings(self) -> list[ale_py.Action]:
+        """Return the button of each action."""
+        return list(self._vector.ale.get_action_set())
+
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int32]]:
         """Start new games where `mask` is set. mask, seeds: [num_envs].
 
@@ -98,6 +102,10 @@ class Separately:
         self._lives = np.zeros(num_envs, np.int32)
         self._infos: list[dict[str, NDArray]] = [{}] * num_envs  # of the last step
         self._observation = np.zeros((num_envs, *pictures.shape), np.uint8)
+
+    def meanings(self) -> list[ale_py.Action]:
+        """Return the button of each action."""
+        return list(self._playing[0].ale.get_action_set())
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> tuple[NDArray, NDArray[np.int32]]:
         """Start new games where `mask` is set. mask, seeds: [num_envs].

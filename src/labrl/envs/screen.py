@@ -55,7 +55,7 @@ class WatchedAtari(AtariEnv, Watched):
     def step(self, actions: NDArray) -> Transition:
         """Act in both emulators. actions: int64 or int32 [1]."""
         assert self._colours is not None
-        self._picture = self._colours.step(actions)[0][0, 0]
+        self._picture = self._colours.step(self.pressed(actions))[0][0, 0]
         return super().step(actions)
 
     def picture(self) -> NDArray[np.uint8]:
