@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import statistics
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_info
 
 from labrl.storage.provenance import describe_machine
 
@@ -131,13 +133,27 @@ def describe_setting() -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {"machine": machine, "instructions": _instructions(), "versions": versions}
+    blas = [str(one.get("architecture")) for one in threadpool_info() if one["user_api"] == "blas"]
+    # Such a variable selects the matrix products of another processor, which can take 1.5 times as long.
+    variables = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}
+    return {
+        "machine": machine,
+        "instructions": _instructions(),
+        "versions": versions,
+        "blas": ", ".join(blas) or None,
+        "variables": variables,
+    }
 
 
 def setting_line(setting: dict[str, Any]) -> str:
     """Return a line that describes the setting of a table."""
     packages = ", ".join(f"{name} {version}" for name, version in setting["versions"].items())
-    return f"{_processor(setting)}; {packages}; medians of interleaved rounds, with 95 % bootstrap intervals."
+    blas = f"; NumPy's products for {setting['blas']}" if setting.get("blas") else ""
+    chosen = "".join(f", {name}={value}" for name, value in setting.get("variables", {}).items())
+    return (
+        f"{_processor(setting)}; {packages}{blas}{chosen}; medians of interleaved rounds, with 95 % "
+        "bootstrap intervals."
+    )
 
 
 def _processor(setting: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import solve
 from benchmarks.alone import take_turns
 from benchmarks.problems import PROBLEMS
-from benchmarks.report import Ratio, Report, Results, Row
+from benchmarks.report import Ratio, Report, Results, Row, describe_setting, setting_line
 from labrl.config.compose import compose, resolve
 
 SETTING = {
@@ -104,3 +104,12 @@ def test_table_shows_results_of_one_machine_only(tmp_path: Path) -> None:
     table = (tmp_path / "table.md").read_text()
     assert "| two, frames/s |" in table
     assert "| one, frames/s |" not in table
+
+
+def test_setting_names_the_matrix_products_and_what_selects_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Nehalem")
+    setting = describe_setting()
+    line = setting_line(setting)
+    assert setting["blas"]
+    assert setting["blas"] in line
+    assert "OPENBLAS_CORETYPE=Nehalem" in line
