@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -28,7 +29,7 @@ from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
 from labrl.storage.provenance import Command, write_provenance
 from labrl.storage.run_folder import RunFolder
 from labrl.storage.signature import SIGNATURE, Trust, cache_folder, signed, trusting
-from labrl.storage.trust import KINDS, check_experiment, check_recorded
+from labrl.storage.trust import KINDS, check_composed, check_experiment, check_recorded
 
 QUICK = ["wandb=disabled", "meta.report=false", "meta.videos=false", "meta.progress=false"]
 CONSTANT = ["agent.lr=1e-3", "agent.clip_range=0.2"]
@@ -281,6 +282,74 @@ def test_every_place_of_a_component_has_a_kind() -> None:
     networks = {"torso", "critic_torso", "joint", "image", "own"}  # below agent.network
     assert names - networks <= places
     assert len(names) > 10
+
+
+SNEAKED: dict[str, list[str]] = {
+    "a flag": ["--config-dir={folder}", "experiment=evil"],
+    "a flag in two parts": ["--config-dir", "{folder}", "experiment=evil"],
+    "a function with a computed name": [
+        """env.make='${{oc.${{wandb.project}}:"{{_target_: os.mkdir, path: {mark}}}"}}'""",
+        *("wandb.project=decode", "env=gymnasium", "env.id=null", "env.name=foo", "env.vectorization=sync"),
+    ],
+    "a preset by its path": ["+preset@_global_=ppo_{folder}/preset/evils"],
+    "the file of an agent by its path": [
+        "+preset@_global_=file:{folder}/agent/evil", "env.make=${{agent.optimizer}}", "env.id=null",
+    ],
+}  # fmt: skip
+"""Overrides that someone else may add to those of a run, so that composing them would call os.mkdir."""
+
+
+@pytest.mark.parametrize("verb", ["+fork", "+resume", "+rerun"])
+@pytest.mark.parametrize("case", SNEAKED)
+def test_recorded_overrides_call_nothing_when_they_are_composed(
+    case: str, verb: str, trained: Path, tmp_path: Path
+) -> None:
+    folder, mark = tmp_path / "groups", tmp_path / "mark"
+    call = {"_target_": "os.mkdir", "path": str(mark)}
+    files = {
+        "experiment/evil": "# @package _global_\n" + yaml.safe_dump({"env": {"make": call, "id": None}}),
+        "preset/evils": yaml.safe_dump({"ppo": {"env": {"make": call, "id": None}}}),
+        "agent/evil": yaml.safe_dump({"optimizer": call}),
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.yaml").write_text(text)
+    sneaked = [one.format(folder=folder, mark=mark) for one in SNEAKED[case]]
+
+    def change(facts: dict[str, Any]) -> None:
+        facts.pop(SIGNATURE)
+        facts["overrides"] += sneaked
+
+    run = changed(trained, tmp_path / "run", change)
+    (run / "overrides.yaml").write_text(yaml.safe_dump([*SMALL, *sneaked]))
+    more = (
+        ["at=512", "env.max_frame=1024"] if verb == "+fork" else ["env.max_frame=1024"] * (verb == "+resume")
+    )
+    assert main([f"{verb}={run}", *more, *(["+force=true"] if verb != "+rerun" else [])]) != 0
+    assert not mark.exists()
+
+
+def test_signed_run_calls_nothing_that_its_edited_file_computes(trained: Path, tmp_path: Path) -> None:
+    run, mark = tmp_path / "run", tmp_path / "mark"
+    shutil.copytree(trained, run)
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["env"]["make"] = f'\\${{oc.\\${{wandb.project}}:"{{_target_: os.mkdir, path: {mark}}}"}}'
+    config["env"]["id"], config["wandb"]["project"] = None, "decode"
+    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    assert main([f"+resume={run}", "env.max_frame=1024", "+force=true"]) == 2
+    assert not mark.exists()
+
+
+def test_composed_names_of_someone_elses_run_are_checked_again(trained: Path, tmp_path: Path) -> None:
+    """What the overrides compose to counts, whatever they look like; what is typed now is the user's."""
+    run = RunFolder.open(unsigned(trained, tmp_path / "run"))
+    config = config_with(agent__optimizer={"_target_": "own_trusted.Adam"})
+    for words, refused in (("", True), ("agent.optimizer._target_=own_trusted.Adam", False)):
+        with trusting(Trust(words=words)):
+            check_recorded(run, CONFIG, composes=True)
+            with pytest.raises(InputError) if refused else contextlib.nullcontext():
+                check_composed(config)
+    check_composed(config)  # a later command does not go back to that folder
 
 
 def test_run_of_labrls_classes_continues_from_a_folder_of_someone_else(trained: Path, tmp_path: Path) -> None:

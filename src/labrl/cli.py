@@ -197,6 +197,8 @@ def _continuing(again: Again | ExperimentAgain, arguments: Sequence[str], args: 
 
     args: the parsed arguments, whose overrides are replaced.
     """
+    for flag in (one for one in again.overrides if one.startswith("-")):
+        raise InputError(f"{flag} is among the recorded overrides, but is none", code="damaged", key=flag)
     found = [one for one in arguments if one not in args.overrides] + again.overrides
     return ["--config-dir", again.config_dir, *found] if again.config_dir and not args.config_dir else found
 

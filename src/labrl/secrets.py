@@ -43,10 +43,15 @@ _sources: dict[str, str] = {}
 _word = "env_set|pass|pwd|secret|token|credential|authori|key"
 _hint = re.compile(f"://|{_word}", re.IGNORECASE).search
 # In `://user:password@host`, the password may contain a slash or an @, but a port is none.
-_login = re.compile(
-    r"(://[^\s/:@'\"]*):(?![{$<%])(?!\d+[/'\"\s])[^\s'\"]+@|(https?://)(?![{$<%])[^\s/:@'\"]+@"
-).sub
 _interpolation = r"\$\\?\{[^}]*\}"  # Hydra may escape it
+_placeholder = rf"(?:{_interpolation}|<\w+>|\{{\w*\}}|%s|%\(\w+\)s)@"
+# In a URL of the web, a number after the host is its port, even if there is an @ in the path.
+_login = re.compile(
+    rf"(https?://[^\s/:'\"]*):(?!{_placeholder})(?!\d+[/'\"\s])[^\s'\"]+@"
+    rf"|((?<!http)(?<!https)://[^\s/:'\"]*):(?!{_placeholder})[^\s'\"]+@"
+    rf"|(https?://)(?!{_placeholder})[^\s/:@'\"]+@",
+    re.IGNORECASE,
+).sub
 _pairs = re.compile(
     rf"(?<![\w.-])(?P<name>[\w.-]*(?:{_word})[\w.-]*)(?P<is>[\"']?\s?[=:]\s?)"
     r"""(?:(?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)"""
@@ -248,7 +253,9 @@ def _redacted_item(item: Any, known: re.Pattern[str] | None, name: str, hidden: 
     """Return an item of a list, which may be an override; its value ends with the item."""
     found = _override(item) if isinstance(item, str) and _hint(item) else None
     if found and is_secret(found[1]) and _hides(found[1], found[2]):
-        return item[: found.start(2)] + MASK
+        variables = re.findall(r"[{,]\s*(\w+)\s*:", found[2]) if found[1] == ENV_SET else []
+        masked = f"{{{', '.join(f'{one}: {MASK}' for one in variables)}}}" if variables else MASK
+        return item[: found.start(2)] + masked
     return _redacted(item, known, name, hidden)
 
 
@@ -259,8 +266,13 @@ def _redacted_text(text: str, known: re.Pattern[str] | None) -> str:
 
 def _without_values(text: str, known: re.Pattern[str] | None) -> str:
     if "://" in text:
-        text = _login(lambda found: f"{found[1]}:{MASK}@" if found[1] else f"{found[2]}{MASK}@", text)
+        text = _login(_without_login, text)
     return text if known is None else known.sub(MASK, text)
+
+
+def _without_login(found: re.Match[str]) -> str:
+    user = found[1] or found[2]
+    return f"{user}:{MASK}@" if user else f"{found[3]}{MASK}@"
 
 
 def _without_value(found: re.Match[str]) -> str:

@@ -6,6 +6,7 @@ docs/reference/configuration.md states which sections apply to a run. Hydra comp
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from functools import cache
@@ -37,6 +38,14 @@ def choices_of(hydra: Any) -> dict[str, str]:
 
 
 # --- files and their sections ---
+
+
+def file_of(folder: Path, group: str, option: str) -> Path:
+    """Return the file of an option. Raises InputError for a name that leads out of the group's folder."""
+    file = folder / group / f"{option}.yaml"
+    if not Path(os.path.normpath(file)).is_relative_to(folder / group):
+        raise InputError(f"{group}={option} is not an option, but a path", code="not-found", key=group)
+    return file
 
 
 def read(file: Path) -> Any:
@@ -71,7 +80,7 @@ def sections(folder: Path, env: str) -> dict[str, dict[str, Any]]:
     Empty if the file is missing or a single preset. Raises InputError for a section that has no keys, or that
     is for an agent that does not exist.
     """
-    file = folder / "preset" / f"{env}.yaml"
+    file = file_of(folder, "preset", env)
     content, single = _read(file)
     if single or not content:
         return {}
@@ -94,7 +103,7 @@ def section(folder: Path, name: str) -> tuple[Path, str, dict[str, Any]] | None:
         env = name[underscore.end() :]
         for title, content in sections(folder, env).items():
             if re.sub(r"agent/\w+=", "", title).replace(" ", "_") == name[: underscore.start()]:
-                return folder / "preset" / f"{env}.yaml", title, content
+                return file_of(folder, "preset", env), title, content
     return None
 
 
@@ -104,7 +113,7 @@ def origin_of(folder: Path, path: str) -> str:
     if group == "env" and not (folder / f"{path}.yaml").is_file():
         return f"env={name}"
     if name.startswith(FILE):
-        files = (one / "agent" / f"{name.removeprefix(FILE)}.yaml" for one in _folders())
+        files = (file_of(one, "agent", name.removeprefix(FILE)) for one in _folders())
         return str(next(one for one in files if one.is_file()))
     found = section(folder, name) if group == "preset" else None
     return f"{found[0]}, section {found[1]}" if found else f"{folder / group / name}.yaml"
@@ -173,7 +182,7 @@ def ancestors(group: str, option: str, by_class: bool = True) -> list[str]:
 
 def is_labrls(group: str, option: str) -> bool:
     """Return whether an option of agent or env is one of labrl's."""
-    return (config_folder() / group / f"{option}.yaml").is_file() or (group == "env" and option in games())
+    return file_of(config_folder(), group, option).is_file() or (group == "env" and option in games())
 
 
 def _by_class(target: str) -> list[str]:
@@ -196,13 +205,13 @@ def _folders() -> list[Path]:
 
 
 def _content(group: str, option: str) -> dict[str, Any]:
-    files = (folder / group / f"{option}.yaml" for folder in _folders())
+    files = (file_of(folder, group, option) for folder in _folders())
     content = next((read(file) for file in files if file.is_file()), None)
     return content if isinstance(content, dict) else {}
 
 
 def _is_file(folder: Path, name: str) -> bool:
-    return (folder / "preset" / f"{name}.yaml").is_file()
+    return file_of(folder, "preset", name).is_file()
 
 
 def _parts(agent: str, envs: Sequence[str]) -> list[str]:

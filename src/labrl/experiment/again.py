@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,12 +75,17 @@ class ExperimentAgain:
 
 
 def _restored(override: str) -> str:
-    """Return a recorded override with the environment variable that it sets for trials, whose value is not
-    recorded. Raises InputError if this process does not have it."""
+    """Return a recorded override with the environment variables that it sets for trials, whose values are not
+    recorded. Raises InputError if this process does not have them."""
     key, value = split_override(override)
+    name = override.partition("=")[0]
+    if MASK in value and key == ENV_SET:
+        variables = re.findall(r"(\w+): ", value)
+        known = (f"{one}: {quoted(restore(MASK, f'{ENV_SET}.{one}'))}" for one in variables)
+        return f"{name}={{{', '.join(known)}}}"
     if MASK not in value or not key.startswith(f"{ENV_SET}."):
         return override
-    return f"{override.partition('=')[0]}={quoted(restore(value, key))}"
+    return f"{name}={quoted(restore(value, key))}"
 
 
 def replaced(overrides: Sequence[str], edits: Sequence[str]) -> list[str]:

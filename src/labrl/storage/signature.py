@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ class Trust:
     """Absolute path of the --config-dir that is typed now, whose files are the user's own."""
     typed: str = "labrl.load(..., trust=True)"
     """How to say that everything is trusted, for messages."""
+    words: str = ""
+    """The overrides that are typed now."""
+    foreign: str | None = None
+    """The folder of someone else to which the command goes back; None if there is none."""
 
 
 _trust: ContextVar[Trust] = ContextVar("trust", default=Trust())  # noqa: B039 (it is frozen)
@@ -51,6 +55,11 @@ _checked: set[str] = set()
 def present_trust() -> Trust:
     """Return what the user says in the present command or call."""
     return _trust.get()
+
+
+def go_back_to_foreign(folder: Path) -> None:
+    """Remember, in the present command or call, that what it composes comes from someone else's folder."""
+    _trust.set(replace(present_trust(), foreign=str(folder)))
 
 
 @contextmanager

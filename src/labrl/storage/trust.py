@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from labrl.component import TargetError, load_target
+from labrl.config import config_folder
 from labrl.config.keys import walk
 from labrl.errors import InputError
 from labrl.storage.experiment_folder import STUDY_FILE, ExperimentFolder
 from labrl.storage.provenance import known_provenance
 from labrl.storage.run_folder import RunFolder
-from labrl.storage.signature import count_as_own, is_own, present_trust
+from labrl.storage.signature import count_as_own, go_back_to_foreign, is_own, present_trust
 
 LIBRARIES = ("labrl.", "gymnasium.", "torch.nn.", "torch.optim.")
 """Beginnings of the modules whose classes every configuration may name."""
@@ -56,6 +57,10 @@ HYDRAS = ("hydra/launcher", "hydra/sweeper", "hydra.sweep.dir", "hydra.sweep.sub
 """Overrides for Hydra that an experiment of someone else may have. Others can start programs."""
 
 
+REFERENCE = r"\$\{[\w.]+\}"
+"""A reference to another key. All else in ${...} may be a function of OmegaConf, whatever it looks like."""
+
+
 @dataclass(frozen=True)
 class Name:
     """What a configuration names: a class, a module, an environment that a module registers, or a folder."""
@@ -83,6 +88,19 @@ def check_recorded(
     found = [*_names(config), *([] if own else _in_overrides(overrides))]
     found = [name for name in found if name not in signed and not _accepted(name)]
     _refuse(run.path, [*found, *([] if own or not composes else _config_dir(facts))])
+    if composes and not own:
+        go_back_to_foreign(run.path)
+
+
+def check_composed(config: Mapping[str, Any]) -> None:
+    """Raise InputError as `check_recorded` does, for what the overrides of someone else compose to.
+
+    config: the composed configuration as plain data. What the user types now is accepted.
+    """
+    trust = present_trust()
+    if trust.foreign is not None and not trust.everything:
+        found = [name for name in _names(config) if name.value not in trust.words and not _accepted(name)]
+        _refuse(Path(trust.foreign), found)
 
 
 def check_experiment(folder: ExperimentFolder) -> str | None:
@@ -102,6 +120,7 @@ def check_experiment(folder: ExperimentFolder) -> str | None:
     if info.get("kind") == "search":  # Optuna unpickles the state of some samplers
         found.append(Name("search", f"{STUDY_FILE}, the database of Optuna"))
     _refuse(folder.path, found)
+    go_back_to_foreign(folder.path)
     count_as_own(info)
     return present_trust().config_dir
 
@@ -129,7 +148,7 @@ def _names(node: Any, key: str = "") -> Iterator[Name]:
             above = parent.removesuffix(".make")
             passed = {place: _texts(parts.get(place)) for place in (parent, f"{above}.kwargs", f"{above}.id")}
             yield Name(full, str(value), json.dumps(passed, sort_keys=True))
-        elif isinstance(value, str) and re.search(r"\$\{[^}]*:", value):  # calls a function of OmegaConf
+        elif isinstance(value, str) and "${" in re.sub(REFERENCE, "", value):  # may call a function
             yield Name(full, value)
 
 
@@ -138,7 +157,7 @@ def _texts(node: Any) -> dict[str, str]:
 
 
 def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:
-    """Yield what is named in overrides. Those that Hydra cannot parse are left to it."""
+    """Yield what is named in overrides, and those that are none."""
     # Imported late: reading a run of labrl's user must not wait for the parser.
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import ChoiceSweep, QuotedString
@@ -155,8 +174,12 @@ def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:
     for override in dict.fromkeys(overrides):
         try:
             (one,) = parser.parse_overrides([override])
-        except HydraException:
+        except HydraException:  # such as a flag, which Hydra would obey
+            yield Name("overrides", override)
             continue
+        is_group = (config_folder() / one.key_or_group.partition("@")[0]).is_dir()
+        if is_group and re.search(r"^/|:/|_/|\\|\.\.", override.partition("=")[2]):  # a path is no option
+            yield Name(one.key_or_group, override)
         key = re.sub(r"\[(\w+)\]", r".\1", one.key_or_group).replace("/", ".")
         if "hydra" in (key.partition(".")[0], re.split(r"[.@]", one.package or "")[0]):
             apart = one.key_or_group == "hydra.sweep.subdir" and ".." in str(one.value())
@@ -177,7 +200,7 @@ def _config_dir(facts: Mapping[str, Any]) -> list[Name]:
 def _accepted(name: Name) -> bool:
     """Return whether a name may be imported."""
     place, _, last = name.key.rpartition(".")
-    if place.startswith("hydra") or "$" in name.value:
+    if place.startswith("hydra") or "$" in name.value or last not in ("_target_", "id", "import_module"):
         return False
     if last == "_target_":
         return _is_part(name.value, re.sub(r"\[\d+\]", "", place))

@@ -20,6 +20,7 @@ from labrl.processes import start_fork_server
 from labrl.session import callbacks
 from labrl.steady_output import doing
 from labrl.storage.provenance import Command
+from labrl.storage.trust import check_composed
 from labrl.trial.past import Past
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Composed:
     def of(cls, cfg: DictConfig, folder: str, command: Command) -> Composed:
         """Resolve and check a configuration. Raises InputError."""
         plain = resolved(cfg, command.choices.get("agent", ""))
+        check_composed(plain)
         check_start_from(plain["start_from"]["run"], command.overrides)
         with naming_preset(command.choices):
             check_with_stand_ins(cfg, plain)

@@ -58,7 +58,7 @@ def trust_in(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
     given, others = read(overrides, ("trust",))
     _check_flag("trust", given)
     folder = None if config_dir is None else os.path.abspath(config_dir)
-    return Trust(given.get("trust") == "true", folder, TRUST), others
+    return Trust(given.get("trust") == "true", folder, TRUST, " ".join(others)), others
 
 
 def _check_flag(name: str, given: Mapping[str, str]) -> None:
