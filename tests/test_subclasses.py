@@ -14,11 +14,13 @@ import pytest
 import torch
 from dqn_cases import Noise, play
 from exact_cases import SMALL
-from on_policy_cases import BOX, DISCRETE, VECTOR
-from torch import Tensor
+from learner_cases import Rows
+from on_policy_cases import BOX, DISCRETE, VECTOR, build, config_of
+from torch import Tensor, nn
 
 from labrl.agents.action_spaces import ACTS_IN
 from labrl.agents.agent import Observation
+from labrl.agents.dqn import DQN
 from labrl.agents.ppo import PPO
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
@@ -169,3 +171,125 @@ def test_statistic_without_a_name_is_refused() -> None:
         one_minibatch(Unnamed)
     assert error.value.key == "agent._target_"
     assert "clip_fraction" in str(error.value)
+
+
+def learner_with(images: bool, num_threads: int = 2) -> Any:
+    """Return an agent whose learner uses a kernel, or copies of its network on two threads."""
+    observation = IMAGES if images else VECTOR
+    compute = Compute.choose("cpu", "fp32", num_threads)
+    agent, _, _ = build(
+        "ppo", "agent.horizon=4", "agent.batch_size=16", observation=observation, compute=compute
+    )
+    return agent, World(observation, 4)
+
+
+def gradient_of(agent: Any, loss: Callable[..., Tensor], images: bool) -> Tensor:
+    space = IMAGES if images else VECTOR
+    inputs = torch.from_numpy(agent.network.layout(World(space, 4).observation))
+    rows = Rows(inputs)
+    agent.learner.gradient(lambda network, part: (loss(network, part.inputs), torch.zeros(1)), rows)
+    return agent.learner.flat.gradient.clone()
+
+
+def value_of(network: Any, inputs: Tensor) -> Tensor:
+    return network(inputs).value.square().mean()
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_term_of_the_weights_of_the_agents_network_is_learned(images: bool) -> None:
+    agent, _ = learner_with(images)
+
+    def decay(network: Any, inputs: Tensor) -> Tensor:
+        return value_of(network, inputs) + sum(w.square().sum() for w in agent.network.parameters())
+
+    plain = gradient_of(agent, value_of, images)
+    with_decay = gradient_of(agent, decay, images)
+    torch.testing.assert_close(with_decay - plain, 2 * agent.learner.weights, rtol=1e-3, atol=1e-4)
+    agent.close()
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_weights_that_the_agent_freezes_have_no_gradient(images: bool) -> None:
+    agent, _ = learner_with(images)
+    agent.network.policy_torso.requires_grad_(False)
+    gradient_of(agent, lambda network, x: network(x).parameters.square().mean(), images)
+    assert not any(w.grad.any() for w in agent.network.policy_torso.parameters() if w.grad is not None)
+    assert agent.network.policy_head[-1].weight.grad.any()
+    agent.close()
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_forward_of_a_part_that_the_agent_replaces_is_used(images: bool) -> None:
+    agent, world = learner_with(images)
+    layer = agent.network.value_head[-1]
+    layer.forward = lambda x: torch.zeros(len(x), 1) * layer.weight.sum()
+    inputs = agent.network.layout(world.observation)
+    assert not agent.learner.forward(inputs).value.any()
+    assert not gradient_of(agent, value_of, images).any()
+    agent.close()
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_activation_that_the_agent_replaces_is_used(images: bool) -> None:
+    agent, world = learner_with(images)
+    agent.network.value_head = nn.Sequential(agent.network.value_head[-1], nn.Hardtanh(5.0, 6.0))
+    values = agent.learner.forward(agent.network.layout(world.observation)).value
+    assert values.min() >= 5
+    assert gradient_of(agent, value_of, images).isfinite().all()
+    agent.close()
+
+
+@pytest.mark.parametrize("images", [False, True])
+def test_layer_that_would_never_be_learned_is_refused(images: bool) -> None:
+    agent, _ = learner_with(images)
+    agent.network.value_head.append(nn.Linear(1, 1))
+    with pytest.raises(InputError) as error:
+        gradient_of(agent, value_of, images)
+    assert "value_head" in str(error.value)
+    agent.close()
+
+
+class WithRow(DQN):
+    """Has a statistic more for each transition."""
+
+    ROWS = (*DQN.ROWS, "own")
+
+    def loss(self, noise: Any, network: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        loss, rows = super().loss(noise, network, batch)
+        return loss, torch.cat([rows, torch.full_like(rows[:1], 1000.0)])
+
+
+def test_own_statistic_of_transitions_changes_no_other_column() -> None:
+    component = component_of("dqn")
+    clock = Clock(10**6)
+    compute = Compute.choose("cpu", "fp32", 1)
+    agent: Any = WithRow(
+        component.config, spaces=Spaces(VECTOR, DISCRETE, 4), clock=clock, streams=Streams(3), compute=compute
+    )
+    play(agent, clock, World(VECTOR, 4), 60)
+    metrics = agent.metrics()
+    assert metrics["own"] == pytest.approx(1000)
+    assert metrics["q_max"] < 100
+
+
+class Whole(PPO):
+    """Has a loss that needs the whole minibatch."""
+
+    TRAITS = dataclasses.replace(PPO.TRAITS, halves=False)
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [(PPO, [8, 8]), (Whole, [16])])
+def test_minibatch_is_sliced_unless_the_loss_needs_all_of_it(kind: type, sizes: list[int]) -> None:
+    component: Any = config_of("ppo", "agent.horizon=4", "agent.batch_size=16").agent
+    runtime = {"clock": Clock(10**6), "streams": Streams(3), "compute": Compute.choose("cpu", "fp32", 2)}
+    agent = kind(component.config, spaces=Spaces(IMAGES, DISCRETE, 4), **runtime)
+    seen: list[int] = []
+
+    def loss(network: Any, part: Rows) -> tuple[Tensor, Tensor]:
+        seen.append(len(part))
+        return value_of(network, part.inputs), torch.zeros(1)
+
+    inputs = torch.from_numpy(agent.network.layout(World(IMAGES, 16).observation))
+    agent.learner.gradient(loss, Rows(inputs))
+    assert seen == sizes
+    agent.close()

@@ -287,7 +287,7 @@ class DQN(Agent):
         """Return averages over about 100 updates, the largest value of the last one, and coefficients."""
         return {
             **dict(zip(self.ROWS, self._average.mean(1).tolist(), strict=True)),
-            "q_max": float(self._rows[-1].max()),
+            "q_max": float(self._rows[self.ROWS.index("q_mean")].max()),
             "grad_norm": self._average_norm,
             **self._policy.coefficients(),
             "updates": self.experience.updates,

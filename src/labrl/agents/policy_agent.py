@@ -123,7 +123,10 @@ class PolicyAgent(Agent):
             spaces,
         )
         optimizer = config.optimizer if new_optimizer is None else partial(new_optimizer, self.network)
-        self.learner = make_learner(self.network, spaces, compute, optimizer, config.max_grad_norm)
+        whole = not self.TRAITS.halves
+        self.learner = make_learner(
+            self.network, spaces, compute, optimizer, config.max_grad_norm, whole_minibatches=whole
+        )
         self._stream = streams.numpy("policy")
         # Compute values while acting if the torso is shared or recurrent; otherwise all at once later.
         self.values_too = self.network.shared or self.network.state_size > 0

@@ -135,8 +135,9 @@ class ReplayAgent(Agent):
     """
 
     TRAITS = Traits(greedy=True, exports=True, ranks=True, learns_from_copies=True)
-    CRITIC_STATISTICS = ("loss_critic", "td_error", "q_mean", "grad_norm_critic")
-    """Statistics of the critics, averaged over about 100 updates; td_error determines priorities."""
+    CRITIC_STATISTICS = ("loss_critic", "td_error", "q_mean")
+    """Statistics of each row that the loss of the critics returns, averaged over about 100 updates; td_error
+    determines priorities."""
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class ReplayAgent(Agent):
         self.pauses = self.experience.pauses
         self.policy_stream = streams.numpy("policy")
         self.follows: dict[str, tuple[Learner[Any], NonNegativeSchedule, tuple[str, ...]]] = {
-            "critics": (self.critics, critic_lr, self.CRITIC_STATISTICS),
+            "critics": (self.critics, critic_lr, (*self.CRITIC_STATISTICS, "grad_norm_critic")),
             "policy": (self.policy, config.lr, (*policy_statistics, "grad_norm_policy")),
         }
         """Learners by name, with their learning rates and the names of their averages, the last of which is
@@ -267,19 +268,16 @@ class ReplayAgent(Agent):
         """Make an optimizer step of a learner, by its name in `follows`. Raises NonFiniteError.
 
         Steps of the critics count as updates. statistics: means returned by the loss, [k], or statistics of
-        each row, [k, rows]. If there are more statistics than names, the last name stands for the mean of the
-        remaining ones, such as the values of several critics.
+        each row, [k, rows]. Raises InputError if there are more or fewer than names for them.
         """
         learner, lr, names = self.follows[name]
         if statistics.dim() == 2:
             statistics = statistics.mean(1)
             if self._ranks.size > 1:
                 self._ranks.mean_(statistics)
-        values, last, frame = statistics.tolist(), len(names) - 2, self._clock.frame
-        if len(values) <= last:
+        values, frame = statistics.tolist(), self._clock.frame
+        if len(values) != len(names) - 1:
             raise wrong_statistics(self, f"follows[{name!r}]", names[:-1], len(values))
-        if len(values) > last + 1:
-            values[last:] = [sum(values[last:]) / len(values[last:])]
         norm = learner.step(value_at(lr, frame))
         if not math.isfinite(norm):
             check_finite(frame, {names[0]: values[0], names[-1]: norm})
@@ -385,11 +383,9 @@ def taken(values: Tensor, action: Tensor) -> Tensor:
 
 
 def critic_rows(losses: Tensor, values: Tensor, target: Tensor) -> Tensor:
-    """Return the statistics of each row of a critics' loss: loss, mean absolute error and values.
+    """Return the statistics of each row of a critics' loss: loss, mean absolute error and mean value.
 
-    losses, target: [batch]; values: values of the actions taken, [critics, batch]. Returns [2 + critics,
-    batch].
+    losses, target: [batch]; values: values of the actions taken, [critics, batch]. Returns [3, batch].
     """
     with torch.no_grad():
-        error = torch.sub(values, target).abs_().mean(0)
-        return torch.cat([torch.stack((losses, error)), values])
+        return torch.stack((losses, torch.sub(values, target).abs_().mean(0), values.mean(0)))

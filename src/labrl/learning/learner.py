@@ -257,6 +257,7 @@ class Learner(Generic[Network]):
         if compute.kernels and images:
             self._say_why("it sees images")
         self._own: KernelNetwork[Any] | None = None
+        self._weights_at_first, self._checked = list(self.network.parameters()), False
         self._learns = self.accelerated(self.network, self.flat.vector)
 
     def accelerated(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
@@ -303,6 +304,8 @@ class Learner(Generic[Network]):
         over all ranks. Raises InputError if the loss contains gradients with respect to weights, which are
         unknown where a kernel computes the network.
         """
+        if not self._checked:
+            self._check_weights()
         half = None if alone or self._noise is None else self._gradient_of_half(loss, minibatch)
         self.flat.gradient.zero_()
         try:
@@ -319,15 +322,32 @@ class Learner(Generic[Network]):
         return statistics
 
     def _explained(self, error: RuntimeError) -> Exception:
-        """Return an error of a loss, or an InputError if it needs gradients that a kernel does not have."""
-        if self._own is None or "not have been used in the graph" not in str(error):
+        """Return an error of a loss, or an InputError if it differentiates with respect to other weights than
+        those that computed the loss."""
+        if "not have been used in the graph" not in str(error):
             return error
         return InputError(
-            f"agent: the loss of {type(self.network).__name__} differentiates with respect to weights, but a "
-            "kernel computes this network as one operation. Set meta.kernels=torch.",
+            f"agent: the loss of {type(self.network).__name__} differentiates with respect to weights. Set "
+            "meta.kernels=torch, because a kernel computes a network as one operation, and use the weights "
+            "of the network that the loss receives, which may be a copy.",
             code="unsupported",
             key="meta.kernels",
         )
+
+    def _check_weights(self) -> None:
+        """Raise InputError, at the first gradient, if the network has weights that would never be learned."""
+        self._checked = True
+        known = set(map(id, self._weights_at_first))
+        weights = self.network.named_parameters()
+        new = [name for name, weight in weights if weight.requires_grad and id(weight) not in known]
+        if new:
+            raise InputError(
+                f"agent: {', '.join(new)} of {type(self.network).__name__} were added after its learner was "
+                "made, so they would not be learned. Add layers, and parametrizations with new weights, in a "
+                "network of your own (agent.network) instead of the agent.",
+                code="unsupported",
+                key="agent._target_",
+            )
 
     def step(self, lr: float) -> float:
         """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.learning.compute import Compute
-from labrl.learning.kernels.operation import hooks_of
+from labrl.learning.kernels.operation import Changes
 from labrl.learning.learner import Batch, Learner, Loss, Network, NewOptimizer, as_array, trainable, views
 from labrl.learning.reduced_precision import FastNatureCNN, NarrowWeights, install_packed
 
@@ -49,11 +49,8 @@ class SlicedLearner(Learner[Network]):
         together = compute.waits_for_weights and workers > 1
         super().__init__(network, compute, new_optimizer, workers if together else 1, images)
         self._changed = True  # whether an update has changed the weights since they were last used
-        self._hooks = hooks_of(network)
-        self._num_modules = len(list(network.modules()))
-        self._altered = (
-            False  # whether hooks or parametrizations were added, so that the network itself computes
-        )
+        self._changes = Changes(network)
+        self._altered = False  # whether the network was changed, so that it computes itself
         self._make_copies(1 if together else workers, compute.narrows)
 
     def _make_copies(self, count: int, narrows: bool) -> None:
@@ -111,6 +108,8 @@ class SlicedLearner(Learner[Network]):
         self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, alone: bool = False
     ) -> Tensor:
         """Compute the gradient of a mean loss on slices of a minibatch, like Learner."""
+        if not self._checked:
+            self._check_weights()
         half = None if alone or self._noise is None else self._gradient_of_half(loss, minibatch)
         self._follow()
         self._forget_gradients()
@@ -154,7 +153,7 @@ class SlicedLearner(Learner[Network]):
 
     def _follow(self) -> None:
         """Update the mode and the weights of all copies to those of the network."""
-        self._altered = any(self._hooks) or len(list(self.network.modules())) != self._num_modules
+        self._altered = self._changes.found
         for each in self._copies:
             if each.training != self.network.training:
                 each.train(self.network.training)
@@ -194,11 +193,10 @@ class SlicedLearner(Learner[Network]):
         for each, parameters in zip(self._copies[:count], self._parameters, strict=False):
             if each is self.network or self._altered:
                 continue
-            # Copy the gradients of the first copy instead of adding them to zeros.
-            take = Tensor.copy_ if each is self._copies[0] else Tensor.add_
+            # A loss may also use the weights of the network itself, whose gradients are there already.
             for place, parameter in zip(self._places, parameters, strict=True):
                 if parameter.grad is not None:
-                    take(place, parameter.grad)
+                    place.add_(parameter.grad)
         for vector in self._vectors[: count - 1]:
             self.flat.gradient.add_(vector.grad)  # type: ignore[arg-type]  # made with the copy
 

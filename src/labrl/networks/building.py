@@ -167,7 +167,8 @@ def _examine(torso: nn.Module, seen: NDArray) -> tuple[int, tuple[str, ...]]:
     torso.train()
     if draws:
         raise refusal(
-            f"the forward pass of {type(torso).__name__} draws random numbers, {UNSEEDED}. Leave them out."
+            f"the forward pass of {type(torso).__name__} draws random numbers from PyTorch's global "
+            "generator, so that the run would not be reproducible. Leave them out."
         )
     return size, changes
 

@@ -64,6 +64,8 @@ def passes_of(network: nn.Module, place: Place, rows: int, **options: bool) -> P
     for name, part in network.named_modules():
         if "parametrizations" in part._modules:
             raise UnknownNetworkError(f"{name} has a parametrization")
+        if "forward" in vars(part):
+            raise UnknownNetworkError(f"{name} has a forward method of its own")
     for name, weight in network.named_parameters():
         if weight.device.type != "cpu":
             raise UnknownNetworkError(f"its weights are on the device {weight.device}")

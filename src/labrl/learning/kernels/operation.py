@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -47,28 +48,15 @@ class KernelNetwork(Generic[Network]):
         passes = passes_of(network, lambda weight: None, rows=1)
         self._reads_actions = passes.action is not None
         self._free: OrderedDict[tuple[Any, ...], list[_Buffers]] = OrderedDict()
-        modules = list(network.modules())
-        # A parametrization is a submodule of a layer, which otherwise has none.
-        self._alterations = [*hooks_of(network), *(part._modules for part in modules if not part._modules)]
-        self._weights = [
-            (part._parameters, name, weight)
-            for part in modules
-            for name, weight in part._parameters.items()
-            if weight is not None
-        ]
+        self._changes = Changes(network)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.network, name)
 
     @property
     def altered(self) -> bool:
-        """Whether the network itself must compute, because parts of it were added or replaced."""
-        if any(self._alterations):
-            return True
-        for parameters, name, weight in self._weights:
-            if parameters.get(name) is not weight or weight._backward_hooks:
-                return True
-        return False
+        """Whether the network itself must compute, because parts of it were added, replaced or frozen."""
+        return self._changes.found
 
     def forget(self) -> None:
         """Drop all buffers, because the weights have moved to other memory."""
@@ -213,11 +201,34 @@ class _Evaluate(torch.autograd.Function):
         return None, None, buffers.weight_gradient, to_action
 
 
-def hooks_of(network: nn.Module) -> list[Mapping[Any, Any]]:
-    """Return the dicts that contain the hooks of all parts of a network during its lifetime."""
-    modules = list(network.modules())
-    hooks: list[Mapping[Any, Any]] = [part._forward_hooks for part in modules]
-    hooks += [part._forward_pre_hooks for part in modules]
-    hooks += [part._backward_hooks for part in modules]
-    hooks += [part._backward_pre_hooks for part in modules]
-    return hooks
+class Changes:
+    """Tells whether a network has been changed, for computations that know it as it was."""
+
+    def __init__(self, network: nn.Module) -> None:
+        modules = list(network.modules())
+        self._hooks = [
+            hooks
+            for part in modules
+            for hooks in (
+                part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks
+            )
+        ]  # fmt: skip
+        self._attributes = [vars(part) for part in modules]
+        # A parametrization is a submodule of a layer, which otherwise has none.
+        self._members = [members for part in modules for members in (part._modules, part._parameters)]
+        self._before = self._present()
+        self._weights = [(weight, weight.requires_grad) for weight in network.parameters()]
+
+    @property
+    def found(self) -> bool:
+        """Whether there are hooks, a replaced `forward`, or other parts, parametrizations or frozen weights
+        than at first."""
+        if any(self._hooks) or self._present() != self._before:
+            return True
+        for weight, learned in self._weights:
+            if weight.requires_grad is not learned or weight._backward_hooks:
+                return True
+        return any("forward" in attributes for attributes in self._attributes)
+
+    def _present(self) -> list[Any]:
+        return list(map(id, chain.from_iterable([members.values() for members in self._members])))
