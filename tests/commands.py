@@ -79,6 +79,11 @@ class Command:
         self.returncode: int | None = None
         self._status = status
 
+    def __del__(self) -> None:
+        """Close the output. Otherwise a later test, which may turn warnings into errors, would be blamed."""
+        if self.stdout is not None:
+            self.stdout.close()
+
     def poll(self) -> int | None:
         """Return the exit code, the negative number of the signal that killed it, or None while it runs."""
         return self._ended(0)
