@@ -349,3 +349,11 @@ def test_graph_can_be_differentiated_twice() -> None:
     fast(3 * OBSERVATION)
     loss.backward()
     torch.testing.assert_close(flat.gradient, 2 * once)
+
+
+def test_observation_that_requires_a_gradient_is_read_where_none_is_computed() -> None:
+    network = policy()
+    fast = KernelNetwork(network, FlatParameters(network).vector)
+    with torch.no_grad():
+        found = fast(OBSERVATION.clone().requires_grad_()).value
+    torch.testing.assert_close(found, network(OBSERVATION).value.detach())

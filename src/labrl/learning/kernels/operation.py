@@ -26,6 +26,8 @@ MOST_SIZES = 8
 
 @dataclass(frozen=True)
 class _Buffers:
+    """Passes of a kernel in memory of their own."""
+
     passes: Passes
     backward: list[Operation]
     weight_gradient: Tensor | None
@@ -35,7 +37,7 @@ class _Buffers:
 class KernelNetwork(Generic[Network]):
     """A network that is called like the network itself, and that a kernel computes wherever it can.
 
-    The network itself computes while it has hooks, parametrizations or other weights (as in
+    The network itself computes while it is changed (hooks, parametrizations, frozen or other weights, as in
     `torch.func.functional_call`), during transforms of `torch.func`, and if gradients with respect to
     observations or of only some outputs are needed. Other attributes are those of the network.
     """
@@ -69,14 +71,15 @@ class KernelNetwork(Generic[Network]):
         plain = self.altered or transforms_active() or (differentiate and observation.requires_grad)
         if options:
             parts = options.get("policy", True) and options.get("value", True)
-            plain = plain or (learn and not parts) or options.pop("noise", None) is not None
+            plain = plain or (learn and not parts) or options.get("noise") is not None
         if plain:
             return self.network(*inputs, **options)
+        options.pop("noise", None)
         action = inputs[1] if self._reads_actions else None
         to_actions = differentiate and action is not None and action.requires_grad
         key = len(observation), learn, to_actions, *options.items()
         array = None if action is None else action.detach().numpy()
-        buffers, free, arrays = self._run(key, observation.numpy(), array)
+        buffers, free, arrays = self._run(key, observation.detach().numpy(), array)
         if learn or to_actions:
             call = _Call(self.network, inputs, options, buffers, free)
             tensors = _Evaluate.apply(call, arrays, self._vector if learn else None, action)
