@@ -44,8 +44,10 @@ class Disconnect(Callback):
             folder.rename(away)
             folder.write_text("a file, which even root cannot open as a folder")
         elif session.clock.frame == self._end:
-            folder.unlink()
-            away.rename(folder)
+            # Replaced in one step, because a checkpoint may be on its way in another thread.
+            link = away.with_name(f"link_{session.index}")
+            link.symlink_to(away)
+            link.replace(folder)
 
 
 def disconnected(start: int, end: int) -> list[str]:
