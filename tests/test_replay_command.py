@@ -179,7 +179,7 @@ def registered() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registered")
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::ResourceWarning")  # of objects of other tests
 def test_registered_environment_without_a_render_mode_is_rendered_or_refused_without_a_warning() -> None:
     env = watch(gymnasium_env("Undeclared-v0"))
     env.reset(np.ones(1, np.bool_), np.zeros(1, np.int64))
