@@ -287,7 +287,7 @@ class Learner(Generic[Network]):
 
         inputs: [n, ...] each, or None. Returns the outputs of the network as arrays instead of tensors.
         """
-        if self._own is not None and not self._own.altered:
+        if self._own is not None and not self._own.changes.found:
             return self._own.forward(*inputs, **options)
         tensors = map(self.tensor, inputs)
         with torch.inference_mode():

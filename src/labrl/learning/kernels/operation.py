@@ -50,15 +50,11 @@ class KernelNetwork(Generic[Network]):
         passes = passes_of(network, lambda weight: None, rows=1)
         self._reads_actions = passes.action is not None
         self._free: OrderedDict[tuple[Any, ...], list[_Buffers]] = OrderedDict()
-        self._changes = Changes(network)
+        self.changes = Changes(network)
+        """Whether the network has been changed, so that it must compute itself."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.network, name)
-
-    @property
-    def altered(self) -> bool:
-        """Whether the network itself must compute, because parts of it were added, replaced or frozen."""
-        return self._changes.found
 
     def forget(self) -> None:
         """Drop all buffers, because the weights have moved to other memory."""
@@ -68,7 +64,7 @@ class KernelNetwork(Generic[Network]):
         """Compute the outputs of the network as tensors. inputs: tensors, [rows, ...], or None."""
         differentiate, observation = torch.is_grad_enabled(), inputs[0]
         learn = differentiate and self._vector is not None
-        plain = self.altered or transforms_active() or (differentiate and observation.requires_grad)
+        plain = self.changes.found or transforms_active() or (differentiate and observation.requires_grad)
         if options:
             parts = options.get("policy", True) and options.get("value", True)
             plain = plain or (learn and not parts) or options.get("noise") is not None
@@ -91,7 +87,7 @@ class KernelNetwork(Generic[Network]):
         return buffers.passes.named_output(*tensors, state=inputs[1] if len(inputs) > 1 else None)
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """Compute the outputs of the network, which must not be altered, as arrays, without gradients.
+        """Compute the outputs of the network, which must not be changed, as arrays, without gradients.
 
         inputs: arrays or tensors, [rows, ...], or None.
         """
@@ -218,20 +214,22 @@ class Changes:
         ]  # fmt: skip
         self._attributes = [vars(part) for part in modules]
         # A parametrization is a submodule of a layer, which otherwise has none.
-        self._members = [members for part in modules for members in (part._modules, part._parameters)]
-        self._before = self._present()
+        self._members = [
+            members.values() for part in modules for members in (part._modules, part._parameters)
+        ]
+        self._before = list(map(id, chain.from_iterable(self._members)))
         self._weights = [(weight, weight.requires_grad) for weight in network.parameters()]
 
     @property
     def found(self) -> bool:
         """Whether there are hooks, a replaced `forward`, or other parts, parametrizations or frozen weights
         than at first."""
-        if any(self._hooks) or self._present() != self._before:
+        if any(self._hooks) or list(map(id, chain.from_iterable(self._members))) != self._before:
             return True
         for weight, learned in self._weights:
             if weight.requires_grad is not learned or weight._backward_hooks:
                 return True
-        return any("forward" in attributes for attributes in self._attributes)
-
-    def _present(self) -> list[Any]:
-        return list(map(id, chain.from_iterable([members.values() for members in self._members])))
+        for attributes in self._attributes:  # noqa: SIM110 - faster than any()
+            if "forward" in attributes:
+                return True
+        return False
