@@ -30,7 +30,7 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.learning.compute import Compute
-from labrl.learning.learner import make_learner
+from labrl.learning.make import make_learner
 from labrl.learning.optimizers import Adam, AdamConfig
 from labrl.memory import Columns
 from labrl.networks.actor_critic import ActorCritic

@@ -21,9 +21,13 @@ def train(overrides: list[str]) -> tuple[Path, list[dict[str, float]]]:
     if result.exit_code != 0:
         raise RuntimeError(f"labrl ended with {result.exit_code}: {result.sessions}")
     session = folder / "session_0"
+    return session, read_rows(session)
+
+
+def read_rows(session: Path) -> list[dict[str, float]]:
+    """Return the rows of the training table of a session."""
     with (session / "train.csv").open() as file:
-        rows = [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(file)]
-    return session, rows
+        return [{name: float(cell or "nan") for name, cell in row.items()} for row in csv.DictReader(file)]
 
 
 def measure(problem: str, num_envs: int, rows: int, frames_per_row: int, seed: int) -> Measured:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from labrl.agents.transforms import RunningMoments
 from labrl.clock import Clock
 from labrl.learning.compute import Compute
-from labrl.learning.learner import FlatParameters, Learner
+from labrl.learning.flat import FlatParameters
+from labrl.learning.learner import Learner
 from labrl.learning.optimizers import Adam, AdamConfig, Optimizer
 from labrl.learning.ranks import Ranks
 from labrl.learning.sliced import SlicedLearner

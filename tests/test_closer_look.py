@@ -21,7 +21,8 @@ from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
 from labrl.learning import noise_scale
 from labrl.learning.compute import Compute
-from labrl.learning.learner import FlatParameters, make_learner
+from labrl.learning.flat import FlatParameters
+from labrl.learning.make import make_learner
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.optimizers import Adam, Optimizer
 from labrl.seeding import Streams

@@ -22,7 +22,7 @@ from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
 from labrl.envs.make import make_env
 from labrl.learning.compute import Compute
-from labrl.learning.learner import make_learner
+from labrl.learning.make import make_learner
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 

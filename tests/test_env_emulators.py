@@ -82,7 +82,11 @@ class FakeEmulator:
         self._resets.append(int(seed[0]))
         return np.full((1, 1), seed[0], np.uint8), {"lives": np.array([3])}
 
-    def send(self, action: NDArray) -> None:
+    @property
+    def ale(self) -> FakeEmulator:
+        return self
+
+    def send(self, action: NDArray, strength: NDArray) -> None:
         FakeEmulator.running += 1
         FakeEmulator.most_running = max(FakeEmulator.most_running, FakeEmulator.running)
         self._action = action

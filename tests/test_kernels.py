@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from options import component, options
 from torch import Tensor, nn
 
+from labrl.learning.flat import FlatParameters
 from labrl.learning.kernels.networks import UnknownNetworkError
 from labrl.learning.kernels.operation import KernelNetwork
-from labrl.learning.learner import FlatParameters
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.layers import Numbers

@@ -30,7 +30,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from labrl.component import Component
-from labrl.learning.learner import LARGE_PRODUCTS, FlatParameters, Learner, make_learner
+from labrl.learning.flat import FlatParameters
+from labrl.learning.learner import Learner
+from labrl.learning.make import LARGE_PRODUCTS, make_learner
 from labrl.learning.optimizers import Adam, Optimizer
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.q_network import QNetwork

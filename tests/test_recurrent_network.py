@@ -12,7 +12,7 @@ from options import component
 from torch import Tensor
 
 from labrl.component import Component
-from labrl.learning.learner import FlatParameters
+from labrl.learning.flat import FlatParameters
 from labrl.memory.rollout import Pieces
 from labrl.networks.recurrent import Recurrent, RecurrentConfig
 

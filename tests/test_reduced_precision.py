@@ -26,7 +26,8 @@ from options import options
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from labrl.learning.learner import Learner, make_learner
+from labrl.learning.learner import Learner
+from labrl.learning.make import make_learner
 from labrl.learning.reduced_precision import (
     SMALLEST_MATRIX,
     FastNatureCNN,

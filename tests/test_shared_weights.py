@@ -14,7 +14,8 @@ from torch import nn
 
 from labrl.cli import main
 from labrl.learning.compute import Compute
-from labrl.learning.learner import FlatParameters, Learner
+from labrl.learning.flat import FlatParameters
+from labrl.learning.learner import Learner
 from labrl.learning.optimizers import Adam, Optimizer
 from labrl.learning.sliced import SlicedLearner
 from labrl.session.shared_weights import FOLDER, SharedWeights

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from labrl.learning.compute import Compute
-from labrl.learning.learner import Learner, make_learner
+from labrl.learning.learner import Learner
+from labrl.learning.make import make_learner
 from labrl.spaces import Spaces
 
 pytestmark = pytest.mark.usefixtures("without_amx")

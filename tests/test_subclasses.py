@@ -254,8 +254,8 @@ class WithRow(DQN):
 
     ROWS = (*DQN.ROWS, "own")
 
-    def loss(self, noise: Any, network: Any, batch: Any) -> tuple[Tensor, Tensor]:
-        loss, rows = super().loss(noise, network, batch)
+    def loss(self, network: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        loss, rows = super().loss(network, batch)
         return loss, torch.cat([rows, torch.full_like(rows[:1], 1000.0)])
 
 

@@ -21,10 +21,11 @@ from labrl.agents.policy_agent import (
 from labrl.clock import Clock
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.learner import FlatParameters
+from labrl.learning.flat import FlatParameters
 from labrl.learning.optimizers import Optimizer, Separate
 from labrl.memory.rollout import Episodes, Minibatch, Rollout, check_budget, check_room
 from labrl.networks.actor_critic import ActorCritic, is_shared
+from labrl.networks.layers import plus
 from labrl.schedules import value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
@@ -71,7 +72,7 @@ class A2C(PolicyAgent):
 
     Config = A2CConfig
     NAME = "A2C"
-    TRAITS = replace(PolicyAgent.TRAITS, ranks=True)
+    TRAITS = replace(PolicyAgent.TRAITS, ranks=True, graphs=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy")
     """Means over the rows of an update."""
     _config: A2CConfig
@@ -147,9 +148,9 @@ class A2C(PolicyAgent):
         batch = self.batch(config.gamma, config.gae_lambda)
         if config.normalize_advantage:
             batch.advantage.copy_(normalized(batch.advantage, self._ranks))
-        self._entropy_coef = value_at(config.entropy_coef, frame)
-        statistics = self.learner.gradient(self.loss, batch, samples=batch.sequence_length)
-        self.record(statistics, self.descend(value_at(config.lr, frame)))
+        self._entropy_coef = self.learner.scalar("entropy_coef", value_at(config.entropy_coef, frame))
+        lr, length = value_at(config.lr, frame), batch.sequence_length
+        self.record(*self.learner.update(self.loss, batch, lr, samples=length))
         self.rollout.clear()
         return 1 if self.imitation is None else 1 + self.imitation.learn()
 
@@ -161,8 +162,7 @@ class A2C(PolicyAgent):
         value_error = 0.5 * (value - minibatch.value_target).square().mean()
         entropy = entropies.mean()
         loss = torch.add(policy, value_error, alpha=self._config.value_coef)
-        if self._entropy_coef:  # torch would still differentiate a term with weight zero
-            loss = torch.sub(loss, entropy, alpha=self._entropy_coef)
+        loss = plus(loss, entropy, self._entropy_coef, sign=-1)
         return loss, torch.stack([policy, value_error, entropy]).detach()
 
     def _two_optimizers(self, network: ActorCritic, weights: FlatParameters) -> Optimizer:

@@ -19,7 +19,7 @@ from labrl.component import Component
 from labrl.errors import InputError
 
 if TYPE_CHECKING:
-    from labrl.learning.learner import FlatParameters
+    from labrl.learning.flat import FlatParameters
     from labrl.spaces import Spaces
     from labrl.step import Masks, Step
 
@@ -63,6 +63,9 @@ class Traits:
     `decision` and `adopt`."""
     shares_weights: bool = False
     """Whether the sessions of a trial can share and train its `weights`."""
+    graphs: bool = False
+    """Whether its updates read and change only tensors that keep their places, so that a CUDA graph can
+    repeat them."""
     halves: bool = True
     """Whether the gradient over a minibatch is the mean of the gradients over its halves."""
 

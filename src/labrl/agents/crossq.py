@@ -34,7 +34,7 @@ class CrossQ(SAC):
 
     Config = CrossQConfig
     NAME = "crossq"
-    TRAITS = replace(SAC.TRAITS, halves=False)
+    TRAITS = replace(SAC.TRAITS, halves=False, graphs=False)
 
     def __init__(self, config: CrossQConfig, **runtime: Any) -> None:
         """Take the arguments of `SAC`."""
@@ -65,15 +65,13 @@ class CrossQ(SAC):
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update. The policy uses the statistics of the minibatch only while it learns."""
+        self._alpha = self._temperature.of_losses()
         following, here = self.noisy(batch)
-        rows = self.critics.gradient(self.joint_loss, following)
-        self.step("critics", rows)
+        rows = self.descend("critics", self.joint_loss, following)
         if self.experience.updates % self._policy_delay == 0:
             self.policy.network.train()
-            statistics = self.policy.gradient(self.policy_loss, here)
+            self.descend("policy", self.policy_loss, here, after=self._learn_temperature)
             self.policy.network.eval()
-            self.step("policy", statistics)
-            self._temperature.update(statistics[1])
         return rows[1]
 
     def joint_loss(self, critics: Critics, batch: Transitions) -> tuple[Tensor, Tensor]:
@@ -85,7 +83,7 @@ class CrossQ(SAC):
         values, following = critics(both, soft.joined(batch.action, choice)).chunk(2, dim=1)
         values = taken(values, batch.action)
         with torch.no_grad():
-            value = soft_value(soft.smaller(following, choice), entropy, self._temperature.value)
+            value = soft_value(soft.smaller(following, choice), entropy, self._alpha)
             target = torch.addcmul(batch.reward, batch.discount, value)
         losses = squared_errors(values, target, batch.weight)
         return losses.mean(), critic_rows(losses, values, target)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,7 +100,15 @@ class DQN(Agent):
 
     Config = DQNConfig
     NAME = "dqn"
-    TRAITS = Traits(masks=True, greedy=True, exports=True, draws=False, ranks=True, learns_from_copies=True)
+    TRAITS = Traits(
+        masks=True,
+        greedy=True,
+        exports=True,
+        draws=False,
+        ranks=True,
+        learns_from_copies=True,
+        graphs=True,
+    )
     ROWS = ("loss", "td_error", "q_mean")
     """Statistics of each transition of a minibatch; td_error determines priorities."""
     AVERAGING = 0.01
@@ -131,6 +138,7 @@ class DQN(Agent):
         self._evaluation_state = self._state
         self._rows = torch.full((len(self.ROWS), config.batch_size), math.nan, device=compute.device)
         self._average, self._average_norm = self._rows.clone(), math.nan
+        self._noise: Tensor | None = None
 
     @classmethod
     def check_config(cls, config: DQNConfig, env: Any) -> None:
@@ -162,7 +170,7 @@ class DQN(Agent):
         """Choose valid exploring actions for the environments. [num_envs]"""
         policy, self._observation, self._before = self._policy, observation, self._state
         self._action, self._state = policy.choose(
-            policy.network.layout(observation.array),
+            policy.learner.placed(observation.array),
             observation.mask,
             self._before,
             at_random=self.experience.acts_at_random,
@@ -187,37 +195,43 @@ class DQN(Agent):
 
     def _update(self) -> None:
         """Make one optimizer step on one minibatch. Raises NonFiniteError."""
-        learner, frame = self._policy.learner, self._clock.frame
+        learner, lr = self._policy.learner, value_at(self._config.lr, self._clock.frame)
         sample: Any = self.experience.sample()
         # Online network, target network and, for single transitions, the choice of the next action have
         # separate noise.
+        self._noise = self._policy.noise(2 if self._recurrent else 3, self._noise)
         if self._recurrent:
-            by_sequences = partial(self._sequence_loss, self._policy.noise(2))
-            self._rows = learner.gradient(by_sequences, sample, samples=sample.at.shape[1])
+            self._rows, norm = learner.update(self._sequence_loss, sample, lr, samples=sample.at.shape[1])
         else:
-            self._rows = learner.gradient(partial(self.loss, self._policy.noise(3)), sample)
+            if not learner.slices:  # else each slice is converted by its worker
+                sample = sample.as_tensors(learner.tensors, learner.placed, moves_frames=True)
+            self._rows, norm = learner.update(self.loss, sample, lr)
         if len(self._rows) != len(self.ROWS):
             raise wrong_statistics(self, "ROWS", self.ROWS, len(self._rows))
-        norm = learner.step(value_at(self._config.lr, frame))
-        if not math.isfinite(norm):
-            finite_loss = math.isfinite(float(self._rows[0].sum()))
-            raise NonFiniteError("grad_norm" if finite_loss else "loss", frame)
+        if not isinstance(norm, Tensor):
+            self._check_finite(norm)
         if self.experience.updates:
             self._average.lerp_(self._rows, self.AVERAGING)
-            self._average_norm += self.AVERAGING * (norm - self._average_norm)
+            self._average_norm = self._average_norm + self.AVERAGING * (norm - self._average_norm)
         else:
             self._average.copy_(self._rows)
-            self._average_norm = norm
+            self._average_norm = norm * 1  # a copy, because the next update may overwrite the tensor
         self.experience.updates += 1
         if self.experience.prioritized:
             error = self._rows[self.ROWS.index("td_error")].cpu().numpy()
             self.experience.update_priorities(sample.index, error)
         self._target.updated()
 
-    def loss(self, noise: Tensor | None, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
-        """Compute the loss of transitions. noise: noise for three uses of networks, [3, num_noise]."""
-        online, delayed, choosing = (None, None, None) if noise is None else noise
-        batch = batch.as_tensors(self._policy.learner.tensor, self._policy.network.layout)
+    def _check_finite(self, norm: float) -> None:
+        """Raise NonFiniteError if the norm of a gradient is not finite."""
+        if not math.isfinite(norm):
+            finite_loss = math.isfinite(float(self._rows[0].sum()))
+            raise NonFiniteError("grad_norm" if finite_loss else "loss", self._clock.frame)
+
+    def loss(self, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
+        """Compute the loss of transitions, with separate noise for three uses of networks."""
+        online, delayed, choosing = (None, None, None) if self._noise is None else self._noise
+        batch = batch.as_tensors(self._policy.learner.tensors, self._policy.learner.placed)
         with torch.no_grad():
             later = judged = self._target.forward_network(batch.next_observation, noise=delayed).outputs
             if self._config.double:
@@ -226,11 +240,9 @@ class DQN(Agent):
         reward, discount, weight = batch.reward, batch.discount, batch.weight
         return td_loss(self._value, outputs, later, judged, reward, discount, weight, batch.next_mask)
 
-    def _sequence_loss(
-        self, noise: Tensor | None, network: QNetwork, batch: SequenceSample
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the loss of sequences after the burn-in. noise: noise for both networks, [2, num_noise]."""
-        online, delayed = (None, None) if noise is None else noise
+    def _sequence_loss(self, network: QNetwork, batch: SequenceSample) -> tuple[Tensor, Tensor]:
+        """Compute the loss of sequences after the burn-in, with separate noise for both networks."""
+        online, delayed = (None, None) if self._noise is None else self._noise
         tensor, first = self._policy.learner.tensor, batch.rows.begin[:-1, None]
         at, following = tensor((batch.at + first).ravel()), tensor((batch.following + first).ravel())
         with torch.no_grad():
@@ -264,7 +276,7 @@ class DQN(Agent):
         policy, state = self._policy, self._evaluation_state
         start = np.ones(len(observation.array), np.bool_) if observation.start is None else observation.start
         values, self._evaluation_state = policy.values(
-            policy.network.layout(observation.array),
+            policy.learner.placed(observation.array),
             observation.mask,
             forgotten(state, start, policy.network.state_size),
         )
@@ -284,11 +296,17 @@ class DQN(Agent):
         self._before = decision["state"] if self._recurrent else self._state
 
     def metrics(self) -> dict[str, float]:
-        """Return averages over about 100 updates, the largest value of the last one, and coefficients."""
+        """Return averages over about 100 updates, the largest value of the last one, and coefficients.
+
+        Raises NonFiniteError.
+        """
+        grad_norm = float(self._average_norm)
+        if self.experience.updates:
+            self._check_finite(grad_norm)
         return {
             **dict(zip(self.ROWS, self._average.mean(1).tolist(), strict=True)),
             "q_max": float(self._rows[self.ROWS.index("q_mean")].max()),
-            "grad_norm": self._average_norm,
+            "grad_norm": grad_norm,
             **self._policy.coefficients(),
             "updates": self.experience.updates,
             "memory_size": len(self.experience.memory),
@@ -317,7 +335,7 @@ class DQN(Agent):
             "state": self._state,
             "rows": self._rows,
             "average": self._average,
-            "average_norm": self._average_norm,
+            "average_norm": float(self._average_norm),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from labrl.agents.td3 import squared_errors
 from labrl.clock import Clock
 from labrl.component import Component
 from labrl.learning.compute import Compute
-from labrl.learning.learner import make_learner
+from labrl.learning.make import make_learner
 from labrl.memory.replay import Transitions
 from labrl.networks.building import build_networks
 from labrl.networks.critics import Critics, PolicyNetwork
@@ -96,11 +96,9 @@ class IQL(ReplayAgent):
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update, algorithm 1. Returns the error of each row. [batch]"""
-        self.step("value", self._value.gradient(self.value_loss, batch))
-        policy_statistics = self.policy.gradient(self.policy_loss, batch)
-        rows = self.critics.gradient(self.critic_loss, batch)
-        self.step("critics", rows)
-        self.step("policy", policy_statistics)
+        self.descend("value", self.value_loss, batch)
+        self.descend("policy", self.policy_loss, batch)
+        rows = self.descend("critics", self.critic_loss, batch)
         self._target.updated()
         return rows[1]
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, wrong_statistics
 from labrl.component import Component
 from labrl.errors import InputError
-from labrl.learning.learner import make_learner
+from labrl.learning.make import make_learner
 from labrl.memory.rollout import Minibatch, Pieces, Rollout, forgotten
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.building import build_networks, check_torso
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from labrl.agents.parts.self_imitation import SelfImitation
     from labrl.clock import Clock
     from labrl.learning.compute import Compute
-    from labrl.learning.learner import FlatParameters
+    from labrl.learning.flat import FlatParameters
     from labrl.learning.optimizers import Optimizer
     from labrl.learning.ranks import Ranks
     from labrl.seeding import Streams
@@ -152,7 +152,7 @@ class PolicyAgent(Agent):
 
     def act(self, observation: Observation) -> NDArray:
         """Draw valid actions for the environments and store them. [num_envs, ...]"""
-        inputs, before, rollout = self.network.layout(observation.array), self._state, self.rollout
+        inputs, before, rollout = self.learner.placed(observation.array), self._state, self.rollout
         output = self.learner.forward(inputs, before, value=self.values_too)
         parameters, value, self._state = output
         if observation.mask is not None:
@@ -213,18 +213,19 @@ class PolicyAgent(Agent):
             check_finite(self._clock.frame, {"grad_norm": norm})
         return norm
 
-    def record(self, statistics: Tensor, grad_norm: float) -> None:
-        """Keep the mean statistics of a rollout for the next metrics row.
+    def record(self, statistics: Tensor, grad_norm: float | Tensor) -> None:
+        """Keep the mean statistics of a rollout, and the norm of its gradient, for the next metrics row.
 
         Raises NonFiniteError, and InputError if there are more or fewer statistics than STATISTICS.
         """
         if len(statistics) != len(self.STATISTICS):
             raise wrong_statistics(self, "STATISTICS", self.STATISTICS, len(statistics))
-        means = dict(zip(self.STATISTICS, statistics.tolist(), strict=True))
-        terms = {**means, "grad_norm": grad_norm, "weights": float(self.learner.flat.vector.detach().sum())}
-        if not all(map(math.isfinite, terms.values())):
-            check_finite(self._clock.frame, terms)
-        self._metrics.update(means, grad_norm=grad_norm)
+        total = self.learner.flat.vector.detach().sum()
+        *values, weights = torch.cat([statistics, total.view(1)]).tolist()
+        means = dict(zip((*self.STATISTICS, "grad_norm"), (*values, float(grad_norm)), strict=True))
+        if not all(map(math.isfinite, (*means.values(), weights))):
+            check_finite(self._clock.frame, {**means, "weights": weights})
+        self._metrics.update(means)
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Draw valid actions with `generator`. [num_envs, ...]"""
@@ -240,7 +241,7 @@ class PolicyAgent(Agent):
 
     def _parameters(self, observation: Observation) -> NDArray:
         """Compute the parameters of the action distributions in evaluation. [num_envs, num_parameters]"""
-        inputs = self.network.layout(observation.array)
+        inputs = self.learner.placed(observation.array)
         start = np.ones(len(inputs), np.bool_) if observation.start is None else observation.start
         before = forgotten(self._evaluation_state, start, self.network.state_size)
         output = self.learner.forward(inputs, before, value=self.values_too)

@@ -30,7 +30,7 @@ from labrl.memory.rollout import (
 )
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.building import traits_of
-from labrl.networks.layers import Fused
+from labrl.networks.layers import Fused, plus
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
 from labrl.types import (
@@ -78,7 +78,7 @@ class PPOConfig(PolicyConfig):
 
 class _ClippedSurrogate(Fused):
     @staticmethod
-    def forward(ctx: Any, ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    def forward(ctx: Any, ratio: Tensor, advantage: Tensor, clip: Any) -> Tensor:
         gain, bounded = ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage
         ctx.inputs, ctx.needed = (ratio, advantage, clip), gain <= bounded
         return torch.min(gain, bounded).mean()
@@ -91,7 +91,7 @@ class _ClippedSurrogate(Fused):
         return (advantage * ctx.needed).mul_(mean / len(advantage)), None, None
 
 
-clipped_surrogate: Callable[[Tensor, Tensor, float], Tensor] = _ClippedSurrogate.compute
+clipped_surrogate: Callable[[Tensor, Tensor, float | Tensor], Tensor] = _ClippedSurrogate.compute
 """The pessimistic objective of the policy, eq. 7: the mean of min(r A, clip(r, 1-eps, 1+eps) A).
 
 (ratios r, [batch]; advantages A, [batch]; eps) -> a scalar to be maximized. Its derivative by r is A / batch
@@ -99,12 +99,13 @@ where r A is the minimum, and 0 elsewhere.
 """
 
 
-def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: float | None) -> Tensor:
+def value_loss(value: Tensor, old_value: Tensor, target: Tensor, clip: Any) -> Tensor:
     """Compute half the mean squared error of the value, or of the clipped value where that is worse.
 
     The value is clipped near its old one, as in the first author's code (Engstrom et al., 2020,
     arXiv:2005.12729, section 3).
-    value, old_value, target: [batch]. Returns a scalar to be minimized.
+    value, old_value, target: [batch]; clip: largest change, a number or a scalar tensor, None for no limit.
+    Returns a scalar to be minimized.
     """
     if clip is None:
         return 0.5 * (value - target).square().mean()
@@ -122,7 +123,7 @@ class PPO(PolicyAgent):
 
     Config = PPOConfig
     NAME = "PPO"
-    TRAITS = replace(PolicyAgent.TRAITS, ranks=True)
+    TRAITS = replace(PolicyAgent.TRAITS, ranks=True, graphs=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy", "kl", "clip_fraction")
     """Means over the minibatches of a rollout."""
     _config: PPOConfig
@@ -139,6 +140,7 @@ class PPO(PolicyAgent):
             state_size=recurrent,
         )
         self._minibatch_stream = streams.torch("minibatches")
+        self._value_clip: float | Tensor | None = None
         self._std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         if config.normalize_advantage and config.batch_size * compute.ranks.size > 1:
             alone = partial(torch.std_mean, dim=1, keepdim=True)
@@ -206,23 +208,23 @@ class PPO(PolicyAgent):
             return 0
         config, learner, frame = self._config, self.learner, self._clock.frame
         batch = self.batch(config.gamma, config.gae_lambda, with_log_prob=True)
-        lr, self._clip = value_at(config.lr, frame), value_at(config.clip_range, frame)
-        self._value_clip = (
-            None if config.value_clip_range is None else value_at(config.value_clip_range, frame)
-        )
-        self._entropy_coef = value_at(config.entropy_coef, frame)
+        lr = value_at(config.lr, frame)
+        self._clip = learner.scalar("clip_range", value_at(config.clip_range, frame))
+        if config.value_clip_range is not None:
+            self._value_clip = learner.scalar("value_clip", value_at(config.value_clip_range, frame))
+        self._entropy_coef = learner.scalar("entropy_coef", value_at(config.entropy_coef, frame))
         total, norms, updates = torch.zeros((), device=learner.device), 0.0, 0
         for _ in range(config.epochs):
             epoch, before = torch.zeros_like(total), updates
             order = torch.randperm(len(batch), generator=self._minibatch_stream)
             for minibatch in batch.minibatches(order, config.batch_size, self._std_mean):
-                epoch = epoch + learner.gradient(self.loss, minibatch, samples=batch.sequence_length)
-                norms += learner.step(lr)
-                updates += 1
+                statistics, norm = learner.update(self.loss, minibatch, lr, samples=batch.sequence_length)
+                epoch, norms, updates = epoch + statistics, norms + norm, updates + 1
             total = total + epoch
-            kl = float(epoch[self.STATISTICS.index("kl")] / (updates - before))
-            if config.target_kl is not None and kl > 1.5 * config.target_kl:
-                break
+            if config.target_kl is not None:
+                kl = float(epoch[self.STATISTICS.index("kl")] / (updates - before))
+                if kl > 1.5 * config.target_kl:
+                    break
         self.record(total / updates, norms / updates)
         self.rollout.clear()
         return updates if self.imitation is None else updates + self.imitation.learn()
@@ -247,8 +249,7 @@ class PPO(PolicyAgent):
         value_error = value_loss(value, minibatch.value, minibatch.value_target, self._value_clip)
         mean_entropy = entropy.mean()
         loss = torch.add(policy, value_error, alpha=self._config.value_coef)
-        if self._entropy_coef:  # torch would still differentiate a term with weight zero
-            loss = torch.sub(loss, mean_entropy, alpha=self._entropy_coef)
+        loss = plus(loss, mean_entropy, self._entropy_coef, sign=-1)
         with torch.no_grad():
             change = ratio - 1
             # Low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).

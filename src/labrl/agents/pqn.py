@@ -5,7 +5,7 @@ Many environments replace the replay buffer, and a network with layer normalizat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ class PQN(RolloutValuesAgent):
 
     Config = PQNConfig
     NAME = "pqn"
+    TRAITS = replace(RolloutValuesAgent.TRAITS, graphs=True)
     _config: PQNConfig
 
     def __init__(self, config: PQNConfig, **runtime: Any) -> None:
@@ -73,7 +74,7 @@ class PQN(RolloutValuesAgent):
 
     def act(self, observation: Observation) -> NDArray:
         """Choose valid exploring actions for the environments. [num_envs]"""
-        inputs = self._policy.network.layout(observation.array)
+        inputs = self._policy.learner.placed(observation.array)
         action, _ = self._policy.choose(inputs, observation.mask)
         self._rollout.add_choice(inputs, action, mask=observation.mask)
         return self._policy.to_env(action)
@@ -90,10 +91,9 @@ class PQN(RolloutValuesAgent):
         for _ in range(config.epochs):
             order = torch.randperm(len(steps), generator=self._minibatch_stream)
             for rows in order.to(learner.device).split(config.batch_size):
-                total += learner.gradient(returns_loss, steps.at(rows))
-                norms += learner.step(lr)
-                updates += 1
-        means = [*(total / updates).tolist(), norms / updates]
+                statistics, norm = learner.update(returns_loss, steps.at(rows), lr)
+                total, norms, updates = total + statistics, norms + norm, updates + 1
+        means = [*(total / updates).tolist(), float(norms / updates)]
         self._metrics = dict(zip(self._metrics, means, strict=True))
         check_finite(frame, self._metrics)
         rollout.clear()

@@ -29,7 +29,8 @@ from labrl.clock import Clock
 from labrl.component import Component
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
-from labrl.learning.learner import Learner, make_learner
+from labrl.learning.learner import Learner, Loss
+from labrl.learning.make import make_learner
 from labrl.memory.replay import Transitions
 from labrl.networks.building import build_networks, check_torso
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
@@ -174,8 +175,8 @@ class ReplayAgent(Agent):
         }
         self.policy = make_learner(policy, spaces, compute, **learns)
         self.critics = make_learner(critics, spaces, compute, **learns)
-        self.layout: Callable[[NDArray], NDArray] = policy.layout
-        """Converts observations to the networks' layout. [n, *obs]"""
+        self.layout: Callable[[NDArray], Any] = self.policy.placed
+        """Converts observations to the networks' layout, as arrays or tensors. [n, *obs]"""
         # Layers use the statistics of a minibatch only if an agent switches to training mode.
         policy.eval()
         self.policy_network = self.policy.forward_network
@@ -193,8 +194,10 @@ class ReplayAgent(Agent):
         }
         """Learners by name, with their learning rates and the names of their averages, the last of which is
         the norm of the gradient."""
-        # Exponential averages by the name of their last statistic.
-        self._averages: dict[str, list[float]] = {}
+        # Exponential averages by the name of their last statistic, numbers or a tensor.
+        self._averages: dict[str, Any] = {}
+        self._weight: Any = AVERAGING  # of the next update in averages on a GPU
+        self._finish: dict[str, Callable[[Tensor, Any], None]] = {}
 
     @classmethod
     def check_config(cls, config: Any, env: Any) -> None:
@@ -254,7 +257,8 @@ class ReplayAgent(Agent):
             target.frames_passed(before, before + experience.frames_per_step)
         count = experience.due()
         for _ in range(count):
-            batch = experience.sample().as_tensors(self.policy.tensor, self.layout)
+            tensors, moves_frames = self.policy.tensors, not self.policy.slices
+            batch = experience.sample().as_tensors(tensors, self.layout, moves_frames=moves_frames)
             error = self.update(batch)
             if experience.prioritized:
                 experience.update_priorities(batch.index, error.cpu().numpy())
@@ -264,28 +268,59 @@ class ReplayAgent(Agent):
     def update(self, batch: Transitions) -> Tensor:
         """Make one update of all networks. Returns the error of each row. [batch]"""
 
-    def step(self, name: str, statistics: Tensor) -> None:
-        """Make an optimizer step of a learner, by its name in `follows`. Raises NonFiniteError.
+    def descend(
+        self,
+        name: str,
+        loss: Loss[Transitions],
+        batch: Transitions,
+        after: Callable[[Tensor], None] | None = None,
+    ) -> Tensor:
+        """Make one update of a learner, by its name in `follows`. Raises NonFiniteError.
 
-        Steps of the critics count as updates. statistics: means returned by the loss, [k], or statistics of
-        each row, [k, rows]. Raises InputError if there are more or fewer than names for them.
+        Updates of the critics are counted. after: is called with the statistics of the loss, and is part of
+        what a graph repeats. Returns these statistics: means, [k], or statistics of each row, [k, rows].
+        Raises InputError if there are more or fewer than names for them.
         """
         learner, lr, names = self.follows[name]
-        if statistics.dim() == 2:
-            statistics = statistics.mean(1)
-            if self._ranks.size > 1:
-                self._ranks.mean_(statistics)
-        values, frame = statistics.tolist(), self._clock.frame
-        if len(values) != len(names) - 1:
-            raise wrong_statistics(self, f"follows[{name!r}]", names[:-1], len(values))
-        norm = learner.step(value_at(lr, frame))
-        if not math.isfinite(norm):
-            check_finite(frame, {names[0]: values[0], names[-1]: norm})
-        latest = [*values, norm]
-        averages = self._averages.setdefault(names[-1], latest)
-        for place, value in enumerate(latest):
-            averages[place] += AVERAGING * (value - averages[place])
+        if name not in self._finish:
+
+            def finish(statistics: Tensor, norm: Any) -> None:
+                self._average(name, statistics, norm)
+                if after is not None:
+                    after(statistics)
+
+            self._finish[name] = finish
+        if not learner.waits and names[-1] not in self._averages:
+            self._averages[names[-1]] = torch.zeros(len(names), device=learner.device)
+            self._weight = learner.scalar("averaging", 1.0)
+        elif not learner.waits:
+            self._weight = learner.scalar("averaging", AVERAGING)
+        lr_now = value_at(lr, self._clock.frame)
+        statistics, _ = learner.update(loss, batch, lr_now, after=self._finish[name])
         self.experience.updates += name == "critics"
+        return statistics
+
+    def _average(self, name: str, statistics: Tensor, norm: Any) -> None:
+        """Add the statistics and the gradient's norm of an update to the averages of a learner.
+
+        On a GPU, nothing waits for these until a row or a checkpoint needs them.
+        """
+        names = self.follows[name][2]
+        if len(statistics) != len(names) - 1:
+            raise wrong_statistics(self, f"follows[{name!r}]", names[:-1], len(statistics))
+        means = statistics.mean(1) if statistics.dim() == 2 else statistics
+        if isinstance(norm, Tensor):
+            average: Tensor = self._averages[names[-1]]
+            average.lerp_(torch.cat((means, norm.view(1))), self._weight)
+            return
+        if means is not statistics and self._ranks.size > 1:
+            self._ranks.mean_(means)
+        values = [*means.tolist(), norm]
+        if not math.isfinite(norm):
+            check_finite(self._clock.frame, {names[0]: values[0], names[-1]: norm})
+        averages = self._averages.setdefault(names[-1], values)
+        for place, value in enumerate(values):
+            averages[place] += AVERAGING * (value - averages[place])
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Return the policy's best actions. [num_envs, ...]"""
@@ -324,9 +359,18 @@ class ReplayAgent(Agent):
         }
 
     def averages(self, name: str) -> dict[str, float]:
-        """Return the averages of a learner's statistics, nan before the first update."""
+        """Return the averages of a learner's statistics, nan before the first update.
+
+        Raises NonFiniteError.
+        """
         names = self.follows[name][2]
-        return dict(zip(names, self._averages.get(names[-1], [math.nan] * len(names)), strict=True))
+        found = self._averages.get(names[-1])
+        if found is None:
+            return dict.fromkeys(names, math.nan)
+        values = found.tolist() if isinstance(found, Tensor) else found
+        averages = dict(zip(names, values, strict=True))
+        check_finite(self._clock.frame, averages)
+        return averages
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the networks that learn, and their targets."""
@@ -354,7 +398,11 @@ class ReplayAgent(Agent):
         return {
             **{name: part.state_dict() for name, part in self.parts().items()},
             "targets": {name: target.network.state_dict() for name, target in self.targets.items()},
-            "averages": {name: list(each) for name, each in self._averages.items()},
+            "averages": {
+                names[-1]: list(self.averages(name).values())
+                for name, (_, _, names) in self.follows.items()
+                if names[-1] in self._averages
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -363,7 +411,11 @@ class ReplayAgent(Agent):
             part.load_state_dict(state[name])
         for name, target in self.targets.items():
             target.network.load_state_dict(state["targets"][name])
-        self._averages = {name: list(each) for name, each in state["averages"].items()}
+        for learner, _, names in self.follows.values():
+            saved = state["averages"].get(names[-1])
+            if saved is not None:
+                on_device = torch.tensor(saved, device=learner.device)
+                self._averages[names[-1]] = list(saved) if learner.waits else on_device
 
     def close(self) -> None:
         """Stop the worker threads and close the replay buffer."""

@@ -23,7 +23,7 @@ from labrl.agents.parts.action_values import (
 )
 from labrl.clock import Clock
 from labrl.learning.compute import Compute
-from labrl.learning.learner import FlatParameters
+from labrl.learning.flat import FlatParameters
 from labrl.memory import Columns
 from labrl.memory.rollout import Rollout, check_room
 from labrl.networks.building import check_torso
@@ -136,7 +136,7 @@ class RolloutValuesAgent(Agent):
 
     def greedy_action(self, observation: Observation) -> NDArray:
         """Return the best valid actions. [num_envs]"""
-        inputs = self._policy.network.layout(observation.array)
+        inputs = self._policy.learner.placed(observation.array)
         return self._policy.to_env(self._policy.values(inputs, observation.mask)[0].argmax(1))
 
     def actor(self, sampled: bool) -> Actor:

@@ -29,6 +29,7 @@ from labrl.clock import Clock
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
+from labrl.learning.learner import Learner
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics, PolicyNetwork
 from labrl.networks.distributions import (
@@ -39,7 +40,7 @@ from labrl.networks.distributions import (
     normal,
     squashed_sample,
 )
-from labrl.networks.layers import Array, library_of
+from labrl.networks.layers import Array, library_of, plus
 from labrl.schedules import largest, smallest, value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
@@ -77,9 +78,9 @@ def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     return 0.5 * ((value - target).square().sum(0) * weight)
 
 
-def soft_value(value: Tensor, entropy: Tensor, temperature: float) -> Tensor:
+def soft_value(value: Tensor, entropy: Tensor, temperature: float | Tensor) -> Tensor:
     """Compute the value of a state including entropy, Q - alpha log pi, eq. 3. [batch] each"""
-    return torch.add(value, entropy, alpha=temperature)
+    return plus(value, entropy, temperature)
 
 
 class SAC(ReplayAgent):
@@ -87,6 +88,7 @@ class SAC(ReplayAgent):
 
     Config: type[SoftActorCriticConfig] = SACConfig
     NAME = "sac"
+    TRAITS = replace(ReplayAgent.TRAITS, graphs=True)
 
     def __init__(
         self,
@@ -112,7 +114,8 @@ class SAC(ReplayAgent):
             critic_outputs=critic_outputs,
             policy_statistics=("loss_policy", "entropy"),
         )
-        self._temperature = Temperature(config, soft.usual_entropy, clock)
+        self._temperature = Temperature(config, soft.usual_entropy, clock, self.critics)
+        self._alpha = self._temperature.of_losses()
         if isinstance(config, SACConfig):
             self._target: TargetNetwork[Any] = config.target.build(learner=self.critics)
             self.targets = {"target": self._target}
@@ -135,14 +138,15 @@ class SAC(ReplayAgent):
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update, algorithm 1. Returns the error of each row. [batch]"""
+        self._alpha = self._temperature.of_losses()
         following, here = self.noisy(batch)
-        rows = self.critics.gradient(self.critic_loss, following)
-        self.step("critics", rows)
-        statistics = self.policy.gradient(self.policy_loss, here)
-        self.step("policy", statistics)
-        self._temperature.update(statistics[1])
+        rows = self.descend("critics", self.critic_loss, following)
+        self.descend("policy", self.policy_loss, here, after=self._learn_temperature)
         self._target.updated()
         return rows[1]
+
+    def _learn_temperature(self, statistics: Tensor) -> None:
+        self._temperature.update(statistics[1])
 
     def noisy(self, batch: Transitions) -> tuple[Transitions, Transitions]:
         """Return a minibatch with noise for the loss of the critics, and one for the loss of the policy."""
@@ -156,7 +160,7 @@ class SAC(ReplayAgent):
         with torch.no_grad():
             choice, entropy = soft.choose(policy(batch.next_observation), batch.noise)
             value = soft.smaller(self._target.forward_network(batch.next_observation, choice), choice)
-            value = soft_value(value, entropy, self._temperature.value)
+            value = soft_value(value, entropy, self._alpha)
             target = torch.addcmul(batch.reward, batch.discount, value)
         values = taken(critics(batch.observation, batch.action), batch.action)
         losses = squared_errors(values, target, batch.weight)
@@ -166,7 +170,7 @@ class SAC(ReplayAgent):
         """Compute the mean of alpha log pi(a|s) - min_i Q_i(s, a), eq. 7."""
         choice, entropy = self._soft.choose(policy(batch.observation), batch.noise)
         value = self._soft.smaller(self.judge(batch.observation, choice), choice)
-        loss = -soft_value(value, entropy, self._temperature.value).mean()
+        loss = -soft_value(value, entropy, self._alpha).mean()
         return loss, torch.stack((loss.detach(), entropy.detach().mean()))
 
     def metrics(self) -> dict[str, float]:
@@ -286,36 +290,55 @@ class Temperature:
     """The weight of entropy, alpha: on a schedule, or learned so that the policy's entropy reaches a target.
 
     Adam descends on log alpha along E[entropy] - target, the direction of eq. 18 without its factor alpha, as
-    in the authors' code. It uses plain floats, which are faster than arrays for one number.
+    in the authors' code. It uses plain floats, which are faster than arrays for one number, except where
+    nothing waits for a GPU: there, one vector contains them.
     """
 
     DECAY, SQUARE_DECAY, EPS = 0.9, 0.999, 1e-8
 
-    def __init__(self, config: SoftActorCriticConfig, usual_entropy: float, clock: Clock) -> None:
-        """usual_entropy: target if the options specify none."""
-        self._fixed, self._lr, self._clock = config.temperature, config.lr, clock
+    def __init__(
+        self, config: SoftActorCriticConfig, usual_entropy: float, clock: Clock, learner: Learner[Any]
+    ) -> None:
+        """usual_entropy: target if the options specify none; learner: learner whose losses read alpha."""
+        self._fixed, self._lr, self._clock, self._learner = config.temperature, config.lr, clock, learner
         self._target: Schedule = usual_entropy if config.target_entropy is None else config.target_entropy
-        self._log, self._mean, self._square = math.log(config.initial_temperature), 0.0, 0.0
-        self._updates = 0
+        self._numbers: Any = [math.log(config.initial_temperature), 0.0, 0.0, 0.0]
+        """log alpha, the means of its slopes and of their squares, and the number of updates."""
+        if not learner.waits:
+            self._numbers = torch.tensor(self._numbers, dtype=torch.float64, device=learner.device)
 
     @property
     def value(self) -> float:
         """Alpha at the current frame."""
         if self._fixed is not None:
             return value_at(self._fixed, self._clock.frame)
-        return math.exp(self._log)
+        return math.exp(self._numbers[0])
+
+    def of_losses(self) -> float | Tensor:
+        """Return alpha for the losses of the next update."""
+        frame, learner = self._clock.frame, self._learner
+        self._now = learner.scalar("target_entropy", value_at(self._target, frame))
+        self._rate = learner.scalar("temperature_lr", value_at(self._lr, frame))
+        on_device = self._fixed is None and not learner.waits
+        return learner.scalar("temperature", self._numbers[0].exp() if on_device else self.value)
 
     def update(self, entropy: Tensor) -> None:
         """Make one step of Adam unless alpha is fixed. entropy: mean entropy of the policy, a scalar."""
         if self._fixed is not None:
             return
-        slope = float(entropy) - value_at(self._target, self._clock.frame)
-        self._updates += 1
-        self._mean += (1 - self.DECAY) * (slope - self._mean)
-        self._square += (1 - self.SQUARE_DECAY) * (slope * slope - self._square)
-        mean = self._mean / (1 - self.DECAY**self._updates)
-        square = self._square / (1 - self.SQUARE_DECAY**self._updates)
-        self._log -= value_at(self._lr, self._clock.frame) * mean / (math.sqrt(square) + self.EPS)
+        on_device = isinstance(self._numbers, Tensor)
+        log, mean, square, updates = self._numbers.unbind() if on_device else self._numbers
+        slope: Any = (entropy.double() if on_device else float(entropy)) - self._now
+        updates = updates + 1
+        mean = mean + (1 - self.DECAY) * (slope - mean)
+        square = square + (1 - self.SQUARE_DECAY) * (slope * slope - square)
+        unbiased, spread = mean / (1 - self.DECAY**updates), square / (1 - self.SQUARE_DECAY**updates)
+        root = spread.sqrt() if on_device else math.sqrt(spread)
+        log = log - self._rate * unbiased / (root + self.EPS)
+        if on_device:
+            self._numbers.copy_(torch.stack((log, mean, square, updates)))
+        else:
+            self._numbers = [log, mean, square, updates]
 
     def metrics(self) -> dict[str, float]:
         """Return alpha and the target entropy."""
@@ -325,14 +348,19 @@ class Temperature:
 
     def state_dict(self) -> dict[str, Any]:
         """Return log alpha and the state of its optimizer."""
-        log, mean, square = (
-            torch.tensor([each], dtype=torch.float64) for each in (self._log, self._mean, self._square)
-        )
-        moments = {"means": [mean], "squares": [square], "updates": [torch.tensor(self._updates)]}
-        return {"log": log, "optimizer": moments}
+        numbers = torch.as_tensor(self._numbers, dtype=torch.float64, device="cpu")
+        log, mean, square, updates = numbers.split(1)
+        return {
+            "log": log,
+            "optimizer": {"means": [mean], "squares": [square], "updates": [updates.long()[0]]},
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
         moments = state["optimizer"]
-        self._log, self._updates = float(state["log"]), int(moments["updates"][0])
-        self._mean, self._square = float(moments["means"][0]), float(moments["squares"][0])
+        saved = (state["log"], moments["means"][0], moments["squares"][0], moments["updates"][0])
+        numbers = [float(each) for each in saved]
+        if isinstance(self._numbers, Tensor):
+            self._numbers.copy_(torch.tensor(numbers, dtype=torch.float64))
+        else:
+            self._numbers = numbers

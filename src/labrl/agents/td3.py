@@ -78,7 +78,7 @@ class TD3(ReplayAgent):
 
     Config: type[DDPGConfig] = TD3Config
     NAME = "td3"
-    TRAITS = replace(ReplayAgent.TRAITS, draws=False)
+    TRAITS = replace(ReplayAgent.TRAITS, draws=False, graphs=True)
     NUM_CRITICS = 2
 
     def __init__(
@@ -116,10 +116,9 @@ class TD3(ReplayAgent):
             noise = torch.randn(batch.action.shape, generator=self._noise_stream, device=batch.action.device)
             noise.mul_(config.target_noise).clamp_(-config.target_noise_clip, config.target_noise_clip)
             batch = replace(batch, noise=noise)
-        rows = self.critics.gradient(self.critic_loss, batch)
-        self.step("critics", rows)
+        rows = self.descend("critics", self.critic_loss, batch)
         if self.experience.updates % config.policy_delay == 0:
-            self.step("policy", self.policy.gradient(self.policy_loss, batch))
+            self.descend("policy", self.policy_loss, batch)
             self._target_critics.updated()
             self._target_policy.updated()
         return rows[1]

@@ -71,7 +71,7 @@ class TD3BC(TD3):
     Config = TD3BCConfig
     NAME = "td3_bc"
     # The weight of the value depends on the whole minibatch, which parts of it do not know.
-    TRAITS = replace(TD3.TRAITS, ranks=False, halves=False)
+    TRAITS = replace(TD3.TRAITS, ranks=False, halves=False, graphs=False)
 
     def __init__(self, config: TD3BCConfig, **runtime: Any) -> None:
         """Take the arguments of `TD3`."""

@@ -77,7 +77,7 @@ class TQC(SAC):
         with torch.no_grad():
             action, entropy = self._soft.choose(self.policy_network(batch.next_observation), batch.noise)
             quantiles = self._target.forward_network(batch.next_observation, action)
-            value = smallest_atoms(quantiles, self._dropped) + self._temperature.value * entropy.unsqueeze(1)
+            value = smallest_atoms(quantiles, self._dropped) + self._alpha * entropy.unsqueeze(1)
             target = torch.addcmul(batch.reward.unsqueeze(1), batch.discount.unsqueeze(1), value)
         values = critics(batch.observation, batch.action)
         losses = quantile_losses(values, target, batch.weight)
@@ -87,5 +87,5 @@ class TQC(SAC):
         """Compute the mean of alpha log pi(a|s) - the mean of all quantiles of Z(s, a), eq. 15."""
         action, entropy = self._soft.choose(policy(batch.observation), batch.noise)
         value = self.judge(batch.observation, action).mean((0, 2))
-        loss = -soft_value(value, entropy, self._temperature.value).mean()
+        loss = -soft_value(value, entropy, self._alpha).mean()
         return loss, torch.stack((loss.detach(), entropy.detach().mean()))

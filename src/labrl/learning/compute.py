@@ -9,14 +9,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from labrl.errors import InputError
-from labrl.learning.kernels.networks import UnknownNetworkError
-from labrl.learning.kernels.operation import KernelNetwork
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.workspace import Workspace
+
+Record = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
+"""Runs a function and records its operations. Returns a function that repeats them, and the results of the
+recorded function, which each repetition overwrites."""
+
+
+def record_graph(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    """Record a function as a CUDA graph, which starts all of its operations at once."""
+    graph = torch.cuda.CUDAGraph()
+    # Other threads may use the GPU at the same time.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        results = function()
+    return graph.replay, results
 
 
 def _cpu_has(*capabilities: str) -> bool:
@@ -81,6 +91,8 @@ class Compute:
     """Whether networks are compiled by torch.compile."""
     kernels: bool = True
     """Whether kernels compute fully connected networks on the CPU."""
+    record: Record | None = None
+    """Records updates and forward passes, which then are functions of fixed memory; None if it is off."""
     note: Callable[[str], None] | None = None
     """Writes a line to the log of the session; None to discard it."""
 
@@ -121,21 +133,12 @@ class Compute:
             in_hardware = _cpu_has("avx512_bf16", "amx_bf16", "bf16")
             has_bf16 = torch.cuda.is_bf16_supported() if on_gpu else in_hardware
             precision = "bf16" if has_bf16 else "fp32"
-        return cls(chosen, torch.bfloat16 if precision == "bf16" else torch.float32, max(num_threads, 1))
-
-    def kernel_network(
-        self, network: nn.Module, vector: nn.Parameter | None
-    ) -> tuple[KernelNetwork[Any] | None, str]:
-        """Return a network computed by a kernel, and an empty string, or None and why there is no kernel.
-
-        The reason is empty if kernels are switched off. vector: weights whose gradient is computed.
-        """
-        if not self.kernels or self.compiled:
-            return None, "it is compiled" if self.kernels else ""
-        try:
-            return KernelNetwork(network, vector), ""
-        except UnknownNetworkError as error:
-            return None, str(error)
+        return cls(
+            chosen,
+            torch.bfloat16 if precision == "bf16" else torch.float32,
+            max(num_threads, 1),
+            record=record_graph if on_gpu else None,
+        )
 
     @property
     def narrows(self) -> bool:

@@ -7,10 +7,8 @@ Everything that makes these fast, or distributes them over threads, processes an
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -18,19 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.component import Component
 from labrl.errors import InputError
-from labrl.spaces import Spaces, sees_images
+from labrl.learning.compute import Compute
+from labrl.learning.flat import FlatParameters, Network
+from labrl.learning.kernels.networks import UnknownNetworkError
+from labrl.learning.kernels.operation import KernelNetwork
 
 if TYPE_CHECKING:
-    from labrl.learning.compute import Compute
-    from labrl.learning.kernels.operation import KernelNetwork
     from labrl.learning.optimizers import Optimizer
-
-Network = TypeVar("Network", bound=nn.Module)
-
-LARGE_PRODUCTS = 2**23
-"""Number of weights times samples of a minibatch above which several threads speed up a matrix product."""
 
 
 class Minibatch(Protocol):
@@ -51,170 +44,8 @@ Loss = Callable[[Any, Batch], tuple[Tensor, Tensor]]
 statistics of each row, [k, rows]."""
 
 
-NewOptimizer = Callable[["FlatParameters"], "Optimizer"]
+NewOptimizer = Callable[[FlatParameters], "Optimizer"]
 """Makes the optimizer of the parameters of a network."""
-
-
-def make_learner(
-    network: Network,
-    spaces: Spaces,
-    compute: Compute,
-    optimizer: Component | NewOptimizer,
-    max_grad_norm: float | None = None,
-    *,
-    batch_size: int = 0,
-    whole_minibatches: bool = False,
-) -> Learner[Network]:
-    """Return the fastest learner for a network, given the observations and resources of a session.
-
-    optimizer: a component, or a function that makes one for the flat parameters; max_grad_norm: largest
-    Euclidean norm of a gradient, None for no limit; batch_size: rows of a minibatch, 0 if its matrix products
-    are too small for several threads; whole_minibatches: whether a minibatch must not be sliced.
-    """
-    if compute.compiled:
-        # A compiled method stored on the object would use the weights of the original in a copy of it, so
-        # the class is replaced.
-        network.__class__ = _compiled(type(network))  # type: ignore[arg-type]  # a class can be hashed
-    if isinstance(optimizer, Component):
-        build = partial(optimizer.build, max_grad_norm=max_grad_norm)
-        optimizer = lambda flat: build(parameters=[flat.vector])  # noqa: E731  # one for all weights
-    images = sees_images(spaces.observation)
-    # Values in the hundreds that differ by one need more than the three digits of bfloat16: use float32.
-    compute = compute if images else replace(compute, precision=torch.float32)
-    large = images or batch_size * sum(weight.numel() for weight in network.parameters()) >= LARGE_PRODUCTS
-    threads = compute.num_threads if large and compute.device.type == "cpu" else 1
-    if compute.precision != torch.float32 or (threads > 1 and not whole_minibatches):
-        from labrl.learning.sliced import SlicedLearner  # worthwhile only for large products
-
-        return SlicedLearner(network, compute, optimizer, whole_minibatches, images)
-    return Learner(network, compute, optimizer, 1 if images else threads, images)
-
-
-@cache
-def _compiled(kind: type[nn.Module]) -> Any:
-    """Return a subclass of a network's class whose forward pass torch.compile compiles at its first call."""
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    return type(kind.__name__, (kind,), {**names, "forward": torch.compile(kind.forward)})
-
-
-CACHE_LINE = 16
-"""Floats in a cache line: matrix kernels are slower at addresses that are not a multiple of its size."""
-
-
-class FlatParameters:
-    """Make the trainable parameters of `module` views of one vector, and their gradients views of another.
-
-    Clipping, averaging and the optimizer's update are then a few operations for the whole network instead of
-    a few for each layer.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        parameters = trainable(module)
-        size, device = aligned_size(parameters), parameters[0].device
-        self.vector = nn.Parameter(torch.zeros(size, device=device))
-        """All weights, [size]."""
-        self.gradient = torch.zeros_like(self.vector.data)
-        """Gradient of all weights, [size]; the same memory as `vector.grad`."""
-        self.vector.grad = self.gradient
-        self.shared = False
-        """Whether other processes may write the weights at any time."""
-        self.moved: list[Callable[[], None]] = []
-        """Functions to call when the weights have moved to other memory."""
-        self._bound: list[list[nn.Parameter]] = []
-        self._pieces: list[tuple[nn.Parameter, slice]] = []
-        self._bind(module, copy_values=True)
-        for parameter, place in zip(parameters, views(parameters, self.gradient), strict=True):
-            parameter.grad = place
-
-    def _bind(self, module: nn.Module, copy_values: bool) -> None:
-        parameters = trainable(module)
-        for parameter, place in zip(parameters, views(parameters, self.vector.data), strict=True):
-            if copy_values:
-                place.copy_(parameter.data)
-            parameter.data = place
-        self._bound.append(parameters)
-
-    def move_to(self, memory: Tensor) -> None:
-        """Use `memory`, [size], for the weights from now on, in all copies of the network too.
-
-        Other processes may write to it.
-        """
-        self.vector.data = memory
-        self.shared = True
-        for parameters in self._bound:
-            for parameter, place in zip(parameters, views(parameters, memory), strict=True):
-                if parameter.dtype == memory.dtype:  # a bfloat16 copy follows when it is refreshed
-                    parameter.data = place
-        for piece, where in self._pieces:
-            piece.data = memory[where]
-        for tell in self.moved:
-            tell()
-
-    def pieces(self, module: nn.Module, owners: Sequence[nn.Module]) -> list[nn.Parameter]:
-        """Return the parameters of some submodules of `module`, with gradients, in as few pieces as possible.
-
-        owners: the submodules.
-        """
-        owned = {id(parameter) for owner in owners for parameter in owner.parameters()}
-        ranges: list[list[int]] = []
-        start = 0
-        for parameter in trainable(module):
-            stop = start + _aligned(parameter.numel())
-            if id(parameter) in owned and ranges and ranges[-1][1] == start:
-                ranges[-1][1] = stop
-            elif id(parameter) in owned:
-                ranges.append([start, stop])
-            start = stop
-        pieces = []
-        for first, end in ranges:
-            piece = nn.Parameter(self.vector.data[first:end])
-            piece.grad = self.gradient[first:end]
-            pieces.append(piece)
-            self._pieces.append((piece, slice(first, end)))
-        return pieces
-
-    def replica(self, module: Network, same_buffers: bool = False) -> Network:
-        """Return a copy of `module` that shares its weights' memory and has no gradients yet.
-
-        same_buffers: whether it shares the memory of the buffers too.
-        """
-        twin = copy.deepcopy(module)
-        self._bind(twin, copy_values=False)
-        for parameter in twin.parameters():
-            parameter.grad = None
-        if same_buffers:
-            for own, buffer in zip(twin.buffers(), module.buffers(), strict=True):
-                own.data = buffer.data
-        return twin
-
-
-def trainable(module: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that require gradients."""
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-
-def views(parameters: Sequence[nn.Parameter], vector: Tensor) -> list[Tensor]:
-    """Return consecutive parts of `vector` as views with the shapes and memory layouts of the parameters."""
-    pieces, start = [], 0
-    for parameter in parameters:
-        pieces.append(vector.as_strided(parameter.shape, parameter.stride(), start))
-        start += _aligned(parameter.numel())
-    return pieces
-
-
-def flattened(tensors: Sequence[Tensor]) -> Tensor:
-    """Return contiguous tensors of the shapes of parameters as one vector, like `views` of it. [size]"""
-    padded = [nn.functional.pad(t.flatten(), (0, _aligned(t.numel()) - t.numel())) for t in tensors]
-    return torch.cat(padded)
-
-
-def aligned_size(parameters: Sequence[nn.Parameter]) -> int:
-    """Return the size of the vector that contains the parameters."""
-    return sum(_aligned(parameter.numel()) for parameter in parameters)
-
-
-def _aligned(count: int) -> int:
-    return -(-count // CACHE_LINE) * CACHE_LINE
 
 
 class MoreThreads:
@@ -234,6 +65,11 @@ class MoreThreads:
 class Learner(Generic[Network]):
     """A network with the gradients of its losses and its optimizer, in float32."""
 
+    slices = True
+    """Whether a loss may receive slices of a minibatch, each on a thread of its own."""
+    waits = True
+    """Whether the results of an update are known when it returns."""
+
     def __init__(
         self,
         network: Network,
@@ -245,7 +81,7 @@ class Learner(Generic[Network]):
         """num_threads: threads inside the matrix products of a gradient; images: whether the network sees
         images, for which there are no kernels."""
         self.network = network.to(compute.device)
-        self.device = compute.device
+        self.device, self._images, self._precision = compute.device, images, compute.precision
         self.flat = FlatParameters(self.network)
         self._ranks, self._note = compute.ranks, compute.note
         self._threads: AbstractContextManager[None] = (
@@ -253,9 +89,10 @@ class Learner(Generic[Network]):
         )
         self._noise = None if compute.noise is None else compute.noise.new()
         self._optimizer = new_optimizer(self.flat)
-        self._kernel_network = None if images else compute.kernel_network
-        if compute.kernels and images:
-            self._say_why("it sees images")
+        why_no_kernel = "it sees images" if images else "it is compiled" if compute.compiled else ""
+        self._kernels = compute.kernels and not why_no_kernel
+        if compute.kernels and why_no_kernel:
+            self._say_why(why_no_kernel)
         self._own: KernelNetwork[Any] | None = None
         self._weights_at_first, self._checked = list(self.network.parameters()), False
         self._learns = self.accelerated(self.network, self.flat.vector)
@@ -265,12 +102,14 @@ class Learner(Generic[Network]):
 
         vector: weights of `network`, whose gradient is computed; None if they are not learned.
         """
-        if self._kernel_network is None:
+        if self._precision != torch.float32:
+            return Autocast(network, self.device.type, self._precision)
+        if not self._kernels:
             return network
-        found, why_not = self._kernel_network(network, vector)
-        if why_not:
-            self._say_why(why_not)
-        if found is None:
+        try:
+            found = KernelNetwork(network, vector)
+        except UnknownNetworkError as error:
+            self._say_why(str(error))
             return network
         self.flat.moved.append(found.forget)
         if network is self.network:
@@ -281,6 +120,18 @@ class Learner(Generic[Network]):
     def forward_network(self) -> Callable[..., Any]:
         """Function that computes the network, for losses of other learners."""
         return self._learns
+
+    def scalar(self, name: str, value: float | Tensor) -> Any:
+        """Return a number that a loss reads: itself, or a tensor if the losses of this learner need one.
+
+        It is called before an update, not by a loss.
+        """
+        return value
+
+    def placed(self, observation: NDArray) -> Any:
+        """Return observations, [n, *obs], in the network's layout, as an array or a tensor."""
+        layout: Any = self.network.layout
+        return layout(observation)
 
     def forward(self, *inputs: NDArray | Tensor | None, **options: Any) -> Any:
         """Compute `network(*inputs, **options)` without gradients.
@@ -312,7 +163,7 @@ class Learner(Generic[Network]):
             # The norm of the gradient reveals numbers that are not finite.
             with self._threads, np.errstate(all="ignore"):
                 value, statistics = loss(self._learns, minibatch)
-                value.backward()
+                self._differentiate(value)
         except RuntimeError as error:
             raise self._explained(error) from error
         if self._ranks.size > 1 and not alone:
@@ -320,6 +171,30 @@ class Learner(Generic[Network]):
         if half is not None:
             self._measure_noise(half, len(minibatch), samples)
         return statistics
+
+    def update(
+        self,
+        loss: Loss[Batch],
+        minibatch: Batch,
+        lr: float,
+        *,
+        samples: int = 1,
+        after: Callable[[Tensor, Any], None] | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Compute the gradient of a mean loss, and make one step with learning rate `lr`.
+
+        after: is called with the results, and is part of what a graph repeats; the other arguments are those
+        of `gradient`. Returns the statistics of the loss, and the norm of the gradient before clipping: a
+        number, or a scalar tensor if the learner does not wait for its device.
+        """
+        statistics, norm = self.gradient(loss, minibatch, samples=samples), self.step(lr)
+        if after is not None:
+            after(statistics, norm)
+        return statistics, norm
+
+    def _differentiate(self, value: Tensor) -> None:
+        """Add the gradient of a loss to `flat.gradient`, which is zero."""
+        value.backward()
 
     def _explained(self, error: RuntimeError) -> Exception:
         """Return an error of a loss, or an InputError if it differentiates with respect to other weights than
@@ -373,7 +248,12 @@ class Learner(Generic[Network]):
         if array is None or isinstance(array, Tensor):
             return array
         narrow = array.astype(np.float32) if array.dtype == np.float64 else array
-        return torch.from_numpy(narrow).to(self.device)
+        # The call returns when the array has been read, and does not wait for a GPU to have it.
+        return torch.from_numpy(narrow).to(self.device, non_blocking=True)
+
+    def tensors(self, arrays: Mapping[str, NDArray]) -> dict[str, Tensor]:
+        """Return arrays as tensors like `tensor`."""
+        return {name: self.tensor(array) for name, array in arrays.items()}
 
     @property
     def weights(self) -> Tensor:
@@ -434,6 +314,20 @@ class Learner(Generic[Network]):
         assert self._noise is not None
         whole = squared_norm(self.flat.gradient)
         self._noise.add(samples * (size // 2), half, samples * size * self._ranks.size, whole)
+
+
+class Autocast:
+    """Function that computes a network in another number format where that is exact enough."""
+
+    def __init__(self, network: nn.Module, device: str, precision: torch.dtype) -> None:
+        self._network, self._device, self._precision = network, device, precision
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._network, name)
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        with torch.autocast(self._device, self._precision):
+            return self._network(*inputs, **options)
 
 
 def squared_norm(vector: Tensor) -> float:

@@ -23,7 +23,11 @@ class Optimizer(Protocol):
     """
 
     def step(self, lr: float) -> float:
-        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
+        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping.
+
+        If `takes_tensors`, it also takes a scalar tensor. It then waits for no result, and returns the norm
+        as a tensor.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -65,6 +69,16 @@ class AdamConfig:
     """Decay of the mean gradient, in [0, 1)."""
 
 
+def cut_on_device(gradient: Sequence[Tensor], largest: float | None) -> Tensor:
+    """Clip a gradient like `cut`, without waiting for the norm. Returns the norm as a scalar tensor."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(piece) for piece in gradient]))
+    if largest is not None:
+        scale = (largest / norm).clamp(max=1.0)
+        for piece in gradient:
+            piece.mul_(scale)
+    return norm
+
+
 class Adam:
     """Adam (Kingma & Ba, 2015, arXiv:1412.6980), with a decay of 0.999 for the second moment.
 
@@ -84,9 +98,10 @@ class Adam:
         self._squares = [torch.zeros_like(parameter.data) for parameter in parameters]
         self._updates = [torch.zeros((), device=parameter.device) for parameter in parameters]
 
-    def step(self, lr: float) -> float:
-        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
-        norm = cut(self._gradients, self._max_grad_norm)
+    def step(self, lr: Any) -> Any:
+        """Make one update. lr: a number, or a scalar tensor. Returns the norm before clipping."""
+        clip = cut_on_device if isinstance(lr, Tensor) else cut
+        norm = clip(self._gradients, self._max_grad_norm)
         for update in self._updates:
             update.add_(1)
         with torch.no_grad():
@@ -145,14 +160,18 @@ class RMSProp:
         self._parameters = list(parameters)
         self._squares = [torch.zeros_like(parameter.data) for parameter in parameters]
 
-    def step(self, lr: float) -> float:
-        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
+    def step(self, lr: Any) -> Any:
+        """Make one update. lr: a number, or a scalar tensor. Returns the norm before clipping."""
         decay, eps = self._config.decay, self._config.eps
-        slopes = gradients(self._parameters)
-        norm = cut(slopes, self._max_grad_norm)
+        slopes, on_device = gradients(self._parameters), isinstance(lr, Tensor)
+        norm = (cut_on_device if on_device else cut)(slopes, self._max_grad_norm)
         for parameter, slope, square in zip(self._parameters, slopes, self._squares, strict=True):
             square.mul_(decay).addcmul_(slope, slope, value=1 - decay)
-            parameter.data.addcdiv_(slope, torch.add(square, eps).sqrt_(), value=-lr)
+            root = torch.add(square, eps).sqrt_()
+            if on_device:
+                parameter.data.addcmul_(slope / root, lr, value=-1)
+            else:
+                parameter.data.addcdiv_(slope, root, value=-lr)
         return norm
 
     def state_dict(self) -> dict[str, Any]:
@@ -217,13 +236,19 @@ class TorchOptimizer:
     ) -> None:
         self._parameters, self._max_grad_norm = list(parameters), max_grad_norm
         make: Any = vars(torch.optim)[config.name]
-        fused = config.name in FUSED_ON_CPU and all(each.device.type == "cpu" for each in parameters)
-        how = {"fused": True} if fused else {}
+        device = parameters[0].device.type
+        # Only on a GPU can these read a learning rate from a tensor.
+        self.capturable = device == "cuda" and "capturable" in inspect.signature(make).parameters
+        """Whether it takes the learning rate as a tensor."""
+        how = {"capturable": True} if self.capturable else {}
+        if config.name in FUSED_ON_CPU and device == "cpu":
+            how = {"fused": True}
         self._optimizer: torch.optim.Optimizer = make(self._parameters, lr=1e-3, **how, **config.options)
 
-    def step(self, lr: float) -> float:
-        """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
-        norm = cut(gradients(self._parameters), self._max_grad_norm)
+    def step(self, lr: Any) -> Any:
+        """Make one update. lr: a number, or a scalar tensor. Returns the norm before clipping."""
+        clip = cut_on_device if isinstance(lr, Tensor) else cut
+        norm = clip(gradients(self._parameters), self._max_grad_norm)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
@@ -260,3 +285,8 @@ class Separate:
         """Restore the state of both optimizers."""
         self._policy.load_state_dict(state["policy"])
         self._value.load_state_dict(state["value"])
+
+
+def takes_tensors(optimizer: Optimizer) -> bool:
+    """Return whether the learning rate may be a scalar tensor; not for users' classes, which get numbers."""
+    return type(optimizer) in (Adam, RMSProp) or (type(optimizer) is TorchOptimizer and optimizer.capturable)

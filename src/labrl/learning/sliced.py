@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.learning.compute import Compute
+from labrl.learning.flat import Network, trainable, views
 from labrl.learning.kernels.operation import Changes
-from labrl.learning.learner import Batch, Learner, Loss, Network, NewOptimizer, as_array, trainable, views
+from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_array
 from labrl.learning.reduced_precision import FastNatureCNN, NarrowWeights, install_packed
 
 Result = TypeVar("Result")
@@ -43,8 +44,8 @@ class SlicedLearner(Learner[Network]):
     ) -> None:
         """whole_minibatches: whether a minibatch must not be sliced; images: whether the network sees images,
         of which acting computes slices too."""
-        self._precision, self._acts_in_slices = compute.precision, images
-        workers = compute.num_threads if compute.device.type == "cpu" and not whole_minibatches else 1
+        self._acts_in_slices = images
+        workers = 1 if whole_minibatches else compute.num_threads
         # If products are so fast that reading weights is the bottleneck, all threads share each product.
         together = compute.waits_for_weights and workers > 1
         super().__init__(network, compute, new_optimizer, workers if together else 1, images)
@@ -79,12 +80,6 @@ class SlicedLearner(Learner[Network]):
             self._pool = ThreadPoolExecutor(
                 count - 1, "learner", initializer=torch.set_num_threads, initargs=(1,)
             )
-
-    def accelerated(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
-        """Return a function that computes `network` under autocast, or like Learner in float32."""
-        if self._precision == torch.float32:
-            return super().accelerated(network, vector)
-        return _Autocast(network, self.device.type, self._precision)
 
     def forward(self, *inputs: NDArray | Tensor | None, **options: Any) -> Any:
         """Compute `network(*inputs, **options)` without gradients, like Learner."""
@@ -206,20 +201,6 @@ class SlicedLearner(Learner[Network]):
         self._forget_gradients()
         loss(self._network(0), minibatch)[0].backward()
         self._sum_gradients(1)
-
-
-class _Autocast:
-    """Function that computes a network under autocast."""
-
-    def __init__(self, network: nn.Module, device: str, precision: torch.dtype) -> None:
-        self._network, self._device, self._precision = network, device, precision
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._network, name)
-
-    def __call__(self, *inputs: Any, **options: Any) -> Any:
-        with torch.autocast(self._device, self._precision):
-            return self._network(*inputs, **options)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
+
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -12,6 +14,13 @@ class Columns:
 
     The first column has one row for each sample, the others one or several. Columns that are None stay None.
     """
+
+    place: ClassVar[int] = 0
+    """Address of data that it shares with other minibatches, of which there are none."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the columns that are tensors, by name."""
+        return {name: column for name, column in vars(self).items() if isinstance(column, Tensor)}
 
     def __len__(self) -> int:
         """Return the number of samples."""

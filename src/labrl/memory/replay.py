@@ -124,19 +124,30 @@ class Transitions(Columns):
     noise: Any = None
     """Random numbers from which a loss draws actions, [batch, ...]; None if it draws none."""
 
-    def as_tensors(self, tensor: Callable[[Any], Any], layout: Callable[[NDArray], NDArray]) -> Transitions:
+    def as_tensors(
+        self,
+        tensors: Callable[[dict[str, NDArray]], Mapping[str, Any]],
+        layout: Callable[[Any], Any],
+        *,
+        moves_frames: bool = False,
+    ) -> Transitions:
         """Return the transitions as tensors, except `index`.
 
-        tensor: converts an array to a tensor on the learner's device; layout: the network's layout for
-        observations.
+        tensors: converts arrays to tensors on the learner's device; layout: the network's layout for
+        observations; moves_frames: whether frames that both observations share are moved to the device before
+        they are laid out. Transitions that are tensors already stay as they are.
         """
-        columns = dict(vars(self))
+        if not isinstance(self.reward, np.ndarray):
+            return self
+        columns, frames = dict(vars(self)), self.observation.base
+        if moves_frames and frames is not None and frames is self.next_observation.base:
+            moved, stack = tensors({"frames": frames})["frames"], self.observation.shape[1]
+            columns["observation"] = moved[:, :stack]
+            columns["next_observation"] = moved[:, -stack:]
         for name in ("observation", "next_observation"):
             columns[name] = layout(columns[name])
-        for name, column in columns.items():
-            if name != "index":
-                columns[name] = tensor(column)
-        return Transitions(**columns)
+        arrays = {n: each for n, each in columns.items() if n != "index" and isinstance(each, np.ndarray)}
+        return Transitions(**{**columns, **tensors(arrays)})
 
 
 class FrameRing:

@@ -203,6 +203,25 @@ class Minibatch:
         # For images, index_select takes a seventh of the time of indexing with brackets.
         return self.observations.index_select(0, self.rows)
 
+    @property
+    def place(self) -> int:
+        """Address of the observations, which minibatches of a rollout share; the same for every rollout."""
+        return self.observations.data_ptr()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the columns that differ between minibatches, by name."""
+        columns = {
+            "rows": self.rows,
+            "action": self.action,
+            "advantage": self.advantage,
+            "value_target": self.value_target,
+            "value": self.value,
+            "log_prob": self.log_prob,
+            "mask": self.mask,
+            "state": self.state,
+        }
+        return {name: column for name, column in columns.items() if column is not None}
+
     def __len__(self) -> int:
         """Return the number of sequences."""
         return len(self.state)
@@ -296,13 +315,14 @@ class Rollout:
         """
         self.horizon, self.num_envs, self.sequence_length = horizon, num_envs, sequence_length
         shape = (horizon, num_envs)
-        self._arrays: dict[str, NDArray] = {
+        self._arrays: dict[str, Any] = {
             "value": np.zeros(shape, np.float32),
             "reward": np.zeros(shape, np.float32),
             "terminated": np.zeros(shape, np.bool_),
             "episode_over": np.zeros(shape, np.bool_),
         }
         self._state = np.zeros((horizon // sequence_length, num_envs, state_size), np.float32)
+        self._on_device: Tensor | None = None  # copy of the observations, always in the same place
         self.cuts: list[Cut] = []
         self.t = 0
         """Number of steps stored so far."""
@@ -318,7 +338,7 @@ class Rollout:
 
     def add_choice(
         self,
-        observation: NDArray,
+        observation: NDArray | Tensor,
         action: NDArray,
         parameters: NDArray | None = None,
         value: NDArray | float = 0.0,
@@ -327,13 +347,15 @@ class Rollout:
     ) -> None:
         """Store observation and action of step t; `add_outcome` follows.
 
-        observation: in the network's layout; parameters, value: outputs of the network, if the agent needs
-        them; mask: valid actions, if there are masks; state: recurrent state before the observation, if the
-        network has one. [num_envs, ...] each
+        observation: in the network's layout, a tensor to keep observations on its device; parameters, value:
+        outputs of the network, if the agent needs them; mask: valid actions, if there are masks; state:
+        recurrent state before the observation, if the network has one. [num_envs, ...] each
         """
         arrays, t = self._arrays, self.t
         if "observation" not in arrays:
             self._make_arrays(observation=observation, action=action, parameters=parameters, mask=mask)
+        if isinstance(observation, Tensor) and not isinstance(arrays["observation"], Tensor):
+            arrays["observation"] = torch.from_numpy(arrays["observation"]).to(observation.device)
         arrays["observation"][t] = observation
         arrays["action"][t] = action
         arrays["value"][t] = value
@@ -344,10 +366,13 @@ class Rollout:
         if state is not None and self._state.size and t % self.sequence_length == 0:
             self._state[t // self.sequence_length] = state
 
-    def _make_arrays(self, **rows: NDArray | None) -> None:
+    def _make_arrays(self, **rows: NDArray | Tensor | None) -> None:
         """Allocate the arrays for rows such as these, [num_envs, ...] each; None for no array."""
         for name, row in rows.items():
-            if row is not None:
+            if isinstance(row, Tensor):
+                shape = (self.horizon, *row.shape)
+                self._arrays[name] = torch.zeros(shape, dtype=row.dtype, device=row.device)
+            elif row is not None:
                 dtype = np.dtype(np.float32) if row.dtype == np.float64 else row.dtype
                 self._arrays[name] = np.zeros((self.horizon, *row.shape), dtype)
 
@@ -425,7 +450,7 @@ class Rollout:
         start = np.zeros_like(over)
         start[:, 1:] = over[:, :-1]
         return Minibatch(
-            observations=torch.from_numpy(self.rows("observation")).to(device),
+            observations=self._observations(torch.device(device)),
             rows=None,
             action=torch.from_numpy(self.rows("action")).to(device),
             advantage=columns[0],
@@ -439,6 +464,15 @@ class Rollout:
             start=start,
         )
 
+    def _observations(self, device: torch.device) -> Tensor:
+        """Return the observations of the rows on a device, in the same place for every rollout. [n, *obs]"""
+        rows = torch.as_tensor(self.rows("observation"))
+        if rows.device.type == device.type or device.type == "cpu":
+            return rows.to(device)
+        if self._on_device is None or self._on_device.shape != rows.shape:
+            self._on_device = torch.empty_like(rows, device=device)
+        return self._on_device.copy_(rows, non_blocking=True)
+
     @property
     def masks(self) -> Masks:
         """Valid actions of the rows of the batch; None if all are always valid. [n, ...]"""
@@ -449,10 +483,10 @@ class Rollout:
         self.t = 0
         self.cuts.clear()
 
-    def rows(self, which: str | NDArray) -> NDArray:
+    def rows(self, which: str | NDArray) -> Any:
         """Return the rows of the batch, sequence after sequence. [n, ...]
 
-        which: name of an array, or any array [horizon, num_envs, ...].
+        which: name of an array, or any array [horizon, num_envs, ...]. Observations may be a tensor.
         """
         array = self._arrays[which] if isinstance(which, str) else which
         if self.sequence_length == 1:
@@ -466,7 +500,9 @@ class Rollout:
         begun = -(-self.t // self.sequence_length) if self._state.size else 0
         return {
             "t": self.t,
-            "observation": pack_stacks(arrays.pop("observation")) if "observation" in arrays else None,
+            "observation": pack_stacks(_as_array(arrays.pop("observation")))
+            if "observation" in arrays
+            else None,
             "arrays": {name: array.copy() for name, array in arrays.items()},
             "cuts": [list(cut) for cut in self.cuts],
             "state": self._state[:begun].copy(),
@@ -480,7 +516,8 @@ class Rollout:
         for name, rows in {**saved, **state["arrays"]}.items():
             if name not in self._arrays:
                 self._arrays[name] = np.zeros((self.horizon, *rows.shape[1:]), rows.dtype)
-            self._arrays[name][: self.t] = rows
+            array = self._arrays[name]
+            array[: self.t] = torch.from_numpy(rows) if isinstance(array, Tensor) else rows
         self.cuts = [Cut(*cut) for cut in state["cuts"]]
         self._state[: len(state["state"])] = state["state"]
 
@@ -507,10 +544,10 @@ class Episodes(Rollout):
         """Whether enough episodes have ended, so that an update is due."""
         return self._ended >= self._count
 
-    def add_choice(self, observation: NDArray, *choice: Any, **state: Any) -> None:
-        """Store observation and action of step t like `Rollout`, after making room."""
+    def add_choice(self, observation: NDArray | Tensor, *choice: Any, **state: Any) -> None:
+        """Store observation and action of step t in main memory, after making room."""
         self._make_room(self.t + 1)
-        super().add_choice(observation, *choice, **state)
+        super().add_choice(_as_array(observation), *choice, **state)
 
     def add_outcome(
         self, step: Step, layout: Callable[[NDArray], NDArray] = np.asarray, state: States = None
@@ -557,7 +594,7 @@ class Episodes(Rollout):
         row = np.arange(self.t)[:, None]
         return (row >= self._first) & (row < self._end)
 
-    def rows(self, which: str | NDArray) -> NDArray:
+    def rows(self, which: str | NDArray) -> Any:
         """Return the rows of finished episodes, environment after environment. [n, ...]"""
         array = self._arrays[which] if isinstance(which, str) else which
         return array[: self.t].swapaxes(0, 1)[self._whole().T]
@@ -577,6 +614,11 @@ class Episodes(Rollout):
             for name, array in self._arrays.items():
                 self._arrays[name] = np.concatenate([array, np.zeros_like(array)])
             self.horizon *= 2
+
+
+def _as_array(values: NDArray | Tensor) -> NDArray:
+    """Return an array, or a tensor as an array in main memory."""
+    return values.cpu().numpy() if isinstance(values, Tensor) else values
 
 
 def pack_stacks(rows: NDArray) -> dict[str, NDArray]:

@@ -236,9 +236,11 @@ class Numbers(nn.Module):
         """Return rows of numbers in float32. [batch, *obs] -> [batch, size]"""
         rows = observation.reshape(-1, self._size)
         if self._choices:
-            columns = [rows[:, i].long() - first for i, (first, _) in enumerate(self._choices)]
-            pairs = zip(columns, self._choices, strict=True)
-            rows = torch.cat([nn.functional.one_hot(column, n) for column, (_, n) in pairs], dim=1)
+            # torch's one_hot checks the numbers, and waits for the result of that.
+            whole, columns = rows.long(), []
+            for i, (first, count) in enumerate(self._choices):
+                columns.append(whole[:, i, None] == torch.arange(first, first + count, device=rows.device))
+            rows = torch.cat(columns, dim=1)
         numbers = rows.float()
         if self.shares is not None:
             return self.shares(numbers)
@@ -296,6 +298,16 @@ def _numbers(values: Array, choices: list[tuple[int, int]], bounds: Any) -> Arra
         return library.concatenate(columns, 1)
     unit: Any = np.float32(1 / bounds)  # a Python number would multiply bytes in double precision
     return rows if bounds == 1 else cast(rows, np.float32) * unit
+
+
+def plus(sum_: Tensor, term: Tensor, weight: float | Tensor, sign: int = 1) -> Tensor:
+    """Return `sum_` with a weighted term added, or subtracted for sign=-1, as one operation.
+
+    weight: a number or a scalar tensor. With the number 0, torch would still differentiate the term.
+    """
+    if isinstance(weight, Tensor):
+        return torch.addcmul(sum_, term, weight, value=sign)
+    return torch.add(sum_, term, alpha=sign * weight) if weight else sum_
 
 
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active

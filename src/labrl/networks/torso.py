@@ -95,7 +95,9 @@ class PixelConvolution(nn.Conv2d):
         represents every byte exactly).
         """
         pixels = observation.permute(0, 3, 1, 2)
-        return pixels.to(dtype) if self.shares is None else self.shares(pixels.float()).to(dtype)
+        if self.shares is not None:
+            return self.shares(pixels.float()).to(dtype)
+        return pixels.to(dtype, memory_format=torch.channels_last)
 
 
 def image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from labrl.agents.agent import Observation, build_agent
+from labrl.agents.agent import Observation, agent_class, build_agent
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock, PhaseTimers
+from labrl.component import targets_in
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import info_keys
 from labrl.learning.compute import Compute, set_deterministic
@@ -350,12 +351,32 @@ def _compute(
     chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus, images)
     set_deterministic(meta.deterministic, chosen.device, meta.compile)
     Fused.enabled = meta.kernels == "auto"
+    note = partial(session_log.append, folder.log)
     return dataclasses.replace(
         chosen,
         workspace=workspace,
         ranks=ranks,
         compiled=meta.compile,
         kernels=meta.kernels == "auto",
-        note=partial(session_log.append, folder.log),
+        note=note,
         noise=NoiseScales() if meta.gradient_noise else None,
+        record=chosen.record if chosen.record and _can_be_recorded(config, note) else None,
     )
+
+
+def _can_be_recorded(config: TrialConfig, note: Callable[[str], None]) -> bool:
+    """Return whether CUDA graphs may repeat the agent's updates; log why not, unless they are switched off.
+
+    A graph repeats operations without the code around them, so only code is trusted of which tests show that
+    it keeps everything that changes in tensors.
+    """
+    if config.meta.graphs == "off":
+        return False
+    foreign = [target for target in targets_in(config.agent.plain()) if not target.startswith("labrl.")]
+    if foreign:
+        note(f"Updates are made without CUDA graphs, because {foreign[0]} is not part of labrl.")
+    elif not agent_class(config.agent).TRAITS.graphs:
+        note(f"Updates are made without CUDA graphs, which {config.agent.target} does not support.")
+    else:
+        return True
+    return False

@@ -19,7 +19,7 @@ from torch import Tensor
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
-from labrl.learning.learner import FlatParameters
+from labrl.learning.flat import FlatParameters
 from labrl.session.team import Alone, Own
 from labrl.step import Episode
 from labrl.storage.atomic import write_atomic

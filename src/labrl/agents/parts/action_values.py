@@ -24,7 +24,7 @@ from labrl.agents.parts.exploration import Exploration, Values, uniform_valid
 from labrl.clock import Clock
 from labrl.component import Component
 from labrl.learning.compute import Compute
-from labrl.learning.learner import make_learner
+from labrl.learning.make import make_learner
 from labrl.networks.building import build_networks
 from labrl.networks.distributions import INVALID
 from labrl.networks.layers import Fused, factor_noise
@@ -162,11 +162,15 @@ class ValuePolicy:
         """Return the greedy policy as one module."""
         return ValueActor(self.network, self._value, self._first_action)
 
-    def noise(self, rows: int) -> Tensor | None:
-        """Draw noise, [rows, num_noise], for a noisy network; None for other networks."""
+    def noise(self, rows: int, place: Tensor | None = None) -> Tensor | None:
+        """Draw noise, [rows, num_noise], for a noisy network; None for other networks.
+
+        place: memory of an earlier result, to draw into.
+        """
         if not self.network.num_noise:
             return None
-        return factor_noise((rows, self.network.num_noise), self._noise_stream)
+        noise = factor_noise((rows, self.network.num_noise), self._noise_stream)
+        return noise if place is None else place.copy_(noise)
 
     def to_env(self, action: NDArray) -> NDArray:
         """Return actions for the environment. [n]"""

@@ -7,7 +7,8 @@ from typing import Generic
 
 import torch
 
-from labrl.learning.learner import Learner, Network
+from labrl.learning.flat import Network
+from labrl.learning.learner import Learner
 from labrl.types import Fraction, PositiveInt
 
 

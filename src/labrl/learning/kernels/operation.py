@@ -6,19 +6,17 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from labrl.learning.flat import Network, aligned_size, flattened, trainable, views
 from labrl.learning.kernels.mlp import Operation
 from labrl.learning.kernels.networks import Passes, passes_of
-from labrl.learning.learner import aligned_size, flattened, trainable, views
 from labrl.networks.layers import transforms_active
-
-Network = TypeVar("Network", bound=nn.Module)
 
 MOST_SIZES = 8
 """Largest count of different kinds of calls for which buffers are kept."""
