@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -30,8 +29,6 @@ MOST_GROUPS = 8
 
 MOST_TRIALS = 20
 """Largest number of trials that a message lists."""
-
-_log = logging.getLogger(__name__)
 
 
 def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -90,9 +87,6 @@ def as_table(found: Iterable[Mapping[str, Any]], width: int | None = None) -> st
 
 def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
     """runs: the matching runs in the folder."""
-    if not experiment.info:
-        for damage in experiment.warnings:
-            _log.warning("%s", damage)
     about = {
         "folder": experiment.path,
         "kind": str(experiment.info.get("kind") or "experiment"),

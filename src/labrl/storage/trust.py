@@ -23,7 +23,7 @@ from labrl.config import config_folder
 from labrl.config.keys import walk
 from labrl.errors import InputError
 from labrl.storage.experiment_folder import STUDY_FILE, ExperimentFolder
-from labrl.storage.provenance import known_provenance
+from labrl.storage.provenance import read_provenance
 from labrl.storage.run_folder import RunFolder
 from labrl.storage.signature import count_as_own, go_back_to_foreign, is_own, present_trust
 
@@ -82,7 +82,7 @@ def check_recorded(
     """
     if present_trust().everything:
         return
-    facts = known_provenance(run)
+    facts = read_provenance(run)
     own = is_own(facts)
     signed = set(_names(facts.get("config"))) if own else set()
     found = [*_names(config), *([] if own else _in_overrides(overrides))]
