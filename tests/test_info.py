@@ -22,7 +22,7 @@ from exact_cases import (
     newest_checkpoint,
     rows,
 )
-from info_env import Drive, Drives, Forgetful
+from info_env import Drive, Forgetful
 from refusals import refused
 from report_cases import ReportPage
 from run_cases import config_with, rows_of, write_run
@@ -57,8 +57,7 @@ def made(kind: str, keys: Any) -> Component:
     if kind == "backend":
         node = {"name": "drive", "num_envs": 3, "max_frame": 100, "info_keys": keys}
         return dataclass_of(Component, {"_target_": "info_env.DriveBackend", **node}, "env")
-    at_once = kind == "vector_entry_point"
-    return own_env(Drives if at_once else Drive, vectorization=kind, info_keys=keys)
+    return own_env(Drive, vectorization=kind, info_keys=keys)
 
 
 def episodes_of(env: VectorEnv, steps: int = 60) -> list[Episode]:
@@ -66,7 +65,7 @@ def episodes_of(env: VectorEnv, steps: int = 60) -> list[Episode]:
     return [episode for step in play(env, sampled(env, 1), steps) for episode in step.episodes]
 
 
-KINDS = ("sync", "async", "vector_entry_point", "backend")
+KINDS = ("sync", "async", "backend")
 
 
 @pytest.mark.parametrize("kind", KINDS)

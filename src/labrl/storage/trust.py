@@ -34,7 +34,7 @@ _PARTS = "labrl.agents.parts"
 KINDS: Mapping[str, tuple[str, ...]] = {
     "agent": ("labrl.agents.agent.Agent",),
     "env": ("labrl.envs.protocol.Backend",),
-    "env.make": ("gymnasium.Env", "gymnasium.vector.VectorEnv"),
+    "env.make": ("gymnasium.Env",),
     "transforms.*": ("labrl.agents.transforms.Identity",),
     "callbacks.*": ("labrl.session.callbacks.callback.Callback",),
     "agent.network.*": ("torch.nn.Module",),
@@ -268,5 +268,5 @@ def _entry_points(env_id: str) -> list[str]:
     import gymnasium
 
     spec = gymnasium.registry.get(env_id)
-    made = [] if spec is None else [spec.entry_point, spec.vector_entry_point]
-    return [one if isinstance(one, str) else f"{one.__module__}." for one in made if one is not None]
+    made = None if spec is None else spec.entry_point
+    return [] if made is None else [made if isinstance(made, str) else f"{made.__module__}."]
