@@ -22,7 +22,7 @@ from labrl.config.keys import traits
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
 from labrl.storage.episodes import read_episode, recorded_names
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, check_objective
 from labrl.storage.folder import PROVENANCE, check_format, read_json
 from labrl.storage.lock import FolderLock
 from labrl.storage.provenance import read_provenance
@@ -368,6 +368,7 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
         raise DamagedFileError(f"{marker} cannot be read: {error}", key=str(marker)) from error
     if isinstance(version := info.get("format_version"), int):
         check_format(path, version, ExperimentFolder.READS)
+    check_objective(path, info)
     runs, warnings, refusal = [], [], None
     for number, name, status, reason in trials:
         if name is not None and next(_markers(path / name), None) == path / name:
