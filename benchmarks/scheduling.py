@@ -118,8 +118,8 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
     plan = Plan(
         name="scheduling",
         space=Space.of({}, {}, overrides),
-        measures=["final_return"],
-        directions=["maximize"],
+        measure="final_return",
+        direction="maximize",
         pruner=NoPruner(kind="none"),
         total=trials,
         budget=1000,

@@ -1,4 +1,4 @@
-"""The same environment with numbers in `info`, alone, as a vector environment, and as a backend of labrl."""
+"""The same environment with numbers in `info`, alone and as a backend of labrl."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from labrl.config.schema import EnvironmentConfig
@@ -50,46 +48,6 @@ class Forgetful(Drive):
 
     def _info(self, over: bool) -> dict[str, Any]:
         return {"count": next(self.made)}
-
-
-def merged(infos: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the infos of several environments in the format of Gymnasium's vector environments."""
-    found: dict[str, Any] = {}
-    for name in {name: None for info in infos for name in info}:
-        values = [info.get(name) for info in infos]
-        if isinstance(values[0], dict):
-            found[name] = merged(values)  # type: ignore[arg-type]
-        else:
-            known = next(value for value in values if value is not None)
-            found[name] = np.array([known if value is None else value for value in values])
-        found[f"_{name}"] = np.array([value is not None for value in values])
-    return found
-
-
-class Drives(VectorEnv[Any, Any, Any]):
-    """Several drives that are stepped at once, with infos in Gymnasium's format for several environments."""
-
-    metadata: ClassVar[Any] = {"autoreset_mode": AutoresetMode.DISABLED}
-
-    def __init__(self, num_envs: int) -> None:
-        self.num_envs, self.envs = num_envs, [Drive() for _ in range(num_envs)]
-        self.single_observation_space = self.envs[0].observation_space
-        self.single_action_space = self.envs[0].action_space
-        self.action_space = batch_space(self.single_action_space, num_envs)
-        self.seen = np.zeros((num_envs, 2), np.float32)
-
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
-        assert options is not None
-        for env in np.flatnonzero(options["reset_mask"]):
-            self.seen[env], _ = self.envs[env].reset(seed=seed[env])
-        return self.seen, {}
-
-    def step(self, actions: NDArray) -> Any:
-        rewards, over, infos = np.zeros(self.num_envs), np.zeros(self.num_envs, bool), []
-        for env, action in enumerate(actions):
-            self.seen[env], rewards[env], over[env], _, info = self.envs[env].step(action)
-            infos.append(info)
-        return self.seen, rewards, over, np.zeros_like(over), merged(infos)
 
 
 class DriveBackend(Backend):

@@ -89,7 +89,8 @@ def write_long_run(
     run.config.write_text(yaml.safe_dump(config))
     run.overrides.write_text(yaml.safe_dump(list(typed)))
     provenance = {"overrides": list(typed), "choices": {"agent": agent, "env": config["env"]["name"]}}
-    write_json(run.provenance, {**provenance, "seed": config["seed"], "packages": {"labrl": "0.1.0"}})
+    facts = {"seed": config["seed"], "packages": {"labrl": "0.1.0"}, "config": config}
+    write_json(run.provenance, {**provenance, **facts})
     for index in range(sessions):
         folder, table = run.session(index), training(rows, to, 1000 * noise + index)
         write_table(folder.train_csv, table)

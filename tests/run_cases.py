@@ -108,7 +108,8 @@ def write_run(
     write_atomic(run.config, yaml.safe_dump(plain, sort_keys=False))
     write_atomic(run.overrides, yaml.safe_dump(["seed=1"]))
     choices = {"agent": agent, "env": plain["env"]["name"]}
-    write_json(run.provenance, {**_provenance(), "seed": plain["seed"], "choices": choices})
+    facts = {**_provenance(), "seed": plain["seed"], "choices": choices, "config": plain}
+    write_json(run.provenance, facts)
     run.set_status("running", seed=plain["seed"])
     for index, rows in enumerate(sessions):
         write_session(run, index, rows, session_status)

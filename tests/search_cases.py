@@ -27,8 +27,8 @@ TPE: dict[str, Any] = {"_target_": "optuna.samplers.TPESampler", "n_startup_tria
 PLAN = Plan(
     name="labrl",
     space=Space.of({}, {}, ["x=interval(0.0, 1.0)", "y=choice(a, b, c)", "z=range(1, 9)"]),
-    measures=["final_return"],
-    directions=["maximize"],
+    measure="final_return",
+    direction="maximize",
     pruner=pruner("asha", grace_period=10, reduction_factor=2),
     total=6,
     budget=40,

@@ -18,8 +18,8 @@ SPACE = {
 }
 
 
-def info(*trials: dict[str, Any], directions: tuple[str, ...] = ("maximize",)) -> dict[str, Any]:
-    facts = {"space": SPACE, "objective": ["final_return"], "directions": list(directions)}
+def info(*trials: dict[str, Any]) -> dict[str, Any]:
+    facts = {"space": SPACE, "objective": ["final_return"], "directions": ["maximize"]}
     return {"kind": "search", "search": facts, "trials": list(trials)}
 
 

@@ -255,7 +255,7 @@ def test_error_for_class_as_env_target_suggests_env_make() -> None:
 
 LISTS = {
     "agent.network.torso.mlp.hidden=8,4": ["agent.network.torso.mlp.hidden=[8,4]"],
-    "search.objective=final_return,auc": ["search.objective=[final_return,auc]"],
+    "search.objective=final_return,auc": [],
     "+env.kwargs.sizes=1,2": ["+env.kwargs.sizes=[1,2]"],
     "agent.lr=1e-3,1e-4": [],
     "seed=0,1": [],

@@ -14,7 +14,6 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
-from vector_env import Walks
 
 from labrl.component import Component
 from labrl.envs.make import make_env
@@ -41,9 +40,8 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
         (atari("breakout"), 2, 70, 30),
         (atari("breakout", fire_reset="each_life", noop_max=0), 2, 70, 30),
         (own_env(Remembers, max_episode_steps=30), 2, 50, 40),
-        (own_env(Walks, {"goal": 20}, vectorization="vector_entry_point"), 3, 50, 40),
     ],
-    ids=["cartpole", "first step", "pendulum", "async", "pong", "breakout", "served", "recreated", "vector"],
+    ids=["cartpole", "first step", "pendulum", "async", "pong", "breakout", "served", "recreated"],
 )
 def test_restored_environment_continues_exactly(
     component: Component, num_envs: int, before: int, after: int

@@ -193,16 +193,6 @@ class BatchesOnly(gym.Wrapper):
         return self.env.get_wrapper_attr("compute_reward")(achieved_goal, desired_goal, info)
 
 
-class Vector(gym.vector.SyncVectorEnv):
-    """Vector environment with goals."""
-
-    def __init__(self) -> None:
-        super().__init__([Reach], autoreset_mode=gym.vector.AutoresetMode.DISABLED)
-
-    def compute_reward(self, *goals: Any) -> Any:
-        return Reach().compute_reward(*goals)
-
-
 class Changed(Reach):
     """Task of which `changes` alters rewards and ends of some steps, which `compute_reward` does not do."""
 
@@ -250,11 +240,11 @@ class OtherGoal(Reach):
 
 def goals_in(make: Any) -> GoalEnv:
     env = make()
-    space = env.single_observation_space if make is Vector else env.observation_space
+    space = env.observation_space
     return GoalEnv(make, flat_space(space), "task")
 
 
-@pytest.mark.parametrize("make", [Reach, BitFlip, Plane, BatchesOnly, Vector, lambda: Reach(one_by_one=True)])
+@pytest.mark.parametrize("make", [Reach, BitFlip, Plane, BatchesOnly, lambda: Reach(one_by_one=True)])
 def test_consistent_rewards_are_accepted_without_a_message(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

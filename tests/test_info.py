@@ -22,7 +22,7 @@ from exact_cases import (
     newest_checkpoint,
     rows,
 )
-from info_env import Drive, Drives, Forgetful
+from info_env import Drive, Forgetful
 from refusals import refused
 from report_cases import ReportPage
 from run_cases import config_with, rows_of, write_run
@@ -37,7 +37,7 @@ from labrl.config.validate import dataclass_of
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.errors import WRONG_INPUT
-from labrl.experiment.search.objective import intermediate_values, trial_values
+from labrl.experiment.search.objective import intermediate_values, trial_value
 from labrl.session.episodes import EpisodeWindow
 from labrl.step import Episode
 from labrl.storage.tables import CsvTable
@@ -57,8 +57,7 @@ def made(kind: str, keys: Any) -> Component:
     if kind == "backend":
         node = {"name": "drive", "num_envs": 3, "max_frame": 100, "info_keys": keys}
         return dataclass_of(Component, {"_target_": "info_env.DriveBackend", **node}, "env")
-    at_once = kind == "vector_entry_point"
-    return own_env(Drives if at_once else Drive, vectorization=kind, info_keys=keys)
+    return own_env(Drive, vectorization=kind, info_keys=keys)
 
 
 def episodes_of(env: VectorEnv, steps: int = 60) -> list[Episode]:
@@ -66,7 +65,7 @@ def episodes_of(env: VectorEnv, steps: int = 60) -> list[Episode]:
     return [episode for step in play(env, sampled(env, 1), steps) for episode in step.episodes]
 
 
-KINDS = ("sync", "async", "vector_entry_point", "backend")
+KINDS = ("sync", "async", "backend")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -251,10 +250,11 @@ def test_objective_of_a_search_may_be_a_number(tmp_path: Path) -> None:
         path.mkdir(exist_ok=True)
         row = {"frame": frame, "return_mean": 1.0, "wall": 1.0, "info/success": success}
         CsvTable(path / "eval.csv").append(row)
-    assert trial_values(tmp_path, ["info/success", "final_return"], 1) == [0.7, 1.0]
+    assert trial_value(tmp_path, "info/success", 1) == 0.7
+    assert trial_value(tmp_path, "final_return", 1) == 1.0
     assert intermediate_values(tmp_path, "info/success", 1) == {20: 0.2, 90: 0.5, 100: 0.7}
     write_eval(tmp_path / "other", 10, 1.0)
-    assert trial_values(tmp_path / "other", ["info/success"], 1) is None
+    assert trial_value(tmp_path / "other", "info/success", 1) is None
 
 
 def test_search_for_a_number_that_is_not_recorded_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

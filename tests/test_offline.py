@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -13,7 +14,6 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import yaml
 from exact_cases import QUIET, SMALL, rows, state
 from omegaconf import OmegaConf
 from options import options
@@ -313,10 +313,10 @@ def test_different_action_space_is_refused_and_both_spaces_are_named(collected: 
     source = tmp_path / "source"
     shutil.copytree(collected, source)
     for name, fits in (("mountain_car_continuous", False), ("pendulum", True)):
-        text = yaml.safe_load((collected / "config.yaml").read_text())
+        facts = json.loads((collected / "provenance.json").read_text())
         env = OmegaConf.create(compose([f"env={name}", "agent=sac"])["env"])
-        other = yaml.safe_dump({**text, "env": OmegaConf.to_container(env)})
-        (source / "config.yaml").write_text(other)
+        facts["config"]["env"] = OmegaConf.to_container(env)
+        (source / "provenance.json").write_text(json.dumps(facts))
         config = resolve(
             compose([*overrides, "agent=sac", "env=pendulum", *more[:1], f"agent.offline.folder={source}"])
         )

@@ -152,7 +152,7 @@ def test_html_in_names_and_overrides_is_shown_as_text(tmp_path: Path) -> None:
     config = config_with(env__name=HTML, agent__lr=HTML)
     path = write_long_run(tmp_path / "a", sessions=1, rows=10, agent=HTML, typed=[f"agent.lr={HTML}"])
     run = RunFolder.open(path)
-    run.config.write_text(json.dumps(config))  # JSON is also YAML
+    write_json(run.provenance, {**json.loads(run.provenance.read_text()), "config": config})
     write_json(run.changed, [{"key": HTML, "default": HTML, "value": [HTML]}])
     write_session(run, 1, rows_of([100], [1.0]), "failed", error=HTML)
     write_experiment(tmp_path, [("a", {"error": HTML})], command=[HTML], overrides=[HTML])

@@ -451,29 +451,36 @@ def test_rerun_ignores_and_enjoy_uses_edits_of_config_yaml(
 
 
 @pytest.mark.parametrize("damage", ["deleted", "halved", "emptied"])
-@pytest.mark.parametrize("name", ["config.yaml", "overrides.yaml", "provenance.json", "run.json"])
-def test_finished_run_with_a_damaged_file_can_still_be_used(
+@pytest.mark.parametrize("name", ["config.yaml", "provenance.json", "run.json"])
+def test_run_with_a_damaged_file_is_refused_with_the_file(
     name: str, damage: str, finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = finished / name
+    assert main([f"+resume={finished}", "env.max_frame=128"]) == 0
+    path = finished / name if name != "provenance.json" else finished / "resumes" / "1" / name
     original = path.read_bytes()
     if damage == "deleted":
         path.unlink()
+        (finished / name).unlink(missing_ok=True)
     else:
         path.write_bytes(original[: len(original) // 2] if damage == "halved" else b"")
+    before = files_of(finished)
+    commands = [
+        ["+resume=runs/one", "env.max_frame=192"],
+        ["+enjoy=runs/one", "episodes=1", "videos=0"],
+        ["+rerun=runs/one"],
+    ]
     capsys.readouterr()
-    assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 0
-    stdout = capsys.readouterr().out
-    assert name in stdout or (name, damage) == ("overrides.yaml", "halved"), (
-        "half a list of overrides is still valid YAML"
-    )
-    assert list_runs(["--json"]) == 0
-    (listed,) = json.loads(capsys.readouterr().out)
-    assert (listed["status"], listed["agent"], listed["frames"]) == ("finished", "random", 64)
-    # An emptied run.json, which a power failure can leave behind, is written anew.
-    needed = (name, damage) in [("run.json", "halved"), ("config.yaml", "halved"), ("config.yaml", "emptied")]
-    assert main(["+resume=runs/one", "env.max_frame=128"]) == (2 if needed else 0)
-    output = capsys.readouterr()
-    assert "killed" not in output.out + output.err
-    if needed:
-        assert name in output.err
+    for command in commands:
+        assert main(command) == WRONG_INPUT, command
+        stderr = capsys.readouterr().err
+        assert name in stderr, (command, stderr)
+        assert stderr.count("\n") == 1, (command, stderr)
+    if name != "config.yaml":  # which only commands read that run the agent again
+        assert list_runs(["--root", "runs/one"]) == WRONG_INPUT
+        assert name in capsys.readouterr().err
+    assert files_of(finished) == before
+
+
+def test_file_that_no_command_reads_may_be_deleted(finished: Path) -> None:
+    (finished / "overrides.yaml").unlink()
+    assert main(["+resume=runs/one", "env.max_frame=128"]) == 0

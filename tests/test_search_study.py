@@ -27,7 +27,6 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "cmaes": {"_target_": "optuna.samplers.CmaEsSampler", "warn_independent_sampling": False},
     "gp": {"_target_": "optuna.samplers.GPSampler", "n_startup_trials": 3},
     "qmc": {"_target_": "optuna.samplers.QMCSampler", "warn_independent_sampling": False},
-    "nsgaii": {"_target_": "hydra_plugins.hydra_optuna_sweeper._impl.create_nsgaii_sampler"},
 }
 
 
@@ -235,14 +234,6 @@ def test_grid_sampler_ends_the_study_with_its_last_combination(tmp_path: Path) -
     assert len({str(trial.params) for trial in tested.trials()}) == 4
 
 
-def test_study_of_two_objectives_is_not_pruned(tmp_path: Path) -> None:
-    tested = study(tmp_path, measures=["final_return", "wall"], directions=["maximize", "minimize"], total=2)
-    for _ in range(2):
-        assert play(tested, next_of(tested)) == "finished"
-    assert all(trial.values == [trial.values[0], 4.0] for trial in tested.trials())
-    assert tested.best()
-
-
 def test_number_of_trials_counts_all_commands_and_can_be_raised(tmp_path: Path) -> None:
     for _ in range(2):
         tested = study(tmp_path, total=2)
@@ -261,7 +252,7 @@ def test_number_of_trials_counts_all_commands_and_can_be_raised(tmp_path: Path) 
         {"space": Space.of({}, {}, ["x=interval(0.0, 2.0)", "y=choice(a, b, c)", "z=range(1, 9)"])},
         {"space": Space.of({}, {}, ["x=interval(0.0, 1.0)"])},
         {"budget": 80},
-        {"measures": ["auc"]},
+        {"measure": "auc"},
     ],
 )
 def test_study_of_the_same_name_with_another_plan_is_refused(tmp_path: Path, changed: dict[str, Any]) -> None:

@@ -130,8 +130,10 @@ def refusal(run: RunFolder, config: dict[str, Any], *overrides: str) -> str | No
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> RunFolder:
-    """Return an empty run of someone else."""
-    return RunFolder.create(tmp_path / "foreign")
+    """Return a run of someone else without sessions."""
+    run = RunFolder.create(tmp_path / "foreign")
+    run.provenance.write_text(json.dumps({"overrides": [], "config": CONFIG}))
+    return run
 
 
 COMMANDS: dict[str, Callable[[str], Any]] = {
@@ -170,7 +172,7 @@ def test_no_command_calls_what_a_folder_of_someone_else_names(
 def _with_replay_buffer(run: Path) -> None:
     facts = json.loads((run / "provenance.json").read_text())
     facts["config"]["agent"]["memory"] = {"_target_": "labrl.memory.replay.Replay"}
-    (run / "config.yaml").write_text(yaml.safe_dump(facts["config"]))
+    (run / "provenance.json").write_text(json.dumps(facts))
 
 
 NAMED: dict[str, tuple[str, Any]] = {

@@ -1,41 +1,63 @@
-"""An example vector environment, a `gymnasium.vector.VectorEnv` with a seeded reset of each member."""
+"""An example backend: several environments that are stepped at once, each with seeded resets of its own."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Annotated
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import batch_space
+from pydantic import Field
+
+from labrl.config.schema import EnvironmentConfig
+from labrl.envs.protocol import Backend, Transition
+from labrl.types import PositiveInt
 
 
-class VectorCorridor(VectorEnv):
+@dataclass(kw_only=True)
+class VectorCorridorConfig(EnvironmentConfig):
+    """Several corridors of the same length."""
+
+    length: Annotated[int, Field(ge=2)]
+    """Number of cells, >= 2."""
+    max_episode_steps: PositiveInt
+    """Steps after which an episode is truncated, >= 1."""
+
+
+class VectorCorridor(Backend):
     """Several corridors that are stepped at once. Equal to `corridor.Corridor` for the same seeds."""
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED}
+    Config = VectorCorridorConfig
+    frame_skip = 1
 
-    def __init__(self, num_envs: int, length: int = 8) -> None:
-        self.num_envs, self.length = num_envs, length
-        self.single_observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-        self.single_action_space = gym.spaces.Discrete(2)  # left, right
-        self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.action_space = batch_space(self.single_action_space, num_envs)
+    def __init__(
+        self, config: VectorCorridorConfig, *, num_envs: int, num_threads: int, evaluation: bool = False
+    ) -> None:
+        self.name, self.num_envs, self.config = config.name, num_envs, config
+        self.observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)  # left, right
         self.cell = np.zeros(num_envs, np.int64)
+        self.steps = np.zeros(num_envs, np.int64)
 
-    def reset(self, *, seed: list[int], options: dict[str, Any]) -> Any:
-        """Reset the members in `reset_mask`, each with a generator made from its seed."""
-        for env in np.flatnonzero(options["reset_mask"]):
-            generator, _ = gym.utils.seeding.np_random(seed[env])  # keep it if steps also draw random numbers
-            self.cell[env] = generator.integers(self.length - 1)
-        return self._observation(), {}
+    def reset(self, mask: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+        """Start new episodes in the environments of `mask`, each with a generator made from its seed."""
+        for env in np.flatnonzero(mask):
+            generator, _ = gym.utils.seeding.np_random(int(seeds[env]))  # keep it if steps also draw numbers
+            self.cell[env] = generator.integers(self.config.length - 1)
+        self.steps[mask] = 0
+        return self._observation()
 
-    def step(self, actions: np.ndarray) -> Any:
+    def step(self, actions: np.ndarray) -> Transition:
         """Move in every corridor by one cell. Reaching the last cell gives a reward of 1."""
         self.cell = np.maximum(0, self.cell + np.where(actions == 1, 1, -1))
-        arrived = self.cell >= self.length - 1
-        info = {"arrived": arrived, "steps_back": actions != 1}
-        return self._observation(), arrived - 1 / self.length, arrived, np.zeros_like(arrived), info
+        self.steps += 1
+        arrived = self.cell >= self.config.length - 1
+        late = self.steps >= self.config.max_episode_steps
+        self.info = {"arrived": arrived, "steps_back": actions != 1}
+        return Transition(self._observation(), arrived - 1 / self.config.length, arrived, late, arrived)
+
+    def close(self) -> None:
+        """Do nothing, because there is nothing to free."""
 
     def _observation(self) -> np.ndarray:
-        return (self.cell[:, None] / (self.length - 1)).astype(np.float32)
+        return (self.cell[:, None] / (self.config.length - 1)).astype(np.float32)

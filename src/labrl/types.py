@@ -60,8 +60,10 @@ INFO = "info/"
 """Start of the names of columns with numbers from `env.info_keys`."""
 
 
-def _measure(name: str) -> str:
-    """Return a measure of a session or the name of an `info` column. Raises for any other text."""
+def _measure(name: Any) -> Any:
+    """Return a measure of a session or the name of an `info` column. Raises for anything else."""
+    if not isinstance(name, str):
+        raise PydanticCustomError("type", "must be one measure, because a search has one objective")
     measures = ("final_return", "best_return", "auc", "strength", "wall")
     if name not in measures and not (name.startswith(INFO) and name != INFO):
         allowed = f"{', '.join(measures)}, or {INFO}<name> with a name in env.info_keys"
@@ -153,7 +155,7 @@ Reduction = Literal["last", "sum", "mean", "min", "max"]
 """How one number of an episode is computed from the numbers of its steps."""
 InfoKeys = Annotated[dict[str, Reduction], BeforeValidator(_info_keys)]
 """list of names, or one of `last`, `sum`, `mean`, `min`, `max` for each name"""
-Measure = Annotated[str, AfterValidator(_measure)]
+Measure = Annotated[str, BeforeValidator(_measure)]
 """`final_return`, `best_return`, `auc`, `strength`, `wall` or `info/<name>`"""
 PositiveInt = Annotated[int, Field(ge=1)]
 """integer >= 1"""

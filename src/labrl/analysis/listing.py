@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from labrl.analysis.returns import group_return
 from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment
 from labrl.analysis.search import SearchResult, read_search, runs_of
 from labrl.analysis.statistics import reasons_to_leave_out
-from labrl.errors import InputError
+from labrl.errors import InputError, LabrlError
 from labrl.storage.experiment_folder import experiment_of
 
 COLUMNS = ("status", "agent", "env", "frames", "final return", "seeds", "age", "folder")
@@ -38,13 +39,14 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the runs and experiments at or below `root` that match all `filters`, newest first, as plain
     data.
 
-    filters: as for `agreeing`; an experiment is included with its matching trials. Raises InputError if there
-    is no run, or no run has a key. Each entry has: `folder`, relative to `root`; `kind`: `run`, `grid` or
-    `search`; `status`, `agent`, `env`, `created`; `frames` of the session that came furthest; `max_frame`,
-    the budget of a session, or the largest one of the trials; `sessions` and `max_session`, the finished and
-    the planned ones; `trials`, for a search without the runs that confirm its best; `groups`: for trials that
-    differ at most in the seed, or for the winner of a confirmed search and the default on fresh seeds,
-    `name`, `agent`, `env`, `overrides` (the keys in which groups differ), `trials` and their return;
+    filters: as for `agreeing`; an experiment is included with its matching trials. Experiments that cannot be
+    read are skipped with a warning. Raises InputError if there is no run, or no run has a key. Each entry
+    has: `folder`, relative to `root`; `kind`: `run`, `grid` or `search`; `status`, `agent`, `env`, `created`;
+    `frames` of the session that came furthest; `max_frame`, the budget of a session, or the largest one of
+    the trials; `sessions` and `max_session`, the finished and the planned ones; `trials`, for a search
+    without the runs that confirm its best; `groups`: for trials that differ at most in the seed, or for the
+    winner of a confirmed search and the default on fresh seeds, `name`, `agent`, `env`, `overrides` (the keys
+    in which groups differ), `trials` and their return;
     `final_return`, `low`, `high` and `seeds`: the return of its only group, or for a search that of its best
     configuration, with its 95 % interval and its number of sessions, None if there is none;
     `best_in_the_search`: `trial`, `objective`, `value`, and `of`, the number of trials.
@@ -60,7 +62,16 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
         else:
             about = {"folder": run.path, "kind": "run", "status": run.status, "created": run.created}
             found.append(_entry(about, [run], _scores([run])))
-    found += [_of_experiment(load_experiment(home), trials) for home, trials in by_experiment.items()]
+    refusals = []
+    for home, trials in by_experiment.items():
+        try:
+            found.append(_of_experiment(load_experiment(home), trials))
+        except LabrlError as error:
+            refusals.append(error)
+    if refusals and not found:
+        raise refusals[0]
+    for refusal in refusals:
+        _log.warning("skipped: %s", refusal)
     for entry in found:
         path = entry["folder"]
         entry["folder"] = path.name if path == own else os.path.relpath(path, own)
@@ -90,9 +101,6 @@ def as_table(found: Iterable[Mapping[str, Any]], width: int | None = None) -> st
 
 def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:
     """runs: the matching runs in the folder."""
-    if not experiment.info:
-        for damage in experiment.warnings:
-            _log.warning("%s", damage)
     about = {
         "folder": experiment.path,
         "kind": str(experiment.info.get("kind") or "experiment"),
@@ -108,17 +116,17 @@ def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any
     if search.winner is not None and search.winner.trial in trials:
         for one in search.finalists:
             # With another objective, the values of the search are not returns.
-            of_returns = search.objective == ["final_return"]
+            of_returns = search.objective == "final_return"
             returns = one.values if of_returns else final_returns(runs_of(one, experiment.path))
             names = {"name": one.name, "agent": runs[0].agent, "env": runs[0].env, "overrides": one.params}
             scores.append({**_returned(returns), **names, "trials": len(one.folders)})
     entry = _entry(about, list(trials.values()) or runs, scores)
     ended = [trial for trial in search.ranked() if trial.number in trials]
-    if ended and len(search.objective) == 1:
+    if ended:
         entry["best_in_the_search"] = {
             "trial": ended[0].number,
-            "objective": search.objective[0],
-            "value": ended[0].value(),
+            "objective": search.objective,
+            "value": ended[0].value,
             "of": sum(trial.number in trials for trial in search.valued),
         }
     return entry
@@ -259,13 +267,13 @@ def _ranked(run: Run, number: int | None, search: SearchResult | None) -> Ranked
             result = f"final return {score(returned.value, 1)}{status}"
             return RankedTrial(run.path, run.env, (-returned.value,), True, result)
     else:
-        sign, measure = -1.0 if search.maximize[0] else 1.0, search.objective[0]
+        sign, measure = -1.0 if search.maximize else 1.0, search.objective
         mean = next((one.mean for one in search.confirmed if one.trial == trial.number), None)
         if mean is not None:
             result = f"{measure} {score(mean, 1)} on the fresh seeds of the confirmation"
             return RankedTrial(run.path, run.env, (0, sign * mean, trial.number), True, result)
-        if trial.values:
-            value, complete = trial.value(), trial.state == "complete"
+        if not math.isnan(trial.value):
+            value, complete = trial.value, trial.state == "complete"
             result = f"{measure} {score(value, 1)}{'' if complete else f', {run.status}'}"
             return RankedTrial(run.path, run.env, (1, sign * value, trial.number), complete, result)
     return RankedTrial(run.path, run.env, (), False, run.status)

@@ -19,13 +19,13 @@ from labrl.analysis.formats import path_text, sessions_text
 from labrl.analysis.returns import recorded_return
 from labrl.analysis.rows import Column, Rows, known, read_rows, read_table
 from labrl.config.keys import traits
-from labrl.errors import InputError, LabrlError
+from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
 from labrl.storage.episodes import read_episode, recorded_names
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder
+from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, check_objective
 from labrl.storage.folder import PROVENANCE, check_format, read_json
 from labrl.storage.lock import FolderLock
-from labrl.storage.provenance import damages, known_provenance, read_command, recorded_config
+from labrl.storage.provenance import read_provenance
 from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
 
 EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "number", "seed")
@@ -137,14 +137,12 @@ class Run:
     written."""
 
     def __init__(self, folder: RunFolder) -> None:
-        """Raise InputError if neither the folder's marker nor a session's result can be read."""
+        """Raise DamagedFileError if a file that describes the run is missing or damaged."""
         self.path = folder.path
-        try:
-            self.info = folder.info()
-            """Content of `run.json`, rebuilt from the sessions' results if it is missing or damaged."""
-        except LabrlError as damage:
-            self.info = folder.rebuilt_info()
-            _log.warning("%s", damage)
+        self.info = folder.info()
+        """Content of `run.json`."""
+        self.provenance = {} if folder.unrecorded else read_provenance(folder)
+        """Provenance of the start or the last resume; empty if the run was killed before that was written."""
         self._folder = folder
 
     @cached_property
@@ -155,20 +153,11 @@ class Run:
         places = [self.path, *(session.path for session in self._folder.sessions())]
         return "killed" if said == "running" and not any(FolderLock(one).holder() for one in places) else said
 
-    @cached_property
+    @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration of the run; empty if it is lost."""
-        try:
-            return recorded_config(self._folder)
-        except LabrlError as error:
-            if not self._folder.unrecorded:
-                _log.warning("%s", error)
-            return {}
-
-    @cached_property
-    def provenance(self) -> dict[str, Any]:
-        """Provenance of the start or the last resume; empty if it is missing or damaged."""
-        return known_provenance(self._folder)
+        """The resolved configuration of the run; empty if the run was killed before that was written."""
+        config: dict[str, Any] = self.provenance.get("config", {})
+        return config
 
     @cached_property
     def first_provenance(self) -> dict[str, Any]:
@@ -190,7 +179,7 @@ class Run:
     @cached_property
     def warnings(self) -> list[str]:
         """Messages about problems of the run and its sessions, each only once for all its sessions."""
-        found = damages(self._folder)
+        found = []
         if self.status == "running":
             found.append("the run is still running: its numbers are not final")
         elif self.status == "killed":
@@ -222,12 +211,7 @@ class Run:
         """Name of the agent as chosen on the command line, or that of its class; `?` if unknown."""
         if chosen := self.provenance.get("choices", {}).get("agent"):
             return str(chosen)
-        try:  # for a run whose provenance is lost
-            typed = [one for one in read_command(self._folder).overrides if one.startswith("agent=")]
-        except LabrlError:
-            typed = []
-        target = str(self.config.get("agent", {}).get("_target_") or "?")
-        return typed[0].partition("=")[2] if typed else target.split(".")[-1].lower()
+        return str(self.config.get("agent", {}).get("_target_") or "?").split(".")[-1].lower()
 
     @property
     def env(self) -> str:
@@ -258,7 +242,7 @@ class Run:
     def group_key(self) -> str:
         """Text that is equal for runs that differ at most in the seed and in keys that do not affect any row.
 
-        A run whose configuration is lost is a group of its own.
+        A run without a configuration is a group of its own.
         """
         if not self.config:
             return str(self.path)
@@ -354,7 +338,7 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
     path = Path(folder).expanduser()
     first = next(_markers(path), None)
     if first == path:
-        return Run(RunFolder.open(path, rebuilt=True))
+        return Run(RunFolder.open(path))
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise InputError(f"{path} {what}. Give a run folder", code="not-found", key=str(path))
@@ -370,8 +354,7 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
 def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
     """Return the experiment in `folder`, or all runs below it as if they were one.
 
-    If `experiment.json` is damaged, all runs below the folder are returned, with a warning. Raises InputError
-    if there is no run.
+    Raises InputError if there is no run, and DamagedFileError if `experiment.json` is damaged.
     """
     path = Path(os.path.abspath(Path(folder).expanduser()))
     marker = path / EXPERIMENT_MARKER
@@ -382,10 +365,10 @@ def load_experiment(folder: str | os.PathLike[str]) -> Experiment:
         keys = ("number", "folder", "status", "error")
         trials = [[trial.get(key) for key in keys] for trial in info.get("trials", [])]
     except (OSError, ValueError, AttributeError) as error:
-        damage = f"{marker} cannot be read ({error}): its facts about the experiment are left out"
-        return Experiment(path, {}, _runs_below(path), [damage])
+        raise DamagedFileError(f"{marker} cannot be read: {error}", key=str(marker)) from error
     if isinstance(version := info.get("format_version"), int):
         check_format(path, version, ExperimentFolder.READS)
+    check_objective(path, info)
     runs, warnings, refusal = [], [], None
     for number, name, status, reason in trials:
         if name is not None and next(_markers(path / name), None) == path / name:
@@ -459,7 +442,7 @@ def _runs_below(path: Path) -> list[Run]:
     runs, refusals = [], []
     for folder in _markers(path):
         try:
-            runs.append(Run(RunFolder.open(folder, rebuilt=True)))
+            runs.append(Run(RunFolder.open(folder)))
         except LabrlError as error:
             refusals.append(error)
     if not runs:

@@ -69,16 +69,12 @@ class SearchTrial:
 
     number: int
     params: dict[str, Any]
-    values: tuple[float, ...] | None
-    """Value of each objective; for a pruned trial its last ones; None if it failed or is running."""
+    value: float
+    """Value of the objective; for a pruned trial its last one; nan if it failed or is running."""
     state: State
     intermediate: dict[int, float] = field(default_factory=dict)
     """Reported value by frame."""
     error: str | None = None
-
-    def value(self, place: int = 0) -> float:
-        """Return the value of an objective, or nan if there is none."""
-        return self.values[place] if self.values else math.nan
 
 
 @dataclass(frozen=True)
@@ -89,9 +85,9 @@ class Confirmed:
     """None for the default configuration, which has no searched values."""
     params: dict[str, Any]
     searched: float | None
-    """Value of the first objective in the search; None for the default."""
+    """Value of the objective in the search; None for the default."""
     values: list[float]
-    """Value of the first objective for each fresh seed whose run finished."""
+    """Value of the objective for each fresh seed whose run finished."""
     mean: float | None
     """Mean of `values`; None if a run failed."""
     folders: list[str]
@@ -141,8 +137,8 @@ class Confirmed:
 class SearchResult:
     """A search, finished or not."""
 
-    objective: list[str]
-    maximize: list[bool]
+    objective: str
+    maximize: bool
     parameters: list[Parameter]
     trials: list[SearchTrial]
     confirmed: list[Confirmed]
@@ -161,7 +157,7 @@ class SearchResult:
         winner, default = self.winner, self.default
         if winner is None or default is None or winner.mean is None or default.mean is None:
             return winner
-        better = default.mean > winner.mean if self.maximize[0] else default.mean < winner.mean
+        better = default.mean > winner.mean if self.maximize else default.mean < winner.mean
         return default if better else winner
 
     @property
@@ -175,7 +171,7 @@ class SearchResult:
         """Return the trials that ended in one of `states`, without complete and pruned ones that have no
         value."""
         found = [one for one in self.trials if one.state in states]
-        return [one for one in found if one.values or one.state not in ("complete", "pruned")]
+        return [one for one in found if not math.isnan(one.value) or one.state not in ("complete", "pruned")]
 
     @property
     def valued(self) -> list[SearchTrial]:
@@ -183,9 +179,9 @@ class SearchResult:
         return self.of_state("complete", "pruned")
 
     def ranked(self) -> list[SearchTrial]:
-        """Return the complete trials, ordered from the best to the worst first objective."""
-        sign = -1 if self.maximize[0] else 1
-        return sorted(self.of_state("complete"), key=lambda trial: (sign * trial.value(), trial.number))
+        """Return the complete trials, ordered from the best to the worst."""
+        sign = -1 if self.maximize else 1
+        return sorted(self.of_state("complete"), key=lambda trial: (sign * trial.value, trial.number))
 
     def by_rank(self) -> list[SearchTrial]:
         """Return all trials: the ranked ones, then the others by number."""
@@ -202,18 +198,18 @@ def read_search(info: Mapping[str, Any]) -> SearchResult | None:
     trials = []
     for entry in info.get("trials", []):
         state, reported = entry.get("state", "waiting"), entry.get("intermediate") or ()
-        values = tuple(entry.get("values") or ()) or None
-        if values is None and state == "pruned" and reported:
-            values = (float(max(reported)[1]),)
+        (value,) = entry.get("values") or (math.nan,)
+        if state == "pruned" and math.isnan(value) and reported:
+            value = float(max(reported)[1])
         steps = {int(frame): float(value) for frame, value in reported}
         params = dict(entry.get("params") or {})
-        trials.append(SearchTrial(entry["number"], params, values, state, steps, entry.get("error")))
+        trials.append(SearchTrial(entry["number"], params, value, state, steps, entry.get("error")))
     confirm = facts.get("confirm") or {}
     confirmed = [Confirmed.of(one) for one in confirm.get("candidates", [])]
     by_trial = {one.trial: one for one in confirmed}
     return SearchResult(
-        objective=list(facts["objective"]),
-        maximize=[direction == "maximize" for direction in facts["directions"]],
+        objective=facts["objective"][0],
+        maximize=facts["directions"][0] == "maximize",
         parameters=[Parameter.of(key, distribution) for key, distribution in facts["space"].items()],
         trials=trials,
         confirmed=confirmed,
@@ -227,17 +223,14 @@ def verdict(search: SearchResult) -> Iterator[str]:
     """Yield the result of the search in sentences. The value on fresh seeds comes first, because the best of
     many values in the search is partly luck."""
     ranked, winner, default = search.ranked(), search.winner, search.default
-    if len(search.objective) > 1:
-        yield f"Several objectives ({', '.join(search.objective)}): no single trial is the best."
-        return
     if not ranked:
         yield "No trial has finished yet."
         return
-    objective, first = search.objective[0], ranked[0]
-    highest = "highest" if search.maximize[0] else "lowest"
+    objective, first = search.objective, ranked[0]
+    highest = "highest" if search.maximize else "lowest"
     luck = f"the {highest} of {len(search.valued)} trials and therefore partly luck"
     if winner is None:
-        value = number(first.value())
+        value = number(first.value)
         yield f"Trial {first.number} has the best {objective} of the search, {value}. That is {luck}: " + (
             "the best trials could not be run again on fresh seeds."
             if search.confirmed
@@ -275,13 +268,12 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
 
     trials: the runs of the search; path: the experiment folder, which contains the confirming runs.
     """
-    best = [trial for trial in search.ranked()[:1] if len(search.objective) == 1]
     played = {
         "search": trials,
         "confirmation": [run for one in search.confirmed for run in runs_of(one, path)],
     }
     return {
-        "objective": search.objective,
+        "objective": [search.objective],
         "winner": None if search.winner is None else search.winner.trial,
         "interval": f"95 % {METHOD}",
         "confirmed": [
@@ -297,7 +289,7 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
             for one in search.confirmed
         ],
         "best_in_the_search": [
-            {"trial": one.number, "value": one.value(), "of": len(search.valued)} for one in best
+            {"trial": one.number, "value": one.value, "of": len(search.valued)} for one in search.ranked()[:1]
         ],
         "frames": {
             name: sum(int(one.outcome.get("frame") or 0) for run in runs for one in run.sessions)
@@ -325,14 +317,14 @@ def best_so_far(values: Sequence[float], maximize: bool) -> NDArray[np.float64]:
 
 
 def importances(search: SearchResult) -> dict[str, float]:
-    """Return the fraction of each key in the variation of the first objective (PED-ANOVA, Watanabe et al.,
+    """Return the fraction of each key in the variation of the objective (PED-ANOVA, Watanabe et al.,
     2023).
 
     A pruned trial counts with its last value. The fractions sum to 1, the largest comes first; empty if there
     are too few trials.
     """
     trials = [trial for trial in search.valued if set(trial.params) >= {one.key for one in search.parameters}]
-    if len(trials) < FEWEST_FOR_IMPORTANCE or len({trial.values for trial in trials}) < 2:
+    if len(trials) < FEWEST_FOR_IMPORTANCE or len({trial.value for trial in trials}) < 2:
         return {}
     import optuna
 
@@ -341,10 +333,10 @@ def importances(search: SearchResult) -> dict[str, float]:
         key: optuna.distributions.json_to_distribution(json.dumps(one))
         for key, one in search.facts["space"].items()
     }
-    study = optuna.create_study(direction="maximize" if search.maximize[0] else "minimize")
+    study = optuna.create_study(direction="maximize" if search.maximize else "minimize")
     study.add_trials(
         optuna.trial.create_trial(
-            params={key: trial.params[key] for key in space}, distributions=space, value=trial.value()
+            params={key: trial.params[key] for key in space}, distributions=space, value=trial.value
         )
         for trial in trials
     )

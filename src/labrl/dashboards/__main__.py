@@ -38,7 +38,7 @@ def main() -> None:
     if asked is None:
         return
     threading.Thread(target=_leave_with, args=(asked["parent"],), daemon=True).start()
-    run = RunFolder.open(asked["folder"], rebuilt=True)
+    run = RunFolder.open(asked["folder"])
     sessions = [WandbSession(run, index, asked["mode"], asked["options"]) for index in asked["sessions"]]
     _start(sessions)
     patience = 0.0  # rows may have come while the sessions started

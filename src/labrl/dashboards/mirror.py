@@ -21,7 +21,7 @@ from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
 from labrl.storage.experiment_folder import is_first_of_experiment
 from labrl.storage.folder import read_json
-from labrl.storage.provenance import damages, recorded_config
+from labrl.storage.provenance import recorded_config
 from labrl.storage.run_folder import RunFolder
 
 GRACE_SECONDS = 10.0
@@ -64,8 +64,6 @@ def send(run: RunFolder, changes: Mapping[str, Any], say: Callable[[str], None])
     changes: options of `WandbConfig` that differ from the run's own. Raises BusyFolderError if the run is
     still running, and InputError if an option is wrong or there is no login.
     """
-    for damage in damages(run):
-        say(f"{run.path}: {damage}; the other files of the run are used instead")
     options = {**recorded_config(run).get("wandb", {}), "mode": "online", **changes}
     try:
         config = dataclass_of(WandbConfig, options, "wandb")

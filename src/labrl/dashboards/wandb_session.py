@@ -17,7 +17,7 @@ from labrl.secrets import redact
 from labrl.storage.atomic import write_json
 from labrl.storage.experiment_folder import experiment_of
 from labrl.storage.folder import read_json
-from labrl.storage.provenance import known_provenance, recorded_config
+from labrl.storage.provenance import read_provenance, recorded_config
 from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.storage.tables import read_rows
 
@@ -205,7 +205,7 @@ class WandbSession:
 
     def _recorded(self, experiment: Path | None) -> dict[str, Any]:
         """Return the trial's configuration, the number of the session, and the provenance."""
-        facts = known_provenance(self._run_folder)
+        facts = read_provenance(self._run_folder)
         versions = facts.get("packages", {})
         recorded = {
             **{key: value for key, value in self._config.items() if key != "wandb"},
@@ -215,7 +215,7 @@ class WandbSession:
             "provenance": {
                 **{key: facts[key] for key in _PROVENANCE if key in facts},
                 "packages": {name: versions[name] for name in _PACKAGES if name in versions},
-                "resumes": len(self._run_folder.rebuilt_info().get("resumes", [])),
+                "resumes": len(self._run_folder.info().get("resumes", [])),
             },
         }
         return redact(recorded)

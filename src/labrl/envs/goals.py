@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Dict, Space
-from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from labrl.envs.masks import observation_of, replace_invalid
@@ -23,8 +22,6 @@ STEPS = 50
 
 TOLERANCE = 1e-3
 """Difference of rewards, relative to the largest, that rounding may cause."""
-
-AnyEnv = gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]
 
 
 def has_goals(space: Space[Any]) -> bool:
@@ -53,15 +50,15 @@ class GoalEnv:
 
     def __init__(
         self,
-        make: Callable[[], AnyEnv],
+        make: Callable[[], gymnasium.Env[Any, Any]],
         space: Space[Any],
         name: str,
-        lend: Callable[[], AnyEnv | None] = lambda: None,
+        lend: Callable[[], gymnasium.Env[Any, Any] | None] = lambda: None,
     ) -> None:
         """make: makes an environment; space, name: its observation space and name; lend: returns an
         environment to use instead, which its owner closes, or None."""
         self._make, self._space, self._name, self._lend = make, space, name, lend
-        self._env: AnyEnv | None = None
+        self._env: gymnasium.Env[Any, Any] | None = None
         self._is_lent = False
         self._steps: Recorded | None = None
         self._in_batches: dict[str, bool] = {}
@@ -125,7 +122,7 @@ class GoalEnv:
             key="agent.memory",
         )
 
-    def _own(self) -> AnyEnv:
+    def _own(self) -> gymnasium.Env[Any, Any]:
         if self._env is None:
             lent = self._lend()
             self._env, self._is_lent = self._make() if lent is None else lent, lent is not None
@@ -134,8 +131,6 @@ class GoalEnv:
     def _method(self, name: str) -> Any:
         """Return a method of the environment or of one of its wrappers, None if there is none."""
         env = self._own()
-        if isinstance(env, VectorEnv):
-            return getattr(env, name, None)
         return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
 
     def _asked(self, method: str, achieved: NDArray, desired: NDArray) -> NDArray[np.float64]:
@@ -195,20 +190,15 @@ class GoalEnv:
     def _play(self) -> Recorded:
         goal = self._space[ACHIEVED]  # type: ignore[index]
         env: Any = self._own()
-        is_vector = isinstance(env, VectorEnv)  # of one member
         env.action_space.seed(0)
         sizes, over = goal.shape or (), True
         steps = next(number for number in range(STEPS, 0, -1) if number not in sizes)
         goals: dict[str, list[NDArray]] = {ACHIEVED: [], DESIRED: []}
         rewards, ends = np.zeros(steps), np.zeros(steps)
         for step in range(steps):
-            if over and is_vector:
-                seen, info = env.reset(seed=[step], options={"reset_mask": np.ones(1, np.bool_)})
-            elif over:
+            if over:
                 seen, info = env.reset(seed=step)
-            action = env.action_space.sample()
-            if not is_vector:
-                action = replace_invalid(action, env.action_space, seen, info)
+            action = replace_invalid(env.action_space.sample(), env.action_space, seen, info)
             seen, reward, terminated, truncated, info = env.step(action)
             for name, values in goals.items():
                 values.append(np.array(observation_of(seen)[name], goal.dtype).reshape(sizes))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Space, Tuple
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from labrl.component import Component
 from labrl.config.schema import EnvironmentConfig
@@ -23,10 +25,8 @@ from labrl.envs.masks import KEY, OBSERVATION, carries_mask, choices, observatio
 from labrl.envs.protocol import Backend, Repeats, Transition
 from labrl.envs.sample import Sample, done_with, known_sample, sample_of
 from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv
-from labrl.envs.together import Together, VectorFactory
 from labrl.envs.vector import ENDLESS
 from labrl.envs.workers import Workers
-from labrl.errors import InputError
 from labrl.spaces import array_dtype, flat_space, packed, places
 from labrl.types import PositiveInt
 
@@ -36,14 +36,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-CHECKED_MEMBERS = 3
-"""Largest number of members in a vector environment that is made to check it before a run."""
-
-_members: dict[Hashable, tuple[Space[Any], Space[Any], bool]] = {}
-"""Cache of the spaces of members of vector environments, and whether they provide masks."""
-
 LONGEST_EVALUATION = ENDLESS
 """Steps after which an evaluation episode is truncated in an environment without a time limit."""
+
+
+def _no_vector_env(value: Any) -> Any:
+    """Return `value`. Raises for the value of earlier versions of labrl that stepped a user's vector
+    environment."""
+    if value == "vector_entry_point":
+        raise PydanticCustomError(
+            "unsupported",
+            "must be auto, sync or async (environments that are stepped at once are a class derived from "
+            "labrl.envs.protocol.Backend, which env._target_ names)",
+        )
+    return value
 
 
 @dataclass(kw_only=True)
@@ -58,12 +64,10 @@ class GymnasiumConfig(EnvironmentConfig):
     """A gymnasium.Env class, or a function that returns one. Set either this or `id`."""
     kwargs: dict[str, Any]
     """Keyword arguments of the environment."""
-    vectorization: Literal["auto", "sync", "async", "vector_entry_point"]
+    vectorization: Annotated[Literal["auto", "sync", "async"], BeforeValidator(_no_vector_env)]
     """auto: labrl's implementation of Gymnasium's classic control tasks, otherwise sync. sync: one after the
-    other in this process, fastest if a step takes less than about 0.1 ms. async: each in its own process.
-    These three give the same numbers. vector_entry_point: a gymnasium.vector.VectorEnv, which steps all
-    environments at once, either the one registered for the id or the one made by `make`, which receives
-    num_envs."""
+    other in this process, fastest if a step takes less than about 0.1 ms. async: each in its own process. All
+    give the same numbers."""
     max_episode_steps: PositiveInt | None
     """Agent steps after which an episode is truncated; null: the limit registered for the id. If there is no
     limit, evaluation episodes are truncated after 27,000 steps."""
@@ -79,7 +83,14 @@ class GymnasiumConfig(EnvironmentConfig):
 
         longest: steps after which an episode is truncated if nothing else limits it; None for no limit.
         """
-        return EnvFactory(**self._factory_settings(), longest=longest)
+        return EnvFactory(
+            env_id=self.id,
+            import_module=self.import_module,
+            make=self.make,
+            kwargs=self.kwargs,
+            max_episode_steps=self.max_episode_steps,
+            longest=longest,
+        )
 
     def sample(self) -> Sample:
         """Return the properties of these environments, by making one if needed.
@@ -91,36 +102,6 @@ class GymnasiumConfig(EnvironmentConfig):
     def known_sample(self) -> Sample | None:
         """Return the properties of these environments if they are known in this process, else None."""
         return known_sample(self.factory(), self.action_mask, self.fresh_env_per_episode is None)
-
-    def vector(self, num_envs: int, longest: int | None = None) -> Together:
-        """Make a vector environment with `num_envs` members by the user's class; longest: see `factory`."""
-        if self.fresh_env_per_episode:
-            raise InputError(
-                "env.fresh_env_per_episode=true cannot be used with env.vectorization=vector_entry_point: "
-                "the members of a vector environment cannot be replaced. Leave one of the two out.",
-                code="contradiction",
-                key="env.fresh_env_per_episode",
-            )
-        factory, infos = self.vector_factory(num_envs), bool(self.info_keys)
-        return Together(factory, self.name, self.action_mask, longest, infos)
-
-    def members(self) -> tuple[Space[Any], Space[Any], bool]:
-        """Return the spaces of a vector environment's members, and whether it provides action masks."""
-        key = self.vector_factory(0).identity, self.name, self.action_mask
-        if key not in _members:
-            vector = self.vector(min(self.num_envs, CHECKED_MEMBERS))
-            vector.close()
-            _members[key] = vector.single_observation_space, vector.single_action_space, vector.masked
-        return _members[key]
-
-    def vector_factory(self, num_envs: int) -> VectorFactory:
-        """Return an object that makes the user's vector environment."""
-        return VectorFactory(num_envs, **self._factory_settings())
-
-    @property
-    def is_vector_env(self) -> bool:
-        """Whether the environments are a vector environment by Gymnasium or the user."""
-        return self.vectorization == "vector_entry_point"
 
     def classic(self, num_envs: int) -> ClassicControl | None:
         """Make labrl's implementation of a classic control task.
@@ -134,15 +115,6 @@ class GymnasiumConfig(EnvironmentConfig):
         task, limit = task_of(spec.entry_point), self.max_episode_steps or spec.max_episode_steps
         return None if task is None or limit is None else ClassicControl(task, num_envs, limit, self.name)
 
-    def _factory_settings(self) -> dict[str, Any]:
-        return {
-            "env_id": self.id,
-            "import_module": self.import_module,
-            "make": self.make,
-            "kwargs": self.kwargs,
-            "max_episode_steps": self.max_episode_steps,
-        }
-
 
 NUMBERS = (float, np.float64, np.float32, int)
 """Types of rewards that float64 represents exactly."""
@@ -154,9 +126,8 @@ class GymnasiumEnv(Backend):
     """Backend for Gymnasium environments, none of which resets by itself.
 
     Environments in this process are stepped here, one after the other, because the overhead of Gymnasium's
-    `SyncVectorEnv` is several times the cost of a CartPole step. Otherwise `vector` steps all environments at
-    once: worker processes, of which at most `num_threads` step at the same time, or the user's vector
-    environment.
+    `SyncVectorEnv` is several times the cost of a CartPole step. Otherwise they are in worker processes, of
+    which at most `num_threads` step at the same time.
 
     Every return value is checked immediately. For values of the expected plain types, comparing types and
     shape suffices; all others go through `AnswerCheck`.
@@ -180,37 +151,31 @@ class GymnasiumEnv(Backend):
         self.frame_skip = 1
         # Otherwise the evaluation of a policy that is stuck would never end.
         longest = LONGEST_EVALUATION if evaluation else None
-        self.vector: Workers | Together | None = None
-        """Object that steps all environments at once; None if they are stepped one after the other."""
+        self.workers: Workers | None = None
+        """Processes of the environments; None if they are stepped in this process."""
         self.envs: list[gymnasium.Env[Any, Any]] = []
-        """Environments that are stepped one after the other."""
-        if config.is_vector_env:
-            self.vector = config.vector(num_envs, longest)
-            self.masked = self.vector.masked
+        """Environments that are stepped one after the other in this process."""
+        factory, sample = config.factory(longest), known or config.sample()
+        factory.spaces = sample.observation_space, sample.action_space
+        make: MakeEnv = factory
+        self.masked = sample.masked
+        check = self.masked, config.action_mask, tuple(config.info_keys or ())
+        if config.fresh_env_per_episode or sample.repeats == "if new":
+            make = FreshFactory(make)
+        if config.vectorization == "async":
+            makes = [partial(Checked, make, config.name, number, *check) for number in range(num_envs)]
+            self.workers = Workers(makes, num_threads)
+            given, self.action_space = self.workers.single_observation_space, self.workers.single_action_space
         else:
-            factory, sample = config.factory(longest), known or config.sample()
-            factory.spaces = sample.observation_space, sample.action_space
-            make: MakeEnv = factory
-            self.masked = sample.masked
-            check = self.masked, config.action_mask, tuple(config.info_keys or ())
-            if config.fresh_env_per_episode or sample.repeats == "if new":
-                make = FreshFactory(make)
-            if config.vectorization == "async":
-                makes = [partial(Checked, make, config.name, number, *check) for number in range(num_envs)]
-                self.vector = Workers(makes, num_threads)
-            else:
-                ready = sample.take() if make is factory and known is None else None
-                self.envs += [] if ready is None else [factory.limited(ready)]
-                while len(self.envs) < num_envs:
-                    self.envs.append(make())
-                self._checks = [
-                    AnswerCheck(env, config.name, number, *check) for number, env in enumerate(self.envs)
-                ]
-            sample.close()
-        if self.vector is not None:
-            given, self.action_space = self.vector.single_observation_space, self.vector.single_action_space
-        else:
+            ready = sample.take() if make is factory and known is None else None
+            self.envs += [] if ready is None else [factory.limited(ready)]
+            while len(self.envs) < num_envs:
+                self.envs.append(make())
+            self._checks = [
+                AnswerCheck(env, config.name, number, *check) for number, env in enumerate(self.envs)
+            ]
             given, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
+        sample.close()
         self._in_dict = carries_mask(given, self.action_space)
         own_space = without_mask(given, self.action_space)
         self._several = isinstance(own_space, Dict | Tuple)
@@ -243,9 +208,6 @@ class GymnasiumEnv(Backend):
     @classmethod
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
         """Return observation and action space of one environment. Raises InputError if it cannot be made."""
-        if config.is_vector_env:
-            observation, action, _ = config.members()
-            return flat_space(without_mask(observation, action)), action
         if (classic := config.classic(1)) is not None:
             return classic.observation_space, classic.action_space
         sample = config.sample()
@@ -255,8 +217,6 @@ class GymnasiumEnv(Backend):
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
         """Return whether the environment provides action masks and `env.action_mask` allows their use."""
-        if config.is_vector_env:
-            return config.members()[2]
         if not config.action_mask or config.classic(1) is not None:
             return False
         sample = config.sample()
@@ -267,7 +227,7 @@ class GymnasiumEnv(Backend):
     @classmethod
     def repeats(cls, config: GymnasiumConfig) -> Repeats:
         """Return when these environments repeat an episode; `always` if `fresh_env_per_episode` is set."""
-        if config.is_vector_env or config.fresh_env_per_episode is not None or config.classic(1) is not None:
+        if config.fresh_env_per_episode is not None or config.classic(1) is not None:
             return "always"
         sample = config.sample()
         repeats = sample.repeats
@@ -279,8 +239,6 @@ class GymnasiumEnv(Backend):
         """Return an object that computes rewards of other goals; None if observations have no goals."""
         if not has_goals(space):
             return None
-        if config.is_vector_env:
-            return GoalEnv(config.vector_factory(1).vector, space, config.name)
         known = config.known_sample()
         lend = {} if known is None else {"lend": known.lend}
         return GoalEnv(config.factory(), space, config.name, **lend)
@@ -294,9 +252,9 @@ class GymnasiumEnv(Backend):
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
-        if self.vector is not None:
+        if self.workers is not None:
             # Gymnasium takes one seed for every environment; the ALE takes one per masked environment.
-            given, info = self.vector.reset(seed=seeds.tolist(), options={"reset_mask": mask})
+            given, info = self.workers.reset(seed=seeds.tolist(), options={"reset_mask": mask})
             return self._taken(given, info, mask)
         present = self._present.copy()
         valid = None if self.action_mask is None else self.action_mask | mask[:, None]
@@ -321,8 +279,8 @@ class GymnasiumEnv(Backend):
 
     def step(self, actions: NDArray) -> Transition:
         """Act in every environment. actions: [num_envs, *action]."""
-        if self.vector is not None:
-            given, reward, terminated, truncated, info = self.vector.step(actions)
+        if self.workers is not None:
+            given, reward, terminated, truncated, info = self.workers.step(actions)
             observation = self._taken(given, info, self._all)
             self.info = info
             return Transition(observation, reward, terminated, truncated, terminated)
@@ -363,15 +321,15 @@ class GymnasiumEnv(Backend):
 
     def render(self) -> Any:
         """Return an image of each environment."""
-        return self.vector.render() if self.vector is not None else [env.render() for env in self.envs]
+        return self.workers.render() if self.workers is not None else [env.render() for env in self.envs]
 
     def close(self) -> None:
         """Close the environments and end the worker processes. Calling it again has no effect."""
         if self._closed:
             return
         self._closed = True
-        if self.vector is not None:
-            self.vector.close()
+        if self.workers is not None:
+            self.workers.close()
         for env in self.envs:
             try:
                 env.close()
@@ -398,8 +356,8 @@ class GymnasiumEnv(Backend):
     def _taken(self, observation: Any, info: Mapping[str, Any], fresh: NDArray[np.bool_]) -> NDArray:
         """Return all observations as one array that is not modified later, and update the masks.
 
-        observation: batch from `vector`; fresh: environments whose masks are updated, [num_envs]. All actions
-        of an environment that returns no mask are valid. Returns [num_envs, *obs].
+        observation: batch from the workers; fresh: environments whose masks are updated, [num_envs]. All
+        actions of an environment that returns no mask are valid. Returns [num_envs, *obs].
         """
         if self.action_mask is not None:
             valid = self.action_mask | fresh[:, None]
@@ -410,5 +368,4 @@ class GymnasiumEnv(Backend):
         seen = observation_of(observation) if self._in_dict else observation
         if self._several:
             return packed(seen, self._dtype, self.num_envs)
-        # Copied here, because Gymnasium's deepcopy takes several times as long.
-        return seen.copy() if isinstance(self.vector, Workers) else seen
+        return seen.copy()  # Gymnasium's deepcopy takes several times as long.

@@ -73,14 +73,14 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
 
     def __init__(self, config: GymnasiumConfig) -> None:
         # Known properties of the environments of the run also hold for this one.
-        known = None if config.is_vector_env else config.known_sample()
+        known = config.known_sample()
         known = known if known is not None and known.answered else None
         drawing = _drawing(config)
         with warnings.catch_warnings():  # labrl, and not the user, asks for a render mode that may not exist
             warnings.filterwarnings("ignore", ".*render_mode", module="gymnasium")
             super().__init__(drawing, num_envs=1, num_threads=1, evaluation=True, known=known)
         self._factory = config.factory()
-        drawn: Any = self.vector or self.envs[0]
+        drawn = self.envs[0]
         if not _takes_render_mode(config) and drawn.render_mode not in MODES:
             self.close()
             raise InputError(
@@ -95,12 +95,9 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
     def picture(self) -> NDArray[np.uint8]:
         """Return the current image in RGB, [height, width, 3]. Raises InputError if rendering fails."""
         try:
-            pictures = self.render()
+            rendered = self.render()[0]
         except (Exception, SystemExit) as error:
             raise self._no_picture(f"failed: {type(error).__name__}: {error}".rstrip(": ")) from error
-        rendered = pictures[0] if isinstance(pictures, list | tuple | np.ndarray) and len(pictures) else None
-        if isinstance(pictures, np.ndarray) and pictures.ndim == 3 and pictures.shape[2] in (3, 4):
-            rendered = pictures  # one image of all members of a vector environment
         if isinstance(rendered, list | tuple) and rendered and isinstance(rendered[-1], np.ndarray):
             rendered = rendered[-1]  # rgb_array_list: all images since the last call
         if not isinstance(rendered, np.ndarray) or rendered.dtype.kind not in "buif":
@@ -154,18 +151,16 @@ def _drawing(config: GymnasiumConfig) -> GymnasiumConfig:
         lists_only = isinstance(modes, list | tuple | set) and MODES[0] not in modes and MODES[1] in modes
         kwargs["render_mode"] = MODES[1] if lists_only else MODES[0]
     shown = dataclasses.replace(config, make=make, kwargs=kwargs)
-    if config.is_vector_env:
-        return shown
     fresh = None if config.fresh_env_per_episode is None else True
     return dataclasses.replace(shown, vectorization="sync", fresh_env_per_episode=fresh)
 
 
 def _takes_render_mode(config: GymnasiumConfig) -> bool:
-    """Return whether the environment accepts `render_mode`. Vector environments with an id always do."""
+    """Return whether the environment accepts `render_mode`."""
     made: Any = None
     if config.make is not None:
         made = config.make.load()
-    elif config.id is not None and not config.is_vector_env:
+    elif config.id is not None:
         spec = gymnasium.registry.get(config.id.rpartition(":")[2])
         made = None if spec is None else spec.entry_point
         made = load_target(made.replace(":", ".")) if isinstance(made, str) else made

@@ -232,10 +232,11 @@ class EnvFactory:
         env = None if several else make.build(**self.kwargs)
         if several or isinstance(env, gymnasium.vector.VectorEnv):
             raise InputError(
-                f"env.make._target_={make.target} makes a vector environment: set "
-                "env.vectorization=vector_entry_point; labrl then makes it with env.num_envs environments",
-                code="contradiction",
-                key="env.vectorization",
+                f"env.make._target_={make.target} makes a vector environment, but must make a gymnasium.Env "
+                "(environments that are stepped at once are a class derived from "
+                "labrl.envs.protocol.Backend, which env._target_ names)",
+                code="unsupported",
+                key="env.make._target_",
             )
         if not isinstance(env, gymnasium.Env):
             raise InputError(
@@ -244,12 +245,6 @@ class EnvFactory:
                 key="env.make._target_",
             )
         return env
-
-    def _gymnasium_makes(self, env_id: str) -> Any:
-        # Gymnasium's checker costs more than a step of CartPole; `AnswerCheck` replaces it.
-        return gymnasium.make(
-            env_id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs
-        )
 
     def _registered(self, env_id: str) -> Any:
         if not _ID.fullmatch(env_id):
@@ -261,7 +256,10 @@ class EnvFactory:
             )
         try:
             with warnings.catch_warnings(record=True) as heard:
-                env = self._gymnasium_makes(env_id)
+                # Gymnasium's checker costs more than a step of CartPole; `AnswerCheck` replaces it.
+                env = gymnasium.make(
+                    env_id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs
+                )
         except LabrlError:
             raise
         except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:

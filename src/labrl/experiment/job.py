@@ -144,7 +144,7 @@ class Job:
         ended, even if it was killed before its status was recorded.
         """
         run = RunFolder(Path(folder))
-        if not run.marker.exists() and not run.has_lost_marker:
+        if not run.marker.exists() and not run.provenance.exists():
             return None
         run = RunFolder.open(folder)
         _wait_for(run)

@@ -18,7 +18,7 @@ from labrl.errors import InputError
 from labrl.memory.offline import AT_ONCE, OfflineConfig, OfflineData, PieceReplay, Wanted
 from labrl.memory.replay import ReplayConfig, row_dtype
 from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.provenance import read_config
+from labrl.storage.provenance import recorded_config
 from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
 from labrl.storage.trust import check_recorded
 from labrl.workspace import Layout, Workspace
@@ -99,7 +99,7 @@ def _check(path: Path) -> None:
             code="not-found",
             key=FOLDER,
         )
-    plain = read_config(RunFolder.open(path))
+    plain = recorded_config(RunFolder.open(path))
     if "memory" not in plain["agent"]:
         raise InputError(
             f"{given}: the agent of this run has no replay buffer. Choose a run of an agent that has "
@@ -125,7 +125,7 @@ def _recorded(path: Path) -> dict[str, Any]:
     """Return the configuration of a run. Raises InputError if someone else's names code that is not part of
     labrl."""
     run = RunFolder.open(path)
-    plain = read_config(run)
+    plain = recorded_config(run)
     check_recorded(run, plain)
     return plain
 

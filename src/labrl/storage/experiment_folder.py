@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from labrl.errors import DamagedFileError
+from labrl.errors import DamagedFileError, InputError
 from labrl.secrets import redact
-from labrl.storage.folder import REPORT_FILES, Folder, now, read_json
+from labrl.storage.folder import REPORT_FILES, Folder, now, origin, read_json
 from labrl.storage.lock import LOCK
 from labrl.storage.provenance import Typed
 from labrl.storage.run_folder import MARKER as RUN_MARKER
@@ -109,6 +109,7 @@ class ExperimentFolder(Folder[ExperimentStatus]):
     def check_format(self) -> None:
         """Raise InputError if this version of labrl does not read the folder or that of a trial."""
         super().check_format()
+        check_objective(self.path, read_json(self.marker))
         with suppress(KeyError, TypeError):  # a damaged entry is reported when the trials are read
             for trial in read_json(self.marker).get("trials", ()):
                 RunFolder(self.path / trial["folder"]).check_format()
@@ -153,6 +154,20 @@ class ExperimentFolder(Folder[ExperimentStatus]):
     def trial_path(self, trial: TrialRecord) -> Path:
         """Return the run folder of `trial`, whether or not it exists yet."""
         return self.path / trial.folder
+
+
+def check_objective(folder: Path, info: Mapping[str, Any]) -> None:
+    """Raise InputError for a search with several objectives, as earlier versions of labrl made them. info:
+    content of `experiment.json`."""
+    facts = info.get("search")
+    objective = facts.get("objective") if isinstance(facts, dict) else None
+    if isinstance(objective, list) and len(objective) > 1:
+        raise InputError(
+            f"{folder} is a search with several objectives ({', '.join(map(str, objective))}), which this "
+            f"version of labrl does not read. {origin(folder)}",
+            code="not-installed",
+            key=str(folder),
+        )
 
 
 def is_experiment(folder: Path) -> bool:

@@ -240,7 +240,7 @@ def check_format(path: Path, version: int, known: Sequence[int]) -> None:
     if version not in known:
         raise InputError(
             f"{path} has format {version}, and this version of labrl reads format"
-            f"{'s' if len(known) > 1 else ''} {' and '.join(map(str, known))}. {_origin(path)}",
+            f"{'s' if len(known) > 1 else ''} {' and '.join(map(str, known))}. {origin(path)}",
             code="not-installed",
             key=str(path),
         )
@@ -253,7 +253,7 @@ def newest_provenance(run: Path) -> Path:
     return next((path for path in written if path.exists()), run / PROVENANCE)
 
 
-def _origin(path: Path) -> str:
+def origin(path: Path) -> str:
     """Return which version of labrl wrote the files at `path`, and how to install it."""
     runs = (path, *path.parents[:4], *sorted(path.glob("*/")))  # a file in a run, a run, or an experiment
     facts = next(filter(None, (read_json(newest_provenance(run)) for run in runs)), {})

@@ -23,10 +23,10 @@ from typing import Any
 
 import yaml
 
-from labrl.errors import DamagedFileError, LabrlError
+from labrl.errors import DamagedFileError
 from labrl.secrets import is_secret_file, redact, redact_diff
 from labrl.storage.atomic import sync_file, write_atomic, write_json
-from labrl.storage.folder import PROVENANCE, REPORT_FILES, newest_provenance, read_json
+from labrl.storage.folder import PROVENANCE, REPORT_FILES, newest_provenance
 from labrl.storage.run_folder import MARKER, RunFolder
 from labrl.storage.signature import is_own, present_trust, signed
 
@@ -49,9 +49,6 @@ _PREFIXES = ("--src-prefix=a/", "--dst-prefix=b/")
 
 # Programs that the configuration of a repository names, and which git would run.
 _NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
-
-# The parser in C takes a tenth of the time, which matters for a list of hundreds of runs.
-_Loader = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 _log = logging.getLogger(__name__)
 
@@ -111,8 +108,8 @@ def write_provenance(
     """Write `config.yaml`, `overrides.yaml`, `provenance.json`, and a `.diff` for each repository with
     changes.
 
-    `provenance.json` also contains the content of the two YAML files, in case they are edited, damaged or
-    lost. Secrets are masked in all of them. config: resolved configuration as plain data, with the seed that
+    `provenance.json` also contains the content of the two YAML files, of which `config.yaml` may be edited.
+    Secrets are masked in all of them. config: resolved configuration as plain data, with the seed that
     is used; resume: number of this resume, whose provenance has a folder of its own, while the two YAML files
     are replaced; None for the start; start_from: plain data about the weights of another run that this one
     starts from. Facts that the machine does not provide are left out; only writing the files can fail
@@ -152,103 +149,48 @@ def write_provenance(
     return redact(content)
 
 
-def known_provenance(folder: RunFolder) -> dict[str, Any]:
+def read_provenance(folder: RunFolder) -> dict[str, Any]:
     """Return the newest provenance of a run, from its last resume or its start.
 
-    Returns an empty dict if the file is missing or damaged.
+    Raises DamagedFileError if the file is missing or damaged.
     """
-    return read_json(newest_provenance(folder.path))
+    path = newest_provenance(folder.path)
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(facts, dict):
+            raise ValueError(f"it contains {str(facts)[:40] or 'nothing'} and was not written by labrl")
+        if lacking := [part for part in ("overrides", "config") if part not in facts]:
+            raise ValueError(f"it has no {lacking[0]}")
+        if lacking := [part for part in ("seed", "agent", "env", "meta") if part not in facts["config"]]:
+            raise ValueError(f"its config has no {lacking[0]}")
+    except FileNotFoundError as error:
+        why = (
+            "the run was killed before it started, so there is nothing to resume"
+            if folder.unrecorded
+            else "restore it from a copy"
+        )
+        raise DamagedFileError(f"{path} is missing: {why}", key=str(path)) from error
+    except (OSError, ValueError, TypeError) as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}", key=str(path)) from error
+    return facts
 
 
 def read_command(folder: RunFolder) -> Command:
-    """Return the command of a run, including its resumes: from its provenance, or else from `overrides.yaml`.
+    """Return the command of a run, including its resumes.
 
     In a run of someone else, its folder of groups is replaced by the one that is typed now, if any. Raises
-    DamagedFileError if both are missing or damaged.
+    DamagedFileError as `read_provenance` does.
     """
-    facts = known_provenance(folder)
-    overrides = facts.get("overrides")
-    if not isinstance(overrides, list):
-        overrides = _read(folder, folder.overrides, list)
-    own = is_own(facts)
-    return Command(
-        overrides, facts.get("choices", {}), facts.get("config_dir") if own else present_trust().config_dir
-    )
+    facts = read_provenance(folder)
+    config_dir = facts.get("config_dir") if is_own(facts) else present_trust().config_dir
+    return Command(facts["overrides"], facts.get("choices", {}), config_dir)
 
 
 def recorded_config(folder: RunFolder) -> dict[str, Any]:
-    """Return the resolved configuration of the run as plain data: from its provenance, or else from
-    `config.yaml`.
-
-    Raises DamagedFileError if both are missing or damaged.
-    """
-    return _provenance_config(folder) or _config_file(folder)
-
-
-def read_config(folder: RunFolder) -> dict[str, Any]:
-    """Return the resolved configuration in `config.yaml`, which may have been edited; if that file is missing
-    or damaged, return that of the provenance. Raises DamagedFileError if neither can be read."""
-    try:
-        return _config_file(folder)
-    except LabrlError:
-        if config := _provenance_config(folder):
-            return config
-        raise
-
-
-def damages(folder: RunFolder) -> list[str]:
-    """List the missing and damaged files among those that describe a run, as messages."""
-    found = []
-    described = ((folder.config, dict), (folder.overrides, list), (newest_provenance(folder.path), dict))
-    for path, kind in ((folder.marker, dict), *described):
-        try:
-            _read(folder, path, kind)
-        except LabrlError:
-            found.append(f"{path.relative_to(folder.path)} is missing or damaged")
-    return found
-
-
-def _provenance_config(folder: RunFolder) -> dict[str, Any]:
-    """Return the configuration in the newest provenance; empty if it has none, as in earlier versions."""
-    config = known_provenance(folder).get("config")
-    return config if isinstance(config, dict) and not _lacking(config) else {}
-
-
-def _config_file(folder: RunFolder) -> dict[str, Any]:
-    config: dict[str, Any] = _read(folder, folder.config, dict)
-    for part in _lacking(config):
-        raise DamagedFileError(
-            f"{folder.config} is damaged: it has no {part}. The other files record: {folder.known}",
-            key=str(folder.config),
-        )
+    """Return the resolved configuration of the run as plain data. Raises DamagedFileError as
+    `read_provenance` does."""
+    config: dict[str, Any] = read_provenance(folder)["config"]
     return config
-
-
-def _lacking(config: Mapping[str, Any]) -> list[str]:
-    return [part for part in ("seed", "agent", "env", "meta") if part not in config]
-
-
-def _read(folder: RunFolder, path: Path, kind: type) -> Any:
-    """Return the content of a file that describes a run. Raises DamagedFileError if it is not of this
-    kind."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
-        if not isinstance(content, kind):
-            raise ValueError(f"it contains {str(content)[:40] or 'nothing'} and was not written by labrl")
-        return content
-    except FileNotFoundError as error:
-        raise DamagedFileError(
-            f"{path} is missing: the run was killed before it started, so there is nothing to resume"
-            if folder.unrecorded
-            else f"{path} is missing. Restore it. The other files record: {folder.known}",
-            key=str(path),
-        ) from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise DamagedFileError(
-            f"{path} cannot be read: {reason}. The other files record: {folder.known}", key=str(path)
-        ) from error
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

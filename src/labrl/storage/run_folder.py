@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from labrl.errors import DamagedFileError, LabrlError
 from labrl.storage.atomic import sync_file
@@ -121,17 +119,6 @@ class RunFolder(Folder[RunStatus]):
         self.enjoy = path / "enjoy"
         """Folder of the episodes that the run's models played later."""
 
-    @classmethod
-    def open(cls, path: str | os.PathLike[str], rebuilt: bool = False) -> Self:
-        """Open the run at `path`. Raises the same errors as `Folder.open`.
-
-        rebuilt: whether `run.json` may be missing or damaged, as in `rebuilt_info`.
-        """
-        run = cls(Path(os.path.abspath(path)))
-        run.check_format()
-        run.check_written(run.rebuilt_info() if rebuilt else run.info())
-        return run
-
     def format_version(self) -> int | None:
         """Return the version of the folder's format; 0 for the first one, which is also recorded as 1."""
         version = super().format_version()
@@ -154,75 +141,37 @@ class RunFolder(Folder[RunStatus]):
             shutil.rmtree(session.path)
         self.marker.unlink()
 
-    @property
-    def has_lost_marker(self) -> bool:
-        """Whether this is the folder of a run whose `run.json` is missing."""
-        return not self.marker.exists() and self.provenance.exists()
-
-    @property
-    def known(self) -> str:
-        """Return the status of the run and its sessions in one line, from the files that exist."""
-        status = read_json(self.marker).get("status")
-        found = [f"the run is {status}"] if status else []
-        for session in self.sessions():
-            result = session.read_result()
-            how = result.get("status", "has no result.json")
-            newest = max([result.get("frame", 0), *session.checkpoint_frames()])
-            found.append(f"session {session.index}: {how}, frame {newest:,}")
-        return "; ".join(found) or "nothing else is known"
-
     def info(self) -> dict[str, Any]:
         """Return the content of `run.json`; if a power failure has left it empty beside checkpoints of a run
-        that was never resumed, its content according to the other files.
+        that was never resumed, what it contained at the start of the run.
 
         Raises InputError if this is not the folder of a run, and DamagedFileError if the file is damaged or
-        lost.
+        missing.
         """
         try:
             return super().info()
         except LabrlError as error:
-            if self._is_emptied and any(session.checkpoint_frames() for session in self.sessions()):
-                return {**self._rebuilt(), **self._pending}
-            if not isinstance(error, DamagedFileError) and not self.has_lost_marker:
+            if (started := self._start_if_emptied()) is not None:
+                head = {"format_version": self.FORMAT_VERSION, "status": "running", "created": started}
+                return {**head, **self._pending}
+            if isinstance(error, DamagedFileError) or not self.provenance.exists():
                 raise
             raise DamagedFileError(
-                f"{error}. The other files record: {self.known}. Restore the file, or create it with "
-                f"this content: {json.dumps(self._rebuilt())}",
-                key=str(self.marker),
+                f"{self.marker} is missing: restore it from a copy", key=str(self.marker)
             ) from error.__cause__
 
-    @property
-    def _is_emptied(self) -> bool:
-        """Whether `run.json` never reached the disk: it is missing, empty, or contains only zero bytes."""
-        if self.resumes.exists() or not self.provenance.exists():
-            return False
-        with suppress(OSError):
-            return not self.marker.exists() or not self.marker.read_bytes().strip(b"\0")
-        return False
-
-    def rebuilt_info(self) -> dict[str, Any]:
-        """Return `info`; if `run.json` is missing or damaged, rebuild it from the sessions' results.
-
-        Raises the same errors as `info` if there are no results either.
-        """
+    def _start_if_emptied(self) -> str | None:
+        """Return the start of a run whose `run.json` never reached the disk: it is missing, empty, or
+        contains only zero bytes, beside checkpoints. Return None for all others."""
         try:
-            return self.info()
-        except LabrlError:
-            if not any(session.read_result() for session in self.sessions()):
-                raise
-            return self._rebuilt()
-
-    def _rebuilt(self) -> dict[str, Any]:
-        """Return the part of `run.json` that other files determine."""
-        statuses = {session.read_result().get("status") for session in self.sessions()}
-        worst = next((status for status in ("failed", "pruned", "finished") if status in statuses), None)
-        left = not statuses or statuses & {None, "interrupted"}
-        status = "interrupted" if left or worst is None else worst
-        found: dict[str, Any] = {"format_version": self.FORMAT_VERSION, "status": status}
-        with suppress(TypeError, ValueError):  # without the time of the start, `latest` cannot find the run
-            started = datetime.fromisoformat(read_json(self.provenance).get("started"))  # type: ignore[arg-type]
-            found["created"] = started.astimezone(UTC).isoformat(timespec="milliseconds")
-        return found
+            emptied = not self.marker.read_bytes().strip(b"\0")
+        except OSError as error:
+            emptied = isinstance(error, FileNotFoundError)
+        if emptied and not self.resumes.exists() and any(one.checkpoint_frames() for one in self.sessions()):
+            with suppress(TypeError, ValueError):
+                started = datetime.fromisoformat(read_json(self.provenance).get("started"))  # type: ignore[arg-type]
+                return started.astimezone(UTC).isoformat(timespec="milliseconds")
+        return None
 
     def discard_unplayed(self) -> None:
         """Delete the files of a run that was refused before its first step.

@@ -23,7 +23,7 @@ from labrl.config import config_folder
 from labrl.config.keys import walk
 from labrl.errors import InputError
 from labrl.storage.experiment_folder import STUDY_FILE, ExperimentFolder
-from labrl.storage.provenance import known_provenance
+from labrl.storage.provenance import read_provenance
 from labrl.storage.run_folder import RunFolder
 from labrl.storage.signature import count_as_own, go_back_to_foreign, is_own, present_trust
 
@@ -34,7 +34,7 @@ _PARTS = "labrl.agents.parts"
 KINDS: Mapping[str, tuple[str, ...]] = {
     "agent": ("labrl.agents.agent.Agent",),
     "env": ("labrl.envs.protocol.Backend",),
-    "env.make": ("gymnasium.Env", "gymnasium.vector.VectorEnv"),
+    "env.make": ("gymnasium.Env",),
     "transforms.*": ("labrl.agents.transforms.Identity",),
     "callbacks.*": ("labrl.session.callbacks.callback.Callback",),
     "agent.network.*": ("torch.nn.Module",),
@@ -82,7 +82,7 @@ def check_recorded(
     """
     if present_trust().everything:
         return
-    facts = known_provenance(run)
+    facts = read_provenance(run)
     own = is_own(facts)
     signed = set(_names(facts.get("config"))) if own else set()
     found = [*_names(config), *([] if own else _in_overrides(overrides))]
@@ -268,5 +268,5 @@ def _entry_points(env_id: str) -> list[str]:
     import gymnasium
 
     spec = gymnasium.registry.get(env_id)
-    made = [] if spec is None else [spec.entry_point, spec.vector_entry_point]
-    return [one if isinstance(one, str) else f"{one.__module__}." for one in made if one is not None]
+    made = None if spec is None else spec.entry_point
+    return [] if made is None else [made if isinstance(made, str) else f"{made.__module__}."]

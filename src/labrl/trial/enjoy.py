@@ -25,7 +25,7 @@ from labrl.storage.run_folder import RunFolder
 from labrl.trial.devices import available_cpus, keep_freed_memory
 from labrl.trial.find import choices, chosen, find_run
 from labrl.trial.loading import LoadedPolicy
-from labrl.trial.past import Past, described, report_damages
+from labrl.trial.past import Past, described
 from labrl.trial.playback import Screening, Window, WindowClosedError, to_video
 from labrl.trial.showing import EnjoyRequest
 from labrl.trial.summary import say
@@ -42,10 +42,9 @@ def enjoy(request: EnjoyRequest) -> int:
     past = Past.of(run)
     _check_agreement(past, request)
     prepare(past.command.config_dir)
-    report_damages(run)
     use_one_thread()  # as in training
     keep_freed_memory()
-    plain = past.usable()
+    plain = past.edited()
     for change in past.changes(plain):
         say(f"edited in {run.config}: {described(change)}")
     policy = LoadedPolicy(

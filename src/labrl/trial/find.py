@@ -13,6 +13,7 @@ from labrl.config.keys import RECORDED, is_hydras, traits
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import nearest, suggested
 from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, experiment_of, is_experiment
+from labrl.storage.folder import PROVENANCE
 from labrl.storage.provenance import Command, read_command
 from labrl.storage.run_folder import MARKER, RunFolder
 
@@ -105,9 +106,8 @@ def choices(edits: Sequence[str]) -> dict[str, str]:
 
 
 def chosen(command: Command) -> dict[str, str]:
-    """Return the chosen option by group; if the provenance is lost, only those that were typed."""
-    recorded = {group: option.removeprefix(RECORDED) for group, option in command.choices.items()}
-    return {**choices(command.overrides), **recorded}
+    """Return the chosen option by group, typed or by default."""
+    return {group: option.removeprefix(RECORDED) for group, option in command.choices.items()}
 
 
 def completions(line: str) -> list[str] | None:
@@ -236,8 +236,8 @@ def _path_of(which: str, key: str, runs: bool = True) -> Path:
 
 def _named_run(path: Path, verb: Verb) -> RunFolder:
     key = _TYPED[verb][0]
-    if (path / MARKER).exists() or RunFolder(path).has_lost_marker:
-        return RunFolder.open(path, rebuilt=verb != "resume")
+    if (path / MARKER).exists() or (path / PROVENANCE).exists():
+        return RunFolder.open(path)
     trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
     if (path.parent / MARKER).exists():
         message = f"{path} is part of a run. Name the run folder, {path.parent}"

@@ -23,7 +23,7 @@ from labrl.storage.checkpoint import CheckpointStore, copy_replay
 from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.composed import Again, Composed
 from labrl.trial.find import find_run
-from labrl.trial.past import Past, described, report_damages, say_differences
+from labrl.trial.past import Past, described, say_differences
 from labrl.trial.request import Request, frame_of
 from labrl.trial.torchrun import check_resume
 
@@ -103,7 +103,6 @@ class Fork(Again):
 
         changed = self.check(composed.plain)
         check_resume(self.past.folder)
-        report_damages(self.past.folder)
         return run_trial(composed, partial(self._begin, changed))
 
     def check(self, plain: Mapping[str, Any]) -> list[Change]:

@@ -414,4 +414,4 @@ def load(
         raise InputError(
             f"{key}={checkpoint}: must be best, latest or the frame of a checkpoint", code="range", key=key
         )
-    return LoadedPolicy(past, past.usable(), session, str(wanted), verb, precision)
+    return LoadedPolicy(past, past.edited(), session, str(wanted), verb, precision)

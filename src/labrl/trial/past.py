@@ -30,17 +30,16 @@ from labrl.storage.folder import PROVENANCE
 from labrl.storage.provenance import (
     Command,
     as_yaml,
-    damages,
     differences,
-    known_provenance,
     read_command,
+    read_provenance,
     recorded_config,
     write_provenance,
 )
 from labrl.storage.run_folder import RunFolder
 from labrl.storage.trust import check_recorded
 
-_MEND = f"Correct it, or delete it: {PROVENANCE} has the configuration that was run"
+_ORIGINAL = f"The configuration that was run is in {PROVENANCE}, under `config`"
 
 
 @dataclass(frozen=True)
@@ -73,9 +72,8 @@ class Past:
     def edited(self) -> dict[str, Any]:
         """Return the configuration in `config.yaml`, which the user may have edited.
 
-        Without that file, returns the configuration that was run. Raises DamagedFileError if the file cannot
-        be read or lacks keys, and InputError if someone else has edited it so that it names code that is not
-        part of labrl.
+        Raises DamagedFileError if the file is missing, cannot be read or lacks keys, and InputError if
+        someone else has edited it so that it names code that is not part of labrl.
         """
         path = self.folder.config
         try:
@@ -85,13 +83,15 @@ class Past:
             edited = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
             if not isinstance(edited, dict) or not edited:
                 raise ValueError("it contains no keys")
-        except FileNotFoundError:
-            return self.config
+        except FileNotFoundError as error:
+            raise DamagedFileError(
+                f"{path} is missing: restore it from a copy. {_ORIGINAL}", key=str(path)
+            ) from error
         except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
             told = " ".join(str(error).split())
             if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
                 told = f"line {error.problem_mark.line + 1}: {error.problem}"
-            raise DamagedFileError(f"{path} cannot be read: {told}. {_MEND}", key=str(path)) from None
+            raise DamagedFileError(f"{path} cannot be read: {told}. {_ORIGINAL}", key=str(path)) from None
         plain = {str(key): value for key, value in edited.items()}
         found = self.changes(plain)
         gone = [change.key for change in found if change.new is ABSENT]
@@ -99,34 +99,23 @@ class Past:
             more = f" and {len(gone) - 5} more keys" if len(gone) > 5 else ""
             new = [change.key for change in found if change.old is ABSENT]
             has = f" and has {', '.join(new[:5])}, which the run did not have" if new else ""
-            raise DamagedFileError(f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_MEND}", key=str(path))
+            raise DamagedFileError(
+                f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_ORIGINAL}", key=str(path)
+            )
         check_recorded(self.folder, plain)
         return plain
 
-    def usable(self) -> dict[str, Any]:
-        """Return `edited()`, or, if its file is damaged, print why and return the configuration that was run.
-
-        Raises InputError as `edited` does.
-        """
-        try:
-            return self.edited()
-        except DamagedFileError as damage:
-            from labrl.trial.summary import say
-
-            say(str(damage))
-            return self.config
-
     def record(
         self, run: RunFolder, plain: Mapping[str, Any], command: Command, resume: int | None = None
-    ) -> tuple[dict[str, Any], list[str] | None]:
+    ) -> tuple[dict[str, Any], list[str]]:
         """Write the provenance of a continuation of this run into `run`.
 
         resume: number of the resume. Returns the provenance, and the differences in code, packages and
-        machine, which are None if those of the earlier run are unknown.
+        machine.
         """
-        before = known_provenance(self.folder)
+        before = read_provenance(self.folder)
         now = write_provenance(run, plain, command, resume=resume)
-        return now, differences(before, now) if before else None
+        return now, differences(before, now)
 
     def check(
         self, cfg: DictConfig, plain: Mapping[str, Any], asked: str, edited: Collection[str] = ()
@@ -217,19 +206,9 @@ def ways_out(contradicting: Sequence[Change], pins: Sequence[str]) -> Iterator[s
     yield "To continue anyway, which is recorded in the run folder: +force=true"
 
 
-def report_damages(folder: RunFolder) -> None:
-    """Print which files that describe a run are missing or damaged."""
-    from labrl.trial.summary import say
-
-    for damage in damages(folder):
-        say(f"{folder.path}: {damage}; using the other files of the run instead")
-
-
-def say_differences(differs: Sequence[str] | None) -> None:
-    """Print why the continuation may not be exact. differs: from the past; None if that is unknown."""
+def say_differences(differs: Sequence[str]) -> None:
+    """Print why the continuation may not be exact. differs: from the past."""
     from labrl.trial.summary import say
 
     if differs:
         say(f"This may not be exact bit for bit, because of differences since then: {'; '.join(differs)}")
-    if differs is None:
-        say("Without provenance.json, it is unknown whether code, packages and machine are the same")

@@ -26,7 +26,6 @@ from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.storage.trust import check_recorded
 from labrl.storage.video import EncoderError, write_mp4
 from labrl.trial.find import find_run
-from labrl.trial.past import report_damages
 from labrl.trial.result import SessionResult
 from labrl.trial.showing import ReplayRequest
 from labrl.trial.summary import say
@@ -266,7 +265,6 @@ def replay(request: ReplayRequest) -> int:
     """
     window = Window() if request.render == "human" else None
     run = find_run(request.which, [], "replay")
-    report_damages(run)
     prepare(_config_dir(run))
     session = _session(run.sessions(), request, str(run.path))
     name = f"{request.episode}.npz"
@@ -311,10 +309,7 @@ def _recorded(run: RunFolder, source: Path) -> RecordedEpisode:
 
 def _config_dir(run: RunFolder) -> str | None:
     """Return the folder of the user's modules, if the run has one that still exists."""
-    try:
-        folder = read_command(run).config_dir
-    except LabrlError:
-        return None
+    folder = read_command(run).config_dir
     return folder if folder is not None and Path(folder).is_dir() else None
 
 

@@ -222,7 +222,7 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
         folder = Path(os.path.expanduser(places[0]))
         if (folder / MARKER).exists():
             with contextlib.suppress(OSError):  # another user's run, or a full disk
-                record_changes(RunFolder.open(folder, rebuilt=True))
+                record_changes(RunFolder.open(folder))
         _make_videos(folder)
         built = build(folder, target)
     else:

@@ -10,7 +10,7 @@ from typing import Any
 from labrl.errors import FAILED, InputError
 from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.composed import Again, Composed
-from labrl.trial.past import Past, report_damages
+from labrl.trial.past import Past
 from labrl.trial.result import TrialResult
 
 UNTIMED = frozenset({"wall", "fps"})
@@ -45,8 +45,7 @@ class Rerun(Again):
         past, then = self.past, self.past.folder
         if not self.force:
             past.check(composed.cfg, composed.plain, f"+rerun={then.path}")
-        report_damages(then)
-        if keys := [change.key for change in past.changes(past.usable())]:
+        if keys := [change.key for change in past.changes(past.edited())]:
             edited = f"{then.config} was edited after the run ({', '.join(keys)})"
             say(f"{edited}; +rerun ignores the edits")
         result = run_trial(composed)

@@ -25,7 +25,7 @@ from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.composed import Again, Composed
 from labrl.trial.find import find_run
 from labrl.trial.fork import Fork
-from labrl.trial.past import Past, described, report_damages, say_differences
+from labrl.trial.past import Past, described, say_differences
 from labrl.trial.request import Request
 from labrl.trial.rerun import Rerun
 from labrl.trial.torchrun import check_resume
@@ -99,7 +99,6 @@ class Resume(Again):
         run, config = self.past.folder, composed.config
         if not self.force:
             self.past.check(composed.cfg, composed.plain, f"+resume={run.path}", self._edited)
-        report_damages(run)
         changed = self.past.changes(composed.plain)
         with kept_for_the_run():
             check(config)
@@ -127,13 +126,11 @@ class Resume(Again):
                     doing("restoring the run")
                     return run_sessions(config, composed.plain, run, left)
 
-    def _record(
-        self, begins: Mapping[int, int], changed: Sequence[Change], composed: Composed
-    ) -> list[str] | None:
+    def _record(self, begins: Mapping[int, int], changed: Sequence[Change], composed: Composed) -> list[str]:
         """Write the provenance of this resume, and an entry in `run.json`.
 
         begins: first frame by number of the session; changed: keys whose values have changed. Returns the
-        differences in machine, code and packages since the earlier run; None if those are unknown.
+        differences in machine, code and packages since the earlier run.
         """
         run = self.past.folder
         run.update(format_version=run.FORMAT_VERSION)  # also restores what a power failure has left empty
@@ -146,7 +143,7 @@ class Resume(Again):
             "edits": self.edits,
             "changed": [change.as_json() for change in changed],
             "forced": self.force and bool(contradictions(changed)),
-            "differs": differs or [],
+            "differs": differs,
             "command": now["command"],
             "labrl": now["packages"].get("labrl"),
             "commits": {name: facts.get("commit") for name, facts in now["git"].items()},
@@ -310,7 +307,7 @@ def _announce(
     begins: Collection[int],
     reached: Mapping[int, int],
     edited: Sequence[Change],
-    differs: Sequence[str] | None,
+    differs: Sequence[str],
 ) -> None:
     """Print the frame from which each session continues, and why the continuation may not be exact."""
     from labrl.trial.summary import say

@@ -37,14 +37,8 @@ MARKS: dict[State, tuple[str, str, Literal["dot", "cross"]]] = {
 
 def search_content(search: SearchResult, path: Path) -> dict[str, Any]:
     """Return the charts of a search by name, and the importance of each key. path: the experiment folder."""
-    two, ended = len(search.objective) > 1, search.of_state("complete")
-    front = _points(ended, "complete", "second", [one.value(-1) for one in ended], _values(ended))
-    axes = {"second": Axis(search.objective[-1])}
     return {
         "history": _history(search),
-        "front": Chart("One objective against the other", axes, [front], search.objective[0])
-        if two
-        else None,
         "importances": importances(search),
         "parallel": _parallel(search),
         "slices": [_slice(search, one) for one in search.parameters],
@@ -67,7 +61,7 @@ def _points(
 
 
 def _values(trials: Sequence[SearchTrial]) -> list[float]:
-    return [trial.value() for trial in trials]
+    return [trial.value for trial in trials]
 
 
 def _history(search: SearchResult) -> Chart:
@@ -80,17 +74,17 @@ def _history(search: SearchResult) -> Chart:
             if not search.valued:
                 continue
             # A failed trial has no value, and is shown at the worst value of the others.
-            heights = [(min if search.maximize[0] else max)(_values(search.valued))] * len(trials)
+            heights = [(min if search.maximize else max)(_values(search.valued))] * len(trials)
         if trials or state != "fail":
             lines.append(_points(trials, state, "trial", [trial.number for trial in trials], heights))
     sequence = sorted(search.of_state("complete"), key=lambda trial: trial.number)
     if sequence:
-        best = best_so_far(_values(sequence), search.maximize[0])
+        best = best_so_far(_values(sequence), search.maximize)
         last = max(trial.number for trial in search.trials)
         view = View([*(trial.number for trial in sequence), last], [*best, best[-1]])
         lines.append(Line("search-best", "best so far", Style(GREEN), {"trial": view}, step=True))
     axes = {"trial": Axis("trial", whole=True)}
-    return Chart("Value of each trial", axes, lines, search.objective[0], tall=True)
+    return Chart("Value of each trial", axes, lines, search.objective, tall=True)
 
 
 def _parallel(search: SearchResult) -> Chart:
@@ -105,7 +99,7 @@ def _parallel(search: SearchResult) -> Chart:
             one.share(trial.params[one.key]) if one.key in trial.params else math.nan
             for one in search.parameters
         ]
-        name = f"trial {trial.number}: {number(trial.value())}"
+        name = f"trial {trial.number}: {number(trial.value)}"
         views = {"key": View(range(len(shares)), shares)}
         if trial.number in top:
             lines.append(Line("search-top", name, Style(BLUE), views))
@@ -126,7 +120,7 @@ def _slice(search: SearchResult, parameter: Parameter) -> Chart:
         lines.append(_points(trials, state, "place", places, _values(trials)))
     ticks = [str(choice) for choice in parameter.choices]
     axis = Axis(parameter.key, ticks, log=parameter.log, whole=parameter.whole)
-    return Chart(parameter.key, {"place": axis}, lines, search.objective[0])
+    return Chart(parameter.key, {"place": axis}, lines, search.objective)
 
 
 def _against_default(search: SearchResult, path: Path) -> Chart | None:

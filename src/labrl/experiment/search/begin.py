@@ -6,7 +6,6 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from enum import Enum
 from itertools import takewhile
 from typing import Any
 
@@ -25,7 +24,6 @@ from labrl.experiment.experiment import held
 from labrl.experiment.job import Job
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
-from labrl.experiment.search.objective import Direction
 from labrl.experiment.search.options import (
     NoPruner,
     Pruner,
@@ -136,14 +134,9 @@ def _check_total(asked: TrialConfig, settings: Settings, overrides: Sequence[str
 def _plan(
     asked: TrialConfig, base: TrialConfig, space: Space, settings: Settings, env: Mapping[str, Any]
 ) -> Plan:
-    """Return the plan of the study. Raises InputError if measures, pruner and storage do not fit."""
-    objective, pruner = asked.search.objective, asked.search.pruner
-    measures: list[Measure] = list(objective) if isinstance(objective, list) else [objective]
-    if len(measures) > 1 and not isinstance(pruner, NoPruner):
-        say(f"search/pruner={pruner.kind} is off, because it cannot compare trials by several objectives")
-        pruner = NoPruner(kind="none")
-    _check_columns(measures, base)
-    directions = _directions(settings.direction, measures)
+    """Return the plan of the study. Raises InputError if measure, pruner and storage do not fit."""
+    measure, pruner = asked.search.objective, asked.search.pruner
+    _check_column(measure, base)
     check_pruner(pruner, base)
     if settings.storage is not None and settings.study_name is None:
         raise InputError(
@@ -152,7 +145,7 @@ def _plan(
             code="missing",
             key="hydra.sweeper.study_name",
         )
-    baseline = random_return(env, base.env) if "strength" in measures else 0.0
+    baseline = random_return(env, base.env) if measure == "strength" else 0.0
     if baseline is None:
         raise InputError(
             "search.objective=strength needs the return of the random policy, which cannot be measured in "
@@ -163,8 +156,8 @@ def _plan(
     return Plan(
         name=settings.study_name or OWN_STUDY,
         space=space,
-        measures=measures,
-        directions=directions,
+        measure=measure,
+        direction=settings.direction or ("minimize" if measure == "wall" else "maximize"),
         pruner=pruner,
         total=settings.n_trials,
         budget=base.env.config.max_frame,
@@ -175,34 +168,18 @@ def _plan(
     )
 
 
-def _check_columns(measures: Sequence[Measure], base: TrialConfig) -> None:
-    """Raise InputError if the runs will not have a column that is an objective."""
+def _check_column(measure: Measure, base: TrialConfig) -> None:
+    """Raise InputError if the objective is a column that the runs will not have."""
     columns = [f"{INFO}{name}" for name in info_keys(base.env)]
-    for measure in measures:
-        if measure.startswith(INFO) and measure not in columns:
-            name = measure.removeprefix(INFO)
-            raise InputError(
-                f"search.objective={measure}: the runs have no such column"
-                + (f", but {', '.join(columns)}" if columns else "")
-                + f". Set 'env.info_keys=[{name}]', or {{{name}: sum}} for another reduction",
-                code="missing",
-                key="search.objective",
-            )
-
-
-def _directions(given: Any, measures: Sequence[Measure]) -> list[Direction]:
-    if given is None:
-        return ["minimize" if measure == "wall" else "maximize" for measure in measures]
-    listed = given if isinstance(given, list) else [given]
-    names = [one.name if isinstance(one, Enum) else str(one) for one in listed]
-    if len(names) != len(measures) or any(name not in ("minimize", "maximize") for name in names):
+    if measure.startswith(INFO) and measure not in columns:
+        name = measure.removeprefix(INFO)
         raise InputError(
-            f"hydra.sweeper.direction={given}: must be minimize or maximize, one for each of "
-            f"search.objective={list(measures)}, or null for the usual direction of each",
-            code="range",
-            key="hydra.sweeper.direction",
+            f"search.objective={measure}: the runs have no such column"
+            + (f", but {', '.join(columns)}" if columns else "")
+            + f". Set 'env.info_keys=[{name}]', or {{{name}: sum}} for another reduction",
+            code="missing",
+            key="search.objective",
         )
-    return ["maximize" if name == "maximize" else "minimize" for name in names]
 
 
 def _give_slots(
@@ -280,8 +257,8 @@ def _facts(storage: StudyStorage, study: Study) -> dict[str, Any]:
     return {
         "storage": storage.shown_url,
         "study_name": plan.name,
-        "objective": list(plan.measures),
-        "directions": list(plan.directions),
+        "objective": [plan.measure],
+        "directions": [plan.direction],
         "sampler": study.sampler.name,
         "pruner": {"kind": plan.pruner.kind, **vars(plan.pruner)},
         "space": plan.space.as_json(),
@@ -297,7 +274,7 @@ def _announce(study: Study, storage: StudyStorage, at_once: str, experiment: Exp
     searched = len(plan.space.distributions)
     keys = "1 key" if searched == 1 else f"{searched} keys"
     say(
-        f"searching {keys} for the best {' and '.join(plan.measures)}: "
+        f"searching {keys} for the best {plan.measure}: "
         f"{study.total} trials{already}, {at_once} at a time, {study.sampler.name}, pruner {plan.pruner.kind}"
     )
     if study.total == 1:

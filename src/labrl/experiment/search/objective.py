@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -13,19 +12,18 @@ from labrl.storage.run_folder import SessionFolder
 from labrl.storage.tables import read_rows
 from labrl.types import INFO, Measure
 
-Direction = Literal["minimize", "maximize"]
-
 Curve = Mapping[int, Mapping[str, float]]
 """Columns of one session's evaluation checkpoints that contain numbers, by frame in order."""
 
 
-def read_curve(session: SessionFolder, measures: Sequence[Measure] = ()) -> Curve:
-    """Return the evaluation checkpoints of a session that have a return and the columns in `measures`.
+def read_curve(session: SessionFolder, measure: Measure) -> Curve:
+    """Return the evaluation checkpoints of a session that have a return and the column of `measure`, if it
+    has one.
 
     There is no return before the end of the first episode.
     """
     curve = {}
-    needed = {"frame", "return_mean", *(one for one in measures if one.startswith(INFO))}
+    needed = {"frame", "return_mean", *([measure] if measure.startswith(INFO) else [])}
     for row in read_rows(session.eval_csv):
         numbers = {name: float(cell) for name, cell in row.items() if isinstance(cell, int | float)}
         if needed <= numbers.keys():
@@ -56,19 +54,13 @@ def measured(measure: Measure, curve: Curve, random_return: float = 0.0) -> floa
             return final_return(frames, [row[column] for row in curve.values()])
 
 
-def trial_values(
-    folder: Path, measures: Sequence[Measure], num_sessions: int, random_return: float = 0.0
-) -> list[float] | None:
-    """Return the mean of each measure over the sessions; None if a session has no checkpoint."""
-    curves = _curves(folder, measures, num_sessions)
-    values = []
-    for measure in measures:
-        each = [measured(measure, curve, random_return) for curve in curves]
-        known = [value for value in each if value is not None]
-        if len(known) < num_sessions:
-            return None
-        values.append(float(np.mean(known)))
-    return values
+def trial_value(
+    folder: Path, measure: Measure, num_sessions: int, random_return: float = 0.0
+) -> float | None:
+    """Return the mean of the measure over the sessions; None if a session has no checkpoint."""
+    each = [measured(measure, curve, random_return) for curve in _curves(folder, measure, num_sessions)]
+    known = [value for value in each if value is not None]
+    return float(np.mean(known)) if len(known) == num_sessions else None
 
 
 def intermediate_values(
@@ -78,7 +70,7 @@ def intermediate_values(
 
     A session that was stopped early by its evaluations keeps its last value.
     """
-    curves = _curves(folder, [measure], num_sessions)
+    curves = _curves(folder, measure, num_sessions)
     ends = [
         max(curve, default=0) if ended_early(folder, index) else None for index, curve in enumerate(curves)
     ]
@@ -100,6 +92,6 @@ def ended_early(folder: Path, index: int) -> bool:
     return bool(SessionFolder(folder / f"session_{index}").read_result().get("stop"))
 
 
-def _curves(folder: Path, measures: Sequence[Measure], num_sessions: int) -> list[Curve]:
+def _curves(folder: Path, measure: Measure, num_sessions: int) -> list[Curve]:
     sessions = [SessionFolder(folder / f"session_{index}") for index in range(num_sessions)]
-    return [read_curve(session, measures) for session in sessions]
+    return [read_curve(session, measure) for session in sessions]

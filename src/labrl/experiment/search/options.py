@@ -12,22 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from labrl.config import config_folder
 from labrl.config.keys import split_override, walk
 from labrl.errors import InputError
 from labrl.types import Measure, NonNegativeInt, PositiveInt, Probability, whole_number
 
-
-def _each_once(measures: list[Measure]) -> list[Measure]:
-    if len(set(measures)) < len(measures):
-        raise ValueError("must be a list with each measure once")
-    return measures
-
-
-Measures = Annotated[list[Measure], Field(min_length=1), AfterValidator(_each_once)]
-"""A list of several measures, each once."""
+Direction = Literal["minimize", "maximize"]
 
 TwoOrMore = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
 """An integer of at least 2."""
@@ -204,8 +196,8 @@ class SearchConfig:
 
     space: dict[str, str]
     """Hydra's sweep syntax by key, such as `agent.lr: tag(log, interval(1e-5, 1e-2))`."""
-    objective: Measure | Measures
-    """One measure, or several for a search without pruning. The mean over a trial's sessions counts."""
+    objective: Measure
+    """What is searched for. The mean over a trial's sessions counts."""
     pruner: Pruner
     """Stops unpromising trials at their evaluation checkpoints."""
     confirm: Confirm | None
@@ -222,8 +214,8 @@ class Settings:
 
     sampler: dict[str, Any]
     """The `_target_` of an Optuna sampler, with its settings."""
-    direction: Any
-    """`minimize` or `maximize`, a list for several objectives; null: the usual direction of each measure."""
+    direction: Direction | None
+    """Whether the objective is minimized or maximized; null: the usual direction of the measure."""
     storage: str | None
     """URL of the study's storage; null: an SQLite file in the experiment folder."""
     study_name: str | None

@@ -10,7 +10,7 @@ from typing import Any
 from hydra.utils import instantiate
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, NSGAIIISampler, NSGAIISampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
@@ -35,7 +35,8 @@ class NumberedSampler(BaseSampler):
     def __init__(self, node: Mapping[str, Any], space: Space, seed: int) -> None:
         """node: `hydra.sweeper.sampler`, whose seed, if given, replaces `seed`.
 
-        Raises InputError if the sampler cannot be created, and for a grid over a continuous range.
+        Raises InputError if the sampler cannot be created or is for several objectives, and for a grid over a
+        continuous range.
         """
         self._node, self._space = node, space
         self._seed = seed if node.get("seed") is None else int(node["seed"])
@@ -97,5 +98,12 @@ class NumberedSampler(BaseSampler):
                 code="not-installed" if isinstance(error, ImportError) else "target",
                 key="hydra.sweeper.sampler",
             ) from error
+        if isinstance(made, NSGAIISampler | NSGAIIISampler):
+            raise InputError(
+                f"hydra.sweeper.sampler: {type(made).__name__} is for several objectives, and a search has "
+                "one. Set hydra/sweeper/sampler=tpe",
+                code="unsupported",
+                key="hydra.sweeper.sampler",
+            )
         assert isinstance(made, BaseSampler)
         return made

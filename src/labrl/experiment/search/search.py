@@ -27,7 +27,7 @@ from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, run_queue
 from labrl.experiment.search.channel import Hub
-from labrl.experiment.search.objective import trial_values
+from labrl.experiment.search.objective import trial_value
 from labrl.experiment.search.options import Confirm
 from labrl.experiment.search.space import BEST, Recipe
 from labrl.experiment.search.storage import StudyStorage
@@ -151,14 +151,12 @@ class Search(RetryingQueue):
         done = sum(one.state.is_finished() for one in trials)
         match trial.state:
             case TrialState.COMPLETE:
-                what = " ".join(map(score, trial.values))
+                what = score(trial.value)
             case TrialState.PRUNED:
                 what = f"{score(trial.value, 1)}, pruned at frame {trial.last_step:,}"
             case _:
                 what = f"failed: {trial.user_attrs.get(FACTS, {}).get('error')}".partition("\n")[0]
-        leader = ""
-        if best and len(self.study.plan.measures) == 1:
-            leader = f"   best so far {score(best[0].value, 1)} (trial {best[0].number})"
+        leader = f"   best so far {score(best[0].value, 1)} (trial {best[0].number})" if best else ""
         params = " ".join(
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
             for key, value in trial.params.items()
@@ -176,7 +174,7 @@ class Search(RetryingQueue):
         """Run the best trials on fresh seeds. Return None if this machine does not do that."""
         study = self.study
         best = study.best()
-        if config is None or not best or len(study.plan.measures) > 1 or not study.is_complete():
+        if config is None or not best or not study.is_complete():
             return None
         if not study.claims_confirmation():
             say("another machine confirms the best trials on fresh seeds")
@@ -269,22 +267,23 @@ class ConfirmingRuns(RetryingQueue):
 def confirmed(entry: Mapping[str, Any], home: Path, plan: Plan) -> dict[str, Any]:
     """Return the entry with the results of the runs.
 
-    Each candidate gets its `values`, with null for an unfinished run, and the `mean` of the first objective,
-    null if a run did not finish. `winner` is the trial with the best mean, and `held` whether it was also the
-    best one in the search.
+    Each candidate gets its `values`, a list of one for each run or null for an unfinished one, and their
+    `mean`, null if a run did not finish. `winner` is the trial with the best mean, and `held` whether it was
+    also the best one in the search.
     """
     candidates = []
     for one in entry["candidates"]:
         values = [
-            trial_values(home / name, plan.measures, 1, plan.random_return)
+            trial_value(home / name, plan.measure, 1, plan.random_return)
             if _has_finished(home / name)
             else None
             for name in one["folders"]
         ]
-        known = [value[0] for value in values if value is not None]
+        known = [value for value in values if value is not None]
         mean = float(np.mean(known)) if len(known) == len(values) else None
-        candidates.append({**one, "values": values, "mean": mean})
-    sign = -1 if plan.directions[0] == "maximize" else 1
+        listed = [None if value is None else [value] for value in values]
+        candidates.append({**one, "values": listed, "mean": mean})
+    sign = -1 if plan.direction == "maximize" else 1
     sound = [one for one in candidates if one["trial"] is not None and one["mean"] is not None]
     winner = min(sound, key=lambda one: (sign * one["mean"], one["trial"]), default=None)
     return {
@@ -326,8 +325,6 @@ def conclude(
     told = summary(found, load_experiment(experiment.path).runs, experiment.path)
     if not best:
         say("no trial has finished, so there is no best trial")
-    elif len(study.plan.measures) > 1:
-        _tell_front(search)
     else:
         facts["best"] = _tell_best(search, found, told)
     states = Counter(trial.state for trial in study.trials())
@@ -362,17 +359,6 @@ def break_off(experiment: ExperimentFolder, storage: StudyStorage, error: Except
     return FAILED
 
 
-def _tell_front(search: Search) -> None:
-    """Print the Pareto-optimal trials, and write them to Hydra's file of results."""
-    best = search.study.best()
-    solutions = [{"params": dict(one.params), "values": list(one.values)} for one in best]
-    _write_results(search, solutions=solutions)
-    say(f"{len(best)} Pareto-optimal trials for {' and '.join(search.study.plan.measures)}:")
-    for trial in best:
-        values = ", ".join(f"{value:,.1f}" for value in trial.values)
-        say(f"  trial {trial.number}: {values}   {search.recipe.command(trial.params)}")
-
-
 def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dict[str, Any]:
     """Print the best configuration, and write it to `experiment/best.yaml` and Hydra's file of results.
 
@@ -381,7 +367,8 @@ def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dic
     """
     trials, home, best = search.study.best(), search.experiment.path, found.confirmed_best
     first = trials[0]
-    _write_results(search, best_params=dict(first.params), best_value=first.value)
+    results = {"name": "optuna", "best_params": dict(first.params), "best_value": first.value}
+    write_atomic(home / "optimization_results.yaml", as_yaml(results))  # as hydra-optuna-sweeper calls it
     sentences = list(verdict(found))
     for line in sentences:
         say(line)
@@ -402,8 +389,3 @@ def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dic
         "searched": next((one.value for one in trials if one.number == trial), None),
         "confirmed": next((one for one in told["confirmed"] if best and one["trial"] == best.trial), None),
     }
-
-
-def _write_results(search: Search, **content: Any) -> None:
-    path = search.experiment.path / "optimization_results.yaml"  # as hydra-optuna-sweeper calls it
-    write_atomic(path, as_yaml({"name": "optuna", **content}))

@@ -24,8 +24,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from labrl.config.keys import split_override, traits
 from labrl.errors import InputError
-from labrl.experiment.search.objective import Direction, ended_early, intermediate_values, trial_values
-from labrl.experiment.search.options import Pruner, Reports
+from labrl.experiment.search.objective import ended_early, intermediate_values, trial_value
+from labrl.experiment.search.options import Direction, Pruner, Reports
 from labrl.experiment.search.sampling import NumberedSampler
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
@@ -53,8 +53,8 @@ class Plan:
 
     name: str
     space: Space
-    measures: list[Measure]
-    directions: list[Direction]
+    measure: Measure
+    direction: Direction
     pruner: Pruner
     total: int
     """Number of trials of the study, over all machines and resumes."""
@@ -78,8 +78,8 @@ class Plan:
                 for override in redact(self.space.fixed)
                 if traits(split_override(override)[0]).score and not override.endswith(f"={MASK}")
             ),
-            "objective": list(self.measures),
-            "directions": list(self.directions),
+            "objective": [self.measure],  # lists, as in studies of earlier versions
+            "directions": [self.direction],
             "frames": self.budget,
             "sessions": self.num_sessions,
         }
@@ -124,7 +124,7 @@ class Study:
             self._study = optuna.create_study(
                 study_name=plan.name,
                 storage=storage.optuna,
-                directions=list(plan.directions),
+                direction=plan.direction,
                 load_if_exists=True,
             )
             agreed = _agreed(self._study, plan, storage.shown_url)
@@ -193,13 +193,11 @@ class Study:
         A stopped trial is recorded as pruned before any of its sessions is told.
         """
         plan = self.plan
-        if len(plan.measures) > 1:
-            return False
         with self._thread_lock:
             own = self.trials()[number]
             if own.state.is_finished():
                 return own.state == TrialState.PRUNED
-            values = intermediate_values(folder, plan.measures[0], plan.num_sessions, plan.random_return)
+            values = intermediate_values(folder, plan.measure, plan.num_sessions, plan.random_return)
             last = max(own.intermediate_values, default=0)
             # The last value is judged again, because others may have reached more since, and a process that
             # was killed after storing it has not judged it.
@@ -220,11 +218,10 @@ class Study:
             self._mine.discard(number)
             if self.trials()[number].state.is_finished():
                 return None
-            values = trial_values(folder, plan.measures, plan.num_sessions, plan.random_return)
-            if values is not None and len(values) == 1:
+            value = trial_value(folder, plan.measure, plan.num_sessions, plan.random_return)
+            if value is not None:
                 self._hold_until_the_end(number, folder)
-            if values is not None:
-                self._study.tell(number, values)
+                self._study.tell(number, value)
                 return None
         error = "no whole episode ended within the budget, so there is nothing to compare"
         self.fail(number, error)
@@ -234,7 +231,7 @@ class Study:
         """Let the last value of a trial count to the end of the budget if all its sessions stopped early."""
         plan = self.plan
         if all(ended_early(folder, index) for index in range(plan.num_sessions)):
-            values = intermediate_values(folder, plan.measures[0], plan.num_sessions, plan.random_return)
+            values = intermediate_values(folder, plan.measure, plan.num_sessions, plan.random_return)
             if values and max(values) < plan.budget:
                 trial_id = self._trial_id(number)
                 self._storage.optuna.set_trial_intermediate_value(trial_id, plan.budget, values[max(values)])
@@ -268,11 +265,9 @@ class Study:
             return True
 
     def best(self) -> list[FrozenTrial]:
-        """Return complete trials, the best first; with several objectives, the Pareto-optimal ones."""
+        """Return complete trials, the best first."""
         done = [trial for trial in self.trials() if trial.state == TrialState.COMPLETE]
-        if len(self.plan.directions) > 1:
-            return list(self._study.best_trials) if done else []
-        sign = -1 if self.plan.directions[0] == "maximize" else 1
+        sign = -1 if self.plan.direction == "maximize" else 1
         return sorted(done, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
 
     def trial_seed(self, number: int) -> int:
@@ -301,7 +296,7 @@ class Study:
         return time.time() - seen > MISSED_BEATS * HEARTBEAT
 
     def _is_hopeless(self, number: int, frame: int, trials: Sequence[FrozenTrial]) -> bool:
-        sign = 1 if self.plan.directions[0] == "maximize" else -1
+        sign = 1 if self.plan.direction == "maximize" else -1
         histories = {
             trial.number: {at: sign * value for at, value in trial.intermediate_values.items()}
             for trial in trials

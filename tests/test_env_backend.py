@@ -1,0 +1,104 @@
+"""Tests of a user's class derived from Backend, which steps its environments at once, and of what is refused
+in place of one."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from env_cases import assert_same_steps, gymnasium_node, own_env, play, sampled
+from exact_cases import QUIET, VECTOR, Moment, differences, folder_override, interrupt
+from refusals import refused
+from test_env_replay import through_a_file
+
+import labrl
+from labrl.cli import main
+from labrl.component import Component
+from labrl.config.compose import compose, resolve
+from labrl.config.validate import dataclass_of
+from labrl.envs.make import describe, make_env
+from labrl.errors import InputError
+
+EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+
+
+@pytest.fixture
+def corridor(monkeypatch: pytest.MonkeyPatch) -> Component:
+    """Return the example of the docs."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    keys = {"name": "corridor", "num_envs": 3, "max_frame": 100, "length": 8, "max_episode_steps": 20}
+    return dataclass_of(Component, {"_target_": "vector_corridor.VectorCorridor", **keys}, "env")
+
+
+def test_example_of_the_docs_equals_separate_environments(corridor: Component) -> None:
+    node = gymnasium_node(name="c", make={"_target_": "corridor.Corridor"}, max_episode_steps=20)
+    alone = dataclass_of(Component, node, "env")
+    assert describe(corridor) == describe(alone)
+    left, right = (make_env(each, 2, 1, num_envs=3) for each in (corridor, alone))
+    np.testing.assert_array_equal(left.reset(), right.reset())
+    assert_same_steps(play(left, sampled(left, 2), 80), play(right, sampled(right, 2), 80))
+
+
+def test_restored_example_continues_exactly(corridor: Component) -> None:
+    env, other = (make_env(corridor, seed, 1, num_envs=3) for seed in (21, 99))
+    env.reset()
+    draw = sampled(env, 21)
+    play(env, draw, 50)
+    other.load_state_dict(through_a_file(env.state_dict()))
+    assert_same_steps(play(env, draw, 40, 50), play(other, draw, 40, 50))
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_killed_run_of_the_example_resumes_exactly(tmp_path: Path) -> None:
+    overrides = ["--config-dir", str(EXAMPLES), "env=vector_corridor", *QUIET, *VECTOR, "env.num_envs=4"]
+    overrides += ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2", "meta.rigorous_eval=2"]
+    assert main([*overrides, "hydra.run.dir=whole"]) == 0
+    folder = tmp_path / "killed"
+    moment = Moment(600, seconds=0.01)
+    code, output = interrupt(folder, [*overrides, folder_override(folder)], signal.SIGKILL, moment)
+    assert code == -signal.SIGKILL, output
+    assert main([f"+resume={folder}"]) == 0
+    assert differences(Path("whole"), folder) == []
+    assert labrl.load(folder).evaluate(episodes=2).returns.shape == (2,)
+
+
+def test_option_of_earlier_versions_is_refused_with_the_class_to_use() -> None:
+    typed = ["env=gymnasium", "env.id=CartPole-v1", "env.vectorization=vector_entry_point"]
+    with refused("unsupported", "env.vectorization", "labrl.envs.protocol.Backend") as error:
+        resolve(compose(typed))
+    assert "\n" not in str(error.value)
+
+
+class Several(gym.vector.SyncVectorEnv):
+    """A vector environment, made by a class."""
+
+    def __init__(self) -> None:
+        super().__init__([lambda: gym.make("CartPole-v1")])
+
+
+class Many(gym.vector.VectorEnv):
+    """A vector environment, made by a class that needs the number of environments."""
+
+    def __init__(self, num_envs: int) -> None:
+        raise AssertionError("it need not be made")
+
+
+def pool(num_envs: int) -> None:
+    """Make a vector environment of another kind."""
+    raise AssertionError("it need not be made")
+
+
+def made() -> Several:
+    """Make a vector environment by a function."""
+    return Several()
+
+
+@pytest.mark.parametrize("make", [Several, Many, pool, made])
+def test_vector_environment_of_gymnasium_is_refused_with_the_class_to_use(make: object) -> None:
+    with refused("unsupported", "env.make._target_", "labrl.envs.protocol.Backend") as error:
+        describe(own_env(make))  # type: ignore[arg-type]
+    assert isinstance(error.value, InputError)
+    assert "\n" not in str(error.value)
