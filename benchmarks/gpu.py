@@ -41,7 +41,7 @@ TASKS = {
     "ppo-pong": Task(
         "PPO on Pong, labrl's preset (8 x 128 steps, 3 epochs, minibatches of 32)",
         ("agent=ppo", "env=pong"),
-        warm_up=6144,
+        warm_up=10_240,
         frames=30_720,
         sb3={**PPO, "n_epochs": 3, "batch_size": 32, "learning_rate": 2.5e-4, "gae_lambda": 0.85},
         sb3_frames=4096,
@@ -49,7 +49,7 @@ TASKS = {
     "ppo-pong-leanrl": Task(
         "PPO on Pong, hyperparameters of LeanRL (8 x 128 steps, 4 epochs, minibatches of 256)",
         ("agent=ppo", "env=pong", *LEANRL),
-        warm_up=6144,
+        warm_up=10_240,
         frames=51_200,
         sb3={**PPO, "n_epochs": 4, "batch_size": 256, "learning_rate": 2.5e-4, "gae_lambda": 0.95},
         sb3_frames=8192,
@@ -57,7 +57,7 @@ TASKS = {
     "dqn-pong": Task(
         "DQN on Pong, labrl's preset (8 environments, an update of 32 transitions every 4 frames)",
         ("agent=dqn", "env=pong", "agent.learning_starts=2000", "agent.exploration.epsilon=0.05"),
-        warm_up=4096,
+        warm_up=8192,
         frames=16_384,
         sb3={
             "agent": "DQN", "buffer_size": 50_000, "learning_starts": 2000, "train_freq": 1,
@@ -69,8 +69,8 @@ TASKS = {
     "pqn-pong": Task(
         "PQN on Pong, labrl's preset (128 x 32 steps, 2 epochs, minibatches of 128)",
         ("agent=pqn", "env=pong"),
-        warm_up=8192,
-        frames=61_440,
+        warm_up=16_384,
+        frames=65_536,
     ),
     "sac-half_cheetah": Task(
         "SAC on HalfCheetah, labrl's preset (1 environment, an update of 256 transitions every frame)",
@@ -137,16 +137,15 @@ def measure(side: str, task: str, seed: int, quick: bool, device: str, graphs: s
     if side == "sb3":
         return _measure_sb3(TASKS[task], seed, quick, device)
     chosen = TASKS[task]
-    per_row = 1024 if chosen.num_envs > 1 else 500
-    if chosen.overrides[0] == "agent=pqn":
-        per_row = 4096
-    warm_up, frames = (per_row, per_row) if quick else (chosen.warm_up, chosen.frames)
+    warm_up, frames = (2048, 2048) if quick else (chosen.warm_up, chosen.frames)
+    if graphs == "off" and not quick:  # several times as slow
+        frames = warm_up
     _, rows = train(
         [
             *chosen.overrides,
             f"seed={seed}",
             f"env.max_frame={warm_up + frames}",
-            f"meta.log_frequency={per_row}",
+            f"meta.log_frequency={warm_up}",
             "meta.eval_frequency=1000000",
             f"meta.device={device}",
             f"meta.graphs={graphs}",
