@@ -15,8 +15,8 @@ from typing import Any
 
 import labrl
 from benchmarks.labrl_side import read_rows, train
+from labrl.run.checkpoint import CheckpointStore
 from labrl.spaces import same
-from labrl.storage.checkpoint import CheckpointStore
 
 PONG = ("env=pong", "env.num_envs=8")
 SMALL = ("agent.learning_starts=256", "agent.memory.capacity=5000", "agent.updates_per_frame=0.25")
