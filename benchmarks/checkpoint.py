@@ -22,11 +22,11 @@ from benchmarks.report import Report, Row
 from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
+from labrl.run.run_folder import RunFolder, SessionFolder
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.interruption import Interruption
 from labrl.session.session import Session
 from labrl.step import Step
-from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.devices import available_cpus, keep_freed_memory
 from labrl.trial.worker import restored_session
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import labrl
 from benchmarks.labrl_side import read_rows, train
+from labrl.run.checkpoint import CheckpointStore
 from labrl.spaces import same
-from labrl.storage.checkpoint import CheckpointStore
 
 PONG = ("env=pong", "env.num_envs=2")
 ROLLOUT = ("agent.horizon=32", "agent.batch_size=16")

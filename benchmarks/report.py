@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from labrl.storage.provenance import describe_machine
+from labrl.run.provenance import describe_machine
 
 PACKAGES = ("labrl", "torch", "stable-baselines3", "gymnasium", "ale-py", "numpy")
 

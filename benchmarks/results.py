@@ -19,7 +19,7 @@ from benchmarks import curves, record, studies
 from benchmarks.published import Result, as_markdown, cells, judged, summary
 from labrl.analysis.runs import Run, load_experiment, load_run
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
-from labrl.storage.experiment_folder import is_experiment
+from labrl.run.experiment_folder import is_experiment
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 

@@ -83,8 +83,8 @@ class Stub:
     def __call__(self, task):  # type: ignore[no-untyped-def]
         """Run the trial of `task`."""
         from labrl.experiment.scheduler import Outcome
-        from labrl.storage.run_folder import SessionFolder
-        from labrl.storage.tables import CsvTable
+        from labrl.run.run_folder import SessionFolder
+        from labrl.run.tables import CsvTable
 
         gap = -1.0 if self.ended is None else time.monotonic() - self.ended
         with open(self.log, "a", encoding="utf-8") as log:
@@ -107,7 +107,7 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
     from labrl.experiment.search.space import Recipe, Space
     from labrl.experiment.search.storage import StudyStorage, silence
     from labrl.experiment.search.study import Plan, Study
-    from labrl.storage.experiment_folder import ExperimentFolder
+    from labrl.run.experiment_folder import ExperimentFolder
 
     silence()
     overrides = [

@@ -16,6 +16,7 @@ from options import options
 from labrl.agents.agent import Agent, Observation
 from labrl.clock import Clock
 from labrl.component import Component
+from labrl.run.run_folder import SessionFolder
 from labrl.seeding import Streams
 from labrl.session.callbacks.callback import Callback, Row, Table
 from labrl.session.callbacks.evaluate import Evaluate
@@ -23,7 +24,6 @@ from labrl.session.episodes import EpisodeWindow
 from labrl.session.evaluation import Quota
 from labrl.session.interruption import Interruption
 from labrl.step import Episode, Step
-from labrl.storage.run_folder import SessionFolder
 from labrl.workspace import Workspace
 
 CARTPOLE = Component(

@@ -19,10 +19,10 @@ from omegaconf import OmegaConf
 
 from labrl.config.compose import compose
 from labrl.config.keys import quoted, typed_override
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.episodes import read_episode, recorded_names
+from labrl.run.run_folder import SessionFolder
 from labrl.spaces import same
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.episodes import read_episode, recorded_names
-from labrl.storage.run_folder import SessionFolder
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.videos=false", "meta.report=false", "seed=5"]
 QUIET += ["wandb=disabled"]

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from labrl.run.run_folder import SessionFolder
+from labrl.run.tables import read_rows
 from labrl.session.callbacks import Callback
-from labrl.storage.run_folder import SessionFolder
-from labrl.storage.tables import read_rows
 
 PACED = "+callbacks.paced._target_=paced.Paced"
 """Override that adds the callback to a run in a process that `start_labrl` starts, or in its subprocesses."""

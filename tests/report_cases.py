@@ -16,8 +16,8 @@ import yaml
 from run_cases import config_with
 
 from labrl.analysis.report.build import build
-from labrl.storage.atomic import write_json
-from labrl.storage.run_folder import RunFolder
+from labrl.run.atomic import write_json
+from labrl.run.run_folder import RunFolder
 
 COLUMNS = (
     "loss_policy",

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from labrl.storage.atomic import write_atomic, write_json
-from labrl.storage.provenance import Command, write_provenance
-from labrl.storage.run_folder import MARKER, RunFolder
-from labrl.storage.tables import CsvTable
+from labrl.run.atomic import write_atomic, write_json
+from labrl.run.provenance import Command, write_provenance
+from labrl.run.run_folder import MARKER, RunFolder
+from labrl.run.tables import CsvTable
 
 CONFIG: dict[str, Any] = {
     "seed": 1,

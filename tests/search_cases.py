@@ -12,8 +12,8 @@ from labrl.experiment.search.options import Pruner
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import Assignment, Plan, Study
-from labrl.storage.run_folder import SessionFolder
-from labrl.storage.tables import CsvTable
+from labrl.run.run_folder import SessionFolder
+from labrl.run.tables import CsvTable
 
 
 def pruner(kind: str, **changed: Any) -> Pruner:

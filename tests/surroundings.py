@@ -13,7 +13,7 @@ from typing import Any
 
 from optuna.storages._rdb.storage import _VersionManager
 
-from labrl.storage import provenance
+from labrl.run import provenance
 
 ROOT = Path(__file__).parents[1]
 

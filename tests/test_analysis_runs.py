@@ -12,8 +12,8 @@ from run_cases import config_with, rising, rows_of, write_run
 
 from labrl.analysis.runs import find_runs, load_experiment, load_run
 from labrl.errors import WRONG_INPUT, InputError, LabrlError
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER
-from labrl.storage.lock import FolderLock
+from labrl.run.experiment_folder import EXPERIMENT_MARKER
+from labrl.run.lock import FolderLock
 
 
 def test_finished_run_is_read_as_written(tmp_path: Path) -> None:

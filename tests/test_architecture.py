@@ -119,7 +119,7 @@ def test_agents_import_no_environments_sessions_or_files() -> None:
     assert not reachable("agents") & {
         "envs",
         "session",
-        "storage",
+        "run",
         "trial",
         "experiment",
         "config",
@@ -138,7 +138,7 @@ def test_environments_import_no_agents() -> None:
         "networks",
         "memory",
         "session",
-        "storage",
+        "run",
         "trial",
         "experiment",
     }
@@ -148,8 +148,8 @@ def test_clock_seeding_step_and_schedules_import_no_part() -> None:
     assert not table()["clock"] | table()["seeding"] | table()["step"] | table()["schedules"]
 
 
-def test_analysis_imports_only_storage_and_vocabulary() -> None:
-    assert reachable("analysis") <= {"storage", "vocabulary", "schedules"}
+def test_analysis_imports_only_runs_and_vocabulary() -> None:
+    assert reachable("analysis") <= {"run", "vocabulary", "schedules"}
 
 
 def test_only_the_command_line_reads_sys_argv() -> None:

@@ -17,14 +17,14 @@ from labrl.agents.agent import Observation
 from labrl.agents.random import RandomAgent
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.run_folder import RunFolder
 from labrl.session.acting import ActingCopy
 from labrl.session.callbacks import Callback
 from labrl.session.episodes import Played
 from labrl.session.evaluation import EvaluationEnvs, Quota, Snapshot
 from labrl.session.session import Session
 from labrl.spaces import Spaces
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.run_folder import RunFolder
 from labrl.trial.worker import restored_session
 
 PPO = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "agent.epochs=1", "env.max_frame=1200"]

@@ -24,13 +24,13 @@ import labrl
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.run_folder import RunFolder
 from labrl.session import actor
 from labrl.session.actor import Acted, ActorProcess
 from labrl.session.companion import Companion, CompanionError, Failure, Line, RemoteError, TrainingEndedError
 from labrl.session.session import Session
 from labrl.session.weights_file import WeightsFile
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.run_folder import RunFolder
 from labrl.trial.trial import check
 from labrl.trial.worker import restored_session
 

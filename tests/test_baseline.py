@@ -19,7 +19,7 @@ from labrl.analysis import baselines
 from labrl.envs.make import make_env
 from labrl.envs.protocol import Backend, Transition
 from labrl.envs.vector import VectorEnv
-from labrl.storage.signature import cache_folder
+from labrl.run.signature import cache_folder
 from labrl.trial.baseline import ensure_baseline, main, play_at_random
 
 ENV = gymnasium_node(id="CartPole-v1", name="cartpole", num_envs=4)

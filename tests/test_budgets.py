@@ -13,7 +13,7 @@ import labrl
 from labrl.cli import main
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
-from labrl.storage.tables import read_rows
+from labrl.run.tables import read_rows
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=1"]
 SMALL = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "agent.epochs=2", "env.num_envs=8"]

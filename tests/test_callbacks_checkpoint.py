@@ -13,13 +13,13 @@ import pytest
 import torch
 from callback_cases import ToySession, evaluation
 
+import labrl.run.checkpoint
 import labrl.session.callbacks.checkpoint
-import labrl.storage.checkpoint
+from labrl.run.checkpoint import CheckpointStore
 from labrl.session.callbacks.callback import Callback
 from labrl.session.callbacks.checkpoint import Checkpoint, DiskRefusesError
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.callbacks.log import LogTraining
-from labrl.storage.checkpoint import CheckpointStore
 
 
 def callbacks(session: ToySession) -> tuple[LogTraining, Evaluate, Checkpoint]:
@@ -112,14 +112,14 @@ def test_full_disk_fails_the_session_only_when_its_end_is_not_saved(
     stays_full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     session = ToySession(tmp_path)
-    written = labrl.storage.checkpoint.write_synced
+    written = labrl.run.checkpoint.write_synced
 
     def full(*place: Any) -> None:
         if stays_full or session.clock.frame < 60:
             raise OSError(28, "No space left on device")
         written(*place)
 
-    monkeypatch.setattr("labrl.storage.checkpoint.write_synced", full)
+    monkeypatch.setattr("labrl.run.checkpoint.write_synced", full)
     if stays_full:
         with pytest.raises(DiskRefusesError) as refused:
             session.run(*callbacks(session))

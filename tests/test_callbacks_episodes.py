@@ -10,8 +10,8 @@ from callback_cases import finished
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labrl.run.checkpoint import CheckpointStore
 from labrl.session.episodes import EpisodeWindow
-from labrl.storage.checkpoint import CheckpointStore
 
 SCORES = st.lists(st.integers(-100, 100).map(float), max_size=30)
 

@@ -13,11 +13,11 @@ from callback_cases import Recorder, ToySession, evaluation
 from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.tables import read_rows
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.episodes import Played
 from labrl.session.evaluation import Quota, choose
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.tables import read_rows
 from labrl.trial.trial import check
 from labrl.workspace import Workspace
 

@@ -9,8 +9,8 @@ import pytest
 from callback_cases import Recorder, ToySession
 
 from labrl.clock import Clock
+from labrl.run.tables import read_rows
 from labrl.session.callbacks.log import LogTraining
-from labrl.storage.tables import read_rows
 
 TIMED = ("wall", "fps")
 

@@ -14,10 +14,10 @@ import pytest
 from callback_cases import ToySession
 from rich.console import Console
 
+from labrl.run.run_folder import RunFolder
 from labrl.session.callbacks.display import Display, SessionProgress, compact, duration, spark_line
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.progress import Progress, TrialPanel
-from labrl.storage.run_folder import RunFolder
 
 
 def at(

@@ -16,11 +16,11 @@ from commands import start_labrl
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from labrl.cli import main
+from labrl.run.tables import read_rows
 from labrl.session.callbacks.closer_look import CloserLook
 from labrl.session.callbacks.event_file import EventFile
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.tensorboard import TensorBoard
-from labrl.storage.tables import read_rows
 
 
 def scalars(path: Path) -> dict[str, list[tuple[int, float]]]:

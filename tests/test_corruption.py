@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from labrl.storage.checkpoint import CheckpointStore
+from labrl.run.checkpoint import CheckpointStore
 
 FILES = ("manifest.json", "state.pt")
 FRAMES = (100, 200, 300)

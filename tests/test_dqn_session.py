@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from labrl.config.compose import compose, resolve
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.run_folder import RunFolder
 from labrl.session.callbacks import Callback
 from labrl.session.session import Session
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.run_folder import RunFolder
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=5"]
 SMALL = ["agent.batch_size=16", "agent.updates_per_frame=0.25", "agent.target.every=40"]

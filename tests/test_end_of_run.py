@@ -15,7 +15,7 @@ from commands import Command, start_labrl
 
 from labrl.cli import main
 from labrl.errors import DONE, TERMINATED
-from labrl.storage.run_folder import RunFolder
+from labrl.run.run_folder import RunFolder
 
 HANGING = """
 import pathlib

@@ -13,7 +13,7 @@ from exact_cases import QUIET, small
 import labrl
 from labrl.cli import main
 from labrl.errors import Code, InputError
-from labrl.storage.run_folder import RunFolder
+from labrl.run.run_folder import RunFolder
 from labrl.trial.request import request_of
 from labrl.trial.showing import enjoy_request
 

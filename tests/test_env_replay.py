@@ -18,7 +18,7 @@ from refusals import refused
 from labrl.component import Component
 from labrl.envs.make import make_env
 from labrl.envs.vector import ActionRecord, ReplayError
-from labrl.storage.tree import pack, unpack
+from labrl.run.tree import pack, unpack
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.experiment.grid import plan_grid
 from labrl.experiment.local import LabelledLines
 from labrl.experiment.machine import Machine
-from labrl.storage.experiment_folder import ExperimentFolder
+from labrl.run.experiment_folder import ExperimentFolder
 from labrl.trial.devices import available_cpus
 
 QUICK = [

@@ -33,9 +33,9 @@ from labrl.analysis.report.build import build
 from labrl.analysis.runs import load_experiment
 from labrl.cli import main
 from labrl.errors import InputError
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER
-from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.experiment_folder import EXPERIMENT_MARKER
+from labrl.run.run_folder import MARKER, RunFolder
 
 PPO = small("ppo", "cartpole")
 DQN = small("dqn", "cartpole")

@@ -18,9 +18,9 @@ from run_cases import files_of
 import labrl
 from labrl.cli import export_policy, list_runs, main, replay, report, send_to_wandb
 from labrl.errors import WRONG_INPUT, InputError
-from labrl.storage import checkpoint, episodes
-from labrl.storage.experiment_folder import ExperimentFolder
-from labrl.storage.run_folder import RunFolder
+from labrl.run import checkpoint, episodes
+from labrl.run.experiment_folder import ExperimentFolder
+from labrl.run.run_folder import RunFolder
 
 OLD = Path(__file__).parent / "format_1"
 COMMIT = "b3a5dac52c"

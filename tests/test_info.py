@@ -38,9 +38,9 @@ from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.errors import WRONG_INPUT
 from labrl.experiment.search.objective import intermediate_values, trial_value
+from labrl.run.tables import CsvTable
 from labrl.session.episodes import EpisodeWindow
 from labrl.step import Episode
-from labrl.storage.tables import CsvTable
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

@@ -30,10 +30,10 @@ from labrl.memory.replay import Replay
 from labrl.networks.building import build_torso, check_reads
 from labrl.networks.layers import SideBySide
 from labrl.networks.torso import Inputs, NatureCNN
+from labrl.run.tree import pack, unpack
 from labrl.seeding import episode_seed
 from labrl.spaces import Spaces, array_dtype, example, flat_space, not_finite
 from labrl.step import Step
-from labrl.storage.tree import pack, unpack
 from labrl.workspace import Workspace
 
 TORSO = "agent.network.torso"

@@ -20,8 +20,8 @@ from labrl.analysis.runs import find_runs
 from labrl.analysis.statistics import group_statistics
 from labrl.cli import list_runs
 from labrl.errors import FAILED, WRONG_INPUT
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER
-from labrl.storage.lock import FolderLock
+from labrl.run.experiment_folder import EXPERIMENT_MARKER
+from labrl.run.lock import FolderLock
 
 PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "compare-runs.md").read_text()
 

@@ -32,7 +32,7 @@ from labrl.analysis.runs import find_runs, load_run
 from labrl.analysis.series import TimeAxes, middle
 from labrl.analysis.statistics import trial_statistics
 from labrl.config import config_folder
-from labrl.storage.run_folder import RunFolder
+from labrl.run.run_folder import RunFolder
 
 
 def plot_trial(path: Path, folder: Path) -> list[Path]:

@@ -16,8 +16,8 @@ from refusals import damaged
 
 import labrl
 from labrl.cli import main
+from labrl.run.run_folder import RunFolder
 from labrl.session.callbacks.callback import Callback, SessionView
-from labrl.storage.run_folder import RunFolder
 
 RUN = ["agent=random", "env.num_envs=2", "env.max_frame=64", "meta.log_frequency=32", *QUIET]
 

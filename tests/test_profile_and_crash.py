@@ -11,9 +11,9 @@ import pytest
 import labrl
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.tables import read_rows
 from labrl.session.callbacks import Callback
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.tables import read_rows
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=1"]
 SMALL = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "env.num_envs=8", "env.max_frame=512"]

@@ -13,7 +13,7 @@ from refusals import damaged
 
 import labrl
 from labrl.envs.vector import ActionRecord
-from labrl.storage.episodes import RecordedEpisode, read_episode, recorded_names, write_episode
+from labrl.run.episodes import RecordedEpisode, read_episode, recorded_names, write_episode
 from labrl.trial.playback import check
 
 CARTPOLE = [*QUIET, "agent=random", "env=cartpole", "env.num_envs=3", "meta.eval_frequency=300"]

@@ -21,10 +21,10 @@ import labrl
 from labrl.cli import main, replay, report
 from labrl.envs.watch import watch
 from labrl.errors import DONE, FAILED, WRONG_INPUT
-from labrl.storage.episodes import RecordedEpisode, read_episode, write_episode
-from labrl.storage.run_folder import RunFolder
-from labrl.storage.video import write_mp4
+from labrl.run.episodes import RecordedEpisode, read_episode, write_episode
+from labrl.run.run_folder import RunFolder
 from labrl.trial import playback
+from labrl.trial.video import write_mp4
 
 CARTPOLE = [
     *QUIET,

@@ -16,9 +16,9 @@ from replay_cases import NUMBER, STACK, VECTOR, World, assert_same, load, priori
 
 from labrl.errors import LabrlError
 from labrl.memory.replay import Replay, Transitions
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.tree import pack
 from labrl.step import Step
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.tree import pack
 from labrl.workspace import Workspace
 
 Steps = list[tuple[np.ndarray, np.ndarray, Step]]

@@ -20,9 +20,9 @@ from labrl.analysis.report.page import SMALL_VIDEO
 from labrl.analysis.runs import load_run
 from labrl.analysis.statistics import trial_statistics
 from labrl.errors import InputError
-from labrl.storage.atomic import write_json
-from labrl.storage.lock import FolderLock
-from labrl.storage.run_folder import RunFolder
+from labrl.run.atomic import write_json
+from labrl.run.lock import FolderLock
+from labrl.run.run_folder import RunFolder
 
 HTML = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
 

@@ -14,8 +14,8 @@ from report_cases import write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
 from labrl.analysis.report.build import build
-from labrl.storage.atomic import write_json
-from labrl.storage.run_folder import RunFolder
+from labrl.run.atomic import write_json
+from labrl.run.run_folder import RunFolder
 
 HTML = "</script><img src=x onerror=\"document.title='hit'\">'\""
 

@@ -17,8 +17,8 @@ from labrl.analysis.report.build import build
 from labrl.analysis.search import SearchResult, read_search, verdict
 from labrl.cli import list_runs, main, report
 from labrl.errors import WRONG_INPUT
-from labrl.storage.atomic import write_json
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER
+from labrl.run.atomic import write_json
+from labrl.run.experiment_folder import EXPERIMENT_MARKER
 
 SPACE = {
     "agent.lr": {

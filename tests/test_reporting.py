@@ -18,7 +18,7 @@ from labrl.analysis.listing import entries
 from labrl.analysis.runs import find_runs
 from labrl.cli import report
 from labrl.errors import WRONG_INPUT, InputError
-from labrl.storage.run_folder import RunFolder
+from labrl.run.run_folder import RunFolder
 from labrl.trial import reporting
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]

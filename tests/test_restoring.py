@@ -30,10 +30,10 @@ from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.run_folder import RunFolder
 from labrl.session.callbacks import Callback
 from labrl.session.session import Session
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.run_folder import RunFolder
 from labrl.trial.trial import check
 
 CONFIGS = config_folder()

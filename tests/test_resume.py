@@ -25,9 +25,9 @@ from test_callbacks_tensorboard import scalars
 
 from labrl.cli import main
 from labrl.errors import FAILED
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.run_folder import RunFolder
 from labrl.session.callbacks.callback import Callback, SessionView
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.run_folder import RunFolder
 from labrl.trial.past import Past
 
 PPO = small("ppo", "cartpole")

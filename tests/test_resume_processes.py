@@ -20,8 +20,8 @@ from test_trial_processes import labrl as started
 import labrl.trial.devices
 import labrl.trial.trial
 from labrl.cli import main
+from labrl.run.run_folder import RunFolder
 from labrl.seeding import session_seed
-from labrl.storage.run_folder import RunFolder
 
 QUICK = ["agent=random", "env.max_frame=512", "meta.log_frequency=128", "meta.progress=false", "seed=1"]
 QUICK += ["meta.report=false", "meta.videos=false"]

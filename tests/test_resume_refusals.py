@@ -17,7 +17,7 @@ from run_cases import files_of
 import labrl
 from labrl.cli import list_runs, main
 from labrl.errors import WRONG_INPUT, InputError
-from labrl.storage.run_folder import RunFolder, RunStatus
+from labrl.run.run_folder import RunFolder, RunStatus
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false"]
 QUICK = ["agent=random", "env.max_frame=64", *QUIET, "seed=1"]
@@ -345,7 +345,7 @@ def test_newest_undamaged_checkpoint_is_used_and_the_damaged_one_named(
     assert main(["+resume=one", "env.max_frame=128"]) == 0
     stderr = capsys.readouterr().err
     assert "frame_000000000064" in stderr
-    assert "labrl.storage" not in stderr
+    assert "labrl.run" not in stderr
     assert re.search(r"session 0 .*\b32\b", stderr)
     assert "frame_000000000064" in Path("one/session_0/session.log").read_text()
     tables = [Path(folder, "session_0", "train.csv").read_text().splitlines() for folder in ("one", "two")]

@@ -25,11 +25,11 @@ from labrl.experiment.search.channel import Hub
 from labrl.experiment.search.search import break_off, confirmed
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import Study
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.experiment_folder import ExperimentFolder
+from labrl.run.run_folder import RunFolder
 from labrl.session.callbacks.search import ReportToSearch
 from labrl.session.interruption import Interruption
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.experiment_folder import ExperimentFolder
-from labrl.storage.run_folder import RunFolder
 from labrl.trial import reporting
 
 

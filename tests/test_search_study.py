@@ -18,8 +18,8 @@ from labrl.experiment.scheduler import Outcome, RetryingQueue, Task
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import FACTS, HEARTBEAT, MISSED_BEATS
+from labrl.run.lock import FolderLock
 from labrl.session.interruption import Interruption
-from labrl.storage.lock import FolderLock
 
 SAMPLERS: dict[str, dict[str, Any]] = {
     "tpe": TPE,

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from labrl.run.checkpoint import CheckpointStore
 from labrl.seeding import MAX_SEED, Streams, derived_seed, draw_seed, episode_seed, session_seed
-from labrl.storage.checkpoint import CheckpointStore
 
 SEEDS = st.integers(0, MAX_SEED)
 NAMES = st.lists(

@@ -19,10 +19,10 @@ from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.run_folder import RunFolder
 from labrl.session.callbacks import Callback
 from labrl.session.session import Session
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.run_folder import RunFolder
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "seed=5"]
 CARTPOLE = [*QUIET, "env=cartpole", "env.max_frame=1200", "agent.epochs=2", "meta.log_frequency=300"]

@@ -19,8 +19,8 @@ from labrl.analysis.groups import grouped
 from labrl.analysis.report.build import build
 from labrl.analysis.runs import find_runs, load_run
 from labrl.analysis.statistics import MEASURES, compare, group_statistics, trial_statistics
-from labrl.storage.lock import FolderLock
-from labrl.storage.run_folder import RunFolder
+from labrl.run.lock import FolderLock
+from labrl.run.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from labrl.analysis.statistics import trial_statistics
 from labrl.cli import main
 from labrl.errors import InputError
 from labrl.experiment.search.objective import intermediate_values
-from labrl.storage.run_folder import RunFolder
+from labrl.run.run_folder import RunFolder
 
 SMALL = [*QUIET, "env=cartpole", "env.max_frame=2000", "meta.log_frequency=280", "meta.eval_frequency=240"]
 SMALL += ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2"]

@@ -20,7 +20,7 @@ from refusals import refused
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
-from labrl.storage.checkpoint import CheckpointStore
+from labrl.run.checkpoint import CheckpointStore
 from labrl.trial.torchrun import Launch, refuse_torchrun
 from labrl.trial.trial import check
 

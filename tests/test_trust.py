@@ -24,12 +24,12 @@ from labrl.component import Component
 from labrl.config import config_folder
 from labrl.config.keys import hints
 from labrl.errors import InputError
-from labrl.storage.episodes import read_episode, write_episode
-from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
-from labrl.storage.provenance import Command, write_provenance
-from labrl.storage.run_folder import RunFolder
-from labrl.storage.signature import SIGNATURE, Trust, cache_folder, signed, trusting
-from labrl.storage.trust import KINDS, check_composed, check_experiment, check_recorded
+from labrl.run.episodes import read_episode, write_episode
+from labrl.run.experiment_folder import ExperimentFolder, TrialRecord
+from labrl.run.provenance import Command, write_provenance
+from labrl.run.run_folder import RunFolder
+from labrl.run.signature import SIGNATURE, Trust, cache_folder, signed, trusting
+from labrl.run.trust import KINDS, check_composed, check_experiment, check_recorded
 
 QUICK = ["wandb=disabled", "meta.report=false", "meta.videos=false", "meta.progress=false"]
 CONSTANT = ["agent.lr=1e-3", "agent.clip_range=0.2"]
@@ -180,7 +180,7 @@ NAMED: dict[str, tuple[str, Any]] = {
     "a module inside a module of labrl": ("callbacks.x", {"_target_": "labrl.config.compose.os.mkdir"}),
     "a class inside a module of labrl": ("callbacks.x", {"_target_": "labrl.config.compose.re.Scanner"}),
     "a function of Gymnasium": ("env.make", {"_target_": "gymnasium.make", "id": "evil:E-v0"}),
-    "a class of labrl of another kind": ("callbacks.x", {"_target_": "labrl.storage.atomic.HashedFile"}),
+    "a class of labrl of another kind": ("callbacks.x", {"_target_": "labrl.run.atomic.HashedFile"}),
     "a callback of labrl": (
         "callbacks.x",
         {"_target_": "labrl.session.callbacks.search.ReportToSearch", "where": "0 00 somewhere:1"},

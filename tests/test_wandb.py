@@ -16,9 +16,9 @@ from wandb_cases import Server, by_frame, logs, read_log, tables, wandb
 
 from labrl.config.compose import compose, to_plain
 from labrl.dashboards.wandb_session import WandbSession
-from labrl.storage.provenance import Command, write_provenance
-from labrl.storage.run_folder import RunFolder
-from labrl.storage.tables import CsvTable
+from labrl.run.provenance import Command, write_provenance
+from labrl.run.run_folder import RunFolder
+from labrl.run.tables import CsvTable
 
 
 @pytest.fixture(autouse=True)

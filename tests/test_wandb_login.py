@@ -13,8 +13,8 @@ from labrl.config.compose import compose, resolve
 from labrl.dashboards.login import chosen, has_login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.errors import InputError
-from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
-from labrl.storage.run_folder import RunFolder
+from labrl.run.experiment_folder import ExperimentFolder, TrialRecord
+from labrl.run.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from wandb_cases import API_KEY, Server, by_frame, logs, read_log, tables
 from labrl.cli import main, send_to_wandb
 from labrl.dashboards.mirror import send
 from labrl.errors import WRONG_INPUT
-from labrl.storage.run_folder import RunFolder
+from labrl.run.run_folder import RunFolder
 
 ENDLESS = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.report=false", "seed=5", "wandb.wait=600"]

@@ -16,13 +16,13 @@ from disk_limit import file_size_limit
 from exact_cases import QUIET, differences
 
 import labrl
+from labrl.run.experiment_folder import ExperimentFolder, TrialRecord
+from labrl.run.run_folder import RunFolder
+from labrl.run.session_log import warnings_logged
+from labrl.run.write_errors import WriteErrors
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.tensorboard import TensorBoard
-from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
-from labrl.storage.run_folder import RunFolder
-from labrl.storage.session_log import warnings_logged
-from labrl.storage.write_errors import WriteErrors
 
 RUN = ["agent=random", "env.num_envs=2", "env.max_frame=1200", "meta.log_frequency=100", *QUIET]
 RUN += ["meta.tensorboard=true", "meta.record_episodes=each", "meta.keep_last=20"]

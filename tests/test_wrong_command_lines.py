@@ -18,7 +18,7 @@ import labrl.experiment.job
 from labrl.config.compose import check_environment, compose, resolve, to_plain
 from labrl.errors import InputError, LabrlError, Mistake
 from labrl.mistakes.names import all_keys, other_names
-from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.run.run_folder import MARKER, RunFolder
 
 WRONG = {
     # keys

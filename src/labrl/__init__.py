@@ -85,8 +85,8 @@ def train(
             code="usage",
             key=flags[0],
         )
-    from labrl.storage.provenance import Command
-    from labrl.storage.signature import trusting
+    from labrl.run.provenance import Command
+    from labrl.run.signature import trusting
     from labrl.trial.composed import Composed
     from labrl.trial.request import request_of, trust_in
     from labrl.trial.resume import go_back
@@ -145,7 +145,7 @@ def load(
 
     let_threads_sleep()
     name_user_and_home()
-    from labrl.storage.signature import Trust, trusting
+    from labrl.run.signature import Trust, trusting
     from labrl.trial.loading import load as load_policy
 
     with trusting(Trust(trust)):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from labrl.experiment.again import ExperimentAgain
-    from labrl.storage.provenance import Typed
+    from labrl.run.provenance import Typed
     from labrl.trial.composed import Again
     from labrl.trial.request import Request
 
@@ -102,8 +102,8 @@ def _run(arguments: list[str], typed: Typed) -> int:
     """Answer a question about the configuration, play a run, or train. Return the exit code."""
     from hydra._internal.utils import get_args
 
+    from labrl.run.signature import trusting
     from labrl.script import begin
-    from labrl.storage.signature import trusting
     from labrl.trial.request import trust_in
     from labrl.trial.torchrun import refuse_torchrun
 
@@ -469,7 +469,7 @@ def _check_filters(filters: Sequence[str]) -> None:
     from fnmatch import fnmatch
     from typing import get_args
 
-    from labrl.storage.run_folder import RunStatus
+    from labrl.run.run_folder import RunStatus
 
     # "killed" is the listing's name for a run whose process has died without recording an end.
     known = (*get_args(RunStatus), "killed")
@@ -612,7 +612,7 @@ def _take_trust(parser: ArgumentParser) -> None:
 
 
 def _trusting(args: Namespace) -> AbstractContextManager[None]:
-    from labrl.storage.signature import Trust, trusting
+    from labrl.run.signature import Trust, trusting
 
     return trusting(Trust(args.trust, typed="--trust"))
 

@@ -17,7 +17,7 @@ from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment
 from labrl.analysis.search import SearchResult, read_search, runs_of
 from labrl.analysis.statistics import reasons_to_leave_out
 from labrl.errors import InputError, LabrlError
-from labrl.storage.experiment_folder import experiment_of
+from labrl.run.experiment_folder import experiment_of
 
 COLUMNS = ("status", "agent", "env", "frames", "final return", "seeds", "age", "folder")
 

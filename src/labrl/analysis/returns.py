@@ -12,7 +12,7 @@ import numpy as np
 from labrl.analysis.formats import METHOD, alike, interval_by
 from labrl.analysis.intervals import aggregates, statistic_of
 from labrl.analysis.measures import final_return
-from labrl.storage.tables import read_rows
+from labrl.run.tables import read_rows
 
 MEANING = "final return: mean over the evaluation checkpoints in the last tenth of a session's frames"
 """Definition of the final return of a session, in one line."""

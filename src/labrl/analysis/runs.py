@@ -21,12 +21,12 @@ from labrl.analysis.rows import Column, Rows, known, read_rows, read_table
 from labrl.config.keys import traits
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
-from labrl.storage.episodes import read_episode, recorded_names
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, check_objective
-from labrl.storage.folder import PROVENANCE, check_format, read_json
-from labrl.storage.lock import FolderLock
-from labrl.storage.provenance import read_provenance
-from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
+from labrl.run.episodes import read_episode, recorded_names
+from labrl.run.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, check_objective
+from labrl.run.folder import PROVENANCE, check_format, read_json
+from labrl.run.lock import FolderLock
+from labrl.run.provenance import read_provenance
+from labrl.run.run_folder import MARKER, RunFolder, SessionFolder
 
 EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "number", "seed")
 """Columns of the table of recorded episodes, after the name of each episode."""

@@ -31,7 +31,7 @@ from labrl.analysis.intervals import (
 from labrl.analysis.returns import GroupReturn
 from labrl.analysis.rows import known
 from labrl.analysis.runs import Run, SessionRun
-from labrl.storage.experiment_folder import CONFIRMING
+from labrl.run.experiment_folder import CONFIRMING
 
 FORMAT_VERSION = 2
 """Version of the dicts and of `statistics.json`."""

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from labrl.dashboards.wandb_session import WandbSession
+from labrl.run.run_folder import RunFolder
 from labrl.secrets import RedactingFormatter
-from labrl.storage.run_folder import RunFolder
 
 POLL_SECONDS = 1.0
 

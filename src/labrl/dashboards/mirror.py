@@ -19,10 +19,10 @@ from labrl.config.validate import dataclass_of
 from labrl.dashboards.login import Mode, chosen
 from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
-from labrl.storage.experiment_folder import is_first_of_experiment
-from labrl.storage.folder import read_json
-from labrl.storage.provenance import recorded_config
-from labrl.storage.run_folder import RunFolder
+from labrl.run.experiment_folder import is_first_of_experiment
+from labrl.run.folder import read_json
+from labrl.run.provenance import recorded_config
+from labrl.run.run_folder import RunFolder
 
 GRACE_SECONDS = 10.0
 """Seconds for which the end of a trial waits in addition to `wandb.wait`, because the process may just have

@@ -13,13 +13,13 @@ from typing import Any
 
 from labrl.dashboards.login import Mode
 from labrl.errors import DONE, FAILED, INTERRUPTED, first_line
+from labrl.run.atomic import write_json
+from labrl.run.experiment_folder import experiment_of
+from labrl.run.folder import read_json
+from labrl.run.provenance import read_provenance, recorded_config
+from labrl.run.run_folder import RunFolder, SessionFolder
+from labrl.run.tables import read_rows
 from labrl.secrets import redact
-from labrl.storage.atomic import write_json
-from labrl.storage.experiment_folder import experiment_of
-from labrl.storage.folder import read_json
-from labrl.storage.provenance import read_provenance, recorded_config
-from labrl.storage.run_folder import RunFolder, SessionFolder
-from labrl.storage.tables import read_rows
 
 INIT_SECONDS = 30.0
 """Seconds that W&B may take to start a run before it is kept offline. WANDB_INIT_TIMEOUT overrides this."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from labrl.config.keys import is_hydras, quoted, split_override
 from labrl.errors import InputError
+from labrl.run.trust import check_experiment
 from labrl.secrets import ENV_SET, MASK, note_typed, restore
-from labrl.storage.trust import check_experiment
 from labrl.trial.find import find_experiment
 from labrl.trial.fork import Fork
 from labrl.trial.request import Request

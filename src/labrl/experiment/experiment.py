@@ -10,8 +10,8 @@ from typing import Any
 from labrl.errors import LabrlError
 from labrl.experiment.summary import how_to_resume_experiment
 from labrl.processes import signals_raise
-from labrl.storage.experiment_folder import ExperimentFolder, ExperimentKind, TrialRecord, discard_refused
-from labrl.storage.run_folder import MARKER
+from labrl.run.experiment_folder import ExperimentFolder, ExperimentKind, TrialRecord, discard_refused
+from labrl.run.run_folder import MARKER
 
 
 @contextmanager

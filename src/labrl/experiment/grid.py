@@ -32,8 +32,8 @@ from labrl.config.keys import (
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
-from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
-from labrl.storage.run_folder import RunFolder
+from labrl.run.experiment_folder import ExperimentFolder, TrialRecord
+from labrl.run.run_folder import RunFolder
 from labrl.trial.composed import check_fit, check_no_search, check_start_from, resolved
 from labrl.trial.fork import Fork
 from labrl.trial.past import Past, row_of, table, unresolved, ways_out

@@ -27,19 +27,19 @@ from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
 from labrl.experiment.scheduler import Outcome, Task, recorded
 from labrl.processes import before_leaving
+from labrl.run.folder import place
+from labrl.run.provenance import Command
+from labrl.run.run_folder import RunFolder
+from labrl.run.session_log import print_without_modules
+from labrl.run.signature import present_trust, trusting
 from labrl.secrets import redact
 from labrl.session.callbacks.search import CHANNEL
 from labrl.steady_output import print_traceback, refused
-from labrl.storage.folder import place
-from labrl.storage.provenance import Command
-from labrl.storage.run_folder import RunFolder
-from labrl.storage.session_log import print_without_modules
-from labrl.storage.signature import present_trust, trusting
 from labrl.trial.composed import Again, Composed
 from labrl.trial.resume import FinishedError, Resume
 
 if TYPE_CHECKING:
-    from labrl.storage.provenance import Repositories, Typed
+    from labrl.run.provenance import Repositories, Typed
 
 PATIENCE = 60.0
 """Seconds that processes of a killed experiment have to save and end before their trial is resumed."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
 from labrl.experiment.machine import Need
+from labrl.run.run_folder import RunFolder
 from labrl.session.interruption import Interruption
-from labrl.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from labrl.experiment.launcher import TrialLauncher

@@ -23,12 +23,12 @@ from labrl.experiment.machine import Machine
 from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
 from labrl.experiment.summary import how_to_resume_experiment, print_experiment, said_of
 from labrl.processes import Stopped
+from labrl.run.experiment_folder import ExperimentFolder, ExperimentStatus, TrialRecord
+from labrl.run.folder import place
+from labrl.run.provenance import describe_code
+from labrl.run.run_folder import RunFolder
 from labrl.secrets import origins
 from labrl.session.interruption import Interruption
-from labrl.storage.experiment_folder import ExperimentFolder, ExperimentStatus, TrialRecord
-from labrl.storage.folder import place
-from labrl.storage.provenance import describe_code
-from labrl.storage.run_folder import RunFolder
 from labrl.trial import reporting
 from labrl.trial.fork import Fork
 from labrl.trial.summary import say

@@ -17,10 +17,10 @@ from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
 from labrl.memory.offline import AT_ONCE, OfflineConfig, OfflineData, PieceReplay, Wanted
 from labrl.memory.replay import ReplayConfig, row_dtype
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.provenance import recorded_config
-from labrl.storage.run_folder import MARKER, RunFolder, SessionFolder
-from labrl.storage.trust import check_recorded
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.provenance import recorded_config
+from labrl.run.run_folder import MARKER, RunFolder, SessionFolder
+from labrl.run.trust import check_recorded
 from labrl.workspace import Layout, Workspace
 
 FOLDER = "agent.offline.folder"

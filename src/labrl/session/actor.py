@@ -22,6 +22,7 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.action_statistics import action_statistics
 from labrl.envs.make import goals_of, make_env
 from labrl.envs.vector import ActionRecord, ReplayError, VectorEnv
+from labrl.run.run_folder import SessionFolder
 from labrl.seeding import derived_seed
 from labrl.session.acting import ActingCopy, acting_state
 from labrl.session.companion import Companion, CompanionError, Line, TrainingEndedError
@@ -29,7 +30,6 @@ from labrl.session.options import AsyncUnrollConfig
 from labrl.session.weights_file import WeightsFile
 from labrl.spaces import Spaces
 from labrl.step import Episode, Step
-from labrl.storage.run_folder import SessionFolder
 
 NAME = "the actor process (meta.async_unroll)"
 START_SECONDS = 300.0

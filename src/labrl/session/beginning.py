@@ -11,8 +11,8 @@ import numpy as np
 from labrl.agents.agent import Agent
 from labrl.agents.transforms import Transforms
 from labrl.errors import DamagedFileError
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.run_folder import SessionFolder
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.run_folder import SessionFolder
 
 OBSERVATION = "observation"
 """Name of the part, and of the transform, whose statistics are loaded with the weights."""

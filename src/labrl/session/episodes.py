@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.run.episodes import RecordedEpisode, checksum
 from labrl.secrets import redact
 from labrl.step import Episode
-from labrl.storage.episodes import RecordedEpisode, checksum
 from labrl.types import INFO
 
 Source = Literal["training", "evaluation"]

@@ -21,6 +21,8 @@ from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
 from labrl.networks.layers import Fused
 from labrl.processes import collect_as_usual
+from labrl.run import session_log
+from labrl.run.run_folder import SessionFolder
 from labrl.seeding import Streams, session_seed
 from labrl.session.beginning import load_learned
 from labrl.session.callbacks.build import build_callbacks
@@ -36,8 +38,6 @@ from labrl.session.sources import make_source
 from labrl.session.team import Alone, Own, RankTeam
 from labrl.spaces import Spaces, sees_images
 from labrl.step import Episode, Step
-from labrl.storage import session_log
-from labrl.storage.run_folder import SessionFolder
 from labrl.workspace import Workspace
 
 NO_EPISODES: list[Episode] = []

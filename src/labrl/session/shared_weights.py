@@ -20,11 +20,11 @@ from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
+from labrl.run.atomic import write_atomic
+from labrl.run.checkpoint import Checkpoint, CheckpointStore
+from labrl.run.run_folder import RunFolder
 from labrl.session.team import Alone, Own
 from labrl.step import Episode
-from labrl.storage.atomic import write_atomic
-from labrl.storage.checkpoint import Checkpoint, CheckpointStore
-from labrl.storage.run_folder import RunFolder
 
 FOLDER = "shared_weights"
 """Name of a folder in the run folder that exists while the sessions run."""

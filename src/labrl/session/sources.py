@@ -15,8 +15,8 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError, VectorEnv
 from labrl.learning.ranks import Ranks
+from labrl.run.run_folder import SessionFolder
 from labrl.session.actor import ActorProcess
-from labrl.storage.run_folder import SessionFolder
 
 _log = logging.getLogger(__name__)
 

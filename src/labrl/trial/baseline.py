@@ -22,11 +22,11 @@ from labrl.config.compose import prepare
 from labrl.config.validate import dataclass_of
 from labrl.errors import DONE, FAILED, BusyFolderError
 from labrl.processes import stop_when_orphaned
-from labrl.storage.atomic import write_json
-from labrl.storage.lock import FolderLock
-from labrl.storage.provenance import read_command, recorded_config
-from labrl.storage.run_folder import RunFolder
-from labrl.storage.trust import check_recorded
+from labrl.run.atomic import write_json
+from labrl.run.lock import FolderLock
+from labrl.run.provenance import read_command, recorded_config
+from labrl.run.run_folder import RunFolder
+from labrl.run.trust import check_recorded
 from labrl.trial.devices import available_cpus
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from labrl.config.compose import check_environment, check_with_stand_ins, naming
 from labrl.config.keys import key_of, walk
 from labrl.errors import InputError
 from labrl.processes import start_fork_server
+from labrl.run.provenance import Command
+from labrl.run.trust import check_composed
 from labrl.session import callbacks
 from labrl.steady_output import doing
-from labrl.storage.provenance import Command
-from labrl.storage.trust import check_composed
 from labrl.trial.past import Past
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from labrl.envs.vector import VectorEnv
 from labrl.envs.watch import Watched, watch
 from labrl.errors import DONE, InputError, LabrlError
 from labrl.learning.threads import use_one_thread
+from labrl.run.atomic import write_json
+from labrl.run.episodes import RecordedEpisode
+from labrl.run.run_folder import RunFolder
 from labrl.session.episodes import episode_statistics
-from labrl.storage.atomic import write_json
-from labrl.storage.episodes import RecordedEpisode
-from labrl.storage.run_folder import RunFolder
 from labrl.trial.devices import available_cpus, keep_freed_memory
 from labrl.trial.find import choices, chosen, find_run
 from labrl.trial.loading import LoadedPolicy

@@ -29,8 +29,8 @@ from labrl.envs.atari import AtariConfig
 from labrl.envs.masks import KEY, choices
 from labrl.errors import InputError, LabrlError
 from labrl.networks.layers import tensor_type
+from labrl.run.atomic import write_json
 from labrl.spaces import widths
-from labrl.storage.atomic import write_json
 from labrl.trial.loading import LoadedPolicy, load
 
 Format = Literal["onnx", "torch"]

@@ -12,10 +12,10 @@ from labrl.config import config_folder
 from labrl.config.keys import RECORDED, is_hydras, traits
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import nearest, suggested
-from labrl.storage.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, experiment_of, is_experiment
-from labrl.storage.folder import PROVENANCE
-from labrl.storage.provenance import Command, read_command
-from labrl.storage.run_folder import MARKER, RunFolder
+from labrl.run.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, experiment_of, is_experiment
+from labrl.run.folder import PROVENANCE
+from labrl.run.provenance import Command, read_command
+from labrl.run.run_folder import MARKER, RunFolder
 
 AnyFolder = TypeVar("AnyFolder", RunFolder, ExperimentFolder)
 

@@ -17,10 +17,10 @@ from omegaconf import OmegaConf
 from labrl.config.compose import resolve
 from labrl.config.keys import Change, contradictions, is_hydras, split_override, typed_override
 from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.run.atomic import copy_synced
+from labrl.run.checkpoint import CheckpointStore, copy_replay
+from labrl.run.run_folder import RunFolder, SessionFolder
 from labrl.steady_output import doing
-from labrl.storage.atomic import copy_synced
-from labrl.storage.checkpoint import CheckpointStore, copy_replay
-from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.composed import Again, Composed
 from labrl.trial.find import find_run
 from labrl.trial.past import Past, described, say_differences

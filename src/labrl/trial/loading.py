@@ -22,13 +22,13 @@ from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.networks.building import is_recurrent
+from labrl.run.checkpoint import loading
+from labrl.run.chosen import chosen_checkpoint, chosen_session
 from labrl.seeding import derived_seed, session_seed
 from labrl.session.acting import ActingCopy
 from labrl.session.episodes import Played, numbers_named
 from labrl.session.evaluation import Quota, played_steps
 from labrl.spaces import Spaces, array_dtype, parts, sees_images
-from labrl.storage.checkpoint import loading
-from labrl.storage.chosen import chosen_checkpoint, chosen_session
 from labrl.trial.devices import available_cpus
 from labrl.trial.find import Verb, find_run
 from labrl.trial.past import Past, completed

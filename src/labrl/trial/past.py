@@ -25,9 +25,8 @@ from labrl.config.keys import (
     written,
 )
 from labrl.errors import DamagedFileError, InputError
-from labrl.secrets import redact
-from labrl.storage.folder import PROVENANCE
-from labrl.storage.provenance import (
+from labrl.run.folder import PROVENANCE
+from labrl.run.provenance import (
     Command,
     as_yaml,
     differences,
@@ -36,8 +35,9 @@ from labrl.storage.provenance import (
     recorded_config,
     write_provenance,
 )
-from labrl.storage.run_folder import RunFolder
-from labrl.storage.trust import check_recorded
+from labrl.run.run_folder import RunFolder
+from labrl.run.trust import check_recorded
+from labrl.secrets import redact
 
 _ORIGINAL = f"The configuration that was run is in {PROVENANCE}, under `config`"
 

@@ -19,16 +19,16 @@ from labrl.config.validate import dataclass_of
 from labrl.envs.protocol import Backend, action_dtype
 from labrl.envs.watch import Watched, watch
 from labrl.errors import DONE, FAILED, EnvironmentFailedError, InputError, LabrlError
+from labrl.run.episodes import RecordedEpisode, checksum, read_episode, recorded_names
+from labrl.run.provenance import read_command
+from labrl.run.run_folder import RunFolder, SessionFolder
+from labrl.run.trust import check_recorded
 from labrl.steady_output import doing
-from labrl.storage.episodes import RecordedEpisode, checksum, read_episode, recorded_names
-from labrl.storage.provenance import read_command
-from labrl.storage.run_folder import RunFolder, SessionFolder
-from labrl.storage.trust import check_recorded
-from labrl.storage.video import EncoderError, write_mp4
 from labrl.trial.find import find_run
 from labrl.trial.result import SessionResult
 from labrl.trial.showing import ReplayRequest
 from labrl.trial.summary import say
+from labrl.trial.video import EncoderError, write_mp4
 
 SMALLEST = 480
 """Pixels to which one side of smaller images is enlarged."""

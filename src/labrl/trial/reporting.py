@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from labrl.config.keys import ABSENT, changes
 from labrl.errors import DONE, LabrlError
 from labrl.processes import Stopped, collect_seldom
+from labrl.run.atomic import write_json
+from labrl.run.provenance import read_command, recorded_config
+from labrl.run.run_folder import MARKER, RunFolder
 from labrl.steady_output import doing
-from labrl.storage.atomic import write_json
-from labrl.storage.provenance import read_command, recorded_config
-from labrl.storage.run_folder import MARKER, RunFolder
 from labrl.trial import baseline
 from labrl.trial.find import newest_folder
 from labrl.trial.past import table as table_of

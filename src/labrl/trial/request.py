@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from labrl.errors import InputError
-from labrl.storage.signature import Trust
+from labrl.run.signature import Trust
 
 KINDS = ("resume", "rerun", "fork", "enjoy")
 """Names whose value is a run."""

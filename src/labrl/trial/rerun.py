@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from labrl.errors import FAILED, InputError
-from labrl.storage.run_folder import RunFolder, SessionFolder
+from labrl.run.run_folder import RunFolder, SessionFolder
 from labrl.trial.composed import Again, Composed
 from labrl.trial.past import Past
 from labrl.trial.result import TrialResult
@@ -82,7 +82,7 @@ def compare(then: RunFolder, result: TrialResult) -> tuple[bool, str]:
 
 def _rows(session: SessionFolder, table: str) -> list[dict[str, Any]]:
     # Imported late: a misspelled override must not wait for NumPy.
-    from labrl.storage.tables import read_rows
+    from labrl.run.tables import read_rows
 
     return read_rows(session.path / f"{table}.csv")
 

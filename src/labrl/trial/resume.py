@@ -15,13 +15,13 @@ from omegaconf import DictConfig, OmegaConf
 from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.keys import ABSENT, Change, changes, contradictions, override_of, quoted, split_override
 from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.run import folder as folders
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.experiment_folder import experiment_of
+from labrl.run.run_folder import RunFolder, SessionFolder
 from labrl.secrets import note_typed, origins
 from labrl.session.callbacks.stop import Stop
 from labrl.steady_output import doing
-from labrl.storage import folder as folders
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.experiment_folder import experiment_of
-from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.composed import Again, Composed
 from labrl.trial.find import find_run
 from labrl.trial.fork import Fork

@@ -14,11 +14,11 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.make import describe, gives_masks, goals_of
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.run_folder import RunFolder, SessionFolder
 from labrl.session.acting import ActingCopy
 from labrl.session.beginning import ABSENT, OBSERVATION, Fit, Learned, fit, is_in, parts_of
 from labrl.spaces import Spaces
-from labrl.storage.checkpoint import CheckpointStore
-from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.loading import LoadedPolicy, load
 from labrl.trial.past import table
 from labrl.trial.summary import say

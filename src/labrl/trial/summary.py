@@ -11,9 +11,9 @@ from rich.table import Table
 
 from labrl.analysis.formats import score, widths_that_fit
 from labrl.analysis.returns import MEANING, group_return
+from labrl.run.folder import read_json
+from labrl.run.run_folder import RunFolder
 from labrl.session.callbacks.display import Terminal
-from labrl.storage.folder import read_json
-from labrl.storage.run_folder import RunFolder
 from labrl.trial.result import SessionResult, TrialResult
 
 COLUMNS = ("#", "status", "frames", "episodes", "final return", "best", "seconds", "frames/s")

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
 from labrl.processes import signals_raise, stop_when_orphaned
-from labrl.storage.provenance import Typed, as_typed
+from labrl.run.provenance import Typed, as_typed
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
     from labrl.learning.ranks import Ranks
-    from labrl.storage.run_folder import RunFolder
+    from labrl.run.run_folder import RunFolder
 
 _FAILED, _RECORDED = "labrl/failed", "labrl/recorded"
 _PATIENCE = 20.0

@@ -35,6 +35,9 @@ from labrl.processes import (
     signals_raise,
     signals_wait_in_children,
 )
+from labrl.run.experiment_folder import experiment_of
+from labrl.run.provenance import write_provenance
+from labrl.run.run_folder import RunFolder, RunStatus, SessionFolder
 from labrl.schedules import Schedule, largest
 from labrl.script import Carried
 from labrl.seeding import draw_seed, session_seed
@@ -45,9 +48,6 @@ from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import check_shared_weights, forget_shared_weights
 from labrl.spaces import Spaces, sees_images
 from labrl.steady_output import doing
-from labrl.storage.experiment_folder import experiment_of
-from labrl.storage.provenance import write_provenance
-from labrl.storage.run_folder import RunFolder, RunStatus, SessionFolder
 from labrl.trial import playback, reporting
 from labrl.trial.composed import Composed, check_no_search, session_context
 from labrl.trial.devices import check_machine, threads_per_session, visible_gpus

@@ -23,14 +23,14 @@ from labrl.learning.ranks import ALONE, RankLostError, Ranks
 from labrl.learning.threads import use_one_thread
 from labrl.networks.summary import count, summary
 from labrl.processes import stop_with_the_parent, take_signals
+from labrl.run import session_log
+from labrl.run.atomic import write_json
+from labrl.run.checkpoint import CheckpointStore, loading
+from labrl.run.run_folder import RunFolder, SessionFolder
 from labrl.script import Carried
 from labrl.seeding import session_seed
 from labrl.session.beginning import read_beginning
 from labrl.session.session import Session
-from labrl.storage import session_log
-from labrl.storage.atomic import write_json
-from labrl.storage.checkpoint import CheckpointStore, loading
-from labrl.storage.run_folder import RunFolder, SessionFolder
 from labrl.trial.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.trial.result import SessionResult
 from labrl.trial.torchrun import Launch, leading

@@ -18,10 +18,10 @@ from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment, loa
 from labrl.analysis.statistics import compare, trial_statistics
 from labrl.analysis.tables import as_csv, comparison_rows
 from labrl.errors import InputError
-from labrl.storage.atomic import write_atomic, write_json
-from labrl.storage.experiment_folder import is_experiment
-from labrl.storage.folder import REPORT_FILES
-from labrl.storage.run_folder import MARKER
+from labrl.run.atomic import write_atomic, write_json
+from labrl.run.experiment_folder import is_experiment
+from labrl.run.folder import REPORT_FILES
+from labrl.run.run_folder import MARKER
 
 
 class Built(NamedTuple):

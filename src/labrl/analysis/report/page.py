@@ -36,7 +36,7 @@ from labrl.analysis.formats import (
 )
 from labrl.analysis.groups import value_text
 from labrl.analysis.returns import MEANING
-from labrl.storage.provenance import as_yaml
+from labrl.run.provenance import as_yaml
 
 MOST_POINTS = 80_000
 """Largest number of points of all curves of a report together, about 2 MB."""

@@ -22,7 +22,7 @@ from labrl.analysis.rows import known
 from labrl.analysis.runs import Run
 from labrl.analysis.series import AXES, TimeAxes
 from labrl.analysis.statistics import MEASURES, final_return, statistic_of
-from labrl.storage.run_folder import RunFolder
+from labrl.run.run_folder import RunFolder
 from labrl.types import INFO
 
 TITLES = {

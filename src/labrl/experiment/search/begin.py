@@ -36,11 +36,11 @@ from labrl.experiment.search.space import Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
 from labrl.experiment.sweep import hydra_overrides
+from labrl.run.experiment_folder import ExperimentFolder
+from labrl.run.folder import place
+from labrl.run.provenance import describe_code
+from labrl.run.trust import check_experiment
 from labrl.secrets import origins, redact
-from labrl.storage.experiment_folder import ExperimentFolder
-from labrl.storage.folder import place
-from labrl.storage.provenance import describe_code
-from labrl.storage.trust import check_experiment
 from labrl.trial.baseline import random_return
 from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.summary import say

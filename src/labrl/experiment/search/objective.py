@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from labrl.analysis.measures import area_under_curve, final_return, strength
-from labrl.storage.run_folder import SessionFolder
-from labrl.storage.tables import read_rows
+from labrl.run.run_folder import SessionFolder
+from labrl.run.tables import read_rows
 from labrl.types import INFO, Measure
 
 Curve = Mapping[int, Mapping[str, float]]

@@ -33,12 +33,12 @@ from labrl.experiment.search.space import BEST, Recipe
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import FACTS, HEARTBEAT, Plan, Study
 from labrl.experiment.summary import how_to_resume_experiment
+from labrl.run.atomic import write_atomic
+from labrl.run.experiment_folder import CONFIRMING, TRIAL_LOG, ExperimentFolder, TrialRecord, TrialStatus
+from labrl.run.provenance import as_yaml
+from labrl.run.run_folder import RunFolder
 from labrl.seeding import derived_seed
 from labrl.session.interruption import Interruption
-from labrl.storage.atomic import write_atomic
-from labrl.storage.experiment_folder import CONFIRMING, TRIAL_LOG, ExperimentFolder, TrialRecord, TrialStatus
-from labrl.storage.provenance import as_yaml
-from labrl.storage.run_folder import RunFolder
 from labrl.trial import reporting
 from labrl.trial.summary import say
 

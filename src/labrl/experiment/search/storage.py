@@ -19,8 +19,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from labrl.errors import InputError, first_line
+from labrl.run.experiment_folder import STUDY_FILE
 from labrl.secrets import redact
-from labrl.storage.experiment_folder import STUDY_FILE
 
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_WAIT = 120

@@ -29,9 +29,9 @@ from labrl.experiment.search.options import Direction, Pruner, Reports
 from labrl.experiment.search.sampling import NumberedSampler
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
+from labrl.run.lock import FolderLock
 from labrl.secrets import MASK, redact
 from labrl.seeding import derived_seed, draw_seed
-from labrl.storage.lock import FolderLock
 from labrl.types import Measure
 
 FACTS = "labrl"

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from labrl.component import Component
     from labrl.config.schema import TrialConfig
     from labrl.envs.vector import VectorEnv
+    from labrl.run.run_folder import SessionFolder
     from labrl.seeding import Streams
     from labrl.session.actor import ActorProcess
     from labrl.session.callbacks.stop import Stop
     from labrl.session.episodes import EpisodeWindow
     from labrl.step import Step
-    from labrl.storage.run_folder import SessionFolder
 
 Table = Literal["train", "eval"]
 """The table that a row of metrics belongs to."""

@@ -10,12 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from labrl.errors import LabrlError
+from labrl.run.atomic import sync_file
+from labrl.run.checkpoint import BEST, CheckpointStore
+from labrl.run.run_folder import SessionFolder
+from labrl.run.tree import num_bytes, pack
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate, Evaluated
-from labrl.storage.atomic import sync_file
-from labrl.storage.checkpoint import BEST, CheckpointStore
-from labrl.storage.run_folder import SessionFolder
-from labrl.storage.tree import num_bytes, pack
 from labrl.workspace import Workspace
 
 _log = logging.getLogger(__name__)

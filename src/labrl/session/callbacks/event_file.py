@@ -20,12 +20,12 @@ from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 
 from labrl.errors import LabrlError
+from labrl.run.experiment_folder import experiment_of
+from labrl.run.provenance import read_command, recorded_config
+from labrl.run.run_folder import RunFolder
+from labrl.run.write_errors import write_all
 from labrl.session.callbacks.callback import Row, SessionView, Table
 from labrl.session.callbacks.closer_look import NamedValues
-from labrl.storage.experiment_folder import experiment_of
-from labrl.storage.provenance import read_command, recorded_config
-from labrl.storage.run_folder import RunFolder
-from labrl.storage.write_errors import write_all
 
 _BINS = 64
 

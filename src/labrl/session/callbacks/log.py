@@ -11,10 +11,10 @@ from typing import Any
 from labrl.envs.info import number_of
 from labrl.envs.vector import ENDLESS
 from labrl.errors import InputError
+from labrl.run.tables import CsvTable
+from labrl.run.write_errors import WriteErrors
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.closer_look import Norms
-from labrl.storage.tables import CsvTable
-from labrl.storage.write_errors import WriteErrors
 
 _log = logging.getLogger(__name__)
 

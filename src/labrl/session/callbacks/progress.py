@@ -15,10 +15,10 @@ from typing import Any
 
 from rich.console import Console
 
+from labrl.run.atomic import write_json
+from labrl.run.run_folder import RunFolder, SessionFolder
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
 from labrl.session.callbacks.display import REFRESH_SECONDS, Display, SessionProgress
-from labrl.storage.atomic import write_json
-from labrl.storage.run_folder import RunFolder, SessionFolder
 
 _LOSSES = re.compile(r".*loss.*|entropy|td_error|q_mean|exploration")
 _NUM_LOSSES = 4

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from labrl.errors import LabrlError
+from labrl.run.episodes import RecordedEpisode, read_episode, write_episode
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate, Evaluated
 from labrl.session.episodes import Highlights, Played
-from labrl.storage.episodes import RecordedEpisode, read_episode, write_episode
 
 SECONDS_BETWEEN_WRITES = 10.0
 """Shortest time in seconds between two writes of the files while a session runs."""

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labrl.run.tables import read_rows
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
 from labrl.session.callbacks.closer_look import CloserLook
-from labrl.storage.tables import read_rows
 
 if TYPE_CHECKING:
     from labrl.session.callbacks.event_file import EventFile

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from refusals import damaged
 
-from labrl.storage import provenance
-from labrl.storage.provenance import (
+from labrl.run import provenance
+from labrl.run.provenance import (
     Command,
     as_typed,
     describe_repository,
@@ -21,7 +21,7 @@ from labrl.storage.provenance import (
     recorded_config,
     write_provenance,
 )
-from labrl.storage.run_folder import RunFolder
+from labrl.run.run_folder import RunFolder
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from labrl.errors import DamagedFileError, InputError
-from labrl.storage.atomic import write_json
-from labrl.storage.lock import FolderLock
-from labrl.storage.write_errors import WriteErrors
+from labrl.run.atomic import write_json
+from labrl.run.lock import FolderLock
+from labrl.run.write_errors import WriteErrors
 
 REPORT_FILES = ("report.html", "plots", "statistics.csv", "statistics.json")
 """Files that a report adds to the folder of a run or an experiment."""

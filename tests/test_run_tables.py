@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import damaged
 
-from labrl.storage.tables import CsvTable, read_rows
+from labrl.run.tables import CsvTable, read_rows
 
 # Text that looks like a number is read back as a number, and empty text as None; no metric has such values.
 TEXT = st.text(min_size=1).filter(lambda text: not looks_like_number(text) and text.isprintable())

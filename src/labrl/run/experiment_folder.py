@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from labrl.errors import DamagedFileError, InputError
+from labrl.run.folder import REPORT_FILES, Folder, now, origin, read_json
+from labrl.run.lock import LOCK
+from labrl.run.provenance import Typed
+from labrl.run.run_folder import MARKER as RUN_MARKER
+from labrl.run.run_folder import RunFolder
+from labrl.run.signature import is_own, signed
 from labrl.secrets import redact
-from labrl.storage.folder import REPORT_FILES, Folder, now, origin, read_json
-from labrl.storage.lock import LOCK
-from labrl.storage.provenance import Typed
-from labrl.storage.run_folder import MARKER as RUN_MARKER
-from labrl.storage.run_folder import RunFolder
-from labrl.storage.signature import is_own, signed
 
 TRIAL_LOG = "trial.log"
 """File in the run folder of a search's trial with its output, and the traceback if it crashed."""

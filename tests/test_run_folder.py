@@ -16,8 +16,8 @@ import pytest
 from refusals import damaged, refused
 
 from labrl.errors import InputError
-from labrl.storage.atomic import write_atomic
-from labrl.storage.run_folder import RunFolder
+from labrl.run.atomic import write_atomic
+from labrl.run.run_folder import RunFolder
 
 
 def test_only_one_of_many_simultaneous_claims_gets_the_folder(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def test_refused_run_in_the_working_folder_does_not_delete_the_folder(
 
 
 def test_path_the_locale_cannot_read_has_a_hint() -> None:
-    program = "import sys; from labrl.storage.folder import place; place(sys.argv[1], 'hydra.run.dir')"
+    program = "import sys; from labrl.run.folder import place; place(sys.argv[1], 'hydra.run.dir')"
     env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
     ended = subprocess.run(
         [sys.executable, "-c", program, "läufe"], env=env, capture_output=True, check=False

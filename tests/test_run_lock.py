@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 from refusals import busy, refused
 
-from labrl.storage.lock import FolderLock
-from labrl.storage.run_folder import RunFolder
+from labrl.run.lock import FolderLock
+from labrl.run.run_folder import RunFolder
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from labrl.storage.lock import FolderLock
+from labrl.run.lock import FolderLock
 with FolderLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from labrl.errors import DamagedFileError, InputError
-from labrl.storage.checkpoint import Checkpoint, CheckpointStore
-from labrl.storage.run_folder import RunFolder, SessionFolder
-from labrl.storage.tables import read_rows
+from labrl.run.checkpoint import Checkpoint, CheckpointStore
+from labrl.run.run_folder import RunFolder, SessionFolder
+from labrl.run.tables import read_rows
 
 
 def chosen_session(run: RunFolder, wanted: int | None, key: str = "session") -> SessionFolder:

@@ -22,10 +22,10 @@ from labrl.component import TargetError, load_target
 from labrl.config import config_folder
 from labrl.config.keys import walk
 from labrl.errors import InputError
-from labrl.storage.experiment_folder import STUDY_FILE, ExperimentFolder
-from labrl.storage.provenance import read_provenance
-from labrl.storage.run_folder import RunFolder
-from labrl.storage.signature import count_as_own, go_back_to_foreign, is_own, present_trust
+from labrl.run.experiment_folder import STUDY_FILE, ExperimentFolder
+from labrl.run.provenance import read_provenance
+from labrl.run.run_folder import RunFolder
+from labrl.run.signature import count_as_own, go_back_to_foreign, is_own, present_trust
 
 LIBRARIES = ("labrl.", "gymnasium.", "torch.nn.", "torch.optim.")
 """Beginnings of the modules whose classes every configuration may name."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from labrl.errors import DamagedFileError, LabrlError
-from labrl.storage.atomic import sync_file
-from labrl.storage.folder import PROVENANCE, REPORT_FILES, RESUMES, Folder, newest_provenance, read_json
-from labrl.storage.lock import LOCK, FolderLock
-from labrl.storage.write_errors import WriteErrors
+from labrl.run.atomic import sync_file
+from labrl.run.folder import PROVENANCE, REPORT_FILES, RESUMES, Folder, newest_provenance, read_json
+from labrl.run.lock import LOCK, FolderLock
+from labrl.run.write_errors import WriteErrors
 
 MARKER = "run.json"
 """Name of the file that marks the folder of a run."""

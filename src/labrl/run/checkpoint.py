@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from labrl.errors import DamagedFileError, InputError, LabrlError
-from labrl.storage.atomic import HashedFile, copy_synced, sync_file, write_atomic, write_synced
-from labrl.storage.folder import check_format
-from labrl.storage.run_folder import REPLAY, frames_in
+from labrl.run.atomic import HashedFile, copy_synced, sync_file, write_atomic, write_synced
+from labrl.run.folder import check_format
+from labrl.run.run_folder import REPLAY, frames_in
 
 FORMAT_VERSION = 2
 """Version of the format of a checkpoint. In every version, the manifest has `format_version`, `frame` and
@@ -88,7 +88,7 @@ class CheckpointStore:
         Raises TypeError if the state contains anything but plain data, arrays and tensors, and the errors of
         `write`.
         """
-        from labrl.storage.tree import pack  # imports PyTorch, which is not needed to inspect a folder
+        from labrl.run.tree import pack  # imports PyTorch, which is not needed to inspect a folder
 
         return self.write(frame, pack(state), **how)
 
@@ -455,7 +455,7 @@ def _checked_manifest(path: Path) -> dict[str, Any]:
 def _read(path: Path) -> Checkpoint:
     import torch  # see `_write`
 
-    from labrl.storage.tree import unpack
+    from labrl.run.tree import unpack
 
     manifest = _checked_manifest(path)
     with open(path / STATE, "rb") as file:

@@ -1,7 +1,7 @@
 """Signatures by which labrl recognizes the runs and experiments of its user.
 
 A folder from someone else is data: what its configuration names is imported only if it is part of labrl, of a
-library that labrl builds on, or of a folder that the user types now (see `labrl.storage.trust`). The key of
+library that labrl builds on, or of a folder that the user types now (see `labrl.run.trust`). The key of
 the signatures is a random file in the user's cache.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from labrl.storage.atomic import as_known_to_json
+from labrl.run.atomic import as_known_to_json
 
 SIGNATURE = "signature"
 """Key of the signature in a signed JSON file."""

@@ -24,11 +24,11 @@ from typing import Any
 import yaml
 
 from labrl.errors import DamagedFileError
+from labrl.run.atomic import sync_file, write_atomic, write_json
+from labrl.run.folder import PROVENANCE, REPORT_FILES, newest_provenance
+from labrl.run.run_folder import MARKER, RunFolder
+from labrl.run.signature import is_own, present_trust, signed
 from labrl.secrets import is_secret_file, redact, redact_diff
-from labrl.storage.atomic import sync_file, write_atomic, write_json
-from labrl.storage.folder import PROVENANCE, REPORT_FILES, newest_provenance
-from labrl.storage.run_folder import MARKER, RunFolder
-from labrl.storage.signature import is_own, present_trust, signed
 
 MAX_DIFF = 1_000_000
 """Largest number of bytes of changes that are recorded for one repository."""

@@ -15,8 +15,8 @@ import pytest
 from refusals import busy, damaged, refused
 
 from labrl.errors import InputError
-from labrl.storage.experiment_folder import ExperimentFolder, TrialRecord
-from labrl.storage.run_folder import RunFolder
+from labrl.run.experiment_folder import ExperimentFolder, TrialRecord
+from labrl.run.run_folder import RunFolder
 
 
 def record(number: int) -> TrialRecord:
@@ -71,7 +71,7 @@ def test_simultaneous_updates_of_threads_are_all_kept(tmp_path: Path) -> None:
 
 def test_file_is_complete_after_a_kill_while_writing(tmp_path: Path) -> None:
     code = (
-        "from labrl.storage.experiment_folder import ExperimentFolder as E, TrialRecord as T\n"
+        "from labrl.run.experiment_folder import ExperimentFolder as E, TrialRecord as T\n"
         f"made = E.begin({str(tmp_path / 'e')!r}, 'grid', [])\n"
         "for n in range(10**9):\n"
         "    made.set_trials([T(number=n % 50, overrides=['x' * 500], folder=str(n))])\n"

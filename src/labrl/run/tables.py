@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from labrl.errors import DamagedFileError
-from labrl.storage.atomic import write_atomic
-from labrl.storage.write_errors import WriteErrors
+from labrl.run.atomic import write_atomic
+from labrl.run.write_errors import WriteErrors
 
 Value = int | float | str | None
 

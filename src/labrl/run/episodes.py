@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from labrl.errors import DamagedFileError
-from labrl.storage.atomic import write_atomic
-from labrl.storage.folder import check_format
+from labrl.run.atomic import write_atomic
+from labrl.run.folder import check_format
 
 FORMAT_VERSION = 1
 

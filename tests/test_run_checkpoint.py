@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from refusals import damaged as damaged_file
 from refusals import refused
 
-from labrl.storage.checkpoint import CheckpointStore, _checksum
+from labrl.run.checkpoint import CheckpointStore, _checksum
 
 
 def same(a: Any, b: Any) -> bool:
@@ -314,7 +314,7 @@ def test_loaded_state_is_writable_and_independent_of_its_file(
     tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if large:
-        monkeypatch.setattr("labrl.storage.tree.LARGE", 0)
+        monkeypatch.setattr("labrl.run.tree.LARGE", 0)
     store = CheckpointStore(tmp_path, keep_last=1)
     path = store.save(1, some_state(1))
     checkpoint = store.load(path)

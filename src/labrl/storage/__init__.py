@@ -1,1 +1,0 @@
-"""The files of a run: folder, checkpoints, tables of metrics, provenance."""
