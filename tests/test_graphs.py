@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 from exact_cases import QUIET, TASKS, rows, state, unequal
-from recorder import record
+from recorder import Operations, record
 
 import labrl
+from labrl.agents.dqn import DQN
+from labrl.agents.ppo import PPO
+from labrl.agents.sac import SAC
 from labrl.learning import graphs
 from labrl.learning.compute import Compute
+from labrl.session import session
 
 SCHEDULE = "{kind: linear, start: 1e-3, end: 1e-4, horizon: 240}"
 ROLLOUT = ["agent.horizon=8", "agent.batch_size=8", f"agent.lr={SCHEDULE}"]
-PPO = [*ROLLOUT, "agent.epochs=2", "agent.clip_range={kind: linear, start: 0.2, end: 0.1, horizon: 240}"]
+ROLLOUTS = [*ROLLOUT, "agent.epochs=2", "agent.clip_range={kind: linear, start: 0.2, end: 0.1, horizon: 240}"]
 REPLAY = [
     "agent.learning_starts=40", "agent.memory.capacity=96", "agent.batch_size=8",
     "agent.updates_per_frame=0.25",
@@ -26,17 +30,17 @@ REPLAY = [
 ENTROPY = "agent.entropy_coef={kind: linear, start: 0.01, end: 0.0, horizon: 120}"
 
 CASES: dict[str, list[str]] = {
-    "ppo": ["agent=ppo", *TASKS["cartpole"], *PPO, ENTROPY],
-    "ppo-clipped-values": ["agent=ppo", *TASKS["pendulum"], *PPO, f"agent.value_clip_range={SCHEDULE}"],
-    "ppo-images": ["agent=ppo", *TASKS["pong"], *PPO, ENTROPY],
-    "ppo-masks": ["agent=ppo", *TASKS["taxi"], *PPO],
-    "ppo-inputs": ["agent=ppo", *TASKS["lamp"], *PPO],
+    "ppo": ["agent=ppo", *TASKS["cartpole"], *ROLLOUTS, ENTROPY],
+    "ppo-clipped-values": ["agent=ppo", *TASKS["pendulum"], *ROLLOUTS, f"agent.value_clip_range={SCHEDULE}"],
+    "ppo-images": ["agent=ppo", *TASKS["pong"], *ROLLOUTS, ENTROPY],
+    "ppo-masks": ["agent=ppo", *TASKS["taxi"], *ROLLOUTS],
+    "ppo-inputs": ["agent=ppo", *TASKS["lamp"], *ROLLOUTS],
     "a2c": ["agent=a2c", *TASKS["cartpole"], ENTROPY, f"agent.lr={SCHEDULE}"],
     "pqn": ["agent=pqn", *TASKS["cartpole"], *ROLLOUT, "env.num_envs=4", "agent/optimizer=adam"],
     "dqn": ["agent=dqn", *TASKS["cartpole"], *REPLAY],
     "dqn-images": ["agent=double_dqn", *TASKS["pong"], *REPLAY],
     "c51": ["agent=c51", *TASKS["cartpole"], *REPLAY],
-    "qr_dqn": ["agent=qr_dqn", *TASKS["cartpole"], *REPLAY],
+    "qr-dqn": ["agent=qr_dqn", *TASKS["cartpole"], *REPLAY],
     "rainbow": ["agent=rainbow", *TASKS["cartpole"], *REPLAY],
     "sac": ["agent=sac", *TASKS["pendulum"], *REPLAY],
     "sac-fixed": ["agent=sac", *TASKS["pendulum"], *REPLAY, f"agent.temperature={SCHEDULE}"],
@@ -90,8 +94,56 @@ def test_recorded_updates_equal_those_of_the_functions(
         return counted, results
 
     choose(counting)
+    monkeypatch.setattr(session, "NOT_TRIED_ON_A_GPU", set())
     found = trained(tmp_path / "recorded", *overrides)
     assert len(recorded) > 20
     monkeypatch.setattr(graphs, "MOST_FUNCTIONS", 0)
     plain = trained(tmp_path / "plain", *overrides)
     assert not unequal(found, plain)
+
+
+@pytest.mark.parametrize(("case", "agent"), [("ppo-images", PPO), ("dqn-images", DQN), ("sac", SAC)])
+def test_recorded_update_starts_few_operations_and_waits_for_no_result(
+    case: str,
+    agent: Any,
+    choose: Callable[[Any], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[tuple[int, int, int]] = []
+    learn = agent.learn
+
+    def counting(self: Any) -> int:
+        with Operations() as operations:
+            updates: int = learn(self)
+        if updates:
+            counted.append((len(operations.noted), operations.waits, updates))
+        return updates
+
+    # Count only what Python starts: a repetition starts everything that was recorded at once.
+    choose(lambda function: (lambda: None, function()))
+    monkeypatch.setattr(agent, "learn", counting)
+    longer = ["agent.horizon=40"] if agent is PPO else []
+    plain = "env.max_frame=240", "meta.kernels=torch", "meta.log_frequency=240"
+    trained(tmp_path / "run", *CASES[case], *longer, *plain)
+    operations, waits, updates = counted[-1]
+    assert operations <= 30 * updates  # 119 to 262 without recording
+    # A rollout is awaited once, for its statistics; an update from a replay buffer never.
+    assert waits <= (agent is PPO)
+
+
+def test_parts_that_are_not_labrls_own_are_not_recorded(
+    choose: Callable[[Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_agent.py").write_text(
+        "from labrl.agents.ppo import PPO\n\n\nclass Own(PPO):\n    pass\n"
+    )
+
+    def refuse(function: Callable[[], Any]) -> Any:
+        raise AssertionError("updates of a user's agent must not be recorded")
+
+    choose(refuse)
+    trained(tmp_path / "run", *CASES["ppo"], "agent._target_=own_agent.Own", "env.max_frame=240")
+    log = (tmp_path / "run" / "session_0" / "session.log").read_text()
+    assert "own_agent.Own" in log

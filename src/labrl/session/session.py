@@ -42,6 +42,9 @@ from labrl.workspace import Workspace
 
 NO_EPISODES: list[Episode] = []
 
+NOT_TRIED_ON_A_GPU = {"labrl.agents.parts.action_values.QuantileValue"}
+"""Parts whose recorded updates have been compared with the functions themselves only on the CPU."""
+
 
 class Session:
     """Act, step, observe, learn, advance the clock, and call the callbacks that are due.
@@ -372,9 +375,13 @@ def _can_be_recorded(config: TrialConfig, note: Callable[[str], None]) -> bool:
     """
     if config.meta.graphs == "off":
         return False
-    foreign = [target for target in targets_in(config.agent.plain()) if not target.startswith("labrl.")]
+    targets = targets_in(config.agent.plain())
+    foreign = [target for target in targets if not target.startswith("labrl.")]
+    untried = [target for target in targets if target in NOT_TRIED_ON_A_GPU]
     if foreign:
         note(f"Updates are made without CUDA graphs, because {foreign[0]} is not part of labrl.")
+    elif untried:
+        note(f"Updates are made without CUDA graphs, which were not tried with {untried[0]} on a GPU.")
     elif not agent_class(config.agent).TRAITS.graphs:
         note(f"Updates are made without CUDA graphs, which {config.agent.target} does not support.")
     else:
