@@ -17,7 +17,6 @@ import polars as pl
 
 from labrl.analysis.formats import path_text, sessions_text
 from labrl.analysis.returns import recorded_return
-from labrl.analysis.rows import Column, Rows, known, read_rows, read_table
 from labrl.config.keys import traits
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
@@ -27,6 +26,7 @@ from labrl.run.folder import PROVENANCE, check_format, read_json
 from labrl.run.lock import FolderLock
 from labrl.run.provenance import read_provenance
 from labrl.run.run_folder import MARKER, RunFolder, SessionFolder
+from labrl.run.tables import Column, Table, known, read_frame, read_table
 
 EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "number", "seed")
 """Columns of the table of recorded episodes, after the name of each episode."""
@@ -81,8 +81,8 @@ class SessionRun:
         return self._tables[1].columns
 
     @cached_property
-    def _tables(self) -> tuple[Rows, Rows]:
-        return read_rows(self._folder.train_csv), read_rows(self._folder.eval_csv)
+    def _tables(self) -> tuple[Table, Table]:
+        return read_table(self._folder.train_csv), read_table(self._folder.eval_csv)
 
     @cached_property
     def scores(self) -> dict[str, Column]:
@@ -277,7 +277,7 @@ class Run:
             table.select(pl.lit(folder.index, pl.Int64).alias("session"), pl.all())
             for folder in folders
             for table in [
-                _recorded(folder) if name == "episodes" else read_table(folder.path / f"{name}.csv")
+                _recorded(folder) if name == "episodes" else read_frame(folder.path / f"{name}.csv")
             ]
             if table.width > 1
         ]

@@ -9,8 +9,8 @@ import numpy as np
 from labrl.analysis.charts import Axis, View
 from labrl.analysis.formats import time_unit
 from labrl.analysis.intervals import MAX_POINTS, curve, on_grid, statistic_of
-from labrl.analysis.rows import Column, known
 from labrl.analysis.runs import Run, SessionRun
+from labrl.run.tables import Column, known
 
 AXES = ("frame", "wall")
 """Columns that curves are drawn against."""

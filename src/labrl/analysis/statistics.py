@@ -29,9 +29,9 @@ from labrl.analysis.intervals import (
     statistic_of,
 )
 from labrl.analysis.returns import GroupReturn
-from labrl.analysis.rows import known
 from labrl.analysis.runs import Run, SessionRun
 from labrl.run.experiment_folder import CONFIRMING
+from labrl.run.tables import known
 
 FORMAT_VERSION = 2
 """Version of the dicts and of `statistics.json`."""

@@ -18,11 +18,11 @@ from labrl.analysis.formats import UNKNOWN, moment, number, typed
 from labrl.analysis.groups import value_text
 from labrl.analysis.measures import SLM_WINDOW
 from labrl.analysis.returns import NAMES
-from labrl.analysis.rows import known
 from labrl.analysis.runs import Run
 from labrl.analysis.series import AXES, TimeAxes
 from labrl.analysis.statistics import MEASURES, final_return, statistic_of
 from labrl.run.run_folder import RunFolder
+from labrl.run.tables import known
 from labrl.types import INFO
 
 TITLES = {
