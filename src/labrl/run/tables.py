@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from labrl.errors import DamagedFileError
 from labrl.run.atomic import write_atomic
@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # It takes a while to import, and training does not need it.
 Value = int | float | str | None
 
 Column = NDArray[np.float64]
+
+FINAL_SHARE = 0.1
+"""Fraction of a session's frames, at its end, whose rows determine the final return."""
 
 
 class CsvTable:
@@ -193,6 +196,31 @@ def known(table: Mapping[str, Column], name: str) -> Column:
     """Return the finite values of a column, or none if there is no such column."""
     values = table.get(name, np.empty(0))
     return values[np.isfinite(values)]
+
+
+def scores_in(train: Table, evaluation: Table) -> dict[str, Column]:
+    """Return the evaluation rows of a session with a return, or the training rows if it was never evaluated.
+
+    Columns `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in order of the frames.
+    """
+    names = ("frame", "return_mean", "wall", "opt_step")
+    for table in (evaluation.columns, train.columns):
+        nothing = np.full(len(table["frame"]), np.nan)
+        there = np.isfinite(table.get("return_mean", nothing))
+        found = {name: table.get(name, nothing)[there] for name in names}
+        if there.any():
+            break
+    return found
+
+
+def final_return(frames: ArrayLike, returns: ArrayLike) -> float | None:
+    """Return the mean over the rows in the last tenth of the session: those with t_i > 0.9 t_N, at least the
+    last.
+
+    frames: t_i, in order; returns: the return at each of them. None without rows.
+    """
+    t, r = np.asarray(frames, dtype=np.float64), np.asarray(returns, dtype=np.float64)
+    return float(r[(t > (1 - FINAL_SHARE) * t[-1]) | (t == t[-1])].mean()) if len(t) else None
 
 
 def _read_by_frame(path: Path) -> tuple[list[str], list[list[str]], list[str], bool]:
