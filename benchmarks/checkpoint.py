@@ -22,7 +22,8 @@ from benchmarks.report import Report, Row
 from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
-from labrl.run.run_folder import RunFolder, SessionFolder
+from labrl.run.run import Run
+from labrl.run.session import RunSession
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.interruption import Interruption
 from labrl.session.session import Session
@@ -103,10 +104,10 @@ def measure(agent: str, capacity: int, frequency: int, seed: int, folder: str | 
         overrides += [f"env.num_envs={NUM_ENVS}", f"agent.learning_starts={min(capacity, 100_000)}"]
     config = resolve(compose(overrides))
     if folder is not None:
-        return _resumed(config, RunFolder(Path(folder)).session(0))
+        return _resumed(config, Run(Path(folder)).session(0))
     root = Path(tempfile.mkdtemp(prefix="labrl-bench-"))
     try:
-        run = RunFolder.create(root / "run")
+        run = Run.create(root / "run")
         saved = _saved(config, run.session(0), capacity, agent)
         spec = {"agent": agent, "capacity": capacity, "frequency": frequency, "seed": seed}
         return saved | alone("benchmarks.checkpoint", **spec, folder=str(run.path))
@@ -114,7 +115,7 @@ def measure(agent: str, capacity: int, frequency: int, seed: int, folder: str | 
         shutil.rmtree(root)
 
 
-def _saved(config: TrialConfig, folder: SessionFolder, capacity: int, agent: str) -> Measured:
+def _saved(config: TrialConfig, folder: RunSession, capacity: int, agent: str) -> Measured:
     with contextlib.closing(Session(config, 0, folder, available_cpus())) as session:
         if agent != "ppo":
             _fill(session, capacity)
@@ -131,7 +132,7 @@ def _saved(config: TrialConfig, folder: SessionFolder, capacity: int, agent: str
     }
 
 
-def _resumed(config: TrialConfig, folder: SessionFolder) -> Measured:
+def _resumed(config: TrialConfig, folder: RunSession) -> Measured:
     began = time.perf_counter()
     with Peak() as peak, contextlib.closing(restored_session(config, 0, folder, available_cpus())):
         resume = time.perf_counter() - began

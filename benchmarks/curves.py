@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks import record
 from labrl.analysis.intervals import aggregates
 from labrl.analysis.report.build import build_comparison
-from labrl.analysis.runs import Run
+from labrl.run.run import Run
 
 
 @dataclass(frozen=True)

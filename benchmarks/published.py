@@ -12,8 +12,8 @@ import numpy as np
 
 from labrl.analysis.baselines import random_baseline
 from labrl.analysis.intervals import Estimate, aggregates
-from labrl.analysis.runs import Run
 from labrl.analysis.statistics import group_statistics
+from labrl.run.run import Run
 
 ENVS = {
     "CartPole-v1": "cartpole",

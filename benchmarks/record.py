@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from benchmarks.published import Cell, Result
 from labrl.analysis.intervals import Estimate
-from labrl.analysis.runs import Run
 from labrl.run.atomic import write_atomic
+from labrl.run.run import Run
 
 COMPARED = frozenset({"better", "equal", "worse"})
 """Verdicts about cells whose run has finished."""

@@ -17,9 +17,11 @@ from pathlib import Path
 
 from benchmarks import curves, record, studies
 from benchmarks.published import Result, as_markdown, cells, judged, summary
-from labrl.analysis.runs import Run, load_experiment, load_run
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
-from labrl.run.experiment_folder import is_experiment
+from labrl.run.experiment import Experiment
+from labrl.run.find import load_run
+from labrl.run.folder import is_experiment
+from labrl.run.run import Run
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 
@@ -126,7 +128,7 @@ def _studies(root: Path) -> str:
     folder = PAGE.with_suffix("") / "studies"
     for name, cell in studies.searchable().items():
         if _finished(root / name):
-            studies.keep(load_experiment(root / name), cell, folder)
+            studies.keep(Experiment.load(root / name), cell, folder)
     return studies.section(studies.read(folder))
 
 
@@ -164,7 +166,7 @@ def _run_in(folder: Path) -> Run | None:
 def _status(folder: Path) -> str | None:
     """Return the status of the run or experiment in `folder`, or None if there is none."""
     if is_experiment(folder):
-        return load_experiment(folder).status
+        return Experiment.load(folder).status
     run = _run_in(folder)
     return None if run is None else run.status
 

@@ -83,7 +83,7 @@ class Stub:
     def __call__(self, task):  # type: ignore[no-untyped-def]
         """Run the trial of `task`."""
         from labrl.experiment.scheduler import Outcome
-        from labrl.run.run_folder import SessionFolder
+        from labrl.run.session import RunSession
         from labrl.run.tables import CsvTable
 
         gap = -1.0 if self.ended is None else time.monotonic() - self.ended
@@ -93,7 +93,7 @@ class Stub:
         session = task.folder / "session_0"
         session.mkdir(parents=True)
         row = {"frame": 1000, "return_mean": float(task.number % 37), "wall": SECONDS}
-        CsvTable(SessionFolder(session).eval_csv).append(row)
+        CsvTable(RunSession(session).eval_csv).append(row)
         self.ended = time.monotonic()
         return Outcome(status="finished", exit_code=0)
 
@@ -107,7 +107,7 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
     from labrl.experiment.search.space import Recipe, Space
     from labrl.experiment.search.storage import StudyStorage, silence
     from labrl.experiment.search.study import Plan, Study
-    from labrl.run.experiment_folder import ExperimentFolder
+    from labrl.run.experiment import Experiment
 
     silence()
     overrides = [
@@ -126,7 +126,7 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
         num_sessions=1,
         seed=seed,
     )
-    experiment = ExperimentFolder.begin(home, "search", [])
+    experiment = Experiment.begin(home, "search", [])
     with experiment.lock():
         sampler = {"_target_": "optuna.samplers.TPESampler"}
         study = Study(StudyStorage(url, home), plan, sampler, home)

@@ -12,10 +12,10 @@ from typing import Any
 
 from benchmarks import record
 from benchmarks.published import Cell, cells, number
-from labrl.analysis.runs import Experiment
 from labrl.analysis.search import SearchResult, importances, read_search
 from labrl.config.compose import compose, to_plain
 from labrl.run.atomic import write_atomic
+from labrl.run.experiment import Experiment
 
 ROUNDED = 0.03
 """Relative difference allowed between a number of a preset and the one found, because presets are rounded."""

@@ -302,7 +302,7 @@ API = {
         "labrl.trial.loading.LoadedPolicy",
         "labrl.trial.loading.Evaluation",
         "labrl.runs",
-        "labrl.analysis.runs.Run",
+        "labrl.run.run.Run",
     ],
     "Errors": ["labrl.errors.LabrlError", "labrl.errors.InputError", "labrl.trial.result.TrialError"],
     "Agents": [
@@ -323,6 +323,11 @@ API = {
     "Callbacks": ["labrl.session.callbacks.callback.Callback"],
 }
 """Functions and classes in each section of python.md."""
+
+MEMBERS = {
+    "labrl.run.run.Run": ("name", "agent", "env", "seed", "created", "max_frame", "evaluates", "table"),
+}
+"""The methods and properties of a class that are for users, if not all of them are."""
 
 
 def api_page() -> str:
@@ -357,7 +362,7 @@ def api_of(name: str) -> Iterator[str]:
             yield f"- `{field.name}`: {meanings.get(field.name, '')}".rstrip(": ")
     for method, function in vars(found).items():
         plain = getattr(function, "__func__", getattr(function, "fget", function))
-        if method.startswith("_") or not inspect.isfunction(plain):
+        if method.startswith("_") or not inspect.isfunction(plain) or method not in MEMBERS.get(name, method):
             continue
         called = "" if isinstance(function, property) else signature(plain)
         yield from ["", "```python", f"{short}.{method}{called}", "```", "", inspect.getdoc(plain) or ""]

@@ -16,7 +16,7 @@ from options import options
 from labrl.agents.agent import Agent, Observation
 from labrl.clock import Clock
 from labrl.component import Component
-from labrl.run.run_folder import SessionFolder
+from labrl.run.session import RunSession
 from labrl.seeding import Streams
 from labrl.session.callbacks.callback import Callback, Row, Table
 from labrl.session.callbacks.evaluate import Evaluate
@@ -87,7 +87,7 @@ class ToySession:
 
     def __init__(self, path: Path, max_frame: int = 200, seed: int = 5) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        self.folder = SessionFolder(path)
+        self.folder = RunSession(path)
         self.index, self.seed, self.num_threads = 0, seed, 1
         self.config: Any = SimpleNamespace(env=CARTPOLE)
         self.clock = Clock(max_frame)

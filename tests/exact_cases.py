@@ -21,7 +21,7 @@ from labrl.config.compose import compose
 from labrl.config.keys import quoted, typed_override
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.episodes import read_episode, recorded_names
-from labrl.run.run_folder import SessionFolder
+from labrl.run.session import RunSession
 from labrl.spaces import same
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.videos=false", "meta.report=false", "seed=5"]
@@ -183,7 +183,7 @@ def recorded_differences(one: Path, other: Path) -> list[str]:
 
 def episodes(session: Path) -> dict[str, Any]:
     """Return the recorded episodes of a session by name, without the budget that they contain."""
-    folder = SessionFolder(session).episodes
+    folder = RunSession(session).episodes
     found = {name: read_episode(folder / f"{name}.npz").plain() for name in recorded_names(folder)}
     for plain in found.values():
         plain["env"] = {key: value for key, value in plain["env"].items() if key != "max_frame"}

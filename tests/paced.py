@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from labrl.run.run_folder import SessionFolder
+from labrl.run.session import RunSession
 from labrl.run.tables import read_rows
 from labrl.session.callbacks import Callback
 
@@ -34,5 +34,5 @@ def last_row(folder: Path, index: int = 0) -> int:
 
     Rows are written at once, while progress.json is written only once a second.
     """
-    rows = read_rows(SessionFolder(folder / f"session_{index}").train_csv)
+    rows = read_rows(RunSession(folder / f"session_{index}").train_csv)
     return int(rows[-1]["frame"] or 0) if rows else 0

@@ -17,7 +17,7 @@ from run_cases import config_with
 
 from labrl.analysis.report.build import build
 from labrl.run.atomic import write_json
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 
 COLUMNS = (
     "loss_policy",
@@ -84,13 +84,13 @@ def write_long_run(
     rows: number of rows per session. changes: changes of the configuration, as `config_with` takes them.
     """
     config = config_with(**{"meta__max_session": sessions, "agent___target_": f"labrl.{agent}"} | changes)
-    run = RunFolder.create(path)
+    run = Run.create(path)
     run.set_status("finished")
-    run.config.write_text(yaml.safe_dump(config))
-    run.overrides.write_text(yaml.safe_dump(list(typed)))
+    run.config_yaml.write_text(yaml.safe_dump(config))
+    run.overrides_yaml.write_text(yaml.safe_dump(list(typed)))
     provenance = {"overrides": list(typed), "choices": {"agent": agent, "env": config["env"]["name"]}}
     facts = {"seed": config["seed"], "packages": {"labrl": "0.1.0"}, "config": config}
-    write_json(run.provenance, {**provenance, **facts})
+    write_json(run.provenance_json, {**provenance, **facts})
     for index in range(sessions):
         folder, table = run.session(index), training(rows, to, 1000 * noise + index)
         write_table(folder.train_csv, table)
@@ -107,7 +107,7 @@ def write_long_run(
             "best_return": float(table["return_mean"].max()),
             "error": None,
         }
-        write_json(folder.result, result)
+        write_json(folder.result_json, result)
     return path
 
 

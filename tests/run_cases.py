@@ -14,7 +14,7 @@ import yaml
 
 from labrl.run.atomic import write_atomic, write_json
 from labrl.run.provenance import Command, write_provenance
-from labrl.run.run_folder import MARKER, RunFolder
+from labrl.run.run import MARKER, Run
 from labrl.run.tables import CsvTable
 
 CONFIG: dict[str, Any] = {
@@ -59,7 +59,7 @@ def rows_of(
 
 
 def write_session(
-    run: RunFolder,
+    run: Run,
     index: int,
     rows: Sequence[Mapping[str, Any]],
     status: str | None = "finished",
@@ -78,7 +78,7 @@ def write_session(
         last = rows[-1] if rows else {"frame": 0, "wall": 0.0, "return_mean": None}
         result = {
             "index": index,
-            "seed": run.info().get("seed", 0) * 1000 + index,
+            "seed": run.read_info().get("seed", 0) * 1000 + index,
             "status": status,
             "frame": last["frame"],
             "wall": last["wall"],
@@ -89,7 +89,7 @@ def write_session(
             "best_return": last["return_mean"],
             "error": None,
         }
-        write_json(folder.result, {**result, **facts})
+        write_json(folder.result_json, {**result, **facts})
 
 
 def write_run(
@@ -104,17 +104,17 @@ def write_run(
     """Write a run folder with the rows of each session. Return its path."""
     plain = copy.deepcopy(dict(config or CONFIG))
     plain["meta"]["max_session"] = max(plain["meta"]["max_session"], len(sessions))
-    run = RunFolder.create(path)
-    write_atomic(run.config, yaml.safe_dump(plain, sort_keys=False))
-    write_atomic(run.overrides, yaml.safe_dump(["seed=1"]))
+    run = Run.create(path)
+    write_atomic(run.config_yaml, yaml.safe_dump(plain, sort_keys=False))
+    write_atomic(run.overrides_yaml, yaml.safe_dump(["seed=1"]))
     choices = {"agent": agent, "env": plain["env"]["name"]}
     facts = {**_provenance(), "seed": plain["seed"], "choices": choices, "config": plain}
-    write_json(run.provenance, facts)
+    write_json(run.provenance_json, facts)
     run.set_status("running", seed=plain["seed"])
     for index, rows in enumerate(sessions):
         write_session(run, index, rows, session_status)
     facts = {"created": created} if created else {}
-    write_json(path / MARKER, {**run.info(), "status": status, **facts})
+    write_json(path / MARKER, {**run.read_info(), "status": status, **facts})
     return path
 
 
@@ -122,7 +122,7 @@ def write_run(
 def _provenance() -> dict[str, Any]:
     """Return the provenance of this code and machine; cached because git is slow."""
     with tempfile.TemporaryDirectory() as folder:
-        return write_provenance(RunFolder.create(Path(folder) / "run"), CONFIG, Command(["seed=1"]))
+        return write_provenance(Run.create(Path(folder) / "run"), CONFIG, Command(["seed=1"]))
 
 
 def rising(to: float, frames: int = 1000, rows: int = 10, noise: int | None = None) -> list[dict[str, Any]]:

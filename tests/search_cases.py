@@ -12,7 +12,7 @@ from labrl.experiment.search.options import Pruner
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import Assignment, Plan, Study
-from labrl.run.run_folder import SessionFolder
+from labrl.run.session import RunSession
 from labrl.run.tables import CsvTable
 
 
@@ -69,7 +69,7 @@ def write_eval(folder: Path, frame: int, value: float, session: int = 0) -> None
     """Append an evaluation row to the table of a session of a run."""
     path = folder / f"session_{session}"
     path.mkdir(parents=True, exist_ok=True)
-    CsvTable(SessionFolder(path).eval_csv).append({"frame": frame, "return_mean": value, "wall": frame / 10})
+    CsvTable(RunSession(path).eval_csv).append({"frame": frame, "return_mean": value, "wall": frame / 10})
 
 
 def worth(params: dict[str, Any]) -> float:

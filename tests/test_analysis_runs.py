@@ -10,9 +10,10 @@ import pytest
 from refusals import damaged
 from run_cases import config_with, rising, rows_of, write_run
 
-from labrl.analysis.runs import find_runs, load_experiment, load_run
 from labrl.errors import WRONG_INPUT, InputError, LabrlError
-from labrl.run.experiment_folder import EXPERIMENT_MARKER
+from labrl.run.experiment import Experiment
+from labrl.run.find import find_runs, load_run
+from labrl.run.folder import EXPERIMENT_MARKER
 from labrl.run.lock import FolderLock
 
 
@@ -168,7 +169,7 @@ def test_reading_a_run_writes_no_file(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("read", [load_run, load_experiment, lambda path: find_runs([path])])
+@pytest.mark.parametrize("read", [load_run, Experiment.load, lambda path: find_runs([path])])
 def test_folder_that_is_no_run_is_rejected_in_one_line(tmp_path: Path, read: object) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "other").mkdir()
@@ -237,7 +238,7 @@ def test_experiment_orders_its_trials_and_warns_of_missing_ones(tmp_path: Path) 
     (tmp_path / EXPERIMENT_MARKER).write_text(
         json.dumps({"kind": "grid", "status": "running", "trials": trials})
     )
-    experiment = load_experiment(tmp_path)
+    experiment = Experiment.load(tmp_path)
     assert [run.name for run in experiment.runs] == ["2", "10"]
     assert experiment.warnings == ["trial 3 has no run folder", "trial 11 has no run folder: no such game"]
     assert experiment.status == "killed"
@@ -245,13 +246,13 @@ def test_experiment_orders_its_trials_and_warns_of_missing_ones(tmp_path: Path) 
         assert experiment.status == "running"
     (tmp_path / EXPERIMENT_MARKER).write_text("[")
     with damaged(tmp_path / EXPERIMENT_MARKER):
-        load_experiment(tmp_path)
+        Experiment.load(tmp_path)
 
 
 def test_runs_without_an_experiment_file_are_read_as_experiment(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [rising(1)])
     write_run(tmp_path / "b", [rising(1)], status="failed")
-    experiment = load_experiment(tmp_path)
+    experiment = Experiment.load(tmp_path)
     assert [run.name for run in experiment.runs] == ["a", "b"]
     assert (experiment.info, experiment.status) == ({}, "failed")
 

@@ -18,7 +18,7 @@ from labrl.agents.random import RandomAgent
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 from labrl.run.checkpoint import CheckpointStore
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.session.acting import ActingCopy
 from labrl.session.callbacks import Callback
 from labrl.session.episodes import Played
@@ -72,9 +72,7 @@ def poll_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("labrl.session.evaluation.POLL_SECONDS", 0.0)
 
 
-def play(
-    overrides: list[str], run: RunFolder, stop_at: int | None = None, delay: int | None = None
-) -> Session:
+def play(overrides: list[str], run: Run, stop_at: int | None = None, delay: int | None = None) -> Session:
     """Run a session from its newest checkpoint; a delay of None evaluates in the training loop."""
     config = resolve(compose([*overrides, f"meta.async_eval={str(delay is not None).lower()}"]))
     session = restored_session(config, 0, run.session(0), num_threads=1)
@@ -87,13 +85,13 @@ def play(
     return session
 
 
-def best(run: RunFolder) -> tuple[int, Any]:
+def best(run: Run) -> tuple[int, Any]:
     found = CheckpointStore(run.session(0).checkpoints, 2).best()
     assert found is not None
     return found.frame, found.state["agent"]
 
 
-def same(one: RunFolder, other: RunFolder) -> None:
+def same(one: Run, other: Run) -> None:
     assert differences(one.path, other.path) == []
     assert len(rows(one.session(0).eval_csv)) > 4
     assert unequal(episodes(one.session(0).path), episodes(other.session(0).path)) == []
@@ -108,32 +106,32 @@ def same(one: RunFolder, other: RunFolder) -> None:
 
 
 @pytest.fixture(scope="module")
-def loop(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run that evaluates in the training loop."""
-    run = RunFolder.create(tmp_path_factory.mktemp("loop") / "run")
+    run = Run.create(tmp_path_factory.mktemp("loop") / "run")
     play(PPO, run)
     return run
 
 
 # An answer after 7 polls comes after a checkpoint; one after a million comes when training waits for it.
 @pytest.mark.parametrize("delay", [pytest.param(7, marks=pytest.mark.slow), 10**6])
-def test_run_does_not_depend_on_delay_of_evaluation(delay: int, loop: RunFolder, tmp_path: Path) -> None:
-    beside = RunFolder.create(tmp_path / "run")
+def test_run_does_not_depend_on_delay_of_evaluation(delay: int, loop: Run, tmp_path: Path) -> None:
+    beside = Run.create(tmp_path / "run")
     play(PPO, beside, delay=delay)
     same(loop, beside)
 
 
-def test_resumed_run_neither_loses_nor_repeats_rows(loop: RunFolder, tmp_path: Path) -> None:
+def test_resumed_run_neither_loses_nor_repeats_rows(loop: Run, tmp_path: Path) -> None:
     """Stop the run while no evaluation, an earlier one, one of the current frame, or both are pending."""
-    beside = RunFolder.create(tmp_path / "run")
+    beside = Run.create(tmp_path / "run")
     for frame, delay in ((224, 3), (240, 10**6), (440, 10**6), (900, 0)):
         assert play(PPO, beside, stop_at=frame, delay=delay).interrupted
     assert not play(PPO, beside, delay=3).interrupted
     same(loop, beside)
 
 
-def test_pending_evaluations_are_made_in_the_loop_after_resume(loop: RunFolder, tmp_path: Path) -> None:
-    mixed = RunFolder.create(tmp_path / "run")
+def test_pending_evaluations_are_made_in_the_loop_after_resume(loop: Run, tmp_path: Path) -> None:
+    mixed = Run.create(tmp_path / "run")
     assert play(PPO, mixed, stop_at=256, delay=10**6).state_dict()["callbacks"]["Evaluate:0"]["queue"]
     assert not mixed.session(0).eval_csv.exists()
     play(PPO, mixed, stop_at=440)  # evaluates in the loop; interrupted at an evaluation
@@ -142,9 +140,9 @@ def test_pending_evaluations_are_made_in_the_loop_after_resume(loop: RunFolder, 
     same(loop, mixed)
 
 
-def test_evaluation_process_gives_the_same_run(loop: RunFolder, tmp_path: Path) -> None:
+def test_evaluation_process_gives_the_same_run(loop: Run, tmp_path: Path) -> None:
     labrl.train([*PPO, "meta.async_eval=true", f"hydra.run.dir={tmp_path / 'run'}"])
-    same(loop, RunFolder.open(tmp_path / "run"))
+    same(loop, Run.open(tmp_path / "run"))
 
 
 class KillsEvaluator(Callback):
@@ -182,14 +180,14 @@ def test_error_in_evaluation_fails_the_run_with_its_traceback(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_killed_evaluator_fails_the_run_which_can_be_resumed(loop: RunFolder, tmp_path: Path) -> None:
+def test_killed_evaluator_fails_the_run_which_can_be_resumed(loop: Run, tmp_path: Path) -> None:
     run = tmp_path / "run"
     kills = "+callbacks.kills._target_=test_async_evaluation.KillsEvaluator"
     result = labrl.train([*PPO, "meta.async_eval=true", kills, f"hydra.run.dir={run}"])
     assert result.exit_code == 1
     assert "SIGKILL" in str(result.sessions[0].error)
     assert labrl.train([f"+resume={run}", "~callbacks.kills"]).exit_code == 0
-    same(loop, RunFolder.open(run))
+    same(loop, Run.open(run))
 
 
 @pytest.mark.parametrize(
@@ -210,7 +208,7 @@ def test_contradicting_options_are_rejected(overrides: list[str], code: str) -> 
 def test_evaluator_receives_copy_of_acting_network_only(tmp_path: Path) -> None:
     """Check that neither the target network nor the optimizer or the replay buffer is sent."""
     overrides = [*QUIET, "agent=dqn", "env=cartpole", "env.max_frame=5000"]
-    session = Session(resolve(compose(overrides)), 0, RunFolder.create(tmp_path / "run").session(0), 1)
+    session = Session(resolve(compose(overrides)), 0, Run.create(tmp_path / "run").session(0), 1)
     from labrl.session.acting import acting_state
 
     acting = acting_state(session.agent, session.transforms, session.clock)

@@ -25,7 +25,7 @@ from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 from labrl.run.checkpoint import CheckpointStore
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.session import actor
 from labrl.session.actor import Acted, ActorProcess
 from labrl.session.companion import Companion, CompanionError, Failure, Line, RemoteError, TrainingEndedError
@@ -85,7 +85,7 @@ def in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor, "Companion", InThread)
 
 
-def play(overrides: list[str], run: RunFolder, stop_at: int | None = None) -> Session:
+def play(overrides: list[str], run: Run, stop_at: int | None = None) -> Session:
     session = restored_session(resolve(compose(overrides)), 0, run.session(0), num_threads=1)
     if stop_at is not None:
         session.callbacks.insert(0, StopAt(stop_at))
@@ -110,7 +110,7 @@ def received(session: Session) -> list[Acted]:
     ids=["dqn", "crossq", "td3"],
 )
 def test_learner_stores_all_steps_and_keeps_its_update_ratio(overrides: list[str], tmp_path: Path) -> None:
-    session = play(overrides, RunFolder.create(tmp_path / "run"))
+    session = play(overrides, Run.create(tmp_path / "run"))
     assert session.clock.frame == 240
     first = max(60, 8 + 2 * session.config.agent.config.n_step)
     assert session.clock.opt_step == (240 - first) // 4
@@ -135,7 +135,7 @@ def test_queue_size_and_update_period_bound_age_of_weights(tmp_path: Path) -> No
         "meta.async_unroll.queue_size=2",
         "meta.async_unroll.update_period=6",
     ]
-    session = play(overrides, RunFolder.create(tmp_path / "run"))
+    session = play(overrides, Run.create(tmp_path / "run"))
     updates = 4  # per vector step
     made = [max((2 * step - 60) * 2, 0) for step in range(120)]  # updates before the learner takes each step
     behind = [opt_step - acted.version for opt_step, acted in zip(made, received(session), strict=True)]
@@ -149,7 +149,7 @@ def test_queue_size_and_update_period_bound_age_of_weights(tmp_path: Path) -> No
 @pytest.mark.usefixtures("in_thread")
 def test_actor_keeps_the_step_interval(tmp_path: Path) -> None:
     overrides = [*CARTPOLE, "meta.async_unroll.step_interval=0.004"]
-    session = play(overrides, RunFolder.create(tmp_path / "run"))
+    session = play(overrides, Run.create(tmp_path / "run"))
     ended = [acted.ended for acted in received(session)]
     assert ended[-1] - ended[0] >= 0.9 * 0.004 * 118
     assert float(rows(tmp_path / "run" / "session_0" / "train.csv")[-1]["step_interval"]) > 0.003
@@ -160,7 +160,7 @@ def test_actor_keeps_the_step_interval(tmp_path: Path) -> None:
     "overrides", [[*CARTPOLE, *NORMALIZED], [*CARTPOLE, "env=gymnasium", "env.id=Taxi-v4"]]
 )
 def test_resume_truncates_running_episodes_and_repeats_no_row(overrides: list[str], tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     overrides = [*overrides, "agent.memory.storage=mmap"]
     assert play(overrides, run, stop_at=130).interrupted
     saved = CheckpointStore(run.session(0).checkpoints, 1).latest()
@@ -182,7 +182,7 @@ def test_resume_truncates_running_episodes_and_repeats_no_row(overrides: list[st
 
 @pytest.mark.usefixtures("in_thread")
 def test_each_resume_begins_new_episodes(tmp_path: Path) -> None:
-    run, overrides = RunFolder.create(tmp_path / "run"), [*PENDULUM, "agent=sac"]
+    run, overrides = Run.create(tmp_path / "run"), [*PENDULUM, "agent=sac"]
     # No episode of Pendulum has ended at these frames.
     begun = [received(play(overrides, run, stop_at))[0].step for stop_at in (60, 120, 180)]
     assert [step.void for step in begun] == [False, True, True]
@@ -218,7 +218,7 @@ def broken(**kwargs: Any) -> list[str]:
 @pytest.mark.usefixtures("in_thread")
 def test_failing_actor_fails_the_run_with_its_traceback(tmp_path: Path) -> None:
     with pytest.raises(CompanionError) as raised:
-        play(broken(), RunFolder.create(tmp_path / "run"))
+        play(broken(), Run.create(tmp_path / "run"))
     assert raised.value.code == "lost-process"
     assert "ArithmeticError" in str(raised.value)
     assert isinstance(raised.value.__cause__, RemoteError)

@@ -14,7 +14,7 @@ import pytest
 from callback_cases import ToySession
 from rich.console import Console
 
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.session.callbacks.display import Display, SessionProgress, compact, duration, spark_line
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.progress import Progress, TrialPanel
@@ -266,7 +266,7 @@ def test_trial_panel_prints_new_warnings_of_sessions_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("labrl.session.callbacks.progress.REFRESH_SECONDS", 0.0)
-    run = RunFolder.create(tmp_path)
+    run = Run.create(tmp_path)
     terminal = Terminal(False)
     log = run.session(1).log
     log.write_text("2026-01-01 10:00:00,000 labrl.a: logged before a resume\n")
@@ -286,14 +286,14 @@ def test_spark_line_is_restored_after_a_resume(tmp_path: Path) -> None:
     again = Progress(show=False)
     again.load_state_dict(progress.state_dict())
     session = ToySession(tmp_path / "on", max_frame=4).run(again)
-    returns = json.loads(session.folder.progress.read_text())["returns"]
+    returns = json.loads(session.folder.progress_json.read_text())["returns"]
     assert len(returns) == 5
 
 
 def test_progress_json_holds_the_progress_of_the_session(tmp_path: Path) -> None:
     progress = Progress(show=False)
     session = ToySession(tmp_path, max_frame=100).run(progress, LogTraining(50, [progress]))
-    content = json.loads(session.folder.progress.read_text())
+    content = json.loads(session.folder.progress_json.read_text())
     assert content["frame"] == content["max_frame"] == 100
     assert content["status"] == "finished"
     assert content["rows"] == 2
@@ -304,12 +304,12 @@ def test_progress_json_holds_the_progress_of_the_session(tmp_path: Path) -> None
 
 def test_progress_json_holds_the_status_of_an_ended_session(tmp_path: Path) -> None:
     session = ToySession(tmp_path).interrupt_at(20).run(Progress(show=False))
-    assert json.loads(session.folder.progress.read_text())["status"] == "interrupted"
+    assert json.loads(session.folder.progress_json.read_text())["status"] == "interrupted"
     failing = ToySession(tmp_path)
     failing.agent = None
     with pytest.raises(AttributeError):
         failing.run(Progress(show=False))
-    assert json.loads(failing.folder.progress.read_text())["status"] == "failed"
+    assert json.loads(failing.folder.progress_json.read_text())["status"] == "failed"
 
 
 def test_progress_json_is_written_at_most_once_a_second(
@@ -323,14 +323,14 @@ def test_progress_json_is_written_at_most_once_a_second(
 
 
 def test_trial_panel_shows_all_sessions_from_their_files(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path)
+    run = Run.create(tmp_path)
     terminal = Terminal(False)
     with TrialPanel(run, 3, max_frame=100, console=terminal.console) as panel:
         for index in (0, 2):
             session = ToySession(run.session(index).path, max_frame=100)
             session.index = index
             session.run(Progress(show=False))
-        (run.session(1).progress).write_text('{"frame": ')  # a damaged file counts as missing
+        run.session(1).progress_json.write_text('{"frame": ')  # a damaged file counts as missing
         panel.update()
     assert [line.split(" (")[0] for line in terminal.lines] == [
         "session 0: frame 100 of 100",
@@ -339,16 +339,16 @@ def test_trial_panel_shows_all_sessions_from_their_files(tmp_path: Path) -> None
 
 
 def test_session_with_a_killed_process_is_shown_as_ended(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path)
+    run = Run.create(tmp_path)
     terminal = Terminal(False)
-    run.session(0).progress.write_text(json.dumps(asdict(at(40))))
+    run.session(0).progress_json.write_text(json.dumps(asdict(at(40))))
     with TrialPanel(run, 1, max_frame=100, console=terminal.console) as panel:
         panel.update(ended=[0])
     assert terminal.lines[-1].endswith("ended")
 
 
 def test_disabled_panel_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with TrialPanel(RunFolder.create(tmp_path), 1, 100, enabled=False) as panel:
+    with TrialPanel(Run.create(tmp_path), 1, 100, enabled=False) as panel:
         panel.update()
     assert capsys.readouterr().out == ""
 

@@ -15,8 +15,8 @@ from labrl.cli import list_envs, main
 from labrl.config import config_folder
 from labrl.envs.games import games
 from labrl.errors import DONE, WRONG_INPUT
-from labrl.run.experiment_folder import EXPERIMENT_MARKER
-from labrl.run.run_folder import MARKER as RUN_MARKER
+from labrl.run.folder import EXPERIMENT_MARKER
+from labrl.run.run import MARKER as RUN_MARKER
 
 CONFIGS = config_folder()
 

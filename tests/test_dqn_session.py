@@ -14,7 +14,7 @@ import torch
 
 from labrl.config.compose import compose, resolve
 from labrl.run.checkpoint import CheckpointStore
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.session.callbacks import Callback
 from labrl.session.session import Session
 
@@ -49,7 +49,7 @@ class StopAt(Callback):
 
 def run(overrides: list[str], folder: Path, stop_at: int | None = None, resume: bool = False) -> Session:
     """Run a session in `folder`; with `resume`, from the latest checkpoint of the folder."""
-    run_folder = RunFolder.open(folder) if resume else RunFolder.create(folder)
+    run_folder = Run.open(folder) if resume else Run.create(folder)
     session = Session(resolve(compose(overrides)), 0, run_folder.session(0), num_threads=1)
     if resume:
         latest = CheckpointStore(folder / "session_0" / "checkpoints", keep_last=2).latest()
@@ -122,7 +122,7 @@ def test_frames_after_the_last_checkpoint_do_not_affect_a_resume(
 ) -> None:
     overrides = RUNS[name]
     expected, folder = uninterrupted(name)
-    killed = Session(resolve(compose(overrides)), 0, RunFolder.create(tmp_path / "killed").session(0), 1)
+    killed = Session(resolve(compose(overrides)), 0, Run.create(tmp_path / "killed").session(0), 1)
     killed.callbacks.insert(0, KilledAt(expected.clock.frame - 10))
     with pytest.raises(KeyboardInterrupt):
         killed.run()
@@ -146,7 +146,7 @@ def test_two_runs_with_several_workers_are_equal_bit_for_bit(tmp_path: Path) -> 
     short = ["env.max_frame=60", "agent.updates_per_frame=1"]
     config = resolve(compose([*RUNS["dqn on pong"], *short]))
     for name in ("a", "b"):
-        session = Session(config, 0, RunFolder.create(tmp_path / name).session(0), num_threads=2)
+        session = Session(config, 0, Run.create(tmp_path / name).session(0), num_threads=2)
         session.run()
         assert session.clock.opt_step > 15
         found.append(weights(session))

@@ -15,7 +15,7 @@ from commands import Command, start_labrl
 
 from labrl.cli import main
 from labrl.errors import DONE, TERMINATED
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 
 HANGING = """
 import pathlib
@@ -104,7 +104,7 @@ def test_sigterm_after_training_has_the_same_exit_code(tmp_path: Path, overrides
     with hanging(tmp_path, *overrides) as command:
         command.send_signal(signal.SIGTERM)
         assert command.wait(timeout=100) == TERMINATED
-    assert RunFolder.open(tmp_path / "run").status == "finished"
+    assert Run.open(tmp_path / "run").recorded_status == "finished"
 
 
 @pytest.mark.report

@@ -13,7 +13,7 @@ from exact_cases import QUIET, small
 import labrl
 from labrl.cli import main
 from labrl.errors import Code, InputError
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.trial.request import request_of
 from labrl.trial.showing import enjoy_request
 
@@ -99,7 +99,7 @@ def test_first_episodes_do_not_depend_on_the_number_of_episodes(folder: Path, tm
 
 
 def test_running_or_killed_run_can_be_enjoyed(folder: Path) -> None:
-    run = RunFolder.open(folder / "ppo_cartpole")
+    run = Run.open(folder / "ppo_cartpole")
     (run.path / "session_0" / "result.json").unlink()
     run.set_status("running")
     with open(run.path / "session_0" / "eval.csv", "a") as file:

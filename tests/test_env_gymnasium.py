@@ -23,12 +23,12 @@ from refusals import refused
 import labrl
 import labrl.envs.gym
 import labrl.envs.workers
-from labrl.analysis.runs import load_run
 from labrl.component import Component
 from labrl.envs.make import describe, make_env
 from labrl.envs.workers import EnvironmentLostError
 from labrl.errors import Code
 from labrl.processes import SIGNALS
+from labrl.run.find import load_run
 
 UNCHECKED = {"fresh_env_per_episode": False, "action_mask": False}
 """Settings with which nothing is played before the run."""

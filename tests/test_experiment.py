@@ -29,7 +29,7 @@ from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.experiment.grid import plan_grid
 from labrl.experiment.local import LabelledLines
 from labrl.experiment.machine import Machine
-from labrl.run.experiment_folder import ExperimentFolder
+from labrl.run.experiment import Experiment
 from labrl.trial.devices import available_cpus
 
 QUICK = [
@@ -65,12 +65,12 @@ def trials(folder: Path) -> dict[str, tuple[str, str]]:
             trial.folder,
             trial.status,
         )
-        for trial in ExperimentFolder.open(folder).trials()
+        for trial in Experiment.open(folder).trials()
     }
 
 
 def statuses(folder: Path) -> list[str]:
-    return [trial.status for trial in ExperimentFolder.open(folder).trials()]
+    return [trial.status for trial in Experiment.open(folder).trials()]
 
 
 def frame(folder: Path) -> int:
@@ -115,7 +115,7 @@ def test_state_of_the_code_is_described_once_for_all_trials(
     assert main(["-m", *QUICK, "seed=1,2,3", "hydra.sweep.dir=../e"]) == 0
     listed = [line for line in asked.read_text().splitlines() if "--others" in line and str(tmp_path) in line]
     assert len(listed) == 1
-    for trial in ExperimentFolder.open("../e").trials():
+    for trial in Experiment.open("../e").trials():
         assert "+mine = 1" in Path("../e", trial.folder, "working_folder.diff").read_text()
 
 
@@ -188,7 +188,7 @@ def test_failed_trial_is_listed_with_its_error_and_the_others_continue(
     assert "RuntimeError: a wheel came off" in output.out
     assert f"labrl -m +resume={the_experiment()}" in output.out
     assert statuses(the_experiment()) == ["finished", "failed", "finished"]
-    assert ExperimentFolder.open(the_experiment()).status == "failed"
+    assert Experiment.open(the_experiment()).recorded_status == "failed"
 
 
 @needs_proc
@@ -240,12 +240,12 @@ def test_resumed_experiment_equals_an_uninterrupted_one(
         else:
             os.kill(process.pid, signal.SIGKILL)
         output, _ = process.communicate()  # returns when the last worker has closed its output
-    folder = ExperimentFolder.open("e")
+    folder = Experiment.open("e")
     if stopped_by == "ctrl-c":
         assert process.returncode == 130
         assert "Traceback" not in output
         assert f"labrl -m +resume={tmp_path / 'e'}" in output
-        assert (folder.status, statuses(folder.path)) == (
+        assert (folder.recorded_status, statuses(folder.path)) == (
             "interrupted",
             ["interrupted", "interrupted", "waiting"],
         )
@@ -255,7 +255,7 @@ def test_resumed_experiment_equals_an_uninterrupted_one(
     monkeypatch.setenv(UNPACED, "1")
     end = f"env.max_frame={max(last_row(first), last_row(second)) + 200}"
     assert main(["-m", f"+resume={tmp_path / 'e'}", end, "hydra.launcher.n_jobs=1"]) == 0
-    assert (folder.status, statuses(folder.path)) == ("finished", ["finished"] * 3)
+    assert (folder.recorded_status, statuses(folder.path)) == ("finished", ["finished"] * 3)
     assert main([*QUICK, PACED, every, end, "seed=1", "hydra.run.dir=uninterrupted"]) == 0
     assert differences(Path("uninterrupted"), second) == []
 

@@ -30,12 +30,12 @@ from test_resume import board
 
 import labrl
 from labrl.analysis.report.build import build
-from labrl.analysis.runs import load_experiment
 from labrl.cli import main
 from labrl.errors import InputError
 from labrl.run.checkpoint import CheckpointStore
-from labrl.run.experiment_folder import EXPERIMENT_MARKER
-from labrl.run.run_folder import MARKER, RunFolder
+from labrl.run.experiment import Experiment
+from labrl.run.folder import EXPERIMENT_MARKER
+from labrl.run.run import MARKER, Run
 
 PPO = small("ppo", "cartpole")
 DQN = small("dqn", "cartpole")
@@ -196,7 +196,7 @@ def test_report_of_an_experiment_compares_its_branches_in_pairs() -> None:
     assert main([*PPO, SHORT, KEEP, "meta.max_session=2", "hydra.run.dir=trunk"]) == 0
     swept = ["-m", *fork("trunk"), "agent.lr=1e-2,1e-3", "hydra.sweep.dir=branches", ONE_PROCESS]
     assert main(swept) == 0
-    runs = load_experiment("branches").runs
+    runs = Experiment.load("branches").runs
     assert [run.config["agent"]["lr"] for run in runs] == [1e-2, 1e-3]
     for run in runs:
         assert rows_until(run.path, AT) == rows_until("trunk", AT) != []
@@ -216,8 +216,8 @@ def test_report_of_an_experiment_compares_its_branches_in_pairs() -> None:
     assert pair["value"] == pytest.approx(sum(gaps) / 2)
     # A branch that is added later forks from the same past.
     assert main(["-m", "+resume=branches", "agent.lr=1e-4"]) == 0
-    assert len(load_experiment("branches").runs) == 3
-    added = load_experiment("branches").runs[2]
+    assert len(Experiment.load("branches").runs) == 3
+    added = Experiment.load("branches").runs[2]
     assert rows_until(added.path, AT) == rows_until("trunk", AT)
 
 
@@ -232,7 +232,7 @@ def test_trial_killed_while_its_past_was_copied_starts_again(trunk: Path) -> Non
     for path in [*run.iterdir(), *(run / "session_0").iterdir()]:
         if path.is_file() and path.name not in (MARKER, "train.csv"):
             path.unlink()
-    RunFolder.open(run).set_status("running")
+    Run.open(run).set_status("running")
     assert main(["-m", "+resume=branches"]) == 0
     assert rows(run / "session_0/train.csv") == expected
 

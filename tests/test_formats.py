@@ -19,8 +19,8 @@ import labrl
 from labrl.cli import export_policy, list_runs, main, replay, report, send_to_wandb
 from labrl.errors import WRONG_INPUT, InputError
 from labrl.run import checkpoint, episodes
-from labrl.run.experiment_folder import ExperimentFolder
-from labrl.run.run_folder import RunFolder
+from labrl.run.experiment import Experiment
+from labrl.run.run import Run
 
 OLD = Path(__file__).parent / "format_1"
 COMMIT = "b3a5dac52c"
@@ -129,7 +129,7 @@ def test_folder_without_a_commit_is_refused_with_what_is_known(
     (run / "provenance.json").write_text(json.dumps(facts))
     known = ["0.0.7", "2025-12-24"] if "packages" in facts else []
     with refused("not-installed", run.absolute(), *known):
-        RunFolder.open(run)
+        Run.open(run)
 
 
 def test_experiment_of_the_present_format_with_an_older_trial_is_refused(own_folder: Path) -> None:
@@ -138,7 +138,7 @@ def test_experiment_of_the_present_format_with_an_older_trial_is_refused(own_fol
     trial = as_earliest_format(Path(shutil.copytree(OLD, "e/1_random_cartpole")))
     before = files_of(own_folder)
     with refused("not-installed", trial.absolute(), COMMIT):
-        ExperimentFolder.open("e")
+        Experiment.open("e")
     assert main(["-m", "+resume=e", "env.max_frame=128", "+force=true"]) == WRONG_INPUT
     assert files_of(own_folder) == before
     assert list_runs(["--root", "e"]) == 0, "the readable trial is not listed"
@@ -154,13 +154,13 @@ def test_run_of_format_1_is_read_by_every_command(own_folder: Path) -> None:
     assert list_runs(["--root", "run"]) == 0
     assert report(["run"]) == 0
     assert labrl.load("run").frame == 256
-    assert RunFolder.open(run).info()["format_version"] == 1
+    assert Run.open(run).read_info()["format_version"] == 1
     assert (
         main(["+resume=run", "env.max_frame=384", "agent.lr.horizon=256", "agent.clip_range.horizon=256"])
         == 0
     )
-    info = RunFolder.open(run).info()
-    assert (info["format_version"], info["status"]) == (RunFolder.FORMAT_VERSION, "finished")
+    info = Run.open(run).read_info()
+    assert (info["format_version"], info["status"]) == (Run.FORMAT_VERSION, "finished")
 
 
 def test_reference_lists_every_format() -> None:
@@ -170,7 +170,7 @@ def test_reference_lists_every_format() -> None:
     for kind, number, is_read in rows:
         if is_read == "yes":
             read[kind].add(int(number))
-    assert read["folder"] == set(RunFolder.READS) == set(ExperimentFolder.READS)
-    assert max(read["folder"]) == RunFolder.FORMAT_VERSION == ExperimentFolder.FORMAT_VERSION
+    assert read["folder"] == set(Run.READS) == set(Experiment.READS)
+    assert max(read["folder"]) == Run.FORMAT_VERSION == Experiment.FORMAT_VERSION
     assert read["checkpoint"] == {checkpoint.FORMAT_VERSION}
     assert read["episode"] == {episodes.FORMAT_VERSION}

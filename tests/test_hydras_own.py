@@ -11,7 +11,7 @@ import pytest
 from labrl.cli import main
 from labrl.config import config_folder
 from labrl.errors import DONE
-from labrl.run.run_folder import MARKER
+from labrl.run.run import MARKER
 
 QUICK = [
     "agent=random",

@@ -16,11 +16,11 @@ from run_cases import config_with, rising, write_run
 
 from labrl.analysis.groups import grouped
 from labrl.analysis.listing import as_table, entries
-from labrl.analysis.runs import find_runs
 from labrl.analysis.statistics import group_statistics
 from labrl.cli import list_runs
 from labrl.errors import FAILED, WRONG_INPUT
-from labrl.run.experiment_folder import EXPERIMENT_MARKER
+from labrl.run.find import find_runs
+from labrl.run.folder import EXPERIMENT_MARKER
 from labrl.run.lock import FolderLock
 
 PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "compare-runs.md").read_text()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from labrl.analysis import measures
+from labrl.run.tables import final_return
 
 
 def test_strength_is_the_return_above_the_random_policy() -> None:
@@ -52,10 +53,10 @@ def test_consistency_is_not_defined_for_one_session_or_without_strength(strength
 
 def test_final_return_is_the_mean_of_the_last_tenth_of_the_frames() -> None:
     frames = np.arange(100, 2001, 100)  # the last tenth: above 1800
-    assert measures.final_return(frames, np.arange(20)) == 18.5
-    assert measures.final_return([10, 20, 30], [1, 2, 4]) == 4
-    assert measures.final_return([0], [7]) == 7
-    assert measures.final_return([], []) is None
+    assert final_return(frames, np.arange(20)) == 18.5
+    assert final_return([10, 20, 30], [1, 2, 4]) == 4
+    assert final_return([0], [7]) == 7
+    assert final_return([], []) is None
 
 
 def test_slm_final_is_the_mean_of_the_last_hundred_rows() -> None:

@@ -20,7 +20,7 @@ from labrl.dashboards.login import has_login
 from labrl.errors import LabrlError
 from labrl.experiment.search.storage import StudyStorage
 from labrl.processes import name_user_and_home
-from labrl.run.experiment_folder import STUDY_FILE
+from labrl.run.experiment import STUDY_FILE
 
 
 def test_processes_start_when_the_path_of_tmpdir_is_long(tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ from labrl.analysis.figures import (
 from labrl.analysis.formats import short_number, time_unit
 from labrl.analysis.report.build import build, build_comparison
 from labrl.analysis.report.trial import trial_report
-from labrl.analysis.runs import find_runs, load_run
 from labrl.analysis.series import TimeAxes, middle
 from labrl.analysis.statistics import trial_statistics
 from labrl.config import config_folder
-from labrl.run.run_folder import RunFolder
+from labrl.run.find import find_runs, load_run
+from labrl.run.run import Run
 
 
 def plot_trial(path: Path, folder: Path) -> list[Path]:
@@ -153,7 +153,7 @@ def test_experiment_has_figures_of_curves_scores_profile_and_measures(tmp_path: 
 def test_curves_use_the_rows_of_train_csv_and_eval_csv(tmp_path: Path) -> None:
     """Regression test: curves ignored the additional rows of eval.csv, so a short run was a single dot."""
     path = write_run(tmp_path / "run", [])
-    write_session(RunFolder.open(path), 0, rising(10, rows=10))
+    write_session(Run.open(path), 0, rising(10, rows=10))
     (path / "session_0" / "train.csv").write_text("frame,return_mean,wall\n1000,10,10\n")
     run = load_run(path)
     assert TimeAxes([run]).returns(run.sessions[0], False)["frame"].x.tolist() == list(range(100, 1001, 100))

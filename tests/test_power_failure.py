@@ -16,7 +16,7 @@ from refusals import damaged
 
 import labrl
 from labrl.cli import main
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.session.callbacks.callback import Callback, SessionView
 
 RUN = ["agent=random", "env.num_envs=2", "env.max_frame=64", "meta.log_frequency=32", *QUIET]
@@ -130,9 +130,9 @@ def test_run_whose_run_json_was_emptied_is_resumed(content: bytes | None, run: P
     for folder in (run, whole):
         assert labrl.train([f"+resume={folder}", "env.max_frame=128"]).exit_code == 0
     assert differences(whole, run) == []
-    info = RunFolder.open(run).info()
+    info = Run.open(run).read_info()
     assert (info["status"], len(info["resumes"])) == ("finished", 1)
-    assert info["created"][:13] == RunFolder.open(whole).info()["created"][:13]
+    assert info["created"][:13] == Run.open(whole).read_info()["created"][:13]
 
 
 def test_emptied_run_json_is_refused_without_checkpoints(run: Path) -> None:
@@ -160,7 +160,7 @@ def test_experiment_with_a_trial_whose_run_json_was_emptied_is_resumed(
     trials = json.loads(Path("e/experiment.json").read_text())["trials"]
     assert [trial["status"] for trial in trials] == ["finished"] * 2
     for trial in trials:
-        assert RunFolder.open(Path("e") / trial["folder"]).session(0).read_result()["frame"] == 128
+        assert Run.open(Path("e") / trial["folder"]).session(0).read_result()["frame"] == 128
 
 
 def _replace(file: Path, content: bytes | None) -> None:

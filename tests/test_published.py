@@ -13,9 +13,9 @@ from run_cases import config_with, rows_of, write_run
 
 from benchmarks import record, results
 from benchmarks.published import ENVS, Cell, as_markdown, cells, judged, summary
-from labrl.analysis.runs import load_run
 from labrl.config.compose import compose, to_plain
 from labrl.errors import WRONG_INPUT
+from labrl.run.find import load_run
 
 CELL = Cell("CartPole-v1", "ppo", score=450.0, frames=1000, num_envs=4, log_frequency=100)
 

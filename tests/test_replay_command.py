@@ -22,7 +22,7 @@ from labrl.cli import main, replay, report
 from labrl.envs.watch import watch
 from labrl.errors import DONE, FAILED, WRONG_INPUT
 from labrl.run.episodes import RecordedEpisode, read_episode, write_episode
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.trial import playback
 from labrl.trial.video import write_mp4
 
@@ -106,7 +106,7 @@ def test_videos_missing_after_a_kill_are_made_later(
         with pytest.raises(Killed):
             main(experiment if command == "experiment" else [*overrides, f"hydra.run.dir={path}"])
     if command == "unrecorded":
-        RunFolder.open(path).set_status("running", videos_due=False)
+        Run.open(path).set_status("running", videos_due=False)
     videos = next(path.glob("**/session_0")) / "videos"
     videos.mkdir()
     (videos / ".best.999999999.tmp.mp4").write_bytes(b"half a video")
@@ -252,7 +252,7 @@ def test_ctrl_c_during_rendering_leaves_a_finished_run(
     output = "".join(capsys.readouterr())
     assert f"labrl-report {tmp_path / 'run'}" in output
     assert "+resume" not in output
-    assert RunFolder.open(tmp_path / "run").status == "finished"
+    assert Run.open(tmp_path / "run").recorded_status == "finished"
 
 
 @pytest.mark.parametrize("size", [(1, 1), (33, 47), (210, 160), (400, 600), (2, 900)])

@@ -17,12 +17,12 @@ from labrl.analysis.charts import Axis, Chart, Line, View, kept
 from labrl.analysis.colours import Style
 from labrl.analysis.report.build import build
 from labrl.analysis.report.page import SMALL_VIDEO
-from labrl.analysis.runs import load_run
 from labrl.analysis.statistics import trial_statistics
 from labrl.errors import InputError
 from labrl.run.atomic import write_json
+from labrl.run.find import load_run
 from labrl.run.lock import FolderLock
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 
 HTML = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
 
@@ -40,13 +40,12 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     loss = [float("inf"), float("nan"), *([0.5] * 8)]
     first = [{**row, "loss": value} for row, value in zip(rising(100, noise=1), loss, strict=True)]
     write_run(path, [first, rising(110, noise=2), rising(120, noise=3)], created="2026-11-21T16:25:18+00:00")
-    run = RunFolder.open(path)
+    run = Run.open(path)
     write_session(run, 3, rising(5)[:2], "failed", error="NonFiniteError: loss_value is nan")
-    write_json(run.changed, [{"key": "agent.lr", "default": 3e-4, "value": 1e-3}])
+    write_json(run.changed_json, [{"key": "agent.lr", "default": 3e-4, "value": 1e-3}])
     typed = ["env.max_frame=1000", "agent.lr=0.1", "agent.lr=0.2", "env.max_frame=1000"]
-    write_json(
-        run.provenance, {**json.loads(run.provenance.read_text()), "overrides": typed, "config_dir": "/own"}
-    )
+    facts = json.loads(run.provenance_json.read_text())
+    write_json(run.provenance_json, {**facts, "overrides": typed, "config_dir": "/own"})
     entry = {
         "time": "2026-11-20T10:00:00+00:00",
         "frames": {"0": 500},
@@ -91,7 +90,7 @@ def test_score_over_the_last_hundred_rows_needs_a_hundred_rows(
     tmp_path: Path, rows: int, shown: bool
 ) -> None:
     path = write_run(tmp_path / "a", [rising(10, rows=rows), rising(12, rows=rows)])
-    write_session(RunFolder.open(path), 2, rising(5)[:2], "failed", error="it is not counted")
+    write_session(Run.open(path), 2, rising(5)[:2], "failed", error="it is not counted")
     page, plain = report_of(path), json.loads((path / "statistics.json").read_text())
     names = [row[0] for row in page.table("statistics", 1)]
     assert len([name for name in names if "100 rows" in name]) == int(shown)
@@ -151,9 +150,9 @@ def test_small_videos_are_embedded_and_large_ones_linked(page: ReportPage) -> No
 def test_html_in_names_and_overrides_is_shown_as_text(tmp_path: Path) -> None:
     config = config_with(env__name=HTML, agent__lr=HTML)
     path = write_long_run(tmp_path / "a", sessions=1, rows=10, agent=HTML, typed=[f"agent.lr={HTML}"])
-    run = RunFolder.open(path)
-    write_json(run.provenance, {**json.loads(run.provenance.read_text()), "config": config})
-    write_json(run.changed, [{"key": HTML, "default": HTML, "value": [HTML]}])
+    run = Run.open(path)
+    write_json(run.provenance_json, {**json.loads(run.provenance_json.read_text()), "config": config})
+    write_json(run.changed_json, [{"key": HTML, "default": HTML, "value": [HTML]}])
     write_session(run, 1, rows_of([100], [1.0]), "failed", error=HTML)
     write_experiment(tmp_path, [("a", {"error": HTML})], command=[HTML], overrides=[HTML])
     for page in (report_of(path), report_of(tmp_path)):
@@ -195,7 +194,7 @@ def test_interrupted_run_shows_its_last_frame_instead_of_its_last_row(
 ) -> None:
     path = write_run(tmp_path / "a", [], status="interrupted", config=config_with(env__max_frame=300_000))
     rows = [{**row, "env_frames": 4 * row["frame"]} for row in rows_of([20_000, 40_000], [1.0, 2.0])]
-    write_session(RunFolder.open(path), 0, rows, "interrupted", frame=48_640, wall=500.0)
+    write_session(Run.open(path), 0, rows, "interrupted", frame=48_640, wall=500.0)
     page = report_of(path)
     assert "interrupted at 16 % of its 300,000 frames" in page.text
     assert "Frames 48,640 194,560 emulator frames Training time 8 min 20 s" in page.text

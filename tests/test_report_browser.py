@@ -15,7 +15,7 @@ from run_cases import config_with, rising, rows_of, write_run, write_session
 
 from labrl.analysis.report.build import build
 from labrl.run.atomic import write_json
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 
 HTML = "</script><img src=x onerror=\"document.title='hit'\">'\""
 
@@ -32,9 +32,9 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = write_long_run(
         tmp_path_factory.mktemp("trial") / "run", sessions=2, rows=300, env__name=f"pong {HTML}"
     )
-    run = RunFolder.open(path)
+    run = Run.open(path)
     write_session(run, 2, rows_of([100, 200], [1.0, float("nan")]), "failed", error=HTML)
-    write_json(run.changed, [{"key": "agent.lr", "default": 1, "value": HTML}])
+    write_json(run.changed_json, [{"key": "agent.lr", "default": 1, "value": HTML}])
     return build(path).path
 
 

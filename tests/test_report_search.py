@@ -18,7 +18,7 @@ from labrl.analysis.search import SearchResult, read_search, verdict
 from labrl.cli import list_runs, main, report
 from labrl.errors import WRONG_INPUT
 from labrl.run.atomic import write_json
-from labrl.run.experiment_folder import EXPERIMENT_MARKER
+from labrl.run.folder import EXPERIMENT_MARKER
 
 SPACE = {
     "agent.lr": {

@@ -15,10 +15,10 @@ from run_cases import config_with, rising, write_run
 
 import labrl
 from labrl.analysis.listing import entries
-from labrl.analysis.runs import find_runs
 from labrl.cli import report
 from labrl.errors import WRONG_INPUT, InputError
-from labrl.run.run_folder import RunFolder
+from labrl.run.find import find_runs
+from labrl.run.run import Run
 from labrl.trial import reporting
 
 QUICK = ["agent=random", "env.max_frame=64", "meta.progress=false", "meta.tensorboard=false", "seed=1"]
@@ -120,7 +120,7 @@ def test_labrl_report_rewrites_the_report_even_of_a_killed_run(
     assert "cartpole" in stdout
     assert "was killed" in stdout
     assert (path / "report.html").exists()
-    assert RunFolder.open(path).changed.exists()
+    assert Run.open(path).changed_json.exists()
 
 
 def test_latest_is_the_newest_run_or_its_experiment(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_labrl_report_help_imports_no_large_package() -> None:
 
 
 def test_report_of_a_read_only_run_is_written_to_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(folder: RunFolder) -> None:
+    def refused(folder: Run) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(reporting, "record_changes", refused)

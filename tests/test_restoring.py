@@ -31,7 +31,7 @@ from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
 from labrl.run.checkpoint import CheckpointStore
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.session.callbacks import Callback
 from labrl.session.session import Session
 from labrl.trial.trial import check
@@ -65,7 +65,7 @@ class Watch(Callback):
 
 def session_in(folder: Path, config: TrialConfig) -> Session:
     """Make session 0 of a run in `folder`, which is created if necessary."""
-    run = RunFolder(folder) if folder.exists() else RunFolder.create(folder)
+    run = Run(folder) if folder.exists() else Run.create(folder)
     return Session(config, 0, run.session(0), num_threads=1)
 
 

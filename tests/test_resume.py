@@ -26,9 +26,9 @@ from test_callbacks_tensorboard import scalars
 from labrl.cli import main
 from labrl.errors import FAILED
 from labrl.run.checkpoint import CheckpointStore
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.session.callbacks.callback import Callback, SessionView
-from labrl.trial.past import Past
+from labrl.trial.past import overrides_of
 
 PPO = small("ppo", "cartpole")
 TENSORBOARD = "meta.tensorboard=true"
@@ -274,9 +274,9 @@ def test_nondeterministic_environment_resumes_with_new_episodes(
 def test_run_from_before_presets_were_inherited_keeps_its_presets(
     agent: str, env: str, kept: bool, tmp_path: Path
 ) -> None:
-    run = RunFolder(write_run(tmp_path / "run", [rising(10)]))
+    run = Run(write_run(tmp_path / "run", [rising(10)]))
     preset = f"auto:{agent}:{env}"
-    record = {**json.loads(run.provenance.read_text()), "overrides": [f"agent={agent}"]}
+    record = {**json.loads(run.provenance_json.read_text()), "overrides": [f"agent={agent}"]}
     record["choices"] = {"agent": agent, "env": env, "preset": preset}
-    run.provenance.write_text(json.dumps(record))
-    assert (f"preset={preset}" in Past.of(run).overrides) == kept
+    run.provenance_json.write_text(json.dumps(record))
+    assert (f"preset={preset}" in overrides_of(run)) == kept

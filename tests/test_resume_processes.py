@@ -20,7 +20,7 @@ from test_trial_processes import labrl as started
 import labrl.trial.devices
 import labrl.trial.trial
 from labrl.cli import main
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.seeding import session_seed
 
 QUICK = ["agent=random", "env.max_frame=512", "meta.log_frequency=128", "meta.progress=false", "seed=1"]
@@ -99,7 +99,7 @@ def test_orphaned_sessions_save_and_block_a_resume_until_they_end(
         progress = json.loads((folder / f"session_{index}" / "progress.json").read_text())
         assert progress["status"] == "interrupted"
         assert newest_checkpoint(folder, index) == progress["frame"]
-    with RunFolder.open(folder).lock():
+    with Run.open(folder).lock():
         pass
 
 
@@ -109,7 +109,7 @@ def test_resumed_session_keeps_its_number_of_threads(tmp_path: Path, monkeypatch
     shutil.rmtree(run / "session_1")
     given: list[int] = []
 
-    def in_processes(config: Any, folder: RunFolder, indices: list[int], num_threads: int) -> Any:
+    def in_processes(config: Any, folder: Run, indices: list[int], num_threads: int) -> Any:
         given.append(num_threads)
         return dict.fromkeys(indices, 0)
 

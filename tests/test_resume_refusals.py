@@ -17,7 +17,7 @@ from run_cases import files_of
 import labrl
 from labrl.cli import list_runs, main
 from labrl.errors import WRONG_INPUT, InputError
-from labrl.run.run_folder import RunFolder, RunStatus
+from labrl.run.run import Run, RunStatus
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false"]
 QUICK = ["agent=random", "env.max_frame=64", *QUIET, "seed=1"]
@@ -51,11 +51,11 @@ def finished(finished_once: Path) -> Path:
 @pytest.mark.parametrize("status", ["running", "interrupted"])
 def test_kill_after_the_last_session_ended_leaves_a_finished_run(status: RunStatus, finished: Path) -> None:
     """Regression test: a run killed after its last session looked unfinished but could not be resumed."""
-    run = RunFolder.open(finished)
-    info = run.info()
+    run = Run.open(finished)
+    info = run.read_info()
     run.set_status(status, sessions=[])
     assert main([f"+resume={finished}"]) == 2
-    assert {**run.info(), "updated": info["updated"]} == info
+    assert {**run.read_info(), "updated": info["updated"]} == info
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_latest_is_the_newest_run_with_the_chosen_options(capsys: pytest.Capture
     main([*QUICK, "env=pendulum", "hydra.run.dir=runs/b"])
     main(["-m", *QUICK, "hydra/launcher=basic", "env=acrobot", "hydra.sweep.dir=runs/a"])
     Path("runs/killed before its start").mkdir()
-    RunFolder.create("runs/killed before its start")
-    RunFolder.create("runs/damaged").path.joinpath("run.json").write_text("{")
+    Run.create("runs/killed before its start")
+    Run.create("runs/damaged").path.joinpath("run.json").write_text("{")
     for overrides, named in {
         "": "labrl -m +resume=runs/a",  # experiments are resumed by another command
         "env=cartpole": "runs/c",
@@ -291,7 +291,7 @@ def test_running_run_is_not_resumed_by_a_second_process(
     finished: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = files_of(Path())
-    with RunFolder.open("runs/one").lock():
+    with Run.open("runs/one").lock():
         assert main(["+resume=runs/one", "env.max_frame=128"]) == 2
     stderr = capsys.readouterr().err
     assert "runs/one" in stderr

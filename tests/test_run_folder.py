@@ -17,13 +17,13 @@ from refusals import damaged, refused
 
 from labrl.errors import InputError
 from labrl.run.atomic import write_atomic
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 
 
 def test_only_one_of_many_simultaneous_claims_gets_the_folder(tmp_path: Path) -> None:
     def claim(_: int) -> bool:
         try:
-            RunFolder.create(tmp_path / "a" / "b")
+            Run.create(tmp_path / "a" / "b")
         except InputError:
             return False
         return True
@@ -44,7 +44,7 @@ def test_run_json_is_never_seen_empty(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         watching = pool.submit(watch)
         for number in range(200):
-            folder = RunFolder.create(tmp_path / str(number % 5))
+            folder = Run.create(tmp_path / str(number % 5))
             assert [path.name for path in folder.path.iterdir()] == ["run.json"]
             (folder.path / "run.json").rename(tmp_path / "before")
         done.set()
@@ -58,22 +58,22 @@ def test_run_folder_works_on_a_file_system_without_hard_links(
         raise PermissionError("no links here")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert RunFolder.create(tmp_path / "run").status == "running"
+    assert Run.create(tmp_path / "run").recorded_status == "running"
     with refused("range", "hydra.run.dir"):
-        RunFolder.create(tmp_path / "run")
+        Run.create(tmp_path / "run")
 
 
 def test_folder_that_holds_a_run_is_refused(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path / "run")
+    Run.create(tmp_path / "run")
     with refused("range", "hydra.run.dir") as error:
-        RunFolder.create(tmp_path / "run")
+        Run.create(tmp_path / "run")
     assert str(tmp_path / "run") in str(error.value)
 
 
 def test_suggested_resume_command_quotes_a_folder_with_a_blank(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path / "my run")
+    Run.create(tmp_path / "my run")
     with refused("range", "hydra.run.dir") as error:
-        RunFolder.create(tmp_path / "my run")
+        Run.create(tmp_path / "my run")
     message = str(error.value)
     command = message[
         message.index("labrl +resume") if "labrl +resume" in message else message.index("labrl '") :
@@ -83,13 +83,13 @@ def test_suggested_resume_command_quotes_a_folder_with_a_blank(tmp_path: Path) -
 
 def test_path_that_cannot_be_encoded_is_refused(tmp_path: Path) -> None:
     with refused("usage", "hydra.run.dir"):
-        RunFolder.create(os.fsdecode(os.fsencode(tmp_path) + b"/l\xe4uf"))
+        Run.create(os.fsdecode(os.fsencode(tmp_path) + b"/l\xe4uf"))
     assert not list(tmp_path.iterdir())
 
 
 def test_folder_with_other_files_can_become_a_run_folder(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
-    RunFolder.create(tmp_path)
+    Run.create(tmp_path)
     assert (tmp_path / ".hydra").is_dir()
 
 
@@ -97,7 +97,7 @@ def test_path_with_a_file_among_its_parents_is_refused_with_the_file(tmp_path: P
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "run", tmp_path / "file" / "a" / "run"):
         with refused("range", "hydra.run.dir") as error:
-            RunFolder.create(path)
+            Run.create(path)
         assert f"{tmp_path / 'file'} " in str(error.value)
 
 
@@ -105,48 +105,48 @@ def test_path_with_a_file_among_its_parents_is_refused_with_the_file(tmp_path: P
 def test_folder_that_is_not_writable_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with refused("range", "hydra.run.dir"):
-        RunFolder.create(tmp_path / "run")
+        Run.create(tmp_path / "run")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a folder that even root cannot write")
 def test_folder_that_not_even_root_can_write_is_refused() -> None:
     with refused("range", "hydra.run.dir") as error:
-        RunFolder.create("/proc/labrl/run")
+        Run.create("/proc/labrl/run")
     assert "/proc/labrl/run" in str(error.value)
 
 
 def test_status_is_recorded_in_run_json(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
-    assert RunFolder.open(tmp_path / "run").status == "running"
+    run = Run.create(tmp_path / "run")
+    assert Run.open(tmp_path / "run").recorded_status == "running"
     run.set_status("failed", sessions=[{"index": 0}])
     content = json.loads((tmp_path / "run" / "run.json").read_text())
     assert content["status"] == "failed"
     assert content["sessions"] == [{"index": 0}]
-    assert content["format_version"] == RunFolder.FORMAT_VERSION
-    assert RunFolder.open(tmp_path / "run").status == "failed"
+    assert content["format_version"] == Run.FORMAT_VERSION
+    assert Run.open(tmp_path / "run").recorded_status == "failed"
 
 
 @pytest.mark.parametrize("content", ["", '{"format_ver', "[1]", '{"name": "something else"}'])
 def test_damaged_run_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)
     with damaged(tmp_path / "run.json"):
-        RunFolder.open(tmp_path)
+        Run.open(tmp_path)
 
 
 def test_folder_without_a_run_or_of_a_newer_labrl_is_refused(tmp_path: Path) -> None:
     with refused("not-found", tmp_path):
-        RunFolder.open(tmp_path)
+        Run.open(tmp_path)
     (tmp_path / "run.json").write_text('{"format_version": 99}')
     with refused("not-installed", tmp_path):
-        RunFolder.open(tmp_path)
+        Run.open(tmp_path)
 
 
 def test_session_folders_are_listed_in_numerical_order(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path)
+    run = Run.create(tmp_path)
     for index in (11, 2, 0):
         run.session(index)
     (tmp_path / "session_notes").mkdir()
-    assert [folder.path.name for folder in run.sessions()] == ["session_0", "session_2", "session_11"]
+    assert [folder.path.name for folder in run.sessions] == ["session_0", "session_2", "session_11"]
     assert run.session(2).train_csv == tmp_path / "session_2" / "train.csv"
 
 
@@ -154,10 +154,10 @@ def test_relative_path_stays_valid_when_the_working_folder_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run = RunFolder.create("run")
+    run = Run.create("run")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert run.status == "running"
+    assert run.recorded_status == "running"
 
 
 def test_file_is_replaced_completely_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,9 +176,9 @@ def test_file_is_replaced_completely_or_not_at_all(tmp_path: Path, monkeypatch: 
 
 
 def test_refused_run_leaves_no_folder(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     run.session(0)
-    for file in (run.config, run.overrides, run.provenance, run.path / "labrl.diff"):
+    for file in (run.config_yaml, run.overrides_yaml, run.provenance_json, run.path / "labrl.diff"):
         file.write_text("")
     with run.lock():
         pass
@@ -188,22 +188,22 @@ def test_refused_run_leaves_no_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["notes.txt", "session_0/train.csv", "wandb/run-1/log"])
 def test_refused_run_whose_folder_has_other_files_is_kept(tmp_path: Path, name: str) -> None:
-    run = RunFolder.create(tmp_path)
-    run.config.write_text("")
+    run = Run.create(tmp_path)
+    run.config_yaml.write_text("")
     other = tmp_path / name
     other.parent.mkdir(parents=True, exist_ok=True)
     other.write_text("")
     run.discard_unplayed()
     assert other.exists()
-    assert run.config.exists()
-    assert run.status == "running"
+    assert run.config_yaml.exists()
+    assert run.recorded_status == "running"
 
 
 def test_refused_run_in_the_working_folder_does_not_delete_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    RunFolder.create(".").discard_unplayed()
+    Run.create(".").discard_unplayed()
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,7 +17,7 @@ import pytest
 from refusals import busy, refused
 
 from labrl.run.lock import FolderLock
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 
 HOLDER = """
 import sys, time
@@ -84,7 +84,7 @@ def test_forked_worker_does_not_keep_the_lock(tmp_path: Path) -> None:
 
 
 def test_run_is_locked_while_one_of_its_sessions_is(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     run.session(0)
     with run.session(3).lock(), busy(run.path), run.lock():
         pass

@@ -13,15 +13,8 @@ import yaml
 from refusals import damaged
 
 from labrl.run import provenance
-from labrl.run.provenance import (
-    Command,
-    as_typed,
-    describe_repository,
-    read_command,
-    recorded_config,
-    write_provenance,
-)
-from labrl.run.run_folder import RunFolder
+from labrl.run.provenance import Command, as_typed, describe_repository, write_provenance
+from labrl.run.run import Run
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -44,11 +37,11 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_command_configuration_and_seed_are_recorded(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     write_provenance(run, {"seed": 7, "env": {"max_frame": 10000000}}, Command(["env=pong", "seed=7"]))
-    assert yaml.safe_load(run.config.read_text()) == {"seed": 7, "env": {"max_frame": 10000000}}
-    assert yaml.safe_load(run.overrides.read_text()) == ["env=pong", "seed=7"]
-    facts = json.loads(run.provenance.read_text())
+    assert yaml.safe_load(run.config_yaml.read_text()) == {"seed": 7, "env": {"max_frame": 10000000}}
+    assert yaml.safe_load(run.overrides_yaml.read_text()) == ["env=pong", "seed=7"]
+    facts = json.loads(run.provenance_json.read_text())
     assert facts["seed"] == 7
     assert facts["command"]
     assert facts["packages"]["numpy"] == numpy.__version__
@@ -133,7 +126,7 @@ def test_files_that_may_hold_secrets_are_left_out_and_named(
     assert sorted(facts["secrets_left_out"]) == [".env", "a/id_rsa", "private.txt", "secrets.yaml"]
     assert facts["dirty"]
     monkeypatch.chdir(repository)
-    write_provenance(RunFolder.create(tmp_path / "run"), {"seed": 0}, Command())
+    write_provenance(Run.create(tmp_path / "run"), {"seed": 0}, Command())
     assert all(name in caplog.text for name in facts["secrets_left_out"])
     before = os.umask(0o077)
     try:
@@ -187,16 +180,16 @@ def test_repository_of_another_user_is_named_with_what_to_type(
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.chdir(repository)
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     write_provenance(run, {"seed": 0}, Command())
-    facts = json.loads(run.provenance.read_text())["git"]["working_folder"]
+    facts = json.loads(run.provenance_json.read_text())["git"]["working_folder"]
     assert facts["root"] == str(repository)
     assert facts["incomplete"]
     assert f"git config --global --add safe.directory {repository}" in caplog.text
 
 
 def test_files_of_runs_and_reports_do_not_make_a_repository_dirty(repository: Path) -> None:
-    run = RunFolder.create(repository / "outputs" / "first")
+    run = Run.create(repository / "outputs" / "first")
     (run.session(0).path / "train.csv").write_text("frame\n1\n")
     (repository / "comparison" / "plots").mkdir(parents=True)
     for name in ("report.html", "statistics.csv", "statistics.json", "plots/a.svg"):
@@ -211,9 +204,9 @@ def test_repository_of_the_working_folder_is_recorded(
 ) -> None:
     (repository / "agent.py").write_text("mine\n")
     monkeypatch.chdir(repository)
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     write_provenance(run, {"seed": 0}, Command())
-    facts = json.loads(run.provenance.read_text())["git"]["working_folder"]
+    facts = json.loads(run.provenance_json.read_text())["git"]["working_folder"]
     assert facts["root"] == str(repository)
     assert "+mine" in (run.path / facts["diff"]).read_text()
 
@@ -231,26 +224,26 @@ def test_provenance_is_written_without_git_and_without_a_repository(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", "")
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     write_provenance(run, {"seed": 0}, Command())
-    assert json.loads(run.provenance.read_text())["git"] == {}
+    assert json.loads(run.provenance_json.read_text())["git"] == {}
 
 
 @pytest.mark.parametrize("content", [None, "", "nonsense", "7", "{", '{"overrides": []}'])
 def test_missing_or_damaged_provenance_is_refused(tmp_path: Path, content: str | None) -> None:
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     config = {"seed": 1, "agent": {}, "env": {}, "meta": {}}
     write_provenance(run, config, Command(["seed=1"]))
-    assert (read_command(run), recorded_config(run)) == (Command(["seed=1"]), config)
-    run.provenance.unlink() if content is None else run.provenance.write_text(content)
-    for read in (read_command, recorded_config):
-        with damaged(run.provenance):
+    assert (run.overrides, run.read_config()) == (["seed=1"], config)
+    run.provenance_json.unlink() if content is None else run.provenance_json.write_text(content)
+    for read in (Run.read_provenance, Run.read_config):
+        with damaged(run.provenance_json):
             read(run)
 
 
 def test_truncated_configuration_is_refused_with_its_missing_key(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     write_provenance(run, {"seed": 1, "agent": {}, "env": {}}, Command(["seed=1"]))
-    with damaged(run.provenance) as error:
-        recorded_config(run)
+    with damaged(run.provenance_json) as error:
+        run.read_config()
     assert "meta" in str(error.value)

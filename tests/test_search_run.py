@@ -26,8 +26,8 @@ from labrl.experiment.search.search import break_off, confirmed
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import Study
 from labrl.run.checkpoint import CheckpointStore
-from labrl.run.experiment_folder import ExperimentFolder
-from labrl.run.run_folder import RunFolder
+from labrl.run.experiment import Experiment
+from labrl.run.run import Run
 from labrl.session.callbacks.search import ReportToSearch
 from labrl.session.interruption import Interruption
 from labrl.trial import reporting
@@ -76,14 +76,14 @@ def test_pruned_trial_has_status_pruned_and_keeps_a_checkpoint(
     pruned = [trial for trial in info["trials"] if trial["status"] == "pruned"]
     assert pruned
     for trial in pruned:
-        run = RunFolder.open(searched[0] / trial["folder"])
+        run = Run.open(searched[0] / trial["folder"])
         frame, value = trial["intermediate"][-1]
-        assert run.status == "pruned"
+        assert run.recorded_status == "pruned"
         assert trial["values"] == [value]
-        (session,) = run.sessions()
+        (session,) = run.sessions
         assert frame < 1024
         assert CheckpointStore(session.checkpoints, keep_last=1).frames()[0] == frame
-        assert json.loads(session.result.read_text())["status"] == "pruned"
+        assert json.loads(session.result_json.read_text())["status"] == "pruned"
 
 
 def test_every_trial_records_what_is_needed_to_repeat_it(
@@ -149,8 +149,8 @@ def test_search_records_its_first_command_and_the_edits_of_each_resume(
     after = json.loads((searched[0] / "experiment.json").read_text())
     assert after["command"] == before
     assert after["resumes"][-1]["edits"] == ["search.confirm=null"]
-    run = RunFolder.open(searched[0] / info["trials"][0]["folder"])
-    assert json.loads(run.provenance.read_text())["command"] == before
+    run = Run.open(searched[0] / info["trials"][0]["folder"])
+    assert json.loads(run.provenance_json.read_text())["command"] == before
 
 
 def test_resuming_a_finished_search_adds_no_trial_and_makes_its_report(
@@ -187,7 +187,7 @@ def test_resuming_a_finished_search_with_a_larger_total_adds_trials(place: str, 
         assert json.loads((original / "experiment.json").read_text()) == before
     (added,) = after["trials"][1:]
     assert added["status"] in ("finished", "pruned")
-    assert RunFolder.open(home / added["folder"]).status == added["status"]
+    assert Run.open(home / added["folder"]).recorded_status == added["status"]
 
 
 def test_resume_of_a_search_with_another_study_is_refused(
@@ -303,7 +303,7 @@ def test_search_whose_storage_fails_keeps_its_trials_and_can_be_resumed(
     assert "the disk is full" in output
     assert f"labrl -m +resume={home}" in output
     assert json.loads((home / "experiment.json").read_text())["status"] == "interrupted"
-    (session,) = RunFolder.open(home / "1_ppo_cartpole").sessions()
+    (session,) = Run.open(home / "1_ppo_cartpole").sessions
     assert session.checkpoint_frames()
     monkeypatch.setattr(Study, "report", report)
     assert main(["-m", f"+resume={home}"]) == 0
@@ -315,5 +315,5 @@ def test_other_exceptions_are_not_reported_as_storage_failures(tmp_path: Path) -
     storage = StudyStorage(None, tmp_path)
     bug = KeyError("a bug")
     with pytest.raises(KeyError) as raised:
-        break_off(ExperimentFolder(tmp_path), storage, bug)
+        break_off(Experiment(tmp_path), storage, bug)
     assert raised.value is bug

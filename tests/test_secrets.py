@@ -20,7 +20,7 @@ from labrl.cli import list_runs, main, replay
 from labrl.config import config_folder
 from labrl.config.keys import walk
 from labrl.experiment.local import LabelledLines
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.secrets import MASK, RedactingFormatter, is_secret, is_secret_file, redact, redact_diff, restore
 from labrl.secrets import remembered as seen
 from labrl.trial.request import request_of
@@ -249,7 +249,7 @@ def test_run_records_its_secret_nowhere_and_its_resume_asks_for_it(
     assert main(["+resume=run", "env.max_frame=192", f"{KEY}={SECRET}"]) == 0
     assert KEY in capsys.readouterr().out
     assert files_with("k3y-", "run") == []
-    assert RunFolder.open("run").info()["resumes"][-1]["forced"] is False
+    assert Run.open("run").read_info()["resumes"][-1]["forced"] is False
 
 
 def test_secret_in_the_error_of_an_environment_is_masked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,7 +327,7 @@ def test_grid_records_its_secrets_nowhere_and_its_resume_asks_for_them(
     monkeypatch.delenv("LABRL_ENV_MAKE_API_KEY")
     assert main(["-m", "+resume=grid", "env.max_frame=192", f"{KEY}={SECRET}"]) == 0
     frames = [
-        RunFolder.open(f"grid/{number}_random_locked").info()["sessions"][0]["frame"] for number in (0, 1)
+        Run.open(f"grid/{number}_random_locked").read_info()["sessions"][0]["frame"] for number in (0, 1)
     ]
     assert frames == [192, 192]
     for secret in (SECRET, "s3cret-of-env"):

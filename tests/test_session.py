@@ -20,7 +20,7 @@ from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
 from labrl.run.checkpoint import CheckpointStore
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.session.callbacks import Callback
 from labrl.session.session import Session
 
@@ -49,7 +49,7 @@ def config_of(overrides: list[str]) -> TrialConfig:
 
 def run(config: TrialConfig, folder: Path, stop_at: int | None = None, state: Any = None) -> Session:
     """Run a session from the given state; it is stopped by SIGTERM at frame `stop_at`, if any."""
-    session = Session(config, 0, RunFolder.create(folder).session(0), num_threads=1)
+    session = Session(config, 0, Run.create(folder).session(0), num_threads=1)
     if state is not None:
         session.load_state_dict(state)
     if stop_at is not None:
@@ -159,9 +159,7 @@ def test_budget_not_divisible_by_num_envs_ends_with_a_last_row(tmp_path: Path) -
 
 def test_sessions_of_a_trial_have_different_seeds(tmp_path: Path) -> None:
     config = config_of(CARTPOLE)
-    sessions = [
-        Session(config, index, RunFolder.create(tmp_path / str(index)).session(0), 1) for index in (0, 1)
-    ]
+    sessions = [Session(config, index, Run.create(tmp_path / str(index)).session(0), 1) for index in (0, 1)]
     assert sessions[0].seed != sessions[1].seed
     first = [session.env.reset() for session in sessions]
     assert not np.array_equal(*first)
@@ -186,7 +184,7 @@ def test_failing_callback_does_not_keep_others_from_finishing(tmp_path: Path) ->
         def finish(self, session: Any) -> None:
             raise EndsBadlyError
 
-    session = Session(config_of(CARTPOLE), 0, RunFolder.create(tmp_path / "run").session(0), 1)
+    session = Session(config_of(CARTPOLE), 0, Run.create(tmp_path / "run").session(0), 1)
     session.callbacks += [Bad()]
     session.callbacks.insert(0, Good())
     with pytest.raises(EndsBadlyError):
@@ -199,7 +197,7 @@ def test_session_that_cannot_be_built_leaves_no_environment_process(tmp_path: Pa
     config.transforms["reward"] = Component("builtins.dict", {})
     before = set(multiprocessing.active_children())
     with pytest.raises(InputError) as refused:
-        Session(config, 0, RunFolder.create(tmp_path / "run").session(0), 1)
+        Session(config, 0, Run.create(tmp_path / "run").session(0), 1)
     assert (refused.value.code, refused.value.key) == ("target", "transforms.reward._target_")
     assert set(multiprocessing.active_children()) == before
 
@@ -218,7 +216,7 @@ def test_interrupted_last_evaluation_is_repeated_by_a_resume(tmp_path: Path) -> 
             session.agent.evaluation_action = stopping
 
     config = config_of([*CARTPOLE, "meta.rigorous_eval=2", "meta.eval_frequency=1200"])
-    stopped = Session(config, 0, RunFolder.create(tmp_path / "stopped").session(0), 1)
+    stopped = Session(config, 0, Run.create(tmp_path / "stopped").session(0), 1)
     stopped.callbacks.insert(0, StopInEvaluation())
     stopped.run()
     assert stopped.clock.finished
@@ -255,7 +253,7 @@ class GivesUp(Callback):
 
 
 def test_callback_cannot_change_its_session_but_can_end_it(tmp_path: Path) -> None:
-    session = Session(config_of(CARTPOLE), 0, RunFolder.create(tmp_path / "run").session(0), 1)
+    session = Session(config_of(CARTPOLE), 0, Run.create(tmp_path / "run").session(0), 1)
     session.callbacks.insert(0, GivesUp())
     session.run()
     assert session.pruned
@@ -267,7 +265,7 @@ def test_last_checkpoint_omits_the_callback_step_caused_only_by_the_end(
     tmp_path: Path,
 ) -> None:
     config = config_of([*CARTPOLE, "env.max_frame=560", "meta.log_frequency=280"])
-    session = Session(config, 0, RunFolder.create(tmp_path / "run").session(0), 1)
+    session = Session(config, 0, Run.create(tmp_path / "run").session(0), 1)
     callback = GivesUp()
     session.callbacks.insert(0, callback)
     session.run()

@@ -17,10 +17,10 @@ from labrl.analysis import intervals
 from labrl.analysis.baselines import baseline_path
 from labrl.analysis.groups import grouped
 from labrl.analysis.report.build import build
-from labrl.analysis.runs import find_runs, load_run
 from labrl.analysis.statistics import MEASURES, compare, group_statistics, trial_statistics
+from labrl.run.find import find_runs, load_run
 from labrl.run.lock import FolderLock
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -201,7 +201,7 @@ def test_sessions_with_rows_at_different_frames_are_interpolated(tmp_path: Path)
 
 def test_running_session_is_left_out_and_the_run_marked_as_running(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", [rising(10)], status="running", session_status=None)
-    write_session(RunFolder(path), 1, rising(10, frames=500), None)
+    write_session(Run(path), 1, rising(10, frames=500), None)
     with FolderLock(path):
         statistics = trial_statistics(load_run(path))
     assert statistics["status"] == "running"
@@ -296,9 +296,9 @@ def test_groups_with_different_scores_or_budgets_get_a_warning(tmp_path: Path) -
 
 def test_comparison_lists_every_key_that_differs_and_names_those_that_nobody_typed(tmp_path: Path) -> None:
     def write(agent: str, typed: list[str], **changes: Any) -> None:
-        run = RunFolder(write_run(tmp_path / agent, [rising(10)], agent=agent, config=config_with(**changes)))
-        provenance = {**json.loads(run.provenance.read_text()), "overrides": [f"agent={agent}", *typed]}
-        run.provenance.write_text(json.dumps(provenance))
+        run = Run(write_run(tmp_path / agent, [rising(10)], agent=agent, config=config_with(**changes)))
+        provenance = {**json.loads(run.provenance_json.read_text()), "overrides": [f"agent={agent}", *typed]}
+        run.provenance_json.write_text(json.dumps(provenance))
 
     write("ppo", ["agent.lr=0.1"], agent__lr=0.1)
     write("mine", ["agent.lr=0.2"], agent__lr=0.2, env__num_envs=8, agent__own=1)

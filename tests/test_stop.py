@@ -16,12 +16,12 @@ from run_cases import rising, write_run, write_session
 
 import labrl
 from labrl.analysis.report.build import build
-from labrl.analysis.runs import load_run
 from labrl.analysis.statistics import trial_statistics
 from labrl.cli import main
 from labrl.errors import InputError
 from labrl.experiment.search.objective import intermediate_values
-from labrl.run.run_folder import RunFolder
+from labrl.run.find import load_run
+from labrl.run.run import Run
 
 SMALL = [*QUIET, "env=cartpole", "env.max_frame=2000", "meta.log_frequency=280", "meta.eval_frequency=240"]
 SMALL += ["agent.horizon=16", "agent.batch_size=32", "agent.epochs=2"]
@@ -142,7 +142,7 @@ def test_all_ranks_of_torchrun_stop_together(tmp_path: Path, uninterrupted: Path
 
 def test_statistics_include_stopped_sessions_and_warn_about_their_number(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [rising(100.0), rising(90.0)])
-    run = RunFolder.open(path)
+    run = Run.open(path)
     stop = {"key": "meta.stop_at_return", "limit": 40, "value": 50, "why": "meta.stop_at_return=40"}
     (path / "session_2").mkdir()
     write_session(run, 2, rising(100.0)[:5], stop=stop)
@@ -160,7 +160,7 @@ def test_statistics_include_stopped_sessions_and_warn_about_their_number(tmp_pat
 
 def test_stopped_session_keeps_its_last_value_in_a_search(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run", [rising(100.0)])
-    run = RunFolder.open(path)
+    run = Run.open(path)
     (path / "session_1").mkdir()
     write_session(
         run, 1, rising(100.0)[:5], stop={"key": "meta.patience", "limit": 1, "value": 1, "why": "x"}
@@ -169,8 +169,8 @@ def test_stopped_session_keeps_its_last_value_in_a_search(tmp_path: Path) -> Non
     assert list(values) == list(range(100, 1001, 100))
     assert values[500] == pytest.approx(50)
     assert values[1000] == pytest.approx(75)
-    write_session(RunFolder.create(tmp_path / "other"), 0, rising(100.0))
-    write_session(RunFolder.open(tmp_path / "other"), 1, rising(100.0)[:5])
+    write_session(Run.create(tmp_path / "other"), 0, rising(100.0))
+    write_session(Run.open(tmp_path / "other"), 1, rising(100.0)[:5])
     assert list(intermediate_values(tmp_path / "other", "best_return", 2)) == list(range(100, 501, 100))
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import results, studies
 from benchmarks.published import cells
-from labrl.analysis.runs import Experiment
 from labrl.config.compose import compose
+from labrl.run.experiment import Experiment
 
 KEPT = studies.read(results.PAGE.with_suffix("") / "studies")
 
@@ -75,7 +75,7 @@ def experiment(path: Path, command: str, best: float = -150.0) -> Experiment:
     }
     path.mkdir(parents=True)
     (path / "experiment.json").write_text(json.dumps({"format_version": 1, **info}))
-    return Experiment(path, info, [], [])
+    return Experiment(path)
 
 
 def kept(tmp_path: Path, *overrides: str) -> studies.Study:

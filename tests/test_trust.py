@@ -25,9 +25,9 @@ from labrl.config import config_folder
 from labrl.config.keys import hints
 from labrl.errors import InputError
 from labrl.run.episodes import read_episode, write_episode
-from labrl.run.experiment_folder import ExperimentFolder, TrialRecord
+from labrl.run.experiment import Experiment, TrialRecord
 from labrl.run.provenance import Command, write_provenance
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.run.signature import SIGNATURE, Trust, cache_folder, signed, trusting
 from labrl.run.trust import KINDS, check_composed, check_experiment, check_recorded
 
@@ -119,7 +119,7 @@ def evil(source: Path, target: Path, mark: Path, name: str = "os.mkdir") -> Path
     return changed(source, target, change)
 
 
-def refusal(run: RunFolder, config: dict[str, Any], *overrides: str) -> str | None:
+def refusal(run: Run, config: dict[str, Any], *overrides: str) -> str | None:
     """Return the key of the first name that is refused; None if all are accepted."""
     try:
         check_recorded(run, config, overrides)
@@ -129,10 +129,10 @@ def refusal(run: RunFolder, config: dict[str, Any], *overrides: str) -> str | No
 
 
 @pytest.fixture
-def foreign(tmp_path: Path) -> RunFolder:
+def foreign(tmp_path: Path) -> Run:
     """Return a run of someone else without sessions."""
-    run = RunFolder.create(tmp_path / "foreign")
-    run.provenance.write_text(json.dumps({"overrides": [], "config": CONFIG}))
+    run = Run.create(tmp_path / "foreign")
+    run.provenance_json.write_text(json.dumps({"overrides": [], "config": CONFIG}))
     return run
 
 
@@ -195,7 +195,7 @@ NAMED: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", NAMED)
-def test_targets_must_be_classes_of_labrl_of_the_right_kind(case: str, foreign: RunFolder) -> None:
+def test_targets_must_be_classes_of_labrl_of_the_right_kind(case: str, foreign: Run) -> None:
     key, node = NAMED[case]
     group, name = key.rsplit(".", 1)
     config = config_with(**{f"{group.replace('.', '__')}__{name}": node})
@@ -205,7 +205,7 @@ def test_targets_must_be_classes_of_labrl_of_the_right_kind(case: str, foreign: 
     assert refusal(foreign, CONFIG, f"+{key}._target_={text}") == f"{key}._target_"
 
 
-def test_no_module_is_imported_that_a_configuration_names(foreign: RunFolder) -> None:
+def test_no_module_is_imported_that_a_configuration_names(foreign: Run) -> None:
     for key, value in (("id", "evil:Name-v0"), ("import_module", "evil")):
         assert refusal(foreign, config_with(**{f"env__{key}": value})) == f"env.{key}"
         assert refusal(foreign, CONFIG, f"env.{key}='{value}'") == f"env.{key}"
@@ -214,7 +214,7 @@ def test_no_module_is_imported_that_a_configuration_names(foreign: RunFolder) ->
     assert refusal(foreign, config_with(env__id="Unknown-v1")) is None  # Gymnasium refuses it
 
 
-def test_registered_environments_must_be_gymnasiums(foreign: RunFolder) -> None:
+def test_registered_environments_must_be_gymnasiums(foreign: Run) -> None:
     import gymnasium
 
     gymnasium.register("Foreign-v0", entry_point="os:mkdir")
@@ -236,19 +236,19 @@ def test_registered_environments_must_be_gymnasiums(foreign: RunFolder) -> None:
         "hydra.sweep.subdir=../elsewhere",
     ],
 )
-def test_overrides_for_hydra_are_refused(override: str, foreign: RunFolder) -> None:
+def test_overrides_for_hydra_are_refused(override: str, foreign: Run) -> None:
     key = refusal(foreign, CONFIG, override)
     assert key is not None
     assert key in override
 
 
-def test_functions_of_omegaconf_are_refused_in_overrides(foreign: RunFolder) -> None:
+def test_functions_of_omegaconf_are_refused_in_overrides(foreign: Run) -> None:
     assert refusal(foreign, CONFIG, "callbacks.x='${oc.decode:\"{_target_: os.mkdir}\"}'") == "callbacks.x"
     assert refusal(foreign, CONFIG, "wandb.name='${oc.env:SECRET}'") == "wandb.name"
     assert refusal(foreign, CONFIG, "meta.eval_frequency='${meta.log_frequency}'") is None
 
 
-def test_every_part_in_labrls_files_is_accepted(foreign: RunFolder) -> None:
+def test_every_part_in_labrls_files_is_accepted(foreign: Run) -> None:
     files = [file for file in config_folder().rglob("*.yaml") if "hydra" not in file.parts]
     refused = {}
     for file in files:
@@ -266,7 +266,7 @@ def test_every_part_in_labrls_files_is_accepted(foreign: RunFolder) -> None:
     assert not refused
 
 
-def _target_refused(run: RunFolder, config: dict[str, Any]) -> str | None:
+def _target_refused(run: Run, config: dict[str, Any]) -> str | None:
     key = refusal(run, config)
     return key if key and key.endswith("_target_") else None
 
@@ -344,7 +344,7 @@ def test_signed_run_calls_nothing_that_its_edited_file_computes(trained: Path, t
 
 def test_composed_names_of_someone_elses_run_are_checked_again(trained: Path, tmp_path: Path) -> None:
     """What the overrides compose to counts, whatever they look like; what is typed now is the user's."""
-    run = RunFolder.open(unsigned(trained, tmp_path / "run"))
+    run = Run.open(unsigned(trained, tmp_path / "run"))
     config = config_with(agent__optimizer={"_target_": "own_trusted.Adam"})
     for words, refused in (("", True), ("agent.optimizer._target_=own_trusted.Adam", False)):
         with trusting(Trust(words=words)):
@@ -395,7 +395,7 @@ def test_own_classes_in_an_unsigned_run_must_be_trusted(
     labrl.load(run)  # because the resume has signed it
 
 
-def test_own_files_are_accepted_from_the_folder_typed_now_only(foreign: RunFolder, parts: Path) -> None:
+def test_own_files_are_accepted_from_the_folder_typed_now_only(foreign: Run, parts: Path) -> None:
     own = config_with(env__make={"_target_": "own_trusted.Env"})
     with trusting(Trust(config_dir=str(parts))):
         assert refusal(foreign, own) is None
@@ -486,23 +486,24 @@ def test_without_a_cache_only_the_same_process_knows_its_runs(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "file" / "cache"))
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     config = config_with(env__make={"_target_": "own_trusted.Env"})
     write_provenance(run, config, Command(["seed=1"]))
     assert refusal(run, config) is None
-    facts = json.loads(run.provenance.read_text())
-    run.provenance.write_text(json.dumps({**facts, SIGNATURE: "0" * 64}))  # as another process would see it
+    facts = json.loads(run.provenance_json.read_text())
+    # as another process would see it
+    run.provenance_json.write_text(json.dumps({**facts, SIGNATURE: "0" * 64}))
     assert refusal(run, config) == "env.make._target_"
     assert refusal(run, CONFIG) is None
 
 
-def experiment(path: Path, **facts: Any) -> ExperimentFolder:
+def experiment(path: Path, **facts: Any) -> Experiment:
     record = TrialRecord(number=0, overrides=["seed=1"], folder="0_ppo", status="finished")
     given = {"overrides": ["seed=1,2"], "hydra_overrides": [], "config_dir": None, **facts}
-    return ExperimentFolder.begin(path, given.pop("kind", "grid"), [record], **given)
+    return Experiment.begin(path, given.pop("kind", "grid"), [record], **given)
 
 
-def tamper(folder: ExperimentFolder, **facts: Any) -> None:
+def tamper(folder: Experiment, **facts: Any) -> None:
     content = json.loads(folder.marker.read_text())
     folder.marker.write_text(json.dumps({**content, **facts}))
 
@@ -555,7 +556,7 @@ def test_an_experiment_stays_its_users_while_it_is_written(tmp_path: Path) -> No
     folder = experiment(tmp_path / "experiment", **kept)
     folder.set_trials([TrialRecord(number=1, overrides=["seed=2"], folder="1_ppo")])
     folder.set_status("interrupted", number=float("nan"), texts=("a", "ä"))
-    assert check_experiment(ExperimentFolder.open(folder.path)) == "/somewhere"
+    assert check_experiment(Experiment.open(folder.path)) == "/somewhere"
 
 
 def test_an_experiment_of_labrls_parts_becomes_that_of_who_resumes_it(tmp_path: Path) -> None:
@@ -563,7 +564,7 @@ def test_an_experiment_of_labrls_parts_becomes_that_of_who_resumes_it(tmp_path: 
     tamper(folder, signature=None)
     check_experiment(folder)
     folder.set_status("running", config_dir="/mine")
-    assert check_experiment(ExperimentFolder.open(folder.path)) == "/mine"
+    assert check_experiment(Experiment.open(folder.path)) == "/mine"
 
 
 def test_trust_must_be_a_flag() -> None:

@@ -17,7 +17,7 @@ from wandb_cases import Server, by_frame, logs, read_log, tables, wandb
 from labrl.config.compose import compose, to_plain
 from labrl.dashboards.wandb_session import WandbSession
 from labrl.run.provenance import Command, write_provenance
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.run.tables import CsvTable
 
 
@@ -35,7 +35,7 @@ class Trial:
     """Run folder with one session, whose progress the test writes."""
 
     def __init__(self, path: Path, *overrides: str) -> None:
-        self.run = RunFolder.create(path)
+        self.run = Run.create(path)
         plain = to_plain(compose(["agent=random", "seed=3", *overrides]))
         self.options = plain["wandb"]
         write_provenance(self.run, plain, Command(overrides=list(overrides)))
@@ -61,7 +61,7 @@ class Trial:
     def end(self, status: str = "finished", **facts: Any) -> None:
         """Write the result of the session."""
         result = {"index": 0, "seed": 77, "status": status, "frame": 400, **facts}
-        self.session.result.write_text(json.dumps(result))
+        self.session.result_json.write_text(json.dumps(result))
 
     def send_to_wandb(self, mode: Any = "offline") -> WandbSession:
         """Start a `WandbSession` of the session and return it."""

@@ -13,8 +13,8 @@ from labrl.config.compose import compose, resolve
 from labrl.dashboards.login import chosen, has_login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.errors import InputError
-from labrl.run.experiment_folder import ExperimentFolder, TrialRecord
-from labrl.run.run_folder import RunFolder
+from labrl.run.experiment import Experiment, TrialRecord
+from labrl.run.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -88,10 +88,10 @@ def test_unreadable_netrc_is_not_a_login(tmp_path: Path, content: str) -> None:
 
 def test_only_the_first_trial_of_an_experiment_prints_that_wandb_is_off(tmp_path: Path) -> None:
     trials = [TrialRecord(number=index, overrides=[], folder=f"{index}_x") for index in range(2)]
-    experiment = ExperimentFolder.begin(tmp_path / "e", "grid", trials)
+    experiment = Experiment.begin(tmp_path / "e", "grid", trials)
     printed: list[str] = []
     for folder in (experiment.path / "0_x", experiment.path / "1_x", tmp_path / "alone"):
-        with shown_on_wandb(options("wandb"), RunFolder.create(folder), [0], printed.append):
+        with shown_on_wandb(options("wandb"), Run.create(folder), [0], printed.append):
             printed.append(folder.name)
     line = printed[0]
     assert "wandb login" in line

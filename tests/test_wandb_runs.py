@@ -18,7 +18,7 @@ from wandb_cases import API_KEY, Server, by_frame, logs, read_log, tables
 from labrl.cli import main, send_to_wandb
 from labrl.dashboards.mirror import send
 from labrl.errors import WRONG_INPUT
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 
 ENDLESS = ["agent=random", "env.max_frame=1e7", "meta.log_frequency=500", "meta.eval_frequency=800"]
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.report=false", "seed=5", "wandb.wait=600"]
@@ -111,7 +111,7 @@ def test_run_without_wandb_can_be_sent_later_exactly_once(
     overrides = [*ENDLESS, *QUIET, "env.max_frame=1000", "wandb=disabled", f"hydra.run.dir={run}"]
     assert main(overrides) == 0
     with refused("range", "--wait"):
-        send(RunFolder.open(run), {"wait": -1.0}, print)
+        send(Run.open(run), {"wait": -1.0}, print)
     assert send_to_wandb([str(run)]) == WRONG_INPUT
     assert "wandb login" in capfd.readouterr().err
     with monkeypatch.context() as offline:

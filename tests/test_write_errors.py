@@ -16,8 +16,8 @@ from disk_limit import file_size_limit
 from exact_cases import QUIET, differences
 
 import labrl
-from labrl.run.experiment_folder import ExperimentFolder, TrialRecord
-from labrl.run.run_folder import RunFolder
+from labrl.run.experiment import Experiment, TrialRecord
+from labrl.run.run import Run
 from labrl.run.session_log import warnings_logged
 from labrl.run.write_errors import WriteErrors
 from labrl.session.callbacks.callback import Callback, SessionView
@@ -92,7 +92,7 @@ def test_incomplete_files_at_the_end_are_a_failure_with_the_first_cause(
     assert (session.status, session.frame) == ("failed", 1200)
     assert "Not a directory" in (session.error or "")
     assert len([one for one in caplog.records if one.levelno >= logging.WARNING]) == 1
-    assert RunFolder.open(tmp_path / "cut").status == "failed"
+    assert Run.open(tmp_path / "cut").recorded_status == "failed"
     (tmp_path / "cut" / "session_0").unlink()
     shutil.move(tmp_path / "cut" / "away_0", tmp_path / "cut" / "session_0")
     assert labrl.train([f"+resume={tmp_path / 'cut'}", "callbacks.cut=null"]).exit_code == 0
@@ -139,12 +139,12 @@ def steps_of(file: Path) -> list[int]:
 
 
 def test_facts_that_a_full_disk_refuses_are_written_with_the_next_ones(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run")
+    run = Run.create(tmp_path / "run")
     with file_size_limit(0):
         run.set_status("failed", sessions=[{"index": 0}])
         assert list(run.errors.lacking) == [run.marker]
-        assert run.status == "failed"
-    assert RunFolder.open(run.path).status == "running"
+        assert run.recorded_status == "failed"
+    assert Run.open(run.path).recorded_status == "running"
     run.update(ranks=2)
     assert not run.errors.lacking
     info = json.loads(run.marker.read_text())
@@ -153,13 +153,13 @@ def test_facts_that_a_full_disk_refuses_are_written_with_the_next_ones(tmp_path:
 
 def test_experiment_keeps_the_status_of_trials_that_a_full_disk_refuses(tmp_path: Path) -> None:
     records = [TrialRecord(number=number, overrides=[], folder=str(number)) for number in range(3)]
-    made = ExperimentFolder.begin(tmp_path / "e", "grid", records)
+    made = Experiment.begin(tmp_path / "e", "grid", records)
     with file_size_limit(0):
         for record in records[:2]:
             record.status = "finished"
             made.set_trials([record])
     made.set_status("interrupted")
-    statuses = [trial.status for trial in ExperimentFolder.open(tmp_path / "e").trials()]
+    statuses = [trial.status for trial in Experiment.open(tmp_path / "e").trials()]
     assert statuses == ["finished", "finished", "waiting"]
 
 

@@ -18,7 +18,7 @@ import labrl.experiment.job
 from labrl.config.compose import check_environment, compose, resolve, to_plain
 from labrl.errors import InputError, LabrlError, Mistake
 from labrl.mistakes.names import all_keys, other_names
-from labrl.run.run_folder import MARKER, RunFolder
+from labrl.run.run import MARKER, Run
 
 WRONG = {
     # keys
@@ -591,7 +591,7 @@ def test_missing_run_is_answered_with_another_only_if_its_name_is_similar(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("pong", "grid/0"):
-        RunFolder.create(tmp_path / "runs" / name)
+        Run.create(tmp_path / "runs" / name)
     with refused("not-found", typed) as caught:
         labrl.load(typed)
     near = re.findall(r"Did you mean (.*)\?", str(caught.value))

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from labrl.analysis.runs import Run
+    from labrl.run.run import Run
     from labrl.trial.loading import Evaluation, LoadedPolicy
     from labrl.trial.result import TrialError, TrialResult
 
@@ -25,7 +25,7 @@ __all__ = [
 _HOMES = {
     "Evaluation": "labrl.trial.loading",
     "LoadedPolicy": "labrl.trial.loading",
-    "Run": "labrl.analysis.runs",
+    "Run": "labrl.run.run",
     "TrialError": "labrl.trial.result",
     "TrialResult": "labrl.trial.result",
 }
@@ -167,7 +167,7 @@ def runs(
     from pathlib import Path
 
     from labrl.analysis.groups import agreeing
-    from labrl.analysis.runs import find_runs
+    from labrl.run.find import find_runs
 
     found = find_runs([places] if isinstance(places, str | os.PathLike) else places)
     return agreeing(found, filters, Path())

@@ -469,7 +469,7 @@ def _check_filters(filters: Sequence[str]) -> None:
     from fnmatch import fnmatch
     from typing import get_args
 
-    from labrl.run.run_folder import RunStatus
+    from labrl.run.run import RunStatus
 
     # "killed" is the listing's name for a run whose process has died without recording an end.
     known = (*get_args(RunStatus), "killed")

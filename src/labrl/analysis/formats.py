@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -113,15 +112,6 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def sessions_text(numbers: Sequence[int]) -> str:
-    """Name sessions by their increasing numbers: `session 2`, `sessions 0, 1 and 3`, `sessions 0 to 7`."""
-    if len(numbers) == 1:
-        return f"session {numbers[0]}"
-    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"sessions {numbers[0]} to {numbers[-1]}"
-    return f"sessions {listed([str(number) for number in numbers], len(numbers))}"
-
-
 def widths_that_fit(
     cells: Sequence[Mapping[str, str]], columns: Sequence[str], dispensable: Sequence[str], width: int | None
 ) -> dict[str, int]:
@@ -164,14 +154,6 @@ def duration(seconds: float | None) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
-
-
-def path_text(path: str) -> str:
-    """Return a path as text that UTF-8 can encode.
-
-    Without a UTF-8 locale, Python's paths contain surrogates instead of letters that are not ASCII.
-    """
-    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def typed(command: Any) -> str:

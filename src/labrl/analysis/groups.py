@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from labrl.analysis.formats import distinct_texts
-from labrl.analysis.runs import Run, SessionRun, group_config
 from labrl.config.keys import key_of, written
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
+from labrl.run.run import Run, group_config
+from labrl.run.session import RunSession
 
 FILTERS: dict[str, Callable[[Run], str]] = {
     "status": lambda run: run.status,
@@ -41,7 +42,7 @@ class Group(NamedTuple):
     runs: list[Run]
 
     @property
-    def sessions(self) -> list[SessionRun]:
+    def sessions(self) -> list[RunSession]:
         """Sessions of all runs, in order."""
         return [session for run in self.runs for session in run.sessions]
 

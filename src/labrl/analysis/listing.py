@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 from labrl.analysis.formats import score, short_number, shortened, time_unit, widths_that_fit
 from labrl.analysis.groups import agreeing, grouped, varied
 from labrl.analysis.returns import group_return
-from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment
 from labrl.analysis.search import SearchResult, read_search, runs_of
 from labrl.analysis.statistics import reasons_to_leave_out
 from labrl.errors import InputError, LabrlError
-from labrl.run.experiment_folder import experiment_of
+from labrl.run.experiment import Experiment
+from labrl.run.find import find_runs
+from labrl.run.run import Run
 
 COLUMNS = ("status", "agent", "env", "frames", "final return", "seeds", "age", "folder")
 
@@ -56,7 +57,7 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
     found = []
     by_experiment: dict[Path, list[Run]] = {}
     for run in agreeing(runs, filters, root):
-        home = experiment_of(run.path)
+        home = run.experiment
         if home is not None and own in home.parents:
             by_experiment.setdefault(home, []).append(run)
         else:
@@ -65,7 +66,7 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
     refusals = []
     for home, trials in by_experiment.items():
         try:
-            found.append(_of_experiment(load_experiment(home), trials))
+            found.append(_of_experiment(Experiment.load(home), trials))
         except LabrlError as error:
             refusals.append(error)
     if refusals and not found:
@@ -252,7 +253,7 @@ def ranked_trials(experiment: Path) -> list[RankedTrial]:
     Trials of a grid are ranked by the final return of their sessions. For a search, trials that were
     confirmed on fresh seeds come first, by their mean there, then the others by the search's objective.
     """
-    found = load_experiment(experiment)
+    found = Experiment.load(experiment)
     search = read_search(found.info)
     ranked = [_ranked(run, found.number_of(run), search) for run in found.runs]
     return sorted(ranked, key=lambda one: (one.env, not one.comparable, one.place))

@@ -11,9 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 
 Column = NDArray[np.float64]
 
-FINAL_SHARE = 0.1
-"""Fraction of a session's frames, at its end, whose rows determine the final return."""
-
 SLM_WINDOW = 100
 """Number of checkpoint rows over which SLM Lab averages its published score."""
 
@@ -56,16 +53,6 @@ def consistency(strengths: ArrayLike) -> float | None:
         return None
     total = s.mean(axis=0).sum()
     return float(1 - 2 * s.std(axis=0, ddof=1).sum() / total) if total > 0 else None
-
-
-def final_return(frames: ArrayLike, returns: ArrayLike) -> float | None:
-    """Return the mean over the rows in the last tenth of the session: those with t_i > 0.9 t_N, at least the
-    last.
-
-    frames: t_i. None without rows.
-    """
-    t, r = np.asarray(frames, dtype=np.float64), np.asarray(returns, dtype=np.float64)
-    return float(r[(t > (1 - FINAL_SHARE) * t[-1]) | (t == t[-1])].mean()) if len(t) else None
 
 
 def slm_final(returns: ArrayLike) -> float | None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from labrl.analysis.formats import METHOD, alike, interval_by
 from labrl.analysis.intervals import aggregates, statistic_of
-from labrl.analysis.measures import final_return
-from labrl.run.tables import read_rows
 
 MEANING = "final return: mean over the evaluation checkpoints in the last tenth of a session's frames"
 """Definition of the final return of a session, in one line."""
@@ -57,24 +53,3 @@ def group_return(returns: Sequence[float]) -> GroupReturn | None:
         return None
     value, low, high = aggregates(np.asarray(returns, dtype=np.float64))[statistic_of(len(returns))]
     return GroupReturn(value, low, high, len(returns))
-
-
-def recorded_return(*tables: Path) -> float | None:
-    """Return the final return in the first of the tables that has one, usually the evaluation table, then
-    training.
-
-    This function is for a session that has just ended, and does not import the library that analysis reads
-    tables with.
-    """
-    for path in tables:
-        whole = (row for row in read_rows(path) if _is_finite(row.get("frame")))
-        rows = [row for row in whole if _is_finite(row.get("return_mean"))]
-        rows = [row for row in rows if row.get("source") == rows[-1].get("source")]
-        if rows:
-            frames, returns = ([float(str(row[name])) for row in rows] for name in ("frame", "return_mean"))
-            return final_return(frames, returns)
-    return None
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from labrl.analysis.formats import METHOD, UNKNOWN, alike, interval_by, number
 from labrl.analysis.intervals import Estimate, aggregates
-from labrl.analysis.runs import Run, load_run
 from labrl.errors import LabrlError
+from labrl.run.find import load_run
+from labrl.run.run import Run
 
 State = Literal["complete", "pruned", "fail", "running", "waiting"]
 

@@ -9,8 +9,9 @@ import numpy as np
 from labrl.analysis.charts import Axis, View
 from labrl.analysis.formats import time_unit
 from labrl.analysis.intervals import MAX_POINTS, curve, on_grid, statistic_of
-from labrl.analysis.rows import Column, known
-from labrl.analysis.runs import Run, SessionRun
+from labrl.run.run import Run
+from labrl.run.session import RunSession
+from labrl.run.tables import Column, known
 
 AXES = ("frame", "wall")
 """Columns that curves are drawn against."""
@@ -36,7 +37,7 @@ class TimeAxes:
         """
         return {axis: self._view(table, column, axis, spread) for axis in AXES}
 
-    def returns(self, session: SessionRun, evaluation: bool) -> Views:
+    def returns(self, session: RunSession, evaluation: bool) -> Views:
         """Return the returns of the evaluations, or of the last training episodes.
 
         evaluation: whether `eval.csv` is from separate environments. If it is not, both tables contain the
@@ -54,7 +55,7 @@ class TimeAxes:
             found[axis] = View(x, y[first])
         return found
 
-    def info(self, name: str, session: SessionRun, evaluation: bool) -> Views:
+    def info(self, name: str, session: RunSession, evaluation: bool) -> Views:
         """Return a number of the episodes of the evaluations, or of the last training episodes."""
         return self.column(session.eval if evaluation else session.train, name)
 

@@ -16,7 +16,7 @@ import polars as pl
 
 from labrl.analysis import measures
 from labrl.analysis.baselines import Baseline, Threshold, human_range, random_baseline, threshold_of
-from labrl.analysis.formats import listed, sessions_text
+from labrl.analysis.formats import listed
 from labrl.analysis.groups import SEVERAL, Group, by_env, together, unasked, varied
 from labrl.analysis.intervals import (
     RUNS_FOR_IQM,
@@ -29,9 +29,10 @@ from labrl.analysis.intervals import (
     statistic_of,
 )
 from labrl.analysis.returns import GroupReturn
-from labrl.analysis.rows import known
-from labrl.analysis.runs import Run, SessionRun
-from labrl.run.experiment_folder import CONFIRMING
+from labrl.run import tables
+from labrl.run.experiment import CONFIRMING
+from labrl.run.run import Run
+from labrl.run.session import RunSession, sessions_text
 
 FORMAT_VERSION = 2
 """Version of the dicts and of `statistics.json`."""
@@ -73,7 +74,7 @@ MEASURES = {
 
 
 def session_statistics(
-    session: SessionRun,
+    session: RunSession,
     baseline: Baseline | None,
     human: tuple[float, float] | None,
     threshold: Threshold | None,
@@ -89,7 +90,7 @@ def session_statistics(
     emulated, episodes, learned, played = map(session.last, ("env_frames", "episode", "opt_step", "frame"))
     if emulated is not None and played:
         emulated *= frames / played  # the same number for each frame
-    final = measures.final_return(frame, returns)
+    final = tables.final_return(frame, returns)
     found = {
         "index": session.index,
         "seed": session.seed,
@@ -106,7 +107,7 @@ def session_statistics(
         "best_return": float(returns.max()) if len(frame) else None,
         "best_frame": int(frame[returns.argmax()]) if len(frame) else None,
         "area_under_curve": measures.area_under_curve(frame, returns),
-        "slm_final": measures.slm_final(known(session.train, "return_mean")),
+        "slm_final": measures.slm_final(tables.known(session.train, "return_mean")),
         **dict.fromkeys(("strength", "max_strength", "final_strength")),
         **dict.fromkeys(("sample_efficiency", "training_efficiency", "stability")),
         **dict.fromkeys(("frames_to_threshold", "seconds_to_threshold", "human_normalized")),
@@ -233,7 +234,7 @@ class Reason(NamedTuple):
 
 
 def reasons_to_leave_out(
-    sessions: Sequence[tuple[Run, SessionRun]], of_tables: bool = True
+    sessions: Sequence[tuple[Run, RunSession]], of_tables: bool = True
 ) -> Iterator[Reason | None]:
     """Yield for each session of a group why it is not part of the sample, or None if it is.
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.dashboards.wandb_session import WandbSession
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.secrets import RedactingFormatter
 
 POLL_SECONDS = 1.0
@@ -38,7 +38,7 @@ def main() -> None:
     if asked is None:
         return
     threading.Thread(target=_leave_with, args=(asked["parent"],), daemon=True).start()
-    run = RunFolder.open(asked["folder"])
+    run = Run.open(asked["folder"])
     sessions = [WandbSession(run, index, asked["mode"], asked["options"]) for index in asked["sessions"]]
     _start(sessions)
     patience = 0.0  # rows may have come while the sessions started

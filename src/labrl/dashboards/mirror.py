@@ -19,10 +19,8 @@ from labrl.config.validate import dataclass_of
 from labrl.dashboards.login import Mode, chosen
 from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
-from labrl.run.experiment_folder import is_first_of_experiment
 from labrl.run.folder import read_json
-from labrl.run.provenance import recorded_config
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 
 GRACE_SECONDS = 10.0
 """Seconds for which the end of a trial waits in addition to `wandb.wait`, because the process may just have
@@ -39,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def shown_on_wandb(
-    config: WandbConfig, run: RunFolder, sessions: Sequence[int], say: Callable[[str], None]
+    config: WandbConfig, run: Run, sessions: Sequence[int], say: Callable[[str], None]
 ) -> Iterator[None]:
     """Send the sessions numbered `sessions` to Weights & Biases while this context is active.
 
@@ -48,7 +46,7 @@ def shown_on_wandb(
     prints whether its runs are sent. Raises InputError if `wandb=online` has no login.
     """
     mode, line = chosen(config)
-    if line and is_first_of_experiment(run.path):
+    if line and run.is_first_of_experiment:
         say(line)
     process = None if mode == "disabled" else _started(config, mode, run, sessions)
     try:
@@ -58,13 +56,13 @@ def shown_on_wandb(
             _finish(process, config, run, sessions, say)
 
 
-def send(run: RunFolder, changes: Mapping[str, Any], say: Callable[[str], None]) -> bool:
+def send(run: Run, changes: Mapping[str, Any], say: Callable[[str], None]) -> bool:
     """Send what W&B lacks of a run that has ended. Return whether everything has arrived.
 
     changes: options of `WandbConfig` that differ from the run's own. Raises BusyFolderError if the run is
     still running, and InputError if an option is wrong or there is no login.
     """
-    options = {**recorded_config(run).get("wandb", {}), "mode": "online", **changes}
+    options = {**run.read_config().get("wandb", {}), "mode": "online", **changes}
     try:
         config = dataclass_of(WandbConfig, options, "wandb")
     except InputError as error:  # the user typed an option of labrl-wandb, not a key
@@ -75,7 +73,7 @@ def send(run: RunFolder, changes: Mapping[str, Any], say: Callable[[str], None])
             else one
             for one in error.mistakes
         ) from None
-    sessions = [one.index for one in run.sessions()]
+    sessions = [one.index for one in run.sessions]
     with run.lock():
         mode, line = chosen(config)
         if line:
@@ -85,7 +83,7 @@ def send(run: RunFolder, changes: Mapping[str, Any], say: Callable[[str], None])
 
 
 def _started(
-    config: WandbConfig, mode: Mode, run: RunFolder, sessions: Sequence[int]
+    config: WandbConfig, mode: Mode, run: Run, sessions: Sequence[int]
 ) -> subprocess.Popen[str] | None:
     package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -120,7 +118,7 @@ def _started(
 def _finish(
     process: subprocess.Popen[str],
     config: WandbConfig,
-    run: RunFolder,
+    run: Run,
     sessions: Sequence[int],
     say: Callable[[str], None],
 ) -> bool:

@@ -14,11 +14,9 @@ from typing import Any
 from labrl.dashboards.login import Mode
 from labrl.errors import DONE, FAILED, INTERRUPTED, first_line
 from labrl.run.atomic import write_json
-from labrl.run.experiment_folder import experiment_of
 from labrl.run.folder import read_json
-from labrl.run.provenance import read_provenance, recorded_config
-from labrl.run.run_folder import RunFolder, SessionFolder
-from labrl.run.tables import read_rows
+from labrl.run.run import Run
+from labrl.run.session import RunSession
 from labrl.secrets import redact
 
 INIT_SECONDS = 30.0
@@ -47,15 +45,15 @@ class WandbSession:
     folder holds the id of the run, and the last frame of each of the other logs.
     """
 
-    def __init__(self, run: RunFolder, index: int, mode: Mode, options: Mapping[str, Any]) -> None:
+    def __init__(self, run: Run, index: int, mode: Mode, options: Mapping[str, Any]) -> None:
         """mode: online or offline; options: a `WandbConfig` as plain data."""
-        self.folder: SessionFolder = run.session(index)
+        self.folder: RunSession = run.session(index)
         self.mode = mode
         self.warning: str | None = None
         """The first problem, if any."""
         self.ended = False
         self._run_folder = run
-        self._config = recorded_config(run)
+        self._config = run.read_config()
         self._options = options
         self._state = self.folder.path / "wandb.json"
         known = read_json(self._state)
@@ -92,7 +90,7 @@ class WandbSession:
             return
         if self._config["meta"].get("async_eval") and self.folder.read_result().get("status") != "finished":
             # Steps of W&B can only increase, so rows before a running evaluation wait for it.
-            evaluated = [int(row["frame"]) for row in read_rows(self.folder.eval_csv)]  # type: ignore[arg-type]
+            evaluated = [int(row["frame"]) for row in self.folder.read_rows("eval")]
             newest = min(newest, max(evaluated, default=-1))
         for frame, metrics in self._rows(newest):
             self._wandb.log(metrics, step=frame, commit=True)
@@ -151,9 +149,9 @@ class WandbSession:
     def _rows(self, upto: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the frames in (`_sent`, `upto`] in order, each with the numbers of both tables."""
         merged: dict[int, dict[str, Any]] = {}
-        for table, path in (("train", self.folder.train_csv), ("eval", self.folder.eval_csv)):
-            for row in read_rows(path):
-                frame = int(row.pop("frame"))  # type: ignore[arg-type]
+        for table in ("train", "eval"):
+            for row in self.folder.read_rows(table):
+                frame = int(row.pop("frame"))
                 if self._sent < frame <= upto:
                     numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
                     found = merged.setdefault(frame, {"frame": frame})
@@ -173,7 +171,7 @@ class WandbSession:
 
         several = self._config["meta"]["max_session"] > 1
         name = self._options["name"] or self._run_folder.path.name
-        experiment = experiment_of(self._run_folder.path)
+        experiment = self._run_folder.experiment
         group = [experiment.name] if experiment else []
         return wandb.init(
             mode="online" if self.mode == "online" else "offline",
@@ -205,7 +203,7 @@ class WandbSession:
 
     def _recorded(self, experiment: Path | None) -> dict[str, Any]:
         """Return the trial's configuration, the number of the session, and the provenance."""
-        facts = read_provenance(self._run_folder)
+        facts = self._run_folder.read_provenance()
         versions = facts.get("packages", {})
         recorded = {
             **{key: value for key, value in self._config.items() if key != "wandb"},
@@ -215,7 +213,7 @@ class WandbSession:
             "provenance": {
                 **{key: facts[key] for key in _PROVENANCE if key in facts},
                 "packages": {name: versions[name] for name in _PACKAGES if name in versions},
-                "resumes": len(self._run_folder.info().get("resumes", [])),
+                "resumes": len(self._run_folder.read_info().get("resumes", [])),
             },
         }
         return redact(recorded)

@@ -47,7 +47,7 @@ class ExperimentAgain:
         """
         folder = find_experiment(request.which)
         config_dir = check_experiment(folder)
-        info = folder.info()
+        info = folder.read_info()
         if request.pin and info.get("kind") == "search":
             raise InputError(
                 f"+pin=true: {folder.path} is a search, but +pin is only for a grid. Leave it out.",

@@ -10,14 +10,14 @@ from typing import Any
 from labrl.errors import LabrlError
 from labrl.experiment.summary import how_to_resume_experiment
 from labrl.processes import signals_raise
-from labrl.run.experiment_folder import ExperimentFolder, ExperimentKind, TrialRecord, discard_refused
-from labrl.run.run_folder import MARKER
+from labrl.run.experiment import Experiment, ExperimentKind, TrialRecord, discard_refused
+from labrl.run.run import MARKER
 
 
 @contextmanager
 def held(
     path: Path, kind: ExperimentKind, exists: bool, records: Sequence[TrialRecord] = (), **facts: Any
-) -> Iterator[ExperimentFolder]:
+) -> Iterator[Experiment]:
     """Lock the folder of an experiment in this context.
 
     exists: whether the experiment exists; otherwise, it is created with `records` and `facts`, and removed if
@@ -25,8 +25,8 @@ def held(
     or an interruption with a note on how to resume. Raises BusyFolderError if the folder is in use.
     """
     before = {one.name for one in path.iterdir()} if path.is_dir() else None
-    folder = ExperimentFolder.open(path) if exists else None
-    folder = folder or ExperimentFolder.begin(path, kind, records, **facts)
+    folder = Experiment.open(path) if exists else None
+    folder = folder or Experiment.begin(path, kind, records, **facts)
     with folder.lock():
         try:
             with signals_raise():
@@ -34,7 +34,7 @@ def held(
         except LabrlError:
             if not exists and not any(path.glob(f"*/{MARKER}")):
                 discard_refused(path, before)
-            elif folder.status == "running":
+            elif folder.recorded_status == "running":
                 folder.set_status("interrupted")
             raise
         except KeyboardInterrupt as stop:

@@ -32,11 +32,11 @@ from labrl.config.keys import (
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
-from labrl.run.experiment_folder import ExperimentFolder, TrialRecord
-from labrl.run.run_folder import RunFolder
+from labrl.run.experiment import Experiment, TrialRecord
+from labrl.run.run import Run
 from labrl.trial.composed import check_fit, check_no_search, check_start_from, resolved
 from labrl.trial.fork import Fork
-from labrl.trial.past import Past, row_of, table, unresolved, ways_out
+from labrl.trial.past import check_past, row_of, table, unresolved, ways_out
 from labrl.trial.summary import say
 
 Compose = Callable[[list[str]], DictConfig]
@@ -61,7 +61,7 @@ class _Trial:
 
     record: TrialRecord
     cfg: DictConfig
-    past: Past | None = None
+    past: Run | None = None
     """The earlier run of the trial; None if it has not started."""
     edited: bool = True
     """Whether the edits of a resumed experiment apply to it."""
@@ -84,7 +84,7 @@ class _Trial:
     def is_done(self) -> bool:
         """Return whether the trial has finished with the requested budget and sessions."""
         try:
-            finished = self.past is not None and self.past.folder.status == "finished"
+            finished = self.past is not None and self.past.recorded_status == "finished"
             return finished and not (self.edited and self.changed())
         except LabrlError:
             return False
@@ -135,7 +135,7 @@ def plan_grid(
 
 def plan_again(
     again: ExperimentAgain,
-    before: ExperimentFolder,
+    before: Experiment,
     overrides: Sequence[str],
     compose: Compose,
     machine: Machine | None,
@@ -472,9 +472,7 @@ def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: Experi
     for trial in left:
         if trial.past is not None:
             try:
-                check_budget(
-                    trial.past, resolve(trial.cfg), functools.partial(frames_reached, trial.past.folder)
-                )
+                check_budget(trial.past, resolve(trial.cfg), functools.partial(frames_reached, trial.past))
             except LabrlError as error:
                 raise _of_trial(f"{trial.record.number}, {trial.record.folder}", error) from error
 
@@ -526,15 +524,15 @@ def _meta(cfg: DictConfig) -> Mapping[str, Any]:
     return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
 
 
-def _past_of(before: ExperimentFolder, record: TrialRecord) -> Past | None:
+def _past_of(before: Experiment, record: TrialRecord) -> Run | None:
     """Return the earlier run of the trial, None if it has not started.
 
     Raises DamagedFileError if its folder is damaged.
     """
     path = before.trial_path(record)
-    if not path.exists() or RunFolder(path).unrecorded:
+    if not path.exists() or Run(path).unrecorded:
         return None
-    return Past.of(RunFolder.open(path))
+    return check_past(Run.open(path))
 
 
 def _check_folders(records: Sequence[TrialRecord]) -> None:

@@ -27,9 +27,10 @@ from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
 from labrl.experiment.scheduler import Outcome, Task, recorded
 from labrl.processes import before_leaving
+from labrl.run.find import is_run
 from labrl.run.folder import place
 from labrl.run.provenance import Command
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.run.session_log import print_without_modules
 from labrl.run.signature import present_trust, trusting
 from labrl.secrets import redact
@@ -129,13 +130,13 @@ class Job:
             if broken_off is None:
                 raise
             # A cluster has restarted it after its end.
-            return recorded(RunFolder.open(folder))
+            return recorded(Run.open(folder))
         if not self.part_of:
             # Imported late: a misspelled key must not wait for it.
             from labrl.trial.summary import print_summary
 
             print_summary(result)
-        return recorded(RunFolder.open(result.folder), result.exit_code)
+        return recorded(Run.open(result.folder), result.exit_code)
 
     def _broken_off(self, folder: str, overrides: list[str]) -> Resume | Outcome | None:
         """Return the resume of an earlier attempt in the folder of the trial, or None without one.
@@ -143,10 +144,9 @@ class Job:
         overrides: the present overrides of the trial. Returns the outcome of a search's trial if it has
         ended, even if it was killed before its status was recorded.
         """
-        run = RunFolder(Path(folder))
-        if not run.marker.exists() and not run.provenance.exists():
+        if not is_run(Path(folder)):
             return None
-        run = RunFolder.open(folder)
+        run = Run.open(folder)
         _wait_for(run)
         if run.unrecorded:
             with run.lock():
@@ -154,16 +154,16 @@ class Job:
             return None
         with trusting(replace(self.trust, everything=True)):  # This command has written or checked it.
             again = Resume.on_trial(run, self.force, overrides)
-        sessions = run.sessions()
+        sessions = run.sessions
         all_ended = len(sessions) == again.past.config["meta"]["max_session"] and all(
             one.ended_well for one in sessions
         )
-        if self.part_of == "search" and (run.status in ("finished", "pruned") or all_ended):
+        if self.part_of == "search" and (run.recorded_status in ("finished", "pruned") or all_ended):
             return recorded(run)
         return again
 
 
-def _wait_for(run: RunFolder) -> None:
+def _wait_for(run: Run) -> None:
     """Wait until the last process of an earlier attempt has saved the trial.
 
     Raises BusyFolderError if it has not after PATIENCE.

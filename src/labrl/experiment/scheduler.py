@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
 from labrl.experiment.machine import Need
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.session.interruption import Interruption
 
 if TYPE_CHECKING:
@@ -80,13 +80,13 @@ class Outcome:
 _EXIT_CODES = {"finished": DONE, "pruned": DONE, "failed": FAILED, "interrupted": TERMINATED}
 
 
-def recorded(run: RunFolder, exit_code: int | None = None) -> Outcome:
+def recorded(run: Run, exit_code: int | None = None) -> Outcome:
     """Return the outcome that a run folder records.
 
     A trial whose status is `running` counts as finished, because it was killed after its sessions had ended.
     exit_code: exit code of the trial, if it is known.
     """
-    info = run.info()
+    info = run.read_info()
     status: Any = info["status"] if info["status"] in _EXIT_CODES else "finished"
     sessions = info.get("sessions", [])
     errors = [

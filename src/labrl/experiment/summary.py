@@ -14,7 +14,7 @@ from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_n
 from labrl.config.keys import split_override
 from labrl.errors import first_line
 from labrl.experiment.scheduler import Outcome
-from labrl.run.experiment_folder import ExperimentStatus, TrialRecord
+from labrl.run.experiment import ExperimentStatus, TrialRecord
 from labrl.session.callbacks.display import Terminal
 from labrl.trial.summary import say
 

@@ -23,10 +23,10 @@ from labrl.experiment.machine import Machine
 from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
 from labrl.experiment.summary import how_to_resume_experiment, print_experiment, said_of
 from labrl.processes import Stopped
-from labrl.run.experiment_folder import ExperimentFolder, ExperimentStatus, TrialRecord
+from labrl.run.experiment import Experiment, ExperimentStatus, TrialRecord
 from labrl.run.folder import place
 from labrl.run.provenance import describe_code
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.secrets import origins
 from labrl.session.interruption import Interruption
 from labrl.trial import reporting
@@ -56,7 +56,7 @@ def sweep_grid(
         fork = job.again if isinstance(job.again, Fork) else None
         plan = plan_grid(overrides, lambda trial: compose(config, trial), machine, fork)
     else:
-        before = ExperimentFolder.open(path)
+        before = Experiment.open(path)
         plan = plan_again(again, before, overrides, lambda trial: compose(config, trial), machine)
     facts = {
         "overrides": again.own if again and plan.selects else job.overrides,
@@ -98,7 +98,7 @@ def hydra_overrides(config: DictConfig) -> list[str]:
 class Grid(Queue):
     """The queue of the trials of a grid, which records their status and prints a summary."""
 
-    def __init__(self, folder: ExperimentFolder, tasks: Sequence[Task]) -> None:
+    def __init__(self, folder: Experiment, tasks: Sequence[Task]) -> None:
         """tasks: the remaining trials of the folder; the others have finished."""
         super().__init__(tasks)
         self.folder = folder
@@ -108,7 +108,7 @@ class Grid(Queue):
         left = {task.number for task in tasks}
         for number, record in self.records.items():
             if number not in left and record.status == "finished":
-                self.outcomes[number] = recorded(RunFolder.open(folder.trial_path(record)))
+                self.outcomes[number] = recorded(Run.open(folder.trial_path(record)))
 
     def run(self, launcher: TrialLauncher) -> int:
         """Run the remaining trials. Return the exit code of the experiment."""
@@ -124,7 +124,7 @@ class Grid(Queue):
         """Record which trials have started, according to their run folders."""
         for task in running:
             record = self.records[task.number]
-            if record.status == "waiting" and _has_begun(self.folder.trial_path(record)):
+            if record.status == "waiting" and Run.status_at(self.folder.trial_path(record)) == "running":
                 self._change(record, "running")
 
     def ended(self, task: Task, outcome: Outcome) -> None:
@@ -170,16 +170,9 @@ class Grid(Queue):
         self.folder.set_trials([record])
 
 
-def _has_begun(path: Path) -> bool:
-    try:
-        return RunFolder.open(path).status == "running"
-    except LabrlError:
-        return False
-
-
 def _mend(path: Path, outcome: Outcome) -> None:
     """Record the end of a killed trial in its run folder, whose status is still `running`."""
     with suppress(LabrlError, OSError):  # A trial that never started has no folder.
-        run = RunFolder.open(path)
-        if run.status == "running":
+        run = Run.open(path)
+        if run.recorded_status == "running":
             run.set_status(outcome.status, error=outcome.error)

@@ -17,9 +17,8 @@ from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
 from labrl.memory.offline import AT_ONCE, OfflineConfig, OfflineData, PieceReplay, Wanted
 from labrl.memory.replay import ReplayConfig, row_dtype
-from labrl.run.checkpoint import CheckpointStore
-from labrl.run.provenance import recorded_config
-from labrl.run.run_folder import MARKER, RunFolder, SessionFolder
+from labrl.run.run import MARKER, Run
+from labrl.run.session import RunSession
 from labrl.run.trust import check_recorded
 from labrl.workspace import Layout, Workspace
 
@@ -53,7 +52,7 @@ class OfflineRun(OfflineData):
         memories = [
             (f"{path}, session {index}", memory)
             for path in config.folders
-            for index, memory in _memories(RunFolder.open(path), wanted).items()
+            for index, memory in _memories(Run.open(path), wanted).items()
         ]
         total = sum(int((memory.steps - memory.oldest).sum()) for _, memory in memories)
         pieces = (
@@ -92,14 +91,14 @@ class OfflineRun(OfflineData):
 def _check(path: Path) -> None:
     """Raise InputError if a folder is not a run, or if its transitions are not usable."""
     given = f"{FOLDER}={path}"
-    RunFolder(path).check_format()
+    Run(path).check_format()
     if not (path / MARKER).exists():
         raise InputError(
             f"{given} is not a run folder: it has no {MARKER}. Choose the folder of a run.",
             code="not-found",
             key=FOLDER,
         )
-    plain = recorded_config(RunFolder.open(path))
+    plain = Run.open(path).read_config()
     if "memory" not in plain["agent"]:
         raise InputError(
             f"{given}: the agent of this run has no replay buffer. Choose a run of an agent that has "
@@ -124,18 +123,18 @@ def _check(path: Path) -> None:
 def _recorded(path: Path) -> dict[str, Any]:
     """Return the configuration of a run. Raises InputError if someone else's names code that is not part of
     labrl."""
-    run = RunFolder.open(path)
-    plain = recorded_config(run)
+    run = Run.open(path)
+    plain = run.read_config()
     check_recorded(run, plain)
     return plain
 
 
-def _memories(run: RunFolder, wanted: Wanted) -> dict[int, PieceReplay]:
+def _memories(run: Run, wanted: Wanted) -> dict[int, PieceReplay]:
     """Return the buffers of all sessions with a checkpoint, by number. Raises InputError if there is none, or
     one does not fit."""
     found = {}
-    for folder in run.sessions():
-        checkpoint = CheckpointStore(folder.checkpoints, 1).latest()
+    for folder in run.sessions:
+        checkpoint = folder.store().latest()
         if checkpoint is None:
             continue
         try:
@@ -160,7 +159,7 @@ def _memories(run: RunFolder, wanted: Wanted) -> dict[int, PieceReplay]:
     return found
 
 
-def _saved(state: Any, folder: SessionFolder, wanted: Wanted) -> PieceReplay:
+def _saved(state: Any, folder: RunSession, wanted: Wanted) -> PieceReplay:
     """Return the buffer of a saved session. Raises ValueError if its transitions are of another kind."""
     num_envs, slots, frames = (int(number) for number in state["extent"])
     stored, num_masked = wanted.stored, 0

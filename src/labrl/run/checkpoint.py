@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -22,18 +23,28 @@ from typing import IO, Any, cast
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.run.atomic import HashedFile, copy_synced, sync_file, write_atomic, write_synced
 from labrl.run.folder import check_format
-from labrl.run.run_folder import REPLAY, frames_in
 
 FORMAT_VERSION = 2
 """Version of the format of a checkpoint. In every version, the manifest has `format_version`, `frame` and
 `checksum`."""
 
 MANIFEST, STATE = "manifest.json", "state.pt"
+REPLAY = "replay"
+"""Name of the folder of a replay buffer stored in files: that of a session, and the copy in a kept
+checkpoint."""
+
 BEST = "best"
 BEFORE = "best_before"
 """Name of the folder with the best checkpoint before a provisional one."""
 
 _log = logging.getLogger(__name__)
+
+
+def frames_in(checkpoints: Path) -> list[int]:
+    """Return the frames for which a folder has a checkpoint, complete or not, newest first. Reads no
+    files."""
+    found = ((re.fullmatch(r"frame_(\d{12,})", path.name), path) for path in checkpoints.glob("frame_*"))
+    return sorted((int(match[1]) for match, path in found if match and path.is_dir()), reverse=True)
 
 
 @dataclass(frozen=True)
@@ -115,12 +126,17 @@ class CheckpointStore:
         target = self._at(frame)
         temporary = self._temporary(target.name)
         try:
-            if keep:
-                self._add_past(temporary, best, replay)
+            # Training replaces these later.
+            if keep and not best and self.best_frame() is not None:
+                (temporary / BEST).mkdir()
+                _link_files(self.folder / BEST, temporary / BEST)
+            if keep and replay is not None:
+                copy_replay(replay, temporary / REPLAY)
             _write(temporary, frame, packed, best, keep)
             self._publish(temporary, target)
-            if best and provisional:
-                self._keep_best_before(frame)
+            if best and provisional and self.best_frame() not in (None, frame):
+                shutil.rmtree(self.folder / BEFORE, ignore_errors=True)
+                os.replace(self.folder / BEST, self.folder / BEFORE)
             if best:
                 self._publish_best(target)
         except OSError:
@@ -297,14 +313,6 @@ class CheckpointStore:
         self._kept = {frame for frame in self.frames() if _claims(self._at(frame)).get("keep")}
         self._ready = True
 
-    def _add_past(self, kept: Path, is_best: bool, replay: Path | None) -> None:
-        """Add to the folder of a kept checkpoint what training replaces later."""
-        if not is_best and self.best_frame() is not None:
-            (kept / BEST).mkdir()
-            _link_files(self.folder / BEST, kept / BEST)
-        if replay is not None:
-            copy_replay(replay, kept / REPLAY)
-
     def _publish(self, temporary: Path, target: Path) -> None:
         """Move a written folder to its place. A folder cannot be renamed over one that has content."""
         retired = self._retired(target.name)
@@ -314,11 +322,6 @@ class CheckpointStore:
         os.replace(temporary, target)
         sync_file(self.folder)
         shutil.rmtree(retired, ignore_errors=True)
-
-    def _keep_best_before(self, frame: int) -> None:
-        if self.best_frame() not in (None, frame):
-            shutil.rmtree(self.folder / BEFORE, ignore_errors=True)
-            os.replace(self.folder / BEST, self.folder / BEFORE)
 
     def _publish_best(self, source: Path) -> None:
         temporary = self._temporary(BEST)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -26,6 +27,9 @@ PROVENANCE = "provenance.json"
 
 RESUMES = "resumes"
 """Folder in that of a run with the provenance of each resume, by number."""
+
+EXPERIMENT_MARKER = "experiment.json"
+"""Name of the file that marks the folder of an experiment."""
 
 Status = TypeVar("Status", bound=str)
 
@@ -93,10 +97,13 @@ class Folder(Generic[Status]):
         """
         folder = cls(Path(os.path.abspath(path)))
         folder.check_format()
-        folder.check_written(folder.info())
+        if not isinstance(folder.read_info().get("format_version"), int):
+            raise DamagedFileError(
+                f"{folder.marker} was not written by labrl: it has no format_version", key=str(folder.marker)
+            )
         return folder
 
-    def info(self) -> dict[str, Any]:
+    def read_info(self) -> dict[str, Any]:
         """Return the content of the marker, with facts that could not be written yet.
 
         Raises InputError if there is no marker, and DamagedFileError if it is damaged.
@@ -115,6 +122,15 @@ class Folder(Generic[Status]):
             raise DamagedFileError(f"{self.marker} was not written by labrl", key=str(self.marker))
         return {**content, **self._pending}
 
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """Content of the marker, read when it is first needed."""
+        return self.read_info()
+
+    def forget(self) -> None:
+        """Read everything again from now on, because the content has changed."""
+        self.__dict__.pop("info", None)
+
     def update(self, **changed: Any) -> None:
         """Replace some facts in the marker and keep the others.
 
@@ -122,18 +138,19 @@ class Folder(Generic[Status]):
         """
         with self.writing:
             self._pending |= {"updated": now(), **changed}
+            self.forget()
             with self.errors.tolerated(self.marker):
                 try:
-                    info = self.info()
+                    info = self.read_info()
                 except DamagedFileError as error:
                     raise error.__cause__ if isinstance(error.__cause__, OSError) else error from None
                 write_json(self.marker, self._sealed(info))
                 self._pending.clear()
 
     @property
-    def status(self) -> Status:
-        """Status of the run or experiment."""
-        return self.info()["status"]
+    def recorded_status(self) -> Status:
+        """Status that the marker has now. A killed process leaves `running` behind."""
+        return self.read_info()["status"]
 
     def set_status(self, status: Status, **facts: Any) -> None:
         """Record the status, and further plain `facts`."""
@@ -152,13 +169,6 @@ class Folder(Generic[Status]):
         """Raise InputError if this version of labrl does not read the folder. Reads nothing else in it."""
         if (version := self.format_version()) is not None:
             check_format(self.path, version, self.READS)
-
-    def check_written(self, info: Mapping[str, Any]) -> None:
-        """Raise DamagedFileError if the content of the marker has no format version."""
-        if not isinstance(info.get("format_version"), int):
-            raise DamagedFileError(
-                f"{self.marker} was not written by labrl: it has no format_version", key=str(self.marker)
-            )
 
     def _sealed(self, content: dict[str, Any]) -> dict[str, Any]:
         """Return the marker's content as it is written."""
@@ -201,6 +211,11 @@ class Folder(Generic[Status]):
                     file.write(whole.read_bytes())
         finally:
             whole.unlink(missing_ok=True)
+
+
+def is_experiment(folder: Path) -> bool:
+    """Return whether `folder` is the folder of an experiment."""
+    return (folder / EXPERIMENT_MARKER).exists()
 
 
 def now() -> str:
@@ -281,3 +296,11 @@ def read_json(path: Path) -> dict[str, Any]:
         if isinstance(content, dict):
             return content
     return {}
+
+
+def path_text(path: str) -> str:
+    """Return a path as text that UTF-8 can encode.
+
+    Without a UTF-8 locale, Python's paths contain surrogates instead of letters that are not ASCII.
+    """
+    return os.fsencode(path).decode("utf-8", "replace")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import json
 import logging
 import os
 import platform
@@ -23,11 +22,10 @@ from typing import Any
 
 import yaml
 
-from labrl.errors import DamagedFileError
 from labrl.run.atomic import sync_file, write_atomic, write_json
-from labrl.run.folder import PROVENANCE, REPORT_FILES, newest_provenance
-from labrl.run.run_folder import MARKER, RunFolder
-from labrl.run.signature import is_own, present_trust, signed
+from labrl.run.folder import PROVENANCE, REPORT_FILES
+from labrl.run.run import MARKER, Run
+from labrl.run.signature import signed
 from labrl.secrets import is_secret_file, redact, redact_diff
 
 MAX_DIFF = 1_000_000
@@ -51,6 +49,7 @@ _PREFIXES = ("--src-prefix=a/", "--dst-prefix=b/")
 _NO_PROGRAMS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 
 _log = logging.getLogger(__name__)
+
 
 Repositories = Mapping[str, tuple[dict[str, Any], str]]
 """Facts about each repository by `labrl` or `working_folder`, and its uncommitted changes as one diff."""
@@ -99,7 +98,7 @@ class Command:
 
 
 def write_provenance(
-    folder: RunFolder,
+    run: Run,
     config: Mapping[str, Any],
     command: Command,
     resume: int | None = None,
@@ -116,9 +115,9 @@ def write_provenance(
     (OSError). Returns the content of `provenance.json` without the configuration.
     """
     durable = resume is not None  # A new run is synced as a whole before its first frame.
-    write_atomic(folder.overrides, as_yaml(list(command.overrides)), durable)
-    write_atomic(folder.config, as_yaml(dict(config)), durable)
-    target = folder.path if resume is None else folder.resumes / str(resume)
+    write_atomic(run.overrides_yaml, as_yaml(list(command.overrides)), durable)
+    write_atomic(run.config_yaml, as_yaml(dict(config)), durable)
+    target = run.path if resume is None else run.resumes / str(resume)
     target.mkdir(parents=True, exist_ok=True)
     repositories = {}
     for name, (facts, diff) in (command.repositories or describe_code()).items():
@@ -146,51 +145,13 @@ def write_provenance(
     write_json(target / PROVENANCE, signed(redact({**content, "config": dict(config)})), durable)
     if durable:
         sync_file(target.parent)
+    run.forget()
     return redact(content)
 
 
-def read_provenance(folder: RunFolder) -> dict[str, Any]:
-    """Return the newest provenance of a run, from its last resume or its start.
-
-    Raises DamagedFileError if the file is missing or damaged.
-    """
-    path = newest_provenance(folder.path)
-    try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(facts, dict):
-            raise ValueError(f"it contains {str(facts)[:40] or 'nothing'} and was not written by labrl")
-        if lacking := [part for part in ("overrides", "config") if part not in facts]:
-            raise ValueError(f"it has no {lacking[0]}")
-        if lacking := [part for part in ("seed", "agent", "env", "meta") if part not in facts["config"]]:
-            raise ValueError(f"its config has no {lacking[0]}")
-    except FileNotFoundError as error:
-        why = (
-            "the run was killed before it started, so there is nothing to resume"
-            if folder.unrecorded
-            else "restore it from a copy"
-        )
-        raise DamagedFileError(f"{path} is missing: {why}", key=str(path)) from error
-    except (OSError, ValueError, TypeError) as error:
-        raise DamagedFileError(f"{path} cannot be read: {error}", key=str(path)) from error
-    return facts
-
-
-def read_command(folder: RunFolder) -> Command:
-    """Return the command of a run, including its resumes.
-
-    In a run of someone else, its folder of groups is replaced by the one that is typed now, if any. Raises
-    DamagedFileError as `read_provenance` does.
-    """
-    facts = read_provenance(folder)
-    config_dir = facts.get("config_dir") if is_own(facts) else present_trust().config_dir
-    return Command(facts["overrides"], facts.get("choices", {}), config_dir)
-
-
-def recorded_config(folder: RunFolder) -> dict[str, Any]:
-    """Return the resolved configuration of the run as plain data. Raises DamagedFileError as
-    `read_provenance` does."""
-    config: dict[str, Any] = read_provenance(folder)["config"]
-    return config
+def as_yaml(content: Any) -> str:
+    """Return `content` as YAML text without secrets, as in `config.yaml` and `overrides.yaml`."""
+    return yaml.safe_dump(redact(content), sort_keys=False, allow_unicode=True)
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -382,11 +343,6 @@ def _umask() -> int:
     before = os.umask(0o077)
     os.umask(before)
     return before
-
-
-def as_yaml(content: Any) -> str:
-    """Return `content` as YAML text without secrets, as in `config.yaml` and `overrides.yaml`."""
-    return yaml.safe_dump(redact(content), sort_keys=False, allow_unicode=True)
 
 
 def _repositories() -> dict[str, Path]:

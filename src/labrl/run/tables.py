@@ -9,15 +9,24 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from labrl.errors import DamagedFileError
 from labrl.run.atomic import write_atomic
 from labrl.run.write_errors import WriteErrors
 
+if TYPE_CHECKING:  # It takes a while to import, and training does not need it.
+    import polars as pl
+
 Value = int | float | str | None
+
+Column = NDArray[np.float64]
+
+FINAL_SHARE = 0.1
+"""Fraction of a session's frames, at its end, whose rows determine the final return."""
 
 
 class CsvTable:
@@ -49,7 +58,7 @@ class CsvTable:
             columns = self._header()
             unknown = dict.fromkeys(key for cells in self._waiting for key in cells if key not in columns)
             if unknown:
-                self._rewrite([*columns, *unknown], [*_read_cells(self.path), *self._waiting])
+                self._rewrite([*columns, *unknown], [*self._cells(), *self._waiting])
             else:
                 self._write_waiting(columns)
             self._waiting = []
@@ -64,7 +73,7 @@ class CsvTable:
             columns = self._header()
             if columns and "frame" not in columns:
                 raise KeyError("frame")
-            kept = [cells for cells in _read_cells(self.path) if float(cells["frame"]) <= frame]
+            kept = [cells for cells in self._cells() if float(cells["frame"]) <= frame]
         except (KeyError, ValueError, csv.Error) as error:
             raise DamagedFileError(
                 f"{self.path} is not a table of metrics ({error}). Restore it from a copy, or move it away "
@@ -82,8 +91,14 @@ class CsvTable:
             lines = _whole_lines(self.path)
             if lines and len(lines) < len(self.path.read_bytes()):
                 write_atomic(self.path, lines)  # without an incomplete line, left by a kill
-            self._columns = next(csv.reader(io.StringIO(lines.decode())), [])
+            self._columns, _ = _split(lines.decode())
         return self._columns
+
+    def _cells(self) -> list[dict[str, str]]:
+        """Return the text of each cell by column. Raises ValueError or csv.Error if the file is not a
+        table."""
+        columns, rows = _split(_whole_lines(self.path).decode())
+        return [dict(zip(columns, cells, strict=True)) for cells in rows if len(cells) == len(columns)]
 
     def _write_waiting(self, columns: list[str]) -> None:
         content = _lines(columns, self._waiting).encode()
@@ -101,16 +116,156 @@ class CsvTable:
         self._columns = columns
 
 
+class Table(NamedTuple):
+    """The numbers in the table of one session."""
+
+    columns: dict[str, Column]
+    """Columns by name, of equal length, sorted by `frame`, which is always present; nan for empty cells and
+    text."""
+    warnings: list[str]
+    """Messages about what was left out or is suspicious."""
+    cut: bool
+    """Whether an incomplete last line was left out: it is still being written, or its writer was killed."""
+
+
+def read_table(path: Path) -> Table:
+    """Read the numbers of a table. If a frame occurs twice, the row written last is used. Without a file
+    there are no rows.
+
+    An incomplete last line is left out. The following are left out with a warning: lines with another number
+    of cells than the header, rows without a frame, and rows whose `source` is not that of the last row,
+    because scores of the two sources are not comparable and a resume may have switched `meta.rigorous_eval`.
+    Infinite values stay, with a warning.
+    """
+    names, rows, warnings, cut = _read_by_frame(path)
+    if "source" in names and rows:
+        place, frame = names.index("source"), names.index("frame")
+        others = [row for row in rows if row[place] != rows[-1][place]]
+        rows = [row for row in rows if row[place] == rows[-1][place]]
+        if others:
+            warnings.append(
+                f"{path.name}: {_rows(len(others))} up to frame {float(others[-1][frame]):,.0f} left out: a "
+                "resume changed meta.rigorous_eval, and scores of the two kinds are not comparable"
+            )
+    columns = {
+        name: np.array([_to_number(row[place]) for row in rows], np.float64)
+        for place, name in enumerate(names or ["frame"])
+        if name != "source"
+    }
+    if infinite := [name for name, values in columns.items() if np.isinf(values).any()]:
+        warnings.append(f"{path.name}: infinite values in {', '.join(infinite)}")
+    return Table(columns, warnings, cut)
+
+
+def read_frame(path: Path) -> pl.DataFrame:
+    """Read a table with the rows of all sources, sorted by `frame`, each frame once.
+
+    Columns are integers, real numbers or text; empty cells are null. Without rows, there are no columns.
+    """
+    import polars as pl
+
+    names, rows, _, _ = _read_by_frame(path)
+    if not rows:
+        return pl.DataFrame()
+
+    def typed(texts: pl.Series) -> pl.Series:
+        """Convert a column of text to the type that all its cells have."""
+        known = texts.drop_nulls()
+        for kind in (pl.Int64, pl.Float64):
+            if known.cast(kind, strict=False).null_count() == 0:
+                return texts.cast(kind)
+        return texts
+
+    columns = {name: [row[place] or None for row in rows] for place, name in enumerate(names)}
+    texts = pl.DataFrame(columns, schema=dict.fromkeys(names, pl.String))
+    frames = pl.col("frame").cast(pl.Float64).cast(pl.Int64)
+    return texts.with_columns(frames, *map(typed, texts.drop("frame")))
+
+
 def read_rows(path: Path) -> list[dict[str, Value]]:
-    """Return the rows of a table that may still be growing, or an empty list if it cannot be read.
+    """Return the rows of a table that may still be growing in their order, or an empty list if it cannot be
+    read.
 
     Cells become integers, floats or text depending on their form; empty cells become None.
     """
+    columns, rows, _, _ = _read(path)
+    return [dict(zip(columns, map(_to_value, cells), strict=True)) for cells in rows]
+
+
+def known(table: Mapping[str, Column], name: str) -> Column:
+    """Return the finite values of a column, or none if there is no such column."""
+    values = table.get(name, np.empty(0))
+    return values[np.isfinite(values)]
+
+
+def scores_in(train: Table, evaluation: Table) -> dict[str, Column]:
+    """Return the evaluation rows of a session with a return, or the training rows if it was never evaluated.
+
+    Columns `frame`, `return_mean`, `wall` and `opt_step`, [rows] each, in order of the frames.
+    """
+    names = ("frame", "return_mean", "wall", "opt_step")
+    for table in (evaluation.columns, train.columns):
+        nothing = np.full(len(table["frame"]), np.nan)
+        there = np.isfinite(table.get("return_mean", nothing))
+        found = {name: table.get(name, nothing)[there] for name in names}
+        if there.any():
+            break
+    return found
+
+
+def final_return(frames: ArrayLike, returns: ArrayLike) -> float | None:
+    """Return the mean over the rows in the last tenth of the session: those with t_i > 0.9 t_N, at least the
+    last.
+
+    frames: t_i, in order; returns: the return at each of them. None without rows.
+    """
+    t, r = np.asarray(frames, dtype=np.float64), np.asarray(returns, dtype=np.float64)
+    return float(r[(t > (1 - FINAL_SHARE) * t[-1]) | (t == t[-1])].mean()) if len(t) else None
+
+
+def _read_by_frame(path: Path) -> tuple[list[str], list[list[str]], list[str], bool]:
+    """Return the same as `_read`, with rows sorted by frame and only the last one of each frame. Without a
+    column `frame`, there are no columns and rows."""
+    columns, rows, warnings, cut = _read(path)
+    if "frame" not in columns:
+        return [], [], [*warnings, *([f"{path.name} has no column `frame`"] if columns else [])], cut
+    place = columns.index("frame")
+    found = [(frame, cells) for cells in rows if math.isfinite(frame := _to_number(cells[place]))]
+    latest = dict(found)
+    faults = (
+        (len(rows) - len(found), "without a frame left out"),
+        (len(found) - len(latest), "duplicated, the later ones are used"),
+    )
+    warnings += [f"{path.name}: {_rows(count)} {what}" for count, what in faults if count]
+    return columns, [latest[frame] for frame in sorted(latest)], warnings, cut
+
+
+def _read(path: Path) -> tuple[list[str], list[list[str]], list[str], bool]:
+    """Return the columns of a table, the cells of each row as text, what is wrong with the file, and whether
+    its last line is incomplete."""
     try:
-        rows = _read_cells(path)
-    except (OSError, ValueError):
-        return []
-    return [{column: _to_value(cell) for column, cell in cells.items()} for cells in rows]
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return [], [], [], False
+    except OSError as error:
+        return [], [], [f"{path.name} cannot be read: {error.strerror or error}"], False
+    whole = content[: content.rfind(b"\n") + 1]
+    cut = len(whole) < len(content)
+    try:
+        # NUL bytes fill a page that was never written because of a power failure.
+        columns, rows = _split(whole.replace(b"\0", b"").decode(errors="replace"))
+    except csv.Error as error:
+        return [], [], [f"{path.name} cannot be read: {error}"], cut
+    fitting = [cells for cells in rows if len(cells) == len(columns)]
+    lacking = len(rows) - len(fitting)
+    warnings = [f"{path.name}: {_rows(lacking)} with missing cells left out"] if lacking else []
+    return columns, fitting, warnings, cut
+
+
+def _split(text: str) -> tuple[list[str], list[list[str]]]:
+    """Return the columns of a table, and the cells of each further line. Raises csv.Error."""
+    columns, *rows = [cells for cells in csv.reader(io.StringIO(text, newline="")) if cells] or [[]]
+    return columns, rows
 
 
 def _whole_lines(path: Path) -> bytes:
@@ -121,14 +276,8 @@ def _whole_lines(path: Path) -> bytes:
     return content[: content.rfind(b"\n") + 1]
 
 
-def _read_cells(path: Path) -> list[dict[str, str]]:
-    """Return the text of each cell by column. Raises ValueError if the file is not a table."""
-    reader = csv.reader(io.StringIO(_whole_lines(path).decode(), newline=""))
-    try:
-        columns = next(reader, [])
-        return [dict(zip(columns, cells, strict=True)) for cells in reader if len(cells) == len(columns)]
-    except csv.Error as error:
-        raise ValueError(str(error)) from error
+def _rows(number: int) -> str:
+    return "1 row" if number == 1 else f"{number} rows"
 
 
 def _lines(columns: list[str], rows: Iterable[dict[str, str]]) -> str:
@@ -157,3 +306,11 @@ def _to_value(cell: str) -> Value:
         except ValueError:
             continue
     return cell
+
+
+def _to_number(cell: str) -> float:
+    """Return the number in a cell; nan for an empty cell and text."""
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan

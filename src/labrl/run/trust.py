@@ -22,9 +22,8 @@ from labrl.component import TargetError, load_target
 from labrl.config import config_folder
 from labrl.config.keys import walk
 from labrl.errors import InputError
-from labrl.run.experiment_folder import STUDY_FILE, ExperimentFolder
-from labrl.run.provenance import read_provenance
-from labrl.run.run_folder import RunFolder
+from labrl.run.experiment import STUDY_FILE, Experiment
+from labrl.run.run import Run
 from labrl.run.signature import count_as_own, go_back_to_foreign, is_own, present_trust
 
 LIBRARIES = ("labrl.", "gymnasium.", "torch.nn.", "torch.optim.")
@@ -72,7 +71,7 @@ class Name:
 
 
 def check_recorded(
-    run: RunFolder, config: Mapping[str, Any], overrides: Sequence[str] = (), composes: bool = False
+    run: Run, config: Mapping[str, Any], overrides: Sequence[str] = (), composes: bool = False
 ) -> None:
     """Raise InputError if the configuration of a run names code that neither labrl nor its user has written.
 
@@ -82,7 +81,7 @@ def check_recorded(
     """
     if present_trust().everything:
         return
-    facts = read_provenance(run)
+    facts = run.read_provenance()
     own = is_own(facts)
     signed = set(_names(facts.get("config"))) if own else set()
     found = [*_names(config), *([] if own else _in_overrides(overrides))]
@@ -103,12 +102,12 @@ def check_composed(config: Mapping[str, Any]) -> None:
         _refuse(Path(trust.foreign), found)
 
 
-def check_experiment(folder: ExperimentFolder) -> str | None:
+def check_experiment(folder: Experiment) -> str | None:
     """Raise InputError as `check_recorded` does, for the overrides of an experiment and of its trials.
 
     Returns the folder of the user's own groups to compose it with.
     """
-    info = folder.info()
+    info = folder.read_info()
     if is_own(info):
         return info.get("config_dir")
     trials = folder.trials()
@@ -146,14 +145,13 @@ def _names(node: Any, key: str = "") -> Iterator[Name]:
         parent, _, last = full.rpartition(".")
         if last == "_target_" or (last in ("import_module", "id") and value is not None):
             above = parent.removesuffix(".make")
-            passed = {place: _texts(parts.get(place)) for place in (parent, f"{above}.kwargs", f"{above}.id")}
+            passed = {
+                place: {key: text for key, text in walk(parts.get(place)) if isinstance(text, str)}
+                for place in (parent, f"{above}.kwargs", f"{above}.id")
+            }
             yield Name(full, str(value), json.dumps(passed, sort_keys=True))
         elif isinstance(value, str) and "${" in re.sub(REFERENCE, "", value):  # may call a function
             yield Name(full, value)
-
-
-def _texts(node: Any) -> dict[str, str]:
-    return {key: value for key, value in walk(node) if isinstance(value, str)}
 
 
 def _in_overrides(overrides: Iterable[str]) -> Iterator[Name]:

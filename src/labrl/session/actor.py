@@ -22,7 +22,7 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.action_statistics import action_statistics
 from labrl.envs.make import goals_of, make_env
 from labrl.envs.vector import ActionRecord, ReplayError, VectorEnv
-from labrl.run.run_folder import SessionFolder
+from labrl.run.session import RunSession
 from labrl.seeding import derived_seed
 from labrl.session.acting import ActingCopy, acting_state
 from labrl.session.companion import Companion, CompanionError, Line, TrainingEndedError
@@ -99,7 +99,7 @@ class ActorProcess:
         index: int,
         seed: int,
         num_threads: int,
-        folder: SessionFolder,
+        folder: RunSession,
     ) -> None:
         """Start the process, and wait until its environments are made.
 

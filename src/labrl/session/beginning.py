@@ -12,7 +12,7 @@ from labrl.agents.agent import Agent
 from labrl.agents.transforms import Transforms
 from labrl.errors import DamagedFileError
 from labrl.run.checkpoint import CheckpointStore
-from labrl.run.run_folder import SessionFolder
+from labrl.run.session import RunSession
 
 OBSERVATION = "observation"
 """Name of the part, and of the transform, whose statistics are loaded with the weights."""
@@ -96,7 +96,7 @@ def load_learned(agent: Agent, transforms: Transforms, state: Mapping[str, Any])
         transforms.restore_part(OBSERVATION, state["statistics"])
 
 
-def read_beginning(folder: SessionFolder) -> Mapping[str, Any]:
+def read_beginning(folder: RunSession) -> Mapping[str, Any]:
     """Return the weights that a session starts from, in the form that `load_learned` takes.
 
     Raises DamagedFileError.

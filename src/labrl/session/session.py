@@ -22,7 +22,7 @@ from labrl.learning.ranks import ALONE, Ranks
 from labrl.networks.layers import Fused
 from labrl.processes import collect_as_usual
 from labrl.run import session_log
-from labrl.run.run_folder import SessionFolder
+from labrl.run.session import RunSession
 from labrl.seeding import Streams, session_seed
 from labrl.session.beginning import load_learned
 from labrl.session.callbacks.build import build_callbacks
@@ -57,7 +57,7 @@ class Session:
         self,
         config: TrialConfig,
         index: int,
-        folder: SessionFolder,
+        folder: RunSession,
         num_threads: int,
         ranks: Ranks = ALONE,
         start: Mapping[str, Any] | None = None,
@@ -335,7 +335,7 @@ class Session:
 
 
 def _compute(
-    config: TrialConfig, index: int, folder: SessionFolder, num_threads: int, ranks: Ranks, images: bool
+    config: TrialConfig, index: int, folder: RunSession, num_threads: int, ranks: Ranks, images: bool
 ) -> Compute:
     """Return the session's device, threads, precision and workspace.
 

@@ -21,8 +21,8 @@ from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.flat import FlatParameters
 from labrl.run.atomic import write_atomic
-from labrl.run.checkpoint import Checkpoint, CheckpointStore
-from labrl.run.run_folder import RunFolder
+from labrl.run.checkpoint import Checkpoint
+from labrl.run.run import Run
 from labrl.session.team import Alone, Own
 from labrl.step import Episode
 
@@ -116,7 +116,7 @@ class SharedWeights:
 def furthest(run_folder: Path) -> Checkpoint | None:
     """Return the undamaged checkpoint with the most frames of all sessions of a trial, including finished
     ones."""
-    stores = [CheckpointStore(session.checkpoints, 1) for session in RunFolder(run_folder).sessions()]
+    stores = [session.store() for session in Run(run_folder).sessions]
     newest = [(store.newest_whole_frame() or 0, store) for store in stores]
     return max(newest, key=lambda each: each[0])[1].latest() if newest else None
 

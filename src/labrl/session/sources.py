@@ -15,7 +15,7 @@ from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError, VectorEnv
 from labrl.learning.ranks import Ranks
-from labrl.run.run_folder import SessionFolder
+from labrl.run.session import RunSession
 from labrl.session.actor import ActorProcess
 
 _log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class OwnEnvironments:
 
 
 def make_source(
-    config: TrialConfig, index: int, seed: int, num_threads: int, folder: SessionFolder, ranks: Ranks
+    config: TrialConfig, index: int, seed: int, num_threads: int, folder: RunSession, ranks: Ranks
 ) -> Source:
     """Return the source of steps for one rank of a session."""
     unroll, env = config.meta.async_unroll, config.env

@@ -24,8 +24,7 @@ from labrl.errors import DONE, FAILED, BusyFolderError
 from labrl.processes import stop_when_orphaned
 from labrl.run.atomic import write_json
 from labrl.run.lock import FolderLock
-from labrl.run.provenance import read_command, recorded_config
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.run.trust import check_recorded
 from labrl.trial.devices import available_cpus
 
@@ -66,8 +65,8 @@ def ensure_baseline(folder: Path, seconds: float | None = None, whole: bool = Fa
     time, or there is no cache.
     """
     try:
-        run = RunFolder.open(folder)
-        plain = recorded_config(run)["env"]
+        run = Run.open(folder)
+        plain = run.read_config()["env"]
         path = baseline_path(plain)
         if path.exists():
             return path
@@ -75,7 +74,7 @@ def ensure_baseline(folder: Path, seconds: float | None = None, whole: bool = Fa
         if allowed < 1:
             return None
         check_recorded(run, {"env": plain})
-        prepare(read_command(run).config_dir)
+        prepare(run.config_dir)
         env = dataclass_of(Component, plain, "env")
         path.parent.mkdir(parents=True, exist_ok=True)
         return _measured_by_one(path, plain, env, allowed, EPISODES if whole else 1)
@@ -173,9 +172,9 @@ def _measure(
     return path
 
 
-def _allowed(run: RunFolder, env: Mapping[str, Any]) -> float:
+def _allowed(run: Run, env: Mapping[str, Any]) -> float:
     """Return the longest measurement for this run, CPU seconds."""
-    sessions = run.info().get("sessions") or []
+    sessions = run.read_info().get("sessions") or []
     trained = sum(session.get("wall") or 0.0 for session in sessions)
     least = 0.0 if human_range(env) else SHORTEST
     return min(max(SHARE * trained, least), LONGEST)

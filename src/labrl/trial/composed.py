@@ -18,10 +18,11 @@ from labrl.config.keys import key_of, walk
 from labrl.errors import InputError
 from labrl.processes import start_fork_server
 from labrl.run.provenance import Command
+from labrl.run.run import Run
 from labrl.run.trust import check_composed
 from labrl.session import callbacks
 from labrl.steady_output import doing
-from labrl.trial.past import Past
+from labrl.trial.past import overrides_of
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -124,19 +125,19 @@ def check_no_search(space: Mapping[str, Any] | None) -> None:
 class Again(ABC):
     """An earlier run that is continued or repeated, in its own folder or in a new one."""
 
-    def __init__(self, past: Past, edits: Sequence[str], force: bool = False) -> None:
+    def __init__(self, past: Run, edits: Sequence[str], force: bool = False) -> None:
         """edits: overrides that change the run's own; force: whether they may contradict its past."""
         self.past, self.edits, self.force = past, list(edits), force
 
     @property
     def overrides(self) -> list[str]:
         """The overrides that compose the trial: those of the run, followed by the edits."""
-        return [*self.past.overrides, *self.edits]
+        return [*overrides_of(self.past), *self.edits]
 
     @property
     def config_dir(self) -> str | None:
         """The folder with the user's own groups that the run was started with."""
-        return self.past.command.config_dir
+        return self.past.config_dir
 
     @abstractmethod
     def run(self, composed: Composed) -> TrialResult:

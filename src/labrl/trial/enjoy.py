@@ -20,12 +20,12 @@ from labrl.errors import DONE, InputError, LabrlError
 from labrl.learning.threads import use_one_thread
 from labrl.run.atomic import write_json
 from labrl.run.episodes import RecordedEpisode
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.session.episodes import episode_statistics
 from labrl.trial.devices import available_cpus, keep_freed_memory
-from labrl.trial.find import choices, chosen, find_run
+from labrl.trial.find import choices, find_run
 from labrl.trial.loading import LoadedPolicy
-from labrl.trial.past import Past, described
+from labrl.trial.past import check_past, described, edited_config
 from labrl.trial.playback import Screening, Window, WindowClosedError, to_video
 from labrl.trial.showing import EnjoyRequest
 from labrl.trial.summary import say
@@ -39,16 +39,16 @@ def enjoy(request: EnjoyRequest) -> int:
     """
     window = Window() if request.render == "human" else None
     run = find_run(request.which, request.choices, "enjoy")
-    past = Past.of(run)
-    _check_agreement(past, request)
-    prepare(past.command.config_dir)
+    check_past(run)
+    _check_agreement(run, request)
+    prepare(run.config_dir)
     use_one_thread()  # as in training
     keep_freed_memory()
-    plain = past.edited()
-    for change in past.changes(plain):
-        say(f"edited in {run.config}: {described(change)}")
+    plain = edited_config(run)
+    for change in run.changes(plain):
+        say(f"edited in {run.config_yaml}: {described(change)}")
     policy = LoadedPolicy(
-        past, plain, request.session, request.checkpoint, "enjoy", num_threads=available_cpus()
+        run, plain, request.session, request.checkpoint, "enjoy", num_threads=available_cpus()
     )
     meta = policy.trial.meta
     request = dataclasses.replace(
@@ -109,13 +109,13 @@ def _play(policy: LoadedPolicy, request: EnjoyRequest, window: Window | None) ->
     return [found[number] for number in sorted(found)]
 
 
-def _check_agreement(past: Past, request: EnjoyRequest) -> None:
+def _check_agreement(run: Run, request: EnjoyRequest) -> None:
     """Raise InputError if a run does not have the options that the other overrides choose."""
-    made = chosen(past.command)
+    made = run.choices
     for group, option in choices(request.choices).items():
         if made.get(group) != option:
             raise InputError(
-                f"{group}={option}: {past.folder.path} was run with {group}={made.get(group)}, which +enjoy "
+                f"{group}={option}: {run.path} was run with {group}={made.get(group)}, which +enjoy "
                 f"cannot change. Leave out {group}={option}, or name another run.",
                 code="contradiction",
                 key=group,
@@ -146,9 +146,7 @@ def _folder_name(policy: LoadedPolicy, request: EnjoyRequest) -> str:
     return "_".join(parts)
 
 
-def _write(
-    run: RunFolder, policy: LoadedPolicy, request: EnjoyRequest, played: Sequence[RecordedEpisode]
-) -> None:
+def _write(run: Run, policy: LoadedPolicy, request: EnjoyRequest, played: Sequence[RecordedEpisode]) -> None:
     """Write the result, and replace that of the same request. Prints a line if it cannot be written."""
     folder = run.enjoy / _folder_name(policy, request)
     try:

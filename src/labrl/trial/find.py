@@ -12,12 +12,12 @@ from labrl.config import config_folder
 from labrl.config.keys import RECORDED, is_hydras, traits
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import nearest, suggested
-from labrl.run.experiment_folder import EXPERIMENT_MARKER, ExperimentFolder, experiment_of, is_experiment
-from labrl.run.folder import PROVENANCE
-from labrl.run.provenance import Command, read_command
-from labrl.run.run_folder import MARKER, RunFolder
+from labrl.run.experiment import Experiment
+from labrl.run.find import is_run
+from labrl.run.folder import EXPERIMENT_MARKER, is_experiment
+from labrl.run.run import MARKER, Run
 
-AnyFolder = TypeVar("AnyFolder", RunFolder, ExperimentFolder)
+AnyFolder = TypeVar("AnyFolder", Run, Experiment)
 
 RUNS = Path("runs")
 """Default folder of runs."""
@@ -45,7 +45,7 @@ TAKE_A_RUN = tuple(f"{typed}=" for typed, _ in _TYPED.values() if typed.startswi
 """Arguments whose value is a run folder, or `latest`."""
 
 
-def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
+def find_run(which: str, edits: Sequence[str], verb: Verb) -> Run:
     """Return the run folder `which`, or for `latest` the newest one in ./runs that matches `edits`.
 
     `which` may also be a pattern that matches one folder, such as runs/*ppo*. Only edits that choose an
@@ -64,11 +64,11 @@ def find_run(which: str, edits: Sequence[str], verb: Verb) -> RunFolder:
         return _named_run(_path_of(which, _TYPED[verb][0]), verb)
     wanted = choices(edits)
     run = _latest_run(wanted, _TYPED[verb][0])
-    experiment = experiment_of(run.path)
+    experiment = run.experiment
     return run if experiment is None else _best_of(experiment, run, wanted, verb)
 
 
-def find_experiment(which: str) -> ExperimentFolder:
+def find_experiment(which: str) -> Experiment:
     """Return the experiment folder `which`, or for `latest` the newest one in ./runs.
 
     `which` may also be a pattern that matches one folder, such as runs/*ppo*. Raises InputError if there is
@@ -76,14 +76,14 @@ def find_experiment(which: str) -> ExperimentFolder:
     """
     if which != "latest":
         return _named_experiment(_path_of(which, "+resume", runs=False))
-    found, refusals = _opened(ExperimentFolder, RUNS.glob(f"*/{EXPERIMENT_MARKER}"))
+    found, refusals = _opened(Experiment, RUNS.glob(f"*/{EXPERIMENT_MARKER}"))
     if not found:
         raise _of_another_version(refusals) or InputError(
             f"there is no experiment in {RUNS.absolute()}. Name a folder: labrl -m +resume=<folder>",
             code="not-found",
             key="+resume",
         )
-    return max(found, key=lambda folder: (str(folder.info().get("created")), folder.path))
+    return max(found, key=lambda folder: (str(folder.read_info().get("created")), folder.path))
 
 
 def newest_folder() -> Path:
@@ -92,7 +92,7 @@ def newest_folder() -> Path:
     Raises InputError if there is no run.
     """
     run = _latest_run({}, "latest")
-    return experiment_of(run.path) or run.path
+    return run.experiment or run.path
 
 
 def choices(edits: Sequence[str]) -> dict[str, str]:
@@ -103,11 +103,6 @@ def choices(edits: Sequence[str]) -> dict[str, str]:
         for name, value in pairs
         if not is_hydras(name) and not traits(name).resume and (config_folder() / name).is_dir()
     }
-
-
-def chosen(command: Command) -> dict[str, str]:
-    """Return the chosen option by group, typed or by default."""
-    return {group: option.removeprefix(RECORDED) for group, option in command.choices.items()}
 
 
 def completions(line: str) -> list[str] | None:
@@ -135,7 +130,7 @@ def completions(line: str) -> list[str] | None:
     return [f"{verb}{one}" for one in [*latest, *found]]
 
 
-def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], verb: Verb) -> RunFolder:
+def _best_of(experiment: Path, newest: Run, wanted: Mapping[str, str], verb: Verb) -> Run:
     # Imported late: a wrong override must not wait for NumPy.
     from labrl.analysis.listing import best_trial
     from labrl.trial.summary import say
@@ -148,13 +143,13 @@ def _best_of(experiment: Path, newest: RunFolder, wanted: Mapping[str, str], ver
             code="usage",
             key="+resume",
         )
-    best = best_trial(experiment, lambda path: _chosen_as(RunFolder(path), wanted))
+    best = best_trial(experiment, lambda path: _chosen_as(Run(path), wanted))
     if best is None:
         among = f" with {_formatted(wanted)}" if wanted else ""
         say(f"{place}: no trial{among} has a return yet. Using the newest, {newest.path.name}")
         return newest
     say(f"The newest is the experiment {place}. Using its best trial, {best.path.name}, with {best.result}")
-    return RunFolder.open(best.path)
+    return Run.open(best.path)
 
 
 def _trials_of(experiment: Path, verb: Verb) -> str:
@@ -164,9 +159,9 @@ def _trials_of(experiment: Path, verb: Verb) -> str:
     return listed(experiment, _TYPED[verb][1])
 
 
-def _latest_run(wanted: Mapping[str, str], key: str) -> RunFolder:
+def _latest_run(wanted: Mapping[str, str], key: str) -> Run:
     runs, refusals = _runs()
-    found = sorted(runs, key=lambda run: (str(run.info().get("created")), run.path), reverse=True)
+    found = sorted(runs, key=lambda run: (str(run.read_info().get("created")), run.path), reverse=True)
     for run in found:
         # A run that was killed before it was recorded has done nothing.
         if not run.unrecorded and _chosen_as(run, wanted):
@@ -181,19 +176,19 @@ def _formatted(wanted: Mapping[str, str]) -> str:
     return " ".join(f"{group}={option}" for group, option in wanted.items())
 
 
-def _chosen_as(run: RunFolder, wanted: Mapping[str, str]) -> bool:
+def _chosen_as(run: Run, wanted: Mapping[str, str]) -> bool:
     """Return whether a run has these options."""
     if not wanted:
         return True
     try:
-        return wanted.items() <= chosen(read_command(run)).items()
+        return wanted.items() <= run.choices.items()
     except LabrlError:
         return False
 
 
-def _runs() -> tuple[list[RunFolder], list[LabrlError]]:
+def _runs() -> tuple[list[Run], list[LabrlError]]:
     """Return the runs in ./runs and in its experiments, and why others cannot be opened."""
-    return _opened(RunFolder, (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")))
+    return _opened(Run, (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")))
 
 
 def _opened(kind: type[AnyFolder], markers: Iterable[Path]) -> tuple[list[AnyFolder], list[LabrlError]]:
@@ -234,10 +229,10 @@ def _path_of(which: str, key: str, runs: bool = True) -> Path:
     return found[0]
 
 
-def _named_run(path: Path, verb: Verb) -> RunFolder:
+def _named_run(path: Path, verb: Verb) -> Run:
     key = _TYPED[verb][0]
-    if (path / MARKER).exists() or (path / PROVENANCE).exists():
-        return RunFolder.open(path)
+    if is_run(path):
+        return Run.open(path)
     trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
     if (path.parent / MARKER).exists():
         message = f"{path} is part of a run. Name the run folder, {path.parent}"
@@ -260,9 +255,9 @@ def _named_run(path: Path, verb: Verb) -> RunFolder:
     raise InputError(message, code="usage", key=key)
 
 
-def _named_experiment(path: Path) -> ExperimentFolder:
+def _named_experiment(path: Path) -> Experiment:
     if is_experiment(path):
-        return ExperimentFolder.open(path)
+        return Experiment.open(path)
     if is_experiment(path.parent):
         raise InputError(
             f"{path} is one trial of an experiment. Name the experiment, {path.parent}",

@@ -19,11 +19,13 @@ from labrl.config.keys import Change, contradictions, is_hydras, split_override,
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.run.atomic import copy_synced
 from labrl.run.checkpoint import CheckpointStore, copy_replay
-from labrl.run.run_folder import RunFolder, SessionFolder
+from labrl.run.provenance import differences, write_provenance
+from labrl.run.run import Run
+from labrl.run.session import RunSession
 from labrl.steady_output import doing
 from labrl.trial.composed import Again, Composed
 from labrl.trial.find import find_run
-from labrl.trial.past import Past, described, say_differences
+from labrl.trial.past import check_past, described, overrides_of, say_differences
 from labrl.trial.request import Request, frame_of
 from labrl.trial.torchrun import check_resume
 
@@ -62,10 +64,10 @@ class Fork(Again):
 
         Raises InputError if there is no such run, or if a session has no checkpoint of that frame.
         """
-        past, edits = Past.of(find_run(request.which, request.edits, "fork"), composes=True), request.edits
+        past, edits = check_past(find_run(request.which, request.edits, "fork"), composes=True), request.edits
         given = [value for key, value in map(split_override, edits) if key == "meta.max_session"]
         count = int(given[-1]) if given and given[-1].isdigit() else past.config["meta"]["max_session"]
-        return cls(str(past.folder.path), _frame_of(past, request.at, count), list(edits))
+        return cls(str(past.path), _frame_of(past, request.at, count), list(edits))
 
     def as_json(self) -> dict[str, Any]:
         """Return what `recorded` reads."""
@@ -85,14 +87,14 @@ class Fork(Again):
         """The overrides of the run, without those that the edits replace, and the edits."""
         typed = {split_override(override)[0] for override in self.edits}
         return [
-            *(override for override in self.past.overrides if split_override(override)[0] not in typed),
+            *(override for override in overrides_of(self.past) if split_override(override)[0] not in typed),
             *self.edits,
         ]
 
     @cached_property
-    def past(self) -> Past:  # type: ignore[override]  # nobody sets it
+    def past(self) -> Run:  # type: ignore[override]  # nobody sets it
         """The run to fork from. Raises DamagedFileError if it is damaged or incomplete."""
-        return Past.of(RunFolder.open(self.folder))
+        return check_past(Run.open(self.folder))
 
     def run(self, composed: Composed) -> TrialResult:
         """Run a trial in a new folder that starts from the checkpoint.
@@ -102,7 +104,7 @@ class Fork(Again):
         from labrl.trial.trial import run_trial
 
         changed = self.check(composed.plain)
-        check_resume(self.past.folder)
+        check_resume(self.past)
         return run_trial(composed, partial(self._begin, changed))
 
     def check(self, plain: Mapping[str, Any]) -> list[Change]:
@@ -133,7 +135,7 @@ class Fork(Again):
             )
         return changed
 
-    def _begin(self, changed: Sequence[Change], composed: Composed, run: RunFolder) -> None:
+    def _begin(self, changed: Sequence[Change], composed: Composed, run: Run) -> None:
         """Copy the files of each session into `run`, and write its provenance.
 
         Raises InputError, and removes the copies, if the checkpoint cannot be loaded.
@@ -147,10 +149,10 @@ class Fork(Again):
                 self._copy(_session(self.past, index), run.session(index))
             self._check_fits(changed, composed.config, run)
         except BaseException:
-            for session in run.sessions():
+            for session in run.sessions:
                 shutil.rmtree(session.path, ignore_errors=True)
             raise
-        before_edits, typed = self.past.overrides, composed.command.overrides
+        before_edits, typed = overrides_of(self.past), composed.command.overrides
         entry = {
             "folder": self.folder,
             "frame": self.frame,
@@ -159,11 +161,12 @@ class Fork(Again):
             "changed": [change.as_json() for change in changed],
         }
         run.set_status("running", fork=entry)
-        _, differs = self.past.record(run, composed.plain, composed.command)
+        now = write_provenance(run, composed.plain, composed.command)
+        differs = differences(self.past.read_provenance(), now)
         run.set_status("running", fork={**entry, "differs": differs})
         say_differences(differs)
 
-    def _copy(self, old: SessionFolder, new: SessionFolder) -> None:
+    def _copy(self, old: RunSession, new: RunSession) -> None:
         """Copy the files of a session up to the frame. Raises InputError if they no longer exist."""
         store = self._store(old)
         replay = store.replay_of(self.frame)
@@ -188,8 +191,8 @@ class Fork(Again):
                 key="at",
             ) from error
 
-    def _store(self, old: SessionFolder) -> CheckpointStore:
-        return CheckpointStore(old.checkpoints, self.past.config["meta"]["keep_last"])
+    def _store(self, old: RunSession) -> CheckpointStore:
+        return old.store(self.past.config["meta"]["keep_last"])
 
     def _without_replay(self, store: CheckpointStore) -> InputError:
         newest = ", ".join(map(str, store.frames()[: store.keep_last]))
@@ -202,7 +205,7 @@ class Fork(Again):
             key="at",
         )
 
-    def _check_fits(self, changed: Sequence[Change], config: TrialConfig, run: RunFolder) -> None:
+    def _check_fits(self, changed: Sequence[Change], config: TrialConfig, run: Run) -> None:
         """Raise InputError if a session cannot load its checkpoint, with the key that prevents it."""
         from labrl.trial.worker import check_restores
 
@@ -222,7 +225,7 @@ class Fork(Again):
                 raise self._refused(change, why) from error
             raise
 
-    def _loads(self, change: Change, session: SessionFolder) -> bool:
+    def _loads(self, change: Change, session: RunSession) -> bool:
         """Return whether a session can load its checkpoint with only this change."""
         from labrl.trial.worker import check_restores
 
@@ -245,22 +248,22 @@ class Fork(Again):
         )
 
 
-def _session(past: Past, index: int) -> SessionFolder:
-    return SessionFolder(past.folder.path / f"session_{index}")
+def _session(past: Run, index: int) -> RunSession:
+    return RunSession(past.path / f"session_{index}")
 
 
-def _frame_of(past: Past, at: str | None, count: int) -> int:
+def _frame_of(past: Run, at: str | None, count: int) -> int:
     """Return the frame of the checkpoint at the frame `at`, or in the vector step that reaches it.
 
     count: number of sessions that must have it. Raises InputError if one does not.
     """
-    run, num_envs = past.folder, past.config["env"]["num_envs"]
+    num_envs = past.config["env"]["num_envs"]
     sessions = [_session(past, index) for index in range(min(count, past.config["meta"]["max_session"]))]
-    whole = {one.index: CheckpointStore(one.checkpoints, 1).whole_frames() for one in sessions}
+    whole = {one.index: one.store().whole_frames() for one in sessions}
     shared = sorted(set.intersection(*map(set, whole.values())))
     if not any(whole.values()):
         raise InputError(
-            f"{run.path} has no complete checkpoint to fork from. The first is written after "
+            f"{past.path} has no complete checkpoint to fork from. The first is written after "
             "meta.log_frequency frames",
             code="not-found",
             key="+fork",
@@ -278,7 +281,7 @@ def _frame_of(past: Past, at: str | None, count: int) -> int:
     lacking = [str(index) for index, frames in whole.items() if wanted not in frames]
     of = f" of session {', '.join(lacking)}" if len(sessions) > 1 else ""
     raise InputError(
-        f"at={wanted}: {run.path} has no checkpoint{of} at that frame. {_kept_frames(shared, wanted)}",
+        f"at={wanted}: {past.path} has no checkpoint{of} at that frame. {_kept_frames(shared, wanted)}",
         code="not-found",
         key="at",
     )

@@ -23,7 +23,7 @@ from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.networks.building import is_recurrent
 from labrl.run.checkpoint import loading
-from labrl.run.chosen import chosen_checkpoint, chosen_session
+from labrl.run.run import Run
 from labrl.seeding import derived_seed, session_seed
 from labrl.session.acting import ActingCopy
 from labrl.session.episodes import Played, numbers_named
@@ -31,7 +31,7 @@ from labrl.session.evaluation import Quota, played_steps
 from labrl.spaces import Spaces, array_dtype, parts, sees_images
 from labrl.trial.devices import available_cpus
 from labrl.trial.find import Verb, find_run
-from labrl.trial.past import Past, completed
+from labrl.trial.past import check_past, completed, edited_config
 from labrl.trial.request import frame_of
 
 AT_ONCE = 16
@@ -80,7 +80,7 @@ class LoadedPolicy:
 
     def __init__(
         self,
-        past: Past,
+        past: Run,
         plain: Mapping[str, Any],
         session: int | None,
         checkpoint: str,
@@ -98,11 +98,11 @@ class LoadedPolicy:
         plain = completed(plain)
         config = resolve(plain)
         prefix = "start_from." if verb == "start_from" else ""
-        chosen = chosen_session(past.folder, session, f"{prefix}session")
-        found, self.checkpoint = chosen_checkpoint(chosen, checkpoint, f"{prefix}checkpoint")
+        chosen = past.choose_session(session, f"{prefix}session")
+        found, self.checkpoint = chosen.choose_checkpoint(checkpoint, f"{prefix}checkpoint")
         """`best`, `latest`, or `chosen` by its frame."""
         assert config.seed is not None
-        self.folder = past.folder.path
+        self.folder = past.path
         """The run folder."""
         self.session = chosen.index
         """Number of the session."""
@@ -407,11 +407,11 @@ def load(
     precision: precision of the networks, None for that of the run; verb: the purpose, for messages.
     """
     key = "start_from.checkpoint" if verb == "start_from" else "checkpoint"
-    past = Past.of(find_run(os.fspath(run), [], verb))
-    find_modules(past.command.config_dir)
+    past = check_past(find_run(os.fspath(run), [], verb))
+    find_modules(past.config_dir)
     wanted = checkpoint if checkpoint in ("best", "latest") else frame_of(checkpoint)
     if wanted is None:
         raise InputError(
             f"{key}={checkpoint}: must be best, latest or the frame of a checkpoint", code="range", key=key
         )
-    return LoadedPolicy(past, past.edited(), session, str(wanted), verb, precision)
+    return LoadedPolicy(past, edited_config(past), session, str(wanted), verb, precision)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -17,7 +15,6 @@ from labrl.config.keys import (
     ABSENT,
     RECORDED,
     Change,
-    changes,
     contradictions,
     is_hydras,
     typed_override,
@@ -26,123 +23,86 @@ from labrl.config.keys import (
 )
 from labrl.errors import DamagedFileError, InputError
 from labrl.run.folder import PROVENANCE
-from labrl.run.provenance import (
-    Command,
-    as_yaml,
-    differences,
-    read_command,
-    read_provenance,
-    recorded_config,
-    write_provenance,
-)
-from labrl.run.run_folder import RunFolder
+from labrl.run.provenance import as_yaml
+from labrl.run.run import Run
 from labrl.run.trust import check_recorded
-from labrl.secrets import redact
 
 _ORIGINAL = f"The configuration that was run is in {PROVENANCE}, under `config`"
 
 
-@dataclass(frozen=True)
-class Past:
-    """An earlier run with its command and configuration."""
+def check_past(run: Run, composes: bool = False) -> Run:
+    """Return an earlier run after a check of its description.
 
-    folder: RunFolder
-    command: Command
-    config: dict[str, Any]
-    """The resolved configuration as plain data, with the seed that was used."""
+    composes: whether its overrides are composed again. Raises DamagedFileError if its folder is damaged or
+    incomplete, and InputError if someone else has written it and it names code that is not part of labrl.
+    """
+    config = run.read_config()
+    check_recorded(run, config, [one for one in run.overrides if not is_hydras(one)], composes)
+    return run
 
-    @classmethod
-    def of(cls, folder: RunFolder, composes: bool = False) -> Past:
-        """Read an earlier run. composes: whether its overrides are composed again.
 
-        Raises DamagedFileError if its folder is damaged or incomplete, and InputError if someone else has
-        written it and it names code that is not part of labrl.
-        """
-        past = cls(folder, read_command(folder), recorded_config(folder))
-        overrides = [one for one in past.command.overrides if not is_hydras(one)]
-        check_recorded(folder, past.config, overrides, composes)
-        return past
+def edited_config(run: Run) -> dict[str, Any]:
+    """Return the configuration in `config.yaml` of a run, which the user may have edited.
 
-    def changes(self, plain: Mapping[str, Any]) -> list[Change]:
-        """Return the differences from another resolved configuration, compared in JSON and without
-        secrets."""
-        then, now = (json.loads(json.dumps(redact(config), default=str)) for config in (self.config, plain))
-        return changes(then, now)
+    Raises DamagedFileError if the file is missing, cannot be read or lacks keys, and InputError if
+    someone else has edited it so that it names code that is not part of labrl.
+    """
+    path = run.config_yaml
+    try:
+        text = path.read_text(encoding="utf-8")
+        if text == as_yaml(run.config):
+            return run.config
+        edited = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
+        if not isinstance(edited, dict) or not edited:
+            raise ValueError("it contains no keys")
+    except FileNotFoundError as error:
+        raise DamagedFileError(
+            f"{path} is missing: restore it from a copy. {_ORIGINAL}", key=str(path)
+        ) from error
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        told = " ".join(str(error).split())
+        if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+            told = f"line {error.problem_mark.line + 1}: {error.problem}"
+        raise DamagedFileError(f"{path} cannot be read: {told}. {_ORIGINAL}", key=str(path)) from None
+    plain = {str(key): value for key, value in edited.items()}
+    found = run.changes(plain)
+    gone = [change.key for change in found if change.new is ABSENT]
+    if gone:
+        more = f" and {len(gone) - 5} more keys" if len(gone) > 5 else ""
+        new = [change.key for change in found if change.old is ABSENT]
+        has = f" and has {', '.join(new[:5])}, which the run did not have" if new else ""
+        raise DamagedFileError(f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_ORIGINAL}", key=str(path))
+    check_recorded(run, plain)
+    return plain
 
-    def edited(self) -> dict[str, Any]:
-        """Return the configuration in `config.yaml`, which the user may have edited.
 
-        Raises DamagedFileError if the file is missing, cannot be read or lacks keys, and InputError if
-        someone else has edited it so that it names code that is not part of labrl.
-        """
-        path = self.folder.config
-        try:
-            text = path.read_text(encoding="utf-8")
-            if text == as_yaml(self.config):
-                return self.config
-            edited = OmegaConf.to_container(OmegaConf.create(text), resolve=True)
-            if not isinstance(edited, dict) or not edited:
-                raise ValueError("it contains no keys")
-        except FileNotFoundError as error:
-            raise DamagedFileError(
-                f"{path} is missing: restore it from a copy. {_ORIGINAL}", key=str(path)
-            ) from error
-        except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
-            told = " ".join(str(error).split())
-            if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-                told = f"line {error.problem_mark.line + 1}: {error.problem}"
-            raise DamagedFileError(f"{path} cannot be read: {told}. {_ORIGINAL}", key=str(path)) from None
-        plain = {str(key): value for key, value in edited.items()}
-        found = self.changes(plain)
-        gone = [change.key for change in found if change.new is ABSENT]
-        if gone:
-            more = f" and {len(gone) - 5} more keys" if len(gone) > 5 else ""
-            new = [change.key for change in found if change.old is ABSENT]
-            has = f" and has {', '.join(new[:5])}, which the run did not have" if new else ""
-            raise DamagedFileError(
-                f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_ORIGINAL}", key=str(path)
-            )
-        check_recorded(self.folder, plain)
-        return plain
+def check_changes(
+    run: Run, cfg: DictConfig, plain: Mapping[str, Any], asked: str, edited: Collection[str] = ()
+) -> None:
+    """Raise InputError with a table if new values contradict the past of the run.
 
-    def record(
-        self, run: RunFolder, plain: Mapping[str, Any], command: Command, resume: int | None = None
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Write the provenance of a continuation of this run into `run`.
+    cfg: the new configuration with its interpolations; plain: the same, resolved; asked: the override
+    that names the run; edited: keys that were changed in `config.yaml`.
+    """
+    contradicting = contradictions(run.changes(plain))
+    if contradicting:
+        told = refusal(contradicting, unresolved(cfg), edited)
+        raise InputError(f"{asked}: {told}", code="changed-past", key=contradicting[0].key)
 
-        resume: number of the resume. Returns the provenance, and the differences in code, packages and
-        machine.
-        """
-        before = read_provenance(self.folder)
-        now = write_provenance(run, plain, command, resume=resume)
-        return now, differences(before, now)
 
-    def check(
-        self, cfg: DictConfig, plain: Mapping[str, Any], asked: str, edited: Collection[str] = ()
-    ) -> None:
-        """Raise InputError with a table if new values contradict the past of the run.
+def overrides_of(run: Run) -> list[str]:
+    """Return the overrides that compose a run again, without those for Hydra."""
+    from labrl.config.presets import is_labrls  # imports Hydra
 
-        cfg: the new configuration with its interpolations; plain: the same, resolved; asked: the override
-        that names the run; edited: keys that were changed in `config.yaml`.
-        """
-        contradicting = contradictions(self.changes(plain))
-        if contradicting:
-            told = refusal(contradicting, unresolved(cfg), edited)
-            raise InputError(f"{asked}: {told}", code="changed-past", key=contradicting[0].key)
-
-    @property
-    def overrides(self) -> list[str]:
-        """The overrides that compose the run again, without those for Hydra."""
-        from labrl.config.presets import is_labrls  # imports Hydra
-
-        overrides = [override for override in self.command.overrides if not is_hydras(override)]
-        if not any(override.startswith("seed=") for override in overrides):
-            overrides.append(f"seed={self.config['seed']}")
-        preset, *own = (self.command.choices.get(group, "") for group in ("preset", "agent", "env"))
-        # Agents and environments of the user inherited no presets when the run was new.
-        if preset.startswith(RECORDED) and not all(map(is_labrls, ("agent", "env"), own)):
-            overrides.append(f"preset={preset}")
-        return overrides
+    overrides = [override for override in run.overrides if not is_hydras(override)]
+    if not any(override.startswith("seed=") for override in overrides):
+        overrides.append(f"seed={run.config['seed']}")
+    recorded = run.provenance.get("choices", {})
+    preset, *own = (recorded.get(group, "") for group in ("preset", "agent", "env"))
+    # Agents and environments of the user inherited no presets when the run was new.
+    if preset.startswith(RECORDED) and not all(map(is_labrls, ("agent", "env"), own)):
+        overrides.append(f"preset={preset}")
+    return overrides
 
 
 def unresolved(cfg: DictConfig) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from labrl.envs.protocol import Backend, action_dtype
 from labrl.envs.watch import Watched, watch
 from labrl.errors import DONE, FAILED, EnvironmentFailedError, InputError, LabrlError
 from labrl.run.episodes import RecordedEpisode, checksum, read_episode, recorded_names
-from labrl.run.provenance import read_command
-from labrl.run.run_folder import RunFolder, SessionFolder
+from labrl.run.run import Run
+from labrl.run.session import RunSession
 from labrl.run.trust import check_recorded
 from labrl.steady_output import doing
 from labrl.trial.find import find_run
@@ -215,12 +215,12 @@ def _no_display(why: str) -> InputError:
     )
 
 
-def make_videos(run: RunFolder) -> None:
+def make_videos(run: Run) -> None:
     """Make the videos of a run that has ended, unless it has them or wants none.
 
     A trial that is killed at its end leaves them to the next report or resume.
     """
-    info = run.info()
+    info = run.read_info()
     if info.get("videos_due"):
         doing("making videos of the best and the last episode")
         prepare(_config_dir(run))
@@ -228,7 +228,7 @@ def make_videos(run: RunFolder) -> None:
         run.set_status(info["status"], videos_due=False)
 
 
-def render_videos(run: RunFolder, sessions: Sequence[SessionResult]) -> list[Path]:
+def render_videos(run: Run, sessions: Sequence[SessionResult]) -> list[Path]:
     """Write `videos/best.mp4` and `videos/last.mp4` of the session with the best score.
 
     Videos that are newer than their episodes are kept. If videos are impossible, prints a line with the
@@ -266,7 +266,7 @@ def replay(request: ReplayRequest) -> int:
     window = Window() if request.render == "human" else None
     run = find_run(request.which, [], "replay")
     prepare(_config_dir(run))
-    session = _session(run.sessions(), request, str(run.path))
+    session = _session(run, request)
     name = f"{request.episode}.npz"
     episode = _recorded(run, session.episodes / name)
     say(
@@ -300,40 +300,36 @@ def replay(request: ReplayRequest) -> int:
     return DONE
 
 
-def _recorded(run: RunFolder, source: Path) -> RecordedEpisode:
+def _recorded(run: Run, source: Path) -> RecordedEpisode:
     """Return a recorded episode. Raises InputError if someone else has written its environment's name."""
     episode = read_episode(source)
     check_recorded(run, {"env": episode.env})
     return episode
 
 
-def _config_dir(run: RunFolder) -> str | None:
+def _config_dir(run: Run) -> str | None:
     """Return the folder of the user's modules, if the run has one that still exists."""
-    folder = read_command(run).config_dir
+    folder = run.config_dir
     return folder if folder is not None and Path(folder).is_dir() else None
 
 
-def _session(sessions: list[SessionFolder], request: ReplayRequest, run: str) -> SessionFolder:
+def _session(run: Run, request: ReplayRequest) -> RunSession:
     """Return the session with the episode. Raises InputError with the available ones if there is none."""
-    wanted = [session for session in sessions if request.session in (None, session.index)]
-    if not wanted:
-        numbers = ", ".join(str(session.index) for session in sessions) or "none"
-        asked = "" if request.session is None else f"session={request.session}: "
-        raise InputError(f"{asked}the sessions of {run} are {numbers}", code="not-found", key="session")
+    wanted = run.sessions if request.session is None else [run.choose_session(request.session)]
     for session in wanted:
         if (session.episodes / f"{request.episode}.npz").exists():
             return session
     names = list(dict.fromkeys(name for session in wanted for name in recorded_names(session.episodes)))
     if not names:
         raise InputError(
-            f"{run} has no recorded episode. Runs record episodes at evaluations, every meta.eval_frequency "
-            "frames, unless meta.record_episodes=none",
+            f"{run.path} has no recorded episode. Runs record episodes at evaluations, every "
+            "meta.eval_frequency frames, unless meta.record_episodes=none",
             code="not-found",
-            key=run,
+            key=str(run.path),
         )
     more = "" if any(name.isdigit() for name in names) else "; meta.record_episodes=each records more"
     raise InputError(
-        f"episode={request.episode}: the recorded episodes of {run} are {', '.join(names)}{more}",
+        f"episode={request.episode}: the recorded episodes of {run.path} are {', '.join(names)}{more}",
         code="not-found",
         key="episode",
     )

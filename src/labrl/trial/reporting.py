@@ -22,8 +22,8 @@ from labrl.config.keys import ABSENT, changes
 from labrl.errors import DONE, LabrlError
 from labrl.processes import Stopped, collect_seldom
 from labrl.run.atomic import write_json
-from labrl.run.provenance import read_command, recorded_config
-from labrl.run.run_folder import MARKER, RunFolder
+from labrl.run.experiment import Experiment
+from labrl.run.run import MARKER, Run
 from labrl.steady_output import doing
 from labrl.trial import baseline
 from labrl.trial.find import newest_folder
@@ -124,7 +124,7 @@ def _in_a_process(folder: Path, prepared: subprocess.Popen[str] | None) -> Path:
     return Path(said.strip().splitlines()[-1])
 
 
-def changed_keys(folder: RunFolder) -> list[dict[str, Any]] | None:
+def changed_keys(folder: Run) -> list[dict[str, Any]] | None:
     """Return the values that differ from the defaults of agent and environment.
 
     The defaults are those of the installed version of labrl. Returns None if they cannot be composed, for
@@ -133,11 +133,11 @@ def changed_keys(folder: RunFolder) -> list[dict[str, Any]] | None:
     from labrl.config.compose import compose, to_plain
 
     try:
-        command, config = read_command(folder), recorded_config(folder)
+        config = folder.read_config()
         chosen = [
-            f"{group}={command.choices[group]}" for group in ("agent", "env") if group in command.choices
+            f"{group}={option}" for group, option in folder.choices.items() if group in ("agent", "env")
         ]
-        defaults = to_plain(compose(chosen, command.config_dir))
+        defaults = to_plain(compose(chosen, folder.config_dir))
     except LabrlError as error:
         logging.getLogger(__name__).info("%s: no defaults to compare with: %s", folder.path, error)
         return None
@@ -149,17 +149,17 @@ def changed_keys(folder: RunFolder) -> list[dict[str, Any]] | None:
     ]
 
 
-def record_changes(folder: RunFolder) -> None:
+def record_changes(folder: Run) -> None:
     """Write `changed_keys` to `changed.json`, if they are known.
 
     A file that is newer than the configuration, which a resume may have changed, is kept.
     """
     with _composing:
         with contextlib.suppress(OSError):
-            if folder.changed.stat().st_mtime >= folder.config.stat().st_mtime:
+            if folder.changed_json.stat().st_mtime >= folder.config_yaml.stat().st_mtime:
                 return
         if (entries := changed_keys(folder)) is not None:
-            write_json(folder.changed, entries)
+            write_json(folder.changed_json, entries)
 
 
 def finish_experiment(folder: Path, report: bool) -> None:
@@ -178,8 +178,8 @@ def _make_videos(folder: Path) -> None:
     """Make the videos that a killed run or trial in `folder` has left to be made."""
     for marker in (*folder.glob(MARKER), *folder.glob(f"*/{MARKER}")):
         with contextlib.suppress(LabrlError, OSError):
-            run = RunFolder.open(marker.parent)
-            if run.info().get("videos_due"):
+            run = Run.open(marker.parent)
+            if run.read_info().get("videos_due"):
                 # Imported late: environments take a second to import.
                 from labrl.trial.playback import make_videos
 
@@ -189,13 +189,11 @@ def _make_videos(folder: Path) -> None:
 
 def wants_report(folder: Path) -> bool:
     """Return whether a trial of the experiment has `meta.report=true`."""
-    for path in folder.glob(f"*/{MARKER}"):
-        try:
-            if recorded_config(RunFolder.open(path.parent))["meta"].get("report", True):
-                return True
-        except (LabrlError, KeyError, TypeError, AttributeError):
-            continue  # unknown for a damaged trial
-    return False
+    try:
+        runs = Experiment.load(folder).runs
+    except LabrlError:
+        return False
+    return any(run.config["meta"].get("report", True) for run in runs if run.config)
 
 
 def report_on(places: Sequence[str], out: str | None, by: str | None, form: str | None) -> None:
@@ -205,7 +203,6 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     table, `md`, `csv` or `latex`, for which nothing else is printed on standard output. Raises InputError.
     """
     from labrl.analysis.report.build import build, build_comparison
-    from labrl.analysis.runs import find_runs
     from labrl.analysis.tables import (
         LEGEND,
         as_csv,
@@ -215,6 +212,7 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
         differences,
         markdown_lines,
     )
+    from labrl.run.find import find_runs
 
     target = Path(os.path.expanduser(out)) if out else None
     places = [str(newest_folder()) if place == "latest" else place for place in places]
@@ -222,7 +220,7 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
         folder = Path(os.path.expanduser(places[0]))
         if (folder / MARKER).exists():
             with contextlib.suppress(OSError):  # another user's run, or a full disk
-                record_changes(RunFolder.open(folder))
+                record_changes(Run.open(folder))
         _make_videos(folder)
         built = build(folder, target)
     else:
@@ -294,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from labrl.analysis.report.build import build
 
         if (args.folder / MARKER).exists():
-            record_changes(RunFolder.open(args.folder))
+            record_changes(Run.open(args.folder))
             baseline.ensure_baseline(args.folder)
         print(build(args.folder).path)
     except LabrlError as error:
@@ -321,7 +319,7 @@ def _get_ready(folder: Path, told: threading.Event) -> None:
 
         if (folder / MARKER).exists():
             with contextlib.suppress(OSError):
-                record_changes(RunFolder.open(folder))
+                record_changes(Run.open(folder))
     # Training this long allows the longest measurement, which then runs beside it.
     if not told.wait(baseline.LONGEST / baseline.SHARE):
         subprocess.run([*command, "--seconds", f"{baseline.LONGEST}"], **silent, check=False)

@@ -16,16 +16,23 @@ from labrl.config.compose import compose, resolve, to_plain
 from labrl.config.keys import ABSENT, Change, changes, contradictions, override_of, quoted, split_override
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.run import folder as folders
-from labrl.run.checkpoint import CheckpointStore
-from labrl.run.experiment_folder import experiment_of
-from labrl.run.run_folder import RunFolder, SessionFolder
+from labrl.run.provenance import differences, write_provenance
+from labrl.run.run import Run
+from labrl.run.session import RunSession
 from labrl.secrets import note_typed, origins
 from labrl.session.callbacks.stop import Stop
 from labrl.steady_output import doing
 from labrl.trial.composed import Again, Composed
 from labrl.trial.find import find_run
 from labrl.trial.fork import Fork
-from labrl.trial.past import Past, described, say_differences
+from labrl.trial.past import (
+    check_changes,
+    check_past,
+    described,
+    edited_config,
+    overrides_of,
+    say_differences,
+)
 from labrl.trial.request import Request
 from labrl.trial.rerun import Rerun
 from labrl.trial.torchrun import check_resume
@@ -51,10 +58,10 @@ def go_back(request: Request, config_dir: str | os.PathLike[str] | None = None) 
     """
     if request.kind == "fork":
         return Fork.at(request)
-    past = Past.of(find_run(request.which, request.edits, request.kind), composes=True)
+    past = check_past(find_run(request.which, request.edits, request.kind), composes=True)
     if request.kind == "rerun":
         return Rerun(past, request.edits, request.force)
-    in_file, edited = _changes_in_file(past, config_dir or past.command.config_dir)
+    in_file, edited = _changes_in_file(past, config_dir or past.config_dir)
     return Resume(past, request.edits, request.force, in_file, edited)
 
 
@@ -63,7 +70,7 @@ class Resume(Again):
 
     def __init__(
         self,
-        past: Past,
+        past: Run,
         edits: Sequence[str],
         force: bool,
         in_file: Sequence[str] = (),
@@ -75,15 +82,15 @@ class Resume(Again):
         self._edited = frozenset(edited) - {split_override(one)[0] for one in edits}
 
     @classmethod
-    def on_trial(cls, run: RunFolder, force: bool, overrides: Sequence[str]) -> Resume:
+    def on_trial(cls, run: Run, force: bool, overrides: Sequence[str]) -> Resume:
         """Return the resume of `run`, a trial of an experiment that now has these overrides."""
-        past = Past.of(run)
-        return cls(past, [one for one in overrides if one not in past.overrides], force)
+        before = overrides_of(check_past(run))
+        return cls(run, [one for one in overrides if one not in before], force)
 
     @property
     def overrides(self) -> list[str]:
         """The overrides of the run, changes in its `config.yaml`, edits typed now, and its folder."""
-        return [*super().overrides, f"hydra.run.dir={quoted(str(self.past.folder.path))}"]
+        return [*super().overrides, f"hydra.run.dir={quoted(str(self.past.path))}"]
 
     def run(self, composed: Composed) -> TrialResult:
         """Run the sessions that have not used up their budget, each from its newest checkpoint.
@@ -95,10 +102,11 @@ class Resume(Again):
         from labrl.trial.playback import make_videos
         from labrl.trial.summary import say
         from labrl.trial.trial import check, recording_failure, run_sessions
+        from labrl.trial.worker import check_restores
 
-        run, config = self.past.folder, composed.config
+        run, config = self.past, composed.config
         if not self.force:
-            self.past.check(composed.cfg, composed.plain, f"+resume={run.path}", self._edited)
+            check_changes(run, composed.cfg, composed.plain, f"+resume={run.path}", self._edited)
         changed = self.past.changes(composed.plain)
         with kept_for_the_run():
             check(config)
@@ -108,18 +116,20 @@ class Resume(Again):
                 check_budget(self.past, config, lambda: reached)
                 left = _sessions_left(run, config)
                 if not left:
-                    if run.status in ("running", "interrupted"):  # killed before it recorded its end
-                        sessions = [one.read_result() for one in run.sessions()]
+                    if run.recorded_status in ("running", "interrupted"):  # killed before it recorded its end
+                        sessions = [one.read_result() for one in run.sessions]
                         run.set_status("finished", sessions=sessions, videos_due=config.meta.videos)
                     make_videos(run)
                     raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
                 _check_saved(run, left, reached)
-                if contradictions(changed):
-                    _check_fits(config, run, left, reached)
+                saved = [one for one in run.sessions if one.index in left and one.index in reached]
+                if saved and contradictions(changed):
+                    # With forced values that do not fit, the run would be left without a usable state.
+                    check_restores(config, saved[0])
                 begins = {index: reached.get(index, 0) for index in left}
                 with recording_failure(run):
                     differs = self._record(begins, changed, composed)
-                    for line in origins() if experiment_of(run.path) is None else ():
+                    for line in origins() if run.experiment is None else ():
                         say(line)
                     edited = [one for one in changed if one.key in self._edited]
                     _announce(run, begins, reached, edited, differs)
@@ -132,11 +142,13 @@ class Resume(Again):
         begins: first frame by number of the session; changed: keys whose values have changed. Returns the
         differences in machine, code and packages since the earlier run.
         """
-        run = self.past.folder
+        run = self.past
         run.update(format_version=run.FORMAT_VERSION)  # also restores what a power failure has left empty
-        resumes = list(run.info().get("resumes", []))
+        resumes = list(run.read_info().get("resumes", []))
         number = max((int(path.name) for path in run.resumes.glob("[0-9]*")), default=0) + 1
-        now, differs = self.past.record(run, composed.plain, composed.command, number)
+        before = run.read_provenance()
+        now = write_provenance(run, composed.plain, composed.command, number)
+        differs = differences(before, now)
         entry = {
             "time": folders.now(),
             "frames": {str(index): frame for index, frame in begins.items()},
@@ -153,13 +165,13 @@ class Resume(Again):
         return differs
 
 
-def _changes_in_file(past: Past, config_dir: str | os.PathLike[str] | None) -> tuple[list[str], list[str]]:
+def _changes_in_file(past: Run, config_dir: str | os.PathLike[str] | None) -> tuple[list[str], list[str]]:
     """Return the changes in a run's `config.yaml` as overrides, and the changed keys.
 
     Keys that follow a changed key, as schedules follow `env.max_frame`, keep the value in the file. Raises
     DamagedFileError if the file is damaged, and InputError for wrong values.
     """
-    file = past.edited()
+    file = edited_config(past)
     found = past.changes(file)
     overrides = [
         ("++" if change.old is ABSENT else "") + override_of(change.key, change.new) for change in found
@@ -167,32 +179,29 @@ def _changes_in_file(past: Past, config_dir: str | os.PathLike[str] | None) -> t
     if not found:
         return [], []
     try:
-        cfg = compose([*past.overrides, *overrides], config_dir)
+        cfg = compose([*overrides_of(past), *overrides], config_dir)
         for change in changes(to_plain(cfg), file):
             parent, _, name = change.key.rpartition(".")
             node = OmegaConf.select(cfg, parent) if parent else cfg
             if isinstance(node, DictConfig) and OmegaConf.is_interpolation(node, name):
                 overrides.append(override_of(change.key, change.new))
-        cfg = compose([*past.overrides, *overrides], config_dir)
+        cfg = compose([*overrides_of(past), *overrides], config_dir)
         resolve(cfg)
     except LabrlError as error:
         raise InputError.of(
-            replace(one, message=f"{past.folder.config} was edited and cannot be used: {one.message}")
+            replace(one, message=f"{past.config_yaml} was edited and cannot be used: {one.message}")
             for one in error.mistakes
         ) from error
     return overrides, [change.key for change in found]
 
 
-def frames_reached(run: RunFolder) -> dict[int, int]:
+def frames_reached(run: Run) -> dict[int, int]:
     """Return the frame of the newest whole checkpoint of each session that has one, by number."""
-    frames = {
-        session.index: CheckpointStore(session.checkpoints, keep_last=1).newest_whole_frame()
-        for session in run.sessions()
-    }
+    frames = {session.index: session.store().newest_whole_frame() for session in run.sessions}
     return {index: newest for index, newest in frames.items() if newest is not None}
 
 
-def check_budget(past: Past, config: TrialConfig, reached: Callable[[], Mapping[int, int]]) -> None:
+def check_budget(past: Run, config: TrialConfig, reached: Callable[[], Mapping[int, int]]) -> None:
     """Raise InputError for a budget or a number of sessions below what the run already has.
 
     reached: returns the frame of each session.
@@ -206,9 +215,9 @@ def check_budget(past: Past, config: TrialConfig, reached: Callable[[], Mapping[
             code="range",
             key="meta.max_session",
         )
-    if sessions > then and "fork" in past.folder.info():
+    if sessions > then and "fork" in past.read_info():
         raise InputError(
-            f"meta.max_session={sessions}: {past.folder.path} is a fork with {then} sessions, and "
+            f"meta.max_session={sessions}: {past.path} is a fork with {then} sessions, and "
             f"further sessions would have no past. Set meta.max_session={then}.",
             code="range",
             key="meta.max_session",
@@ -224,12 +233,12 @@ def check_budget(past: Past, config: TrialConfig, reached: Callable[[], Mapping[
         )
 
 
-def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
+def _check_saved(run: Run, left: Sequence[int], reached: Mapping[int, int]) -> None:
     """Raise DamagedFileError if a saved session has lost all its checkpoints, because its rows would be lost
     too, or if the only remaining session has no whole checkpoint."""
-    for session in run.sessions():
+    for session in run.sessions:
         if list(left) == [session.index] and session.index not in reached and session.checkpoint_frames():
-            store = CheckpointStore(session.checkpoints, keep_last=1)
+            store = session.store()
             store.refuse_broken(store.latest())
         result = session.read_result()  # empty for one that was killed, perhaps before its first checkpoint
         was_saved = (
@@ -244,18 +253,6 @@ def _check_saved(run: RunFolder, left: Sequence[int], reached: Mapping[int, int]
             )
 
 
-def _check_fits(config: TrialConfig, run: RunFolder, left: Sequence[int], reached: Mapping[int, int]) -> None:
-    """Raise InputError if a session cannot load its state with forced values.
-
-    The run would be left with a configuration that does not fit its checkpoints.
-    """
-    from labrl.trial.worker import check_restores
-
-    saved = [session for session in run.sessions() if session.index in left and session.index in reached]
-    if saved:
-        check_restores(config, saved[0])
-
-
 def _budgets(config: TrialConfig) -> dict[str, tuple[str, float]]:
     """Return the key and the value of each budget, by the name in results of what it limits."""
     meta, frames = config.meta, config.env.config.max_frame
@@ -267,28 +264,28 @@ def _budgets(config: TrialConfig) -> dict[str, tuple[str, float]]:
     return {name: (key, limit) for name, (key, limit) in limits.items() if limit is not None}
 
 
-def _sessions_left(run: RunFolder, config: TrialConfig) -> list[int]:
+def _sessions_left(run: Run, config: TrialConfig) -> list[int]:
     """Return the numbers of the sessions that have not reached a budget."""
 
-    def is_done(session: SessionFolder) -> bool:
+    def is_done(session: RunSession) -> bool:
         result = session.read_result()
         spent = any(result.get(name, 0) >= limit for name, (_, limit) in _budgets(config).items())
         stop = Stop.recorded(result)
         stopped = stop is not None and stop.holds(config.meta)
         return result.get("status") == "finished" and (spent or stopped)
 
-    done = {session.index for session in run.sessions() if is_done(session)}
+    done = {session.index for session in run.sessions if is_done(session)}
     return [index for index in range(config.meta.max_session) if index not in done]
 
 
-def _finished(run: RunFolder, config: TrialConfig) -> str:
+def _finished(run: Run, config: TrialConfig) -> str:
     """Return a message that nothing is left to do, with what to type to do more."""
     from labrl.trial.summary import how_to_report
 
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     all_of_them = f"its {sessions} sessions have" if sessions > 1 else "it has"
     budgets = list(_budgets(config).values())
-    found = [stop for session in run.sessions() if (stop := Stop.recorded(session.read_result()))]
+    found = [stop for session in run.sessions if (stop := Stop.recorded(session.read_result()))]
     stops = {stop.key: max(one.value for one in found if one.key == stop.key) for stop in found}
     larger = " ".join(f"{key}=<more than {limit:.16g}>" for key, limit in [*budgets, *stops.items()])
     or_spent = "".join(f" or reached {key}={limit:g}" for key, limit in budgets[1:])
@@ -303,7 +300,7 @@ def _finished(run: RunFolder, config: TrialConfig) -> str:
 
 
 def _announce(
-    run: RunFolder,
+    run: Run,
     begins: Collection[int],
     reached: Mapping[int, int],
     edited: Sequence[Change],
@@ -312,7 +309,7 @@ def _announce(
     """Print the frame from which each session continues, and why the continuation may not be exact."""
     from labrl.trial.summary import say
 
-    saved = {session.index for session in run.sessions() if session.checkpoint_frames()}
+    saved = {session.index for session in run.sessions if session.checkpoint_frames()}
 
     def where(index: int) -> str:
         if index in reached:
@@ -320,8 +317,8 @@ def _announce(
         return "the start, because no checkpoint is whole" if index in saved else "the start"
 
     for change in edited:
-        say(f"From {run.config}, which was edited: {described(change)}")
-    alone = list(begins) == [0] and len(run.sessions()) <= 1
+        say(f"From {run.config_yaml}, which was edited: {described(change)}")
+    alone = list(begins) == [0] and len(run.sessions) <= 1
     places = [where(index) if alone else f"session {index} from {where(index)}" for index in begins]
     say(f"Resuming {run.path}{' from' if alone else ':'} {', '.join(places)}")
     say_differences(differs)

@@ -15,7 +15,8 @@ from labrl.envs.make import describe, gives_masks, goals_of
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.run.checkpoint import CheckpointStore
-from labrl.run.run_folder import RunFolder, SessionFolder
+from labrl.run.run import Run
+from labrl.run.session import RunSession
 from labrl.session.acting import ActingCopy
 from labrl.session.beginning import ABSENT, OBSERVATION, Fit, Learned, fit, is_in, parts_of
 from labrl.spaces import Spaces
@@ -51,7 +52,7 @@ class Beginning:
             "unused": [name for name, here, _ in self.fit.misfits if here == ABSENT] + self.fit.unused,
         }
 
-    def write(self, run: RunFolder) -> None:
+    def write(self, run: Run) -> None:
         """Copy the weights of each session into its folder, and print a summary."""
         for index, (source, there) in self.sources.items():
             weights = {name: there.content[name] for name in self.fit.taken}
@@ -106,7 +107,7 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
     return Beginning(sources, found)
 
 
-def lacks_beginning(config: TrialConfig, folder: SessionFolder) -> bool:
+def lacks_beginning(config: TrialConfig, folder: RunSession) -> bool:
     """Return whether a session needs weights of another run that its folder does not hold."""
     return config.start_from.run is not None and not folder.start.is_dir() and not folder.checkpoint_frames()
 

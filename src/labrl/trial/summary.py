@@ -12,7 +12,7 @@ from rich.table import Table
 from labrl.analysis.formats import score, widths_that_fit
 from labrl.analysis.returns import MEANING, group_return
 from labrl.run.folder import read_json
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.session.callbacks.display import Terminal
 from labrl.trial.result import SessionResult, TrialResult
 
@@ -61,7 +61,9 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
     for session in result.sessions:
         if session.stop is not None:
             say(f"session {session.index} ended at frame {session.frame:,}: {session.stop['why']}", console)
-    silent = [session for session in result.sessions if _without_return(session)]
+    # neither a training nor an evaluation return
+    ended = [one for one in result.sessions if one.status == "finished" and one.frame > 0]
+    silent = [one for one in ended if one.episodes == 0 and one.best_return is None]
     if silent:
         numbers = ", ".join(str(session.index) for session in silent)
         frames = max(session.frame for session in silent)
@@ -102,12 +104,6 @@ def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iter
         yield f"checkpoints: mean return of the last {many} training episodes; best: the highest"
 
 
-def _without_return(session: SessionResult) -> bool:
-    """Return whether a session finished with neither a training nor an evaluation return."""
-    played = session.status == "finished" and session.frame > 0 and session.episodes == 0
-    return played and session.best_return is None
-
-
 def print_failures(result: TrialResult, console: Console | None = None) -> None:
     """Print the error and the log of each failed session."""
     console = console or Terminal()
@@ -123,7 +119,7 @@ def print_failures(result: TrialResult, console: Console | None = None) -> None:
 
 def how_to_resume(folder: Path) -> str:
     """Return the shell command that resumes a run."""
-    ranks = read_json(RunFolder(folder).marker).get("ranks", 1)
+    ranks = read_json(Run(folder).marker).get("ranks", 1)
     command = "labrl" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m labrl"
     return f"{command} {shlex.quote(f'+resume={folder}')}"
 
@@ -140,4 +136,4 @@ def say(line: str, console: Console | None = None) -> None:
 
 def _saved(result: TrialResult) -> bool:
     """Return whether the run has a checkpoint to resume from."""
-    return any(session.checkpoint_frames() for session in RunFolder(result.folder).sessions())
+    return any(session.checkpoint_frames() for session in Run(result.folder).sessions)

@@ -23,7 +23,7 @@ from labrl.run.provenance import Typed, as_typed
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
     from labrl.learning.ranks import Ranks
-    from labrl.run.run_folder import RunFolder
+    from labrl.run.run import Run
 
 _FAILED, _RECORDED = "labrl/failed", "labrl/recorded"
 _PATIENCE = 20.0
@@ -100,9 +100,9 @@ def check_launch(config: TrialConfig) -> None:
     for_rank(config.agent, launch.size)
 
 
-def check_resume(run: RunFolder) -> None:
+def check_resume(run: Run) -> None:
     """Raise InputError if the number of ranks differs from that at the start of the run."""
-    launch, then = Launch.here(), run.info().get("ranks", 1)
+    launch, then = Launch.here(), run.read_info().get("ranks", 1)
     now = 1 if launch is None else launch.size
     if then != now:
         how = f"by torchrun with {then} processes" if then > 1 else "without torchrun"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
 import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,7 +16,6 @@ from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Agent, agent_class
 from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
-from labrl.analysis.returns import recorded_return
 from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
@@ -35,14 +32,14 @@ from labrl.processes import (
     signals_raise,
     signals_wait_in_children,
 )
-from labrl.run.experiment_folder import experiment_of
+from labrl.run.folder import read_json
 from labrl.run.provenance import write_provenance
-from labrl.run.run_folder import RunFolder, RunStatus, SessionFolder
+from labrl.run.run import Run, RunStatus
+from labrl.run.session import RunSession
 from labrl.schedules import Schedule, largest
 from labrl.script import Carried
 from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
-from labrl.session.callbacks.display import SessionProgress
 from labrl.session.callbacks.progress import TrialPanel
 from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import check_shared_weights, forget_shared_weights
@@ -145,7 +142,7 @@ def _check_room(num_sessions: int) -> None:
 
 
 @kept_for_the_run()
-def run_trial(composed: Composed, begin: Callable[[Composed, RunFolder], None] | None = None) -> TrialResult:
+def run_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None = None) -> TrialResult:
     """Run all sessions in a new run folder, and record the results.
 
     begin: writes the provenance of a fork and copies its files into the folder. Raises InputError for wrong
@@ -156,7 +153,7 @@ def run_trial(composed: Composed, begin: Callable[[Composed, RunFolder], None] |
     check(config, composed.command.choices.get("agent", ""))
     sessions = list(range(config.meta.max_session))
     beginning = find_beginning(config, sessions) if begin is None else None
-    run = RunFolder.create(composed.folder)
+    run = Run.create(composed.folder)
     seed = draw_seed() if config.seed is None else config.seed
     config, plain = dataclasses.replace(config, seed=seed), {**composed.plain, "seed": seed}
     try:
@@ -168,13 +165,13 @@ def run_trial(composed: Composed, begin: Callable[[Composed, RunFolder], None] |
                 begin(composed, run)
             return run_sessions(config, plain, run, sessions, beginning)
     except LabrlError:
-        if experiment_of(run.path) is None:
+        if run.experiment is None:
             run.discard_unplayed()
         raise
 
 
 @contextmanager
-def recording_failure(run: RunFolder) -> Iterator[None]:
+def recording_failure(run: Run) -> Iterator[None]:
     """Record a failure or an interruption in this context as the status of the run.
 
     An interruption gets a note on how to resume, or, if too little was written for that, the folder is
@@ -194,16 +191,16 @@ def recording_failure(run: RunFolder) -> Iterator[None]:
         raise
 
 
-def _record_failure(run: RunFolder, error: BaseException) -> None:
+def _record_failure(run: Run, error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):
-        if run.status != "running":
+        if run.recorded_status != "running":
             error.add_note(f"training has ended; to make the report: {how_to_report(run.path)}")
-        elif run.provenance.exists():
+        elif run.provenance_json.exists():
             run.set_status("interrupted")
             error.add_note(f"to resume: {how_to_resume(run.path)}")
         else:
             run.discard_unplayed()
-    elif run.status == "running":
+    elif run.recorded_status == "running":
         run.set_status("failed")
 
 
@@ -227,7 +224,7 @@ def _inexact(config: TrialConfig) -> dict[str, str]:
 def run_sessions(
     config: TrialConfig,
     plain: Mapping[str, Any],
-    run: RunFolder,
+    run: Run,
     indices: list[int],
     beginning: Beginning | None = None,
 ) -> TrialResult:
@@ -240,7 +237,7 @@ def run_sessions(
     before = {index: _reached(run.session(index)) for index in indices}
     for index in indices:
         folder = run.session(index)
-        for outdated in (folder.result, folder.progress):
+        for outdated in (folder.result_json, folder.progress_json):
             outdated.unlink(missing_ok=True)
     lacking = [index for index in indices if lacks_beginning(config, run.session(index))]
     if lacking and (beginning := beginning or find_beginning(config, lacking)) is not None:
@@ -273,7 +270,7 @@ def run_sessions(
     done = None
     with ExitStack() as ending, shown_on_wandb(config.wandb, run, indices, say):
         prepared = None
-        if config.meta.report and experiment_of(run.path) is None:  # among other trials it would take a core
+        if config.meta.report and run.experiment is None:  # among other trials it would take a core
             prepared = reporting.prepare(run.path)
             ending.callback(reporting.dismiss, prepared)
         if config.meta.max_session == 1:
@@ -306,9 +303,7 @@ def run_sessions(
     return result
 
 
-def _in_processes(
-    config: TrialConfig, folder: RunFolder, indices: list[int], num_threads: int
-) -> dict[int, int]:
+def _in_processes(config: TrialConfig, folder: Run, indices: list[int], num_threads: int) -> dict[int, int]:
     """Run each session in a process, so that one that dies leaves the others. Return exit codes by number."""
     drop_spares()  # The processes make their own.
     # Never forked from this process, because the threads of PyTorch and ALE would be unusable there.
@@ -357,7 +352,7 @@ def _send(processes: list[BaseProcess], number: int) -> None:
             os.kill(process.pid, number)
 
 
-def _exit_code(process: BaseProcess, folder: SessionFolder) -> int:
+def _exit_code(process: BaseProcess, folder: RunSession) -> int:
     """Return the exit code of a session's process, as a shell reports it."""
     code = process.exitcode if process.exitcode is not None else FAILED
     if -code in SIGNALS:  # It arrived before there was anything to save, or after all was saved.
@@ -365,21 +360,19 @@ def _exit_code(process: BaseProcess, folder: SessionFolder) -> int:
     return 128 - code if code < 0 else code
 
 
-def _reached(folder: SessionFolder) -> dict[str, Any]:
+def _reached(folder: RunSession) -> dict[str, Any]:
     """Return the result of a session or, from `progress.json`, the fields of it that are known."""
     if result := folder.read_result():
         return result
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        shown = SessionProgress(**json.loads(folder.progress.read_text(encoding="utf-8")))
-        wanted = {"frame": shown.frame, "episodes": shown.episode, "wall": shown.wall}
-        final_return = recorded_return(folder.eval_csv, folder.train_csv)
-        return {**wanted, "final_return": final_return, "return_mean": shown.return_mean}
-    return {}
+    if not (shown := read_json(folder.progress_json)):
+        return {}
+    known = {name: shown.get(name) for name in ("frame", "wall", "return_mean")}
+    return {**known, "episodes": shown.get("episode"), "final_return": folder.final_return()}
 
 
 def _read_result(
     config: TrialConfig,
-    run: RunFolder,
+    run: Run,
     index: int,
     code: int,
     before: Mapping[str, Any],
@@ -397,7 +390,7 @@ def _read_result(
         "seed": session_seed(config.seed, index),
         **(now if now.get("frame") else before),
     }
-    if done is not None or run.session(index).result.exists():
+    if done is not None or run.session(index).result_json.exists():
         return SessionResult(**{**known, "status": now["status"], "error": now["error"]})
     if code in _STOPPED:  # before its first step
         return SessionResult(**{**known, "status": "interrupted", "error": None})

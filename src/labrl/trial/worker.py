@@ -15,7 +15,6 @@ import torch
 
 from labrl.agents.agent import NonFiniteError
 from labrl.agents.parts.experience import ExperienceConfig
-from labrl.analysis.returns import recorded_return
 from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
 from labrl.errors import DONE, FAILED, WRONG_INPUT, LabrlError
@@ -25,8 +24,9 @@ from labrl.networks.summary import count, summary
 from labrl.processes import stop_with_the_parent, take_signals
 from labrl.run import session_log
 from labrl.run.atomic import write_json
-from labrl.run.checkpoint import CheckpointStore, loading
-from labrl.run.run_folder import RunFolder, SessionFolder
+from labrl.run.checkpoint import loading
+from labrl.run.run import Run
+from labrl.run.session import RunSession
 from labrl.script import Carried
 from labrl.seeding import session_seed
 from labrl.session.beginning import read_beginning
@@ -44,7 +44,7 @@ Begin = Callable[[Mapping[str, Any] | None], Ranks]
 def run_session(
     config: TrialConfig,
     index: int,
-    folder: SessionFolder,
+    folder: RunSession,
     num_threads: int,
     aloud: bool = True,
     begin: Begin | None = None,
@@ -102,8 +102,8 @@ def run_session(
         _fill(result, session)
     if result.error is None and errors.lacking:
         result.status, result.error = "failed", errors.summary(folder.path)
-    with errors.tolerated(folder.result):
-        write_json(folder.result, dataclasses.asdict(result))
+    with errors.tolerated(folder.result_json):
+        write_json(folder.result_json, dataclasses.asdict(result))
     return FAILED if errors.lacking else code, result
 
 
@@ -153,7 +153,7 @@ def _tell_updates(session: Session, index: int) -> None:
 
 
 def restored_session(
-    config: TrialConfig, index: int, folder: SessionFolder, num_threads: int, begin: Begin | None = None
+    config: TrialConfig, index: int, folder: RunSession, num_threads: int, begin: Begin | None = None
 ) -> Session:
     """Return a session restored from its newest whole checkpoint, or a new one without checkpoints.
 
@@ -161,7 +161,7 @@ def restored_session(
     begin: starts the session on other ranks. Raises DamagedFileError if there are checkpoints but none is
     whole.
     """
-    store = CheckpointStore(folder.checkpoints, config.meta.keep_last)
+    store = folder.store(config.meta.keep_last)
     checkpoint = store.latest()
     store.refuse_broken(checkpoint)
     state = None if checkpoint is None else checkpoint.state
@@ -176,7 +176,7 @@ def restored_session(
     return session
 
 
-def check_restores(config: TrialConfig, folder: SessionFolder) -> None:
+def check_restores(config: TrialConfig, folder: RunSession) -> None:
     """Raise LabrlError if a session cannot load its newest checkpoint with these values.
 
     Sessions that train together are not checked, because they load it only together.
@@ -187,7 +187,7 @@ def check_restores(config: TrialConfig, folder: SessionFolder) -> None:
 
 def follow_session(order: Mapping[str, Any], ranks: Ranks) -> int:
     """Train a session on a rank other than 0, which has sent `order`. Return the exit code."""
-    config, folder = resolve(order["plain"]), SessionFolder(order["folder"])
+    config, folder = resolve(order["plain"]), RunSession(order["folder"])
     use_one_thread()
     keep_freed_memory()
     num_threads = threads_per_session(config.meta.num_cpus, ranks.local_size)
@@ -199,7 +199,7 @@ def follow_session(order: Mapping[str, Any], ranks: Ranks) -> int:
 def _session(
     config: TrialConfig,
     index: int,
-    folder: SessionFolder,
+    folder: RunSession,
     num_threads: int,
     ranks: Ranks,
     state: Mapping[str, Any] | None,
@@ -242,7 +242,7 @@ def _fill(result: SessionResult, session: Session) -> None:
         result.return_mean, result.return_episodes = statistics["return_mean"], len(session.episodes.latest)
         if result.return_episodes > 1:
             result.return_std = statistics["return_std"]
-    result.final_return = recorded_return(session.folder.eval_csv, session.folder.train_csv)
+    result.final_return = session.folder.final_return()
     if session.evaluate is not None:
         result.best_return, result.best_source = session.evaluate.best_return, session.evaluate.best_source
 
@@ -252,7 +252,7 @@ def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_th
     assert config.seed is not None
     take_signals()
     stop_with_the_parent()
-    session = RunFolder.open(folder).session(index)
+    session = Run.open(folder).session(index)
     try:
         with session.lock():
             # Output would disturb the panel; the trial prints the contents of the logs.
@@ -260,7 +260,7 @@ def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_th
     except LabrlError as error:
         seed = session_seed(config.seed, index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
-        with session.errors.tolerated(session.result):
-            write_json(session.result, dataclasses.asdict(result))
+        with session.errors.tolerated(session.result_json):
+            write_json(session.result_json, dataclasses.asdict(result))
         code = error.exit_code
     sys.exit(code)

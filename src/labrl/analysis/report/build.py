@@ -14,14 +14,14 @@ from labrl.analysis.groups import grouped
 from labrl.analysis.report.comparison import comparison_report
 from labrl.analysis.report.page import render
 from labrl.analysis.report.trial import trial_report
-from labrl.analysis.runs import Experiment, Run, find_runs, load_experiment, load_run
 from labrl.analysis.statistics import compare, trial_statistics
 from labrl.analysis.tables import as_csv, comparison_rows
 from labrl.errors import InputError
 from labrl.run.atomic import write_atomic, write_json
-from labrl.run.experiment_folder import is_experiment
-from labrl.run.folder import REPORT_FILES
-from labrl.run.run_folder import MARKER
+from labrl.run.experiment import Experiment
+from labrl.run.find import find_runs, load_run
+from labrl.run.folder import REPORT_FILES, is_experiment
+from labrl.run.run import MARKER, Run
 
 
 class Built(NamedTuple):
@@ -46,7 +46,7 @@ def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
     """
     path = Path(os.path.abspath(Path(folder).expanduser()))
     if is_experiment(path):
-        experiment = load_experiment(path)
+        experiment = Experiment.load(path)
         kind = "Search" if experiment.info.get("kind") == "search" else "Experiment"
         return build_comparison(experiment.runs, out or path, None, f"{kind} {path.name}", experiment)
     if not (path / MARKER).exists():

@@ -18,7 +18,6 @@ from labrl.analysis.intervals import SCORE_METHOD, curve
 from labrl.analysis.report.page import relative
 from labrl.analysis.report.search import search_content
 from labrl.analysis.returns import NAMES, GroupReturn, group_return, statistic_name
-from labrl.analysis.runs import Experiment, Run, SessionRun
 from labrl.analysis.search import read_search, summary, verdict
 from labrl.analysis.series import AXES, TimeAxes, Views, split
 from labrl.analysis.statistics import (
@@ -30,6 +29,9 @@ from labrl.analysis.statistics import (
     values_of,
 )
 from labrl.analysis.tables import differences
+from labrl.run.experiment import Experiment
+from labrl.run.run import Run
+from labrl.run.session import RunSession
 from labrl.types import INFO
 
 MOST_NAMED = 8
@@ -183,7 +185,7 @@ class EnvComparison:
             yield Sheet(name, charts, "value", f"{title}, by {key}")
 
     def _over_time(
-        self, title: str, unit: str, curve_of: Callable[[SessionRun, bool], Views], tall: bool = False
+        self, title: str, unit: str, curve_of: Callable[[RunSession, bool], Views], tall: bool = False
     ) -> Chart:
         """Return the chart of a quantity, with a line for each group and for each of its seeds.
 

@@ -31,11 +31,11 @@ from labrl.analysis.formats import (
     interval_by,
     moment,
     number,
-    path_text,
     typed,
 )
 from labrl.analysis.groups import value_text
 from labrl.analysis.returns import MEANING
+from labrl.run.folder import path_text
 from labrl.run.provenance import as_yaml
 
 MOST_POINTS = 80_000

@@ -18,11 +18,10 @@ from labrl.analysis.formats import UNKNOWN, moment, number, typed
 from labrl.analysis.groups import value_text
 from labrl.analysis.measures import SLM_WINDOW
 from labrl.analysis.returns import NAMES
-from labrl.analysis.rows import known
-from labrl.analysis.runs import Run
 from labrl.analysis.series import AXES, TimeAxes
 from labrl.analysis.statistics import MEASURES, final_return, statistic_of
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
+from labrl.run.tables import known
 from labrl.types import INFO
 
 TITLES = {
@@ -270,7 +269,7 @@ def _videos(run: Run) -> dict[Path, str]:
 def _changed(run: Run) -> list[list[str]] | None:
     """Return the differences from the defaults at the end of the run; None if they were not recorded."""
     try:
-        entries = json.loads(RunFolder(run.path).changed.read_text(encoding="utf-8"))
+        entries = json.loads(run.changed_json.read_text(encoding="utf-8"))
         return [
             [entry["key"], value_text(entry.get("value")), value_text(entry.get("default"))]
             for entry in entries

@@ -36,7 +36,7 @@ from labrl.experiment.search.space import Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
 from labrl.experiment.sweep import hydra_overrides
-from labrl.run.experiment_folder import ExperimentFolder
+from labrl.run.experiment import Experiment
 from labrl.run.folder import place
 from labrl.run.provenance import describe_code
 from labrl.run.trust import check_experiment
@@ -84,7 +84,7 @@ def search(
     plan = _plan(asked, base, space, settings, plain["env"])
     need, limit = _give_slots(launcher, base, settings, cfg.hydra.runtime.choices["hydra/launcher"])
     path = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
-    exists = ExperimentFolder(path).marker.exists()
+    exists = Experiment(path).marker.exists()
     facts: dict[str, Any] = {
         "overrides": list(overrides),
         "hydra_overrides": hydra_overrides(cfg),
@@ -92,7 +92,7 @@ def search(
     }
     job.part_of = "search"
     if exists:
-        before = ExperimentFolder.open(path)
+        before = Experiment.open(path)
         _check_same(before, plan.name)
         check_experiment(before)
     job.repositories = describe_code()
@@ -232,9 +232,9 @@ def _choices(cfg: DictConfig) -> dict[str, str]:
     }
 
 
-def _check_same(experiment: ExperimentFolder, study_name: str) -> None:
+def _check_same(experiment: Experiment, study_name: str) -> None:
     """Raise InputError if a folder belongs to another experiment."""
-    info = experiment.info()
+    info = experiment.read_info()
     if info.get("kind") != "search":
         raise InputError(
             f"{experiment.path} contains an experiment that is not a search. Set hydra.sweep.dir to another "
@@ -267,7 +267,7 @@ def _facts(storage: StudyStorage, study: Study) -> dict[str, Any]:
     }
 
 
-def _announce(study: Study, storage: StudyStorage, at_once: str, experiment: ExperimentFolder) -> None:
+def _announce(study: Study, storage: StudyStorage, at_once: str, experiment: Experiment) -> None:
     plan = study.plan
     done = sum(trial.state.is_finished() for trial in study.trials())
     already = f", {done} of them done" if done else ""

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from labrl.analysis.measures import area_under_curve, final_return, strength
-from labrl.run.run_folder import SessionFolder
-from labrl.run.tables import read_rows
+from labrl.analysis.measures import area_under_curve, strength
+from labrl.run.session import RunSession
+from labrl.run.tables import final_return
 from labrl.types import INFO, Measure
 
 Curve = Mapping[int, Mapping[str, float]]
 """Columns of one session's evaluation checkpoints that contain numbers, by frame in order."""
 
 
-def read_curve(session: SessionFolder, measure: Measure) -> Curve:
+def read_curve(session: RunSession, measure: Measure) -> Curve:
     """Return the evaluation checkpoints of a session that have a return and the column of `measure`, if it
     has one.
 
@@ -24,7 +24,7 @@ def read_curve(session: SessionFolder, measure: Measure) -> Curve:
     """
     curve = {}
     needed = {"frame", "return_mean", *([measure] if measure.startswith(INFO) else [])}
-    for row in read_rows(session.eval_csv):
+    for row in session.read_rows("eval"):
         numbers = {name: float(cell) for name, cell in row.items() if isinstance(cell, int | float)}
         if needed <= numbers.keys():
             curve[int(numbers["frame"])] = {"wall": 0.0, **numbers}
@@ -89,9 +89,9 @@ def intermediate_values(
 
 def ended_early(folder: Path, index: int) -> bool:
     """Return whether a session of the trial was stopped by its evaluations before the end of its budget."""
-    return bool(SessionFolder(folder / f"session_{index}").read_result().get("stop"))
+    return bool(RunSession(folder / f"session_{index}").read_result().get("stop"))
 
 
 def _curves(folder: Path, measure: Measure, num_sessions: int) -> list[Curve]:
-    sessions = [SessionFolder(folder / f"session_{index}") for index in range(num_sessions)]
+    sessions = [RunSession(folder / f"session_{index}") for index in range(num_sessions)]
     return [read_curve(session, measure) for session in sessions]

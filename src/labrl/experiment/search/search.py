@@ -20,7 +20,6 @@ import numpy as np
 from optuna.trial import FrozenTrial, TrialState
 
 from labrl.analysis.formats import number, score
-from labrl.analysis.runs import load_experiment
 from labrl.analysis.search import SearchResult, read_search, summary, verdict
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
 from labrl.experiment.launcher import TrialLauncher
@@ -34,9 +33,9 @@ from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import FACTS, HEARTBEAT, Plan, Study
 from labrl.experiment.summary import how_to_resume_experiment
 from labrl.run.atomic import write_atomic
-from labrl.run.experiment_folder import CONFIRMING, TRIAL_LOG, ExperimentFolder, TrialRecord, TrialStatus
+from labrl.run.experiment import CONFIRMING, TRIAL_LOG, Experiment, TrialRecord, TrialStatus
 from labrl.run.provenance import as_yaml
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.seeding import derived_seed
 from labrl.session.interruption import Interruption
 from labrl.trial import reporting
@@ -61,7 +60,7 @@ class Search(RetryingQueue):
         self,
         study: Study,
         recipe: Recipe,
-        experiment: ExperimentFolder,
+        experiment: Experiment,
         subfolder: str,
         need: Need,
         max_failure_rate: float,
@@ -275,7 +274,7 @@ def confirmed(entry: Mapping[str, Any], home: Path, plan: Plan) -> dict[str, Any
     for one in entry["candidates"]:
         values = [
             trial_value(home / name, plan.measure, 1, plan.random_return)
-            if _has_finished(home / name)
+            if Run.status_at(home / name) == "finished"
             else None
             for name in one["folders"]
         ]
@@ -294,13 +293,6 @@ def confirmed(entry: Mapping[str, Any], home: Path, plan: Plan) -> dict[str, Any
     }
 
 
-def _has_finished(folder: Path) -> bool:
-    try:
-        return RunFolder.open(folder).status == "finished"
-    except LabrlError:
-        return False
-
-
 def conclude(
     search: Search, storage: StudyStorage, code: int, confirmation: dict[str, Any] | None, report: bool
 ) -> int:
@@ -314,15 +306,15 @@ def conclude(
         experiment.set_status("interrupted")
         say(f"interrupted; to resume: {how_to_resume_experiment(experiment.path)}")
         return code
-    facts = dict(experiment.info().get("search", {}))
+    facts = dict(experiment.read_info().get("search", {}))
     best = study.best()
     if confirmation is not None:
         facts["confirm"] = confirmation
     elif (earlier := facts.get("confirm")) and earlier["candidates"][0]["trial"] != best[0].number:
         del facts["confirm"]  # another trial has become the best since
-    found = read_search({**experiment.info(), "search": facts})
+    found = read_search({**experiment.read_info(), "search": facts})
     assert found is not None
-    told = summary(found, load_experiment(experiment.path).runs, experiment.path)
+    told = summary(found, Experiment.load(experiment.path).runs, experiment.path)
     if not best:
         say("no trial has finished, so there is no best trial")
     else:
@@ -343,7 +335,7 @@ def conclude(
     return code
 
 
-def break_off(experiment: ExperimentFolder, storage: StudyStorage, error: Exception) -> int:
+def break_off(experiment: Experiment, storage: StudyStorage, error: Exception) -> int:
     """Report that the study's storage or the disk has failed during the search. Return the exit code.
 
     Raises `error` if it has another cause.

@@ -19,7 +19,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from labrl.errors import InputError, first_line
-from labrl.run.experiment_folder import STUDY_FILE
+from labrl.run.experiment import STUDY_FILE
 from labrl.secrets import redact
 
 SECONDS_TO_CONNECT = 10

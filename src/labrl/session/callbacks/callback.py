@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from labrl.component import Component
     from labrl.config.schema import TrialConfig
     from labrl.envs.vector import VectorEnv
-    from labrl.run.run_folder import SessionFolder
+    from labrl.run.session import RunSession
     from labrl.seeding import Streams
     from labrl.session.actor import ActorProcess
     from labrl.session.callbacks.stop import Stop
@@ -46,7 +46,7 @@ class SessionView:
     agent: Agent
     transforms: Transforms
     episodes: EpisodeWindow
-    folder: SessionFolder
+    folder: RunSession
     streams: Streams
     timers: PhaseTimers
     """Seconds spent so far in `env`, `act`, `learn` and `callbacks`."""

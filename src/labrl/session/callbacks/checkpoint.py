@@ -12,7 +12,7 @@ from typing import Any
 from labrl.errors import LabrlError
 from labrl.run.atomic import sync_file
 from labrl.run.checkpoint import BEST, CheckpointStore
-from labrl.run.run_folder import SessionFolder
+from labrl.run.session import RunSession
 from labrl.run.tree import num_bytes, pack
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate, Evaluated
@@ -82,7 +82,7 @@ class Checkpoint(Callback):
 
     def start(self, session: SessionView) -> None:
         """Open the folder. A resumed session does not save again at the frame of its checkpoint."""
-        self._store = CheckpointStore(session.folder.checkpoints, self._keep_last)
+        self._store = session.folder.store(self._keep_last)
         self._handled = sys.exception()  # the caller may be handling an unrelated exception
         if self._most_unsaved(session) < self._frequency:
             self._frequency = self._most_unsaved(session)
@@ -200,7 +200,7 @@ class Checkpoint(Callback):
         if not self._refused:
             self._workspace.mark()
 
-    def _write(self, folder: SessionFolder, frame: int, packed: Any, how: Mapping[str, Any]) -> bool:
+    def _write(self, folder: RunSession, frame: int, packed: Any, how: Mapping[str, Any]) -> bool:
         """Write a checkpoint. Return whether this succeeded.
 
         how: further arguments of `CheckpointStore.write`.

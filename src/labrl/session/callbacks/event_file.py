@@ -20,9 +20,7 @@ from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 
 from labrl.errors import LabrlError
-from labrl.run.experiment_folder import experiment_of
-from labrl.run.provenance import read_command, recorded_config
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import Run
 from labrl.run.write_errors import write_all
 from labrl.session.callbacks.callback import Row, SessionView, Table
 from labrl.session.callbacks.closer_look import NamedValues
@@ -74,7 +72,7 @@ class EventFile:
         """Write the overrides of the trial, if it belongs to an experiment."""
         trial = session.folder.path.parent
         info = SessionStartInfo(group_name=trial.name, model_uri=str(session.folder.path))
-        for name, value in typed(RunFolder(trial)).items() if experiment_of(trial) is not None else ():
+        for name, value in typed(Run(trial)).items() if Run(trial).experiment is not None else ():
             kind = (
                 "bool"
                 if isinstance(value, bool)
@@ -96,7 +94,7 @@ class EventFile:
         write_all(self._path, self._pending)
 
     def _add_plugin_data(self, session: SessionView, name: str, **content: Any) -> None:
-        if experiment_of(session.folder.path.parent) is not None:
+        if Run(session.folder.path.parent).experiment is not None:
             data = HParamsPluginData(**content).SerializeToString()
             plugin = SummaryMetadata.PluginData(plugin_name="hparams", content=data)
             value = Summary.Value(tag=f"_hparams_/{name}", metadata=SummaryMetadata(plugin_data=plugin))
@@ -154,13 +152,13 @@ def histogram(values: np.ndarray, edges: np.ndarray | None = None) -> HistogramP
     )
 
 
-def typed(run: RunFolder) -> dict[str, Any]:
+def typed(run: Run) -> dict[str, Any]:
     """Return the overrides of a trial by key, with resolved values, and its seed.
 
     Returns {} if the run folder is damaged, because this must not stop training.
     """
     try:
-        config, overrides = recorded_config(run), read_command(run).overrides
+        config, overrides = run.read_config(), run.overrides
     except LabrlError:
         return {}
     found: dict[str, Any] = {"seed": config.get("seed")}

@@ -16,7 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from labrl.run.atomic import write_json
-from labrl.run.run_folder import RunFolder, SessionFolder
+from labrl.run.run import Run
+from labrl.run.session import RunSession
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
 from labrl.session.callbacks.display import REFRESH_SECONDS, Display, SessionProgress
 
@@ -91,8 +92,8 @@ class Progress(Callback):
             losses=self._losses,
             max_wall=clock.max_wall,
         )
-        with session.folder.errors.tolerated(session.folder.progress):
-            write_json(session.folder.progress, asdict(progress), durable=False)
+        with session.folder.errors.tolerated(session.folder.progress_json):
+            write_json(session.folder.progress_json, asdict(progress), durable=False)
         if self._display is not None:
             self._display.show([progress])
         self.next_time = time.perf_counter() + REFRESH_SECONDS
@@ -107,7 +108,7 @@ class TrialPanel:
 
     def __init__(
         self,
-        folder: RunFolder,
+        folder: Run,
         num_sessions: int,
         max_frame: int,
         enabled: bool = True,
@@ -115,7 +116,7 @@ class TrialPanel:
     ) -> None:
         """max_frame: budget of each session; enabled: whether to show anything."""
         paths = [folder.path / f"session_{index}" for index in range(num_sessions if enabled else 0)]
-        self._sessions = [(session, _Warnings(session.log)) for session in map(SessionFolder, paths)]
+        self._sessions = [(session, _Warnings(session.log)) for session in map(RunSession, paths)]
         self._max_frame = max_frame
         self._ended: Collection[int] = ()
         self._display = Display(num_sessions, console) if enabled else None
@@ -148,9 +149,9 @@ class TrialPanel:
                 display.say(f"session {index}: {text}")
         display.show([self._progress(index, session) for index, (session, _) in enumerate(self._sessions)])
 
-    def _progress(self, index: int, session: SessionFolder) -> SessionProgress:
+    def _progress(self, index: int, session: RunSession) -> SessionProgress:
         try:
-            found = SessionProgress(**json.loads(session.progress.read_text(encoding="utf-8")))
+            found = SessionProgress(**json.loads(session.progress_json.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             found = SessionProgress(index, 0, self._max_frame, 0, None, None, 0.0, 0, "starting")
         if index in self._ended and found.status in ("starting", "running"):

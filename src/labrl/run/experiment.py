@@ -1,4 +1,4 @@
-"""The folder of one experiment: the run folders of its trials, and `experiment.json`."""
+"""An experiment on disk: a folder with the run folders of its trials and `experiment.json`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from labrl.errors import DamagedFileError, InputError
-from labrl.run.folder import REPORT_FILES, Folder, now, origin, read_json
-from labrl.run.lock import LOCK
+from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.run.find import is_run, load_run, runs_below
+from labrl.run.folder import EXPERIMENT_MARKER, REPORT_FILES, Folder, now, origin, read_json
+from labrl.run.lock import LOCK, FolderLock
 from labrl.run.provenance import Typed
-from labrl.run.run_folder import MARKER as RUN_MARKER
-from labrl.run.run_folder import RunFolder
+from labrl.run.run import MARKER as RUN_MARKER
+from labrl.run.run import Run
 from labrl.run.signature import is_own, signed
 from labrl.secrets import redact
 
@@ -29,28 +31,12 @@ STUDY_FILE = "study.db"
 CONFIRMING = "confirm_"
 """Prefix of the run folders in which a search runs its best trials on fresh seeds."""
 
-EXPERIMENT_MARKER = "experiment.json"
-"""Name of the file that marks the folder of an experiment."""
-
 ExperimentKind = Literal["grid", "search"]
 
 ExperimentStatus = Literal["running", "finished", "failed", "interrupted"]
 
 TrialStatus = Literal["waiting", "running", "finished", "failed", "interrupted", "pruned"]
 """Status of a trial. A killed experiment leaves `running` behind; `pruned`: stopped early by a search."""
-
-
-def experiment_of(run: Path) -> Path | None:
-    """Return the folder of the experiment that the trial in folder `run` belongs to, or None."""
-    return next((parent for parent in run.parents if is_experiment(parent)), None)
-
-
-def is_first_of_experiment(run: Path) -> bool:
-    """Return whether the trial in folder `run` is the one that prints messages for all trials of its
-    experiment. True outside experiments."""
-    experiment = experiment_of(run)
-    trials = read_json(experiment / EXPERIMENT_MARKER).get("trials") if experiment else None
-    return not experiment or not trials or experiment / trials[0]["folder"] == run
 
 
 @dataclass(kw_only=True)
@@ -84,13 +70,13 @@ class TrialRecord:
         return cls(**{name: content[name] for name in names}, facts=facts)
 
 
-class ExperimentFolder(Folder[ExperimentStatus]):
-    """The folder of one experiment.
+class Experiment(Folder[ExperimentStatus]):
+    """An experiment on disk. Use `begin`, `open` or `load` to get one.
 
-    Its marker `experiment.json` holds: `kind`, `status` (a killed experiment stays `running`), `command` (as
-    first typed), `resumes` (the command of each resume), `overrides` and `hydra_overrides` (the overrides
-    that compose it now), `swept` (the keys in which trials differ), `config_dir`, `trials` ordered by number,
-    and for a search its facts under `search`.
+    Its marker `experiment.json` holds: `kind`, the recorded status (a killed experiment stays `running`),
+    `command` (as first typed), `resumes` (the command of each resume), `overrides` and `hydra_overrides` (the
+    overrides that compose it now), `swept` (the keys in which trials differ), `config_dir`, `trials` ordered
+    by number, and for a search its facts under `search`.
     """
 
     MARKER = EXPERIMENT_MARKER
@@ -106,18 +92,42 @@ class ExperimentFolder(Folder[ExperimentStatus]):
         """Claim `path` for a new experiment. Takes facts and raises errors as `create` does."""
         return cls.create(path, kind=kind, **facts, trials=[trial.as_json() for trial in trials])
 
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Self:
+        """Return the experiment in `folder` with its runs, or all runs below it as if they were one.
+
+        Raises InputError if there is no run, and DamagedFileError if `experiment.json` is damaged.
+        """
+        experiment = cls(Path(os.path.abspath(Path(folder).expanduser())))
+        experiment._check_own_format()  # a trial of another version gives a warning
+        experiment.runs  # noqa: B018 (raises the errors)
+        return experiment
+
     def check_format(self) -> None:
         """Raise InputError if this version of labrl does not read the folder or that of a trial."""
-        super().check_format()
-        check_objective(self.path, read_json(self.marker))
+        self._check_own_format()
         with suppress(KeyError, TypeError):  # a damaged entry is reported when the trials are read
             for trial in read_json(self.marker).get("trials", ()):
-                RunFolder(self.path / trial["folder"]).check_format()
+                Run(self.path / trial["folder"]).check_format()
+
+    def _check_own_format(self) -> None:
+        """Raise InputError for another format, and for a search with several objectives, as earlier versions
+        of labrl made them."""
+        super().check_format()
+        facts = read_json(self.marker).get("search")
+        objective = facts.get("objective") if isinstance(facts, dict) else None
+        if isinstance(objective, list) and len(objective) > 1:
+            raise InputError(
+                f"{self.path} is a search with several objectives ({', '.join(map(str, objective))}), which "
+                f"this version of labrl does not read. {origin(self.path)}",
+                code="not-installed",
+                key=str(self.path),
+            )
 
     def trials(self) -> list[TrialRecord]:
         """Return all trials, ordered by number. Raises DamagedFileError if the file is damaged."""
         try:
-            return [TrialRecord.from_json(content) for content in self.info().get("trials", [])]
+            return [TrialRecord.from_json(content) for content in self.read_info().get("trials", [])]
         except (KeyError, TypeError, AttributeError) as error:
             raise DamagedFileError(
                 f"{self.marker} is damaged: the entry of a trial lacks {error}", key=str(self.marker)
@@ -141,7 +151,7 @@ class ExperimentFolder(Folder[ExperimentStatus]):
         entry = {"time": now(), "command": command, "edits": list(edits)}
         self.set_status(
             "running",
-            resumes=[*self.info().get("resumes", []), entry],
+            resumes=[*self.read_info().get("resumes", []), entry],
             format_version=self.FORMAT_VERSION,
             **facts,
         )
@@ -151,28 +161,76 @@ class ExperimentFolder(Folder[ExperimentStatus]):
         before = read_json(self.marker)
         return signed(redact(content)) if not before or is_own(before) else content
 
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """Content of `experiment.json`; empty if there is none."""
+        return self.read_info() if self.marker.exists() else {}
+
+    @property
+    def runs(self) -> list[Run]:
+        """Its trials that have started, ordered by their number, or by their start if they have none."""
+        return self._runs[0]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Messages about trials without a readable run folder."""
+        return self._runs[1]
+
+    @cached_property
+    def _runs(self) -> tuple[list[Run], list[str]]:
+        if not self.info:
+            return runs_below(self.path), []
+        runs: list[Run] = []
+        warnings: list[str] = []
+        refusal = None
+        try:
+            for trial in self.info.get("trials", []):
+                number, name, status, reason = map(trial.get, ("number", "folder", "status", "error"))
+                if name is not None and is_run(self.path / name):
+                    try:
+                        runs.append(load_run(self.path / name))
+                    except LabrlError as error:
+                        warnings.append(f"trial {number}: {error}")
+                        refusal = error if isinstance(error, InputError) else refusal
+                elif status != "waiting":
+                    warnings.append(f"trial {number} has no run folder" + (f": {reason}" if reason else ""))
+        except AttributeError as error:
+            raise DamagedFileError(f"{self.marker} cannot be read: {error}", key=str(self.marker)) from error
+        if refusal is not None and not runs:
+            raise refusal
+        return runs, warnings
+
+    @property
+    def status(self) -> str:
+        """Status, as in `Run.status`; if none is recorded, the worst status of its runs."""
+        statuses = [run.status for run in self.runs]
+        said = self.info.get("status")
+        if said in (None, "running"):
+            alive = "running" in statuses or FolderLock(self.path).holder() is not None
+            order = ("failed", "killed", "interrupted", "finished")
+            worst = next((status for status in order if status in statuses), "killed")
+            return "running" if alive else "killed" if said else worst
+        return str(said)
+
+    def number_of(self, run: Run) -> int | None:
+        """Return the number of the trial in `run`; None for other runs, such as those that confirm a
+        search."""
+        return self._numbers.get(run.path.resolve())
+
+    @cached_property
+    def _numbers(self) -> dict[Path, int]:
+        trials = self.info.get("trials", [])
+        return {(self.path / str(trial.get("folder"))).resolve(): trial.get("number") for trial in trials}
+
+    def forget(self) -> None:
+        """Read everything again from now on, because the experiment has changed."""
+        super().forget()
+        for name in ("_runs", "_numbers"):
+            self.__dict__.pop(name, None)
+
     def trial_path(self, trial: TrialRecord) -> Path:
         """Return the run folder of `trial`, whether or not it exists yet."""
         return self.path / trial.folder
-
-
-def check_objective(folder: Path, info: Mapping[str, Any]) -> None:
-    """Raise InputError for a search with several objectives, as earlier versions of labrl made them. info:
-    content of `experiment.json`."""
-    facts = info.get("search")
-    objective = facts.get("objective") if isinstance(facts, dict) else None
-    if isinstance(objective, list) and len(objective) > 1:
-        raise InputError(
-            f"{folder} is a search with several objectives ({', '.join(map(str, objective))}), which this "
-            f"version of labrl does not read. {origin(folder)}",
-            code="not-installed",
-            key=str(folder),
-        )
-
-
-def is_experiment(folder: Path) -> bool:
-    """Return whether `folder` is the folder of an experiment."""
-    return (folder / EXPERIMENT_MARKER).exists()
 
 
 def discard_refused(folder: Path, before: set[str] | None) -> None:

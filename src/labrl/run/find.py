@@ -1,0 +1,132 @@
+"""Find runs by their folder, in folders that contain runs, or by a pattern."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from labrl.errors import InputError, LabrlError
+from labrl.run.folder import PROVENANCE
+from labrl.run.run import MARKER, Run
+
+DEEPEST = 4
+"""Number of levels below a folder down to which runs are searched."""
+
+_log = logging.getLogger(__name__)
+
+
+def load_run(folder: str | os.PathLike[str]) -> Run:
+    """Return the run in `folder`, whose description is whole.
+
+    Raises InputError, which suggests a better folder if there is one, and DamagedFileError if a file that
+    describes the run is missing or damaged.
+    """
+    path = Path(folder).expanduser()
+    first = next(_folders(path), None)
+    if first == path:
+        return _loaded(path)
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise InputError(f"{path} {what}. Give a run folder", code="not-found", key=str(path))
+    if (path.parent / MARKER).exists():
+        why = f"is part of a run. Give the run folder, {path.parent}"
+    elif first is not None:
+        why = f"contains several runs. Give one of them, such as {first}"
+    else:
+        raise _no_run(path)
+    raise InputError(f"{path} {why}", code="usage", key=str(path))
+
+
+def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
+    """Return the runs in `places`: run folders, folders that contain runs, or globs. Each run is returned
+    once.
+
+    Runs are in the order of the places, and below one place from the oldest to the newest. With several
+    places, as the shell passes for a glob, those without a run are skipped with a warning; so are damaged
+    runs below a folder. Raises InputError if no run is found, and for a place that does not exist or is part
+    of a run.
+    """
+    found: dict[Path, Run] = {}
+    without: list[str] = []
+    texts = [os.path.expanduser(os.fspath(place)) for place in places]
+    for text in texts:
+        literal = os.path.exists(text) or not glob.has_magic(text)
+        paths = [Path(one) for one in ([text] if literal else sorted(glob.glob(text)))]
+        if not paths:
+            raise InputError(f"{text} matches no file or folder", code="not-found", key=text)
+        runs: list[Run] = []
+        for path in paths:
+            first, part = next(_folders(path), None), literal and (path.parent / MARKER).exists()
+            if first == path or part or not path.exists():
+                runs.append(load_run(path))
+            elif first is not None or (literal and len(texts) == 1):
+                runs += runs_below(path) if path.is_dir() else [load_run(path)]
+            elif literal:
+                without.append(text)
+        if not literal and not runs:
+            raise InputError(f"{text} matches no labrl run", code="not-found", key=text)
+        for run in runs:
+            found.setdefault(run.path.resolve(), run)
+    if without and not found:
+        raise InputError(
+            f"no labrl run in {', '.join(without)}. Give folders that contain a {MARKER}, directly or deeper",
+            code="not-found",
+            key=without[0],
+        )
+    if without:
+        _log.warning("skipped, because it contains no run: %s", ", ".join(without))
+    return list(found.values())
+
+
+def runs_below(path: Path) -> list[Run]:
+    """Return the runs below a folder from the oldest to the newest. Damaged ones are skipped with a warning.
+
+    Raises InputError if there is none.
+    """
+    runs, refusals = [], []
+    for folder in _folders(path):
+        try:
+            runs.append(_loaded(folder))
+        except LabrlError as error:
+            refusals.append(error)
+    if not runs:
+        raise next((one for one in refusals if isinstance(one, InputError)), None) or _no_run(path)
+    for refusal in refusals:
+        _log.warning("skipped: %s", refusal)
+    return sorted(runs, key=lambda run: (run.created, run.path))
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a folder is that of a run, even if its marker is missing."""
+    return any((path / name).exists() for name in (MARKER, PROVENANCE))
+
+
+def _loaded(path: Path) -> Run:
+    run = Run.open(path)
+    run.provenance  # noqa: B018 (raises DamagedFileError)
+    return run
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    """Yield every run folder below `path`, at most DEEPEST levels down. None of them is inside another."""
+    root = len(path.parts)
+    for folder, below, files in os.walk(path):
+        if MARKER in files or PROVENANCE in files:
+            below.clear()
+            yield Path(folder)
+        elif len(Path(folder).parts) - root >= DEEPEST:
+            below.clear()
+        below.sort()
+
+
+def _no_run(path: Path) -> InputError:
+    what = "does not exist"
+    if path.is_dir():
+        what = "is empty" if not any(path.iterdir()) else "contains no labrl run"
+        what += f" (no {MARKER} in it or in its subfolders)"
+    return InputError(
+        f"{path} {what}. Give a run folder, or a folder that contains runs", code="not-found", key=str(path)
+    )
