@@ -91,6 +91,8 @@ class Compute:
     """Whether networks are compiled by torch.compile."""
     kernels: bool = True
     """Whether kernels compute fully connected networks on the CPU."""
+    on_device: list[Any] = field(default_factory=list)
+    """`Changes` of all networks whose updates do not wait for the device."""
     record: Record | None = None
     """Records updates and forward passes, which then are functions of fixed memory; None if it is off."""
     note: Callable[[str], None] | None = None

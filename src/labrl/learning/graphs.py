@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from labrl.learning.compute import Compute, Record
 from labrl.learning.flat import Network, trainable, views
@@ -91,10 +91,10 @@ class DeviceLearner(Learner[Network]):
 
     def __init__(self, network: Network, compute: Compute, new_optimizer: NewOptimizer, images: bool) -> None:
         """images: whether the network sees images."""
+        self._all_changes = compute.on_device
         super().__init__(network, compute, new_optimizer, images=images)
         self._scalars: dict[str, tuple[float | None, Tensor]] = {}
         self._fixed: dict[tuple[Any, ...], Fixed] = {}
-        self._replies: dict[tuple[Any, ...], list[Tensor]] = {}
         self._changes = Changes(network)
         self._weights = trainable(network)
         self._places = views(self._weights, self.flat.gradient)
@@ -120,7 +120,13 @@ class DeviceLearner(Learner[Network]):
     def _usable(self) -> bool:
         """Whether calls can be functions of fixed memory now."""
         off = self._record is None or self._why_not or self._changes.found or self.flat.shared
-        return not off
+        # Losses also compute networks of other learners, target networks and copies.
+        return not (off or any(each.hooked for each in self._all_changes))
+
+    def accelerated(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
+        """Return a function that computes `network`, like Learner, and watch the network for hooks."""
+        self._all_changes.append(Changes(network))
+        return super().accelerated(network, vector)
 
     def scalar(self, name: str, value: float | Tensor) -> float | Tensor:
         """Return a number for losses as a tensor, which each call refills."""

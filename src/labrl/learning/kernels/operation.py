@@ -219,6 +219,11 @@ class Changes:
         self._weights = [(weight, weight.requires_grad) for weight in network.parameters()]
 
     @property
+    def hooked(self) -> bool:
+        """Whether there are hooks on the network or its parts."""
+        return any(self._hooks)
+
+    @property
     def found(self) -> bool:
         """Whether there are hooks, a replaced `forward`, or other parts, parametrizations or frozen weights
         than at first."""
