@@ -16,7 +16,9 @@ from commands import run_ranks
 from exact_cases import differences, folder_override, small
 
 import labrl
+from labrl.agents.abilities import learns_faster_on_gpu
 from labrl.cli import main
+from labrl.config.compose import compose, resolve
 from labrl.learning.compute import Compute, set_deterministic
 from labrl.session.team import on_cpu
 
@@ -24,7 +26,7 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 
 @pytest.mark.parametrize(
-    ("device", "images", "num_gpus", "expected"),
+    ("device", "faster", "num_gpus", "expected"),
     [
         ("auto", True, None, "cuda"),
         ("auto", False, None, "cpu"),  # small networks are faster with the kernels for the CPU
@@ -34,13 +36,32 @@ NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
         ("cpu", True, None, "cpu"),
     ],
 )
-def test_device_auto_uses_the_gpu_only_for_images(
-    device: str, images: bool, num_gpus: float | None, expected: str, monkeypatch: pytest.MonkeyPatch
+def test_device_auto_uses_the_gpu_only_where_it_is_faster(
+    device: str, faster: bool, num_gpus: float | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    compute = Compute.choose(device, "fp32", 1, num_gpus=num_gpus, images=images)
+    compute = Compute.choose(device, "fp32", 1, num_gpus=num_gpus, faster_on_gpu=faster)
     assert compute.device.type == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["agent=sac", "env=pendulum"], True),
+        (["agent=td3", "env=pendulum"], True),
+        (
+            ["agent=sac", "env=pendulum", "meta.graphs=off"],
+            False,
+        ),  # operation by operation, the CPU is faster
+        (["agent=crossq", "env=pendulum"], False),
+        (["agent=ppo", "env=cartpole"], False),
+    ],
+)
+def test_wide_networks_learn_faster_on_a_gpu_only_with_graphs(overrides: list[str], expected: bool) -> None:
+    config = resolve(compose(overrides))
+    assert learns_faster_on_gpu(config, images=False) is expected
+    assert learns_faster_on_gpu(config, images=True)
 
 
 @pytest.fixture(autouse=True)

@@ -17,13 +17,13 @@ from recorder import Operations, record
 from torch import Tensor, nn
 
 import labrl
+from labrl.agents import abilities
 from labrl.agents.dqn import DQN
 from labrl.agents.ppo import PPO
 from labrl.agents.sac import SAC
 from labrl.learning import graphs
 from labrl.learning.compute import Compute
 from labrl.learning.make import make_learner
-from labrl.session import session
 from labrl.spaces import Spaces
 
 SCHEDULE = "{kind: linear, start: 1e-3, end: 1e-4, horizon: 240}"
@@ -101,7 +101,7 @@ def test_recorded_updates_equal_those_of_the_functions(
         return counted, results
 
     choose(counting)
-    monkeypatch.setattr(session, "NOT_TRIED_ON_A_GPU", set())
+    monkeypatch.setattr(abilities, "NOT_TRIED_ON_A_GPU", set())
     found = trained(tmp_path / "recorded", *overrides)
     assert len(recorded) > 20
     monkeypatch.setattr(graphs, "MOST_FUNCTIONS", 0)

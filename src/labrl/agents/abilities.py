@@ -1,4 +1,4 @@
-"""Refuse configurations that require more of an agent than the traits of its class declare."""
+"""What the agent of a configuration can do, by the traits of its class; refusal of what it cannot."""
 
 from __future__ import annotations
 
@@ -9,8 +9,38 @@ import gymnasium as gym
 from labrl.agents.action_spaces import refuse_masks
 from labrl.agents.agent import agent_class
 from labrl.agents.random import check_uniform
+from labrl.component import targets_in
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
+
+NOT_TRIED_ON_A_GPU = {"labrl.agents.parts.action_values.QuantileValue"}
+"""Parts whose recorded updates have been compared with the functions themselves only on the CPU."""
+
+
+def why_not_recorded(config: TrialConfig) -> str:
+    """Return why CUDA graphs may not repeat the updates of an agent; an empty string if they may.
+
+    A graph repeats operations without the code around them, so only code is trusted of which tests show that
+    it keeps everything that changes in tensors.
+    """
+    targets = targets_in(config.agent.plain())
+    foreign = [target for target in targets if not target.startswith("labrl.")]
+    untried = [target for target in targets if target in NOT_TRIED_ON_A_GPU]
+    if config.meta.graphs == "off":
+        return "meta.graphs=off"
+    if foreign:
+        return f"{foreign[0]} is not part of labrl"
+    if untried:
+        return f"they were not tried with {untried[0]} on a GPU"
+    return "" if agent_class(config.agent).TRAITS.graphs else f"{config.agent.target} does not support them"
+
+
+def learns_faster_on_gpu(config: TrialConfig, images: bool) -> bool:
+    """Return whether the agent of `config` is expected to learn faster on a GPU than on a CPU.
+
+    images: whether the agent sees images.
+    """
+    return images or (agent_class(config.agent).TRAITS.wide and not why_not_recorded(config))
 
 
 def check_abilities(config: TrialConfig, actions: gym.Space[Any], masked: bool) -> None:

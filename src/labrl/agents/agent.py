@@ -66,6 +66,8 @@ class Traits:
     graphs: bool = False
     """Whether its updates read and change only tensors that keep their places, so that a CUDA graph can
     repeat them."""
+    wide: bool = False
+    """Whether it makes many updates of wide networks, which a GPU makes faster even without images."""
     halves: bool = True
     """Whether the gradient over a minibatch is the mean of the gradients over its halves."""
 

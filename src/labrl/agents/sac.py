@@ -88,7 +88,7 @@ class SAC(ReplayAgent):
 
     Config: type[SoftActorCriticConfig] = SACConfig
     NAME = "sac"
-    TRAITS = replace(ReplayAgent.TRAITS, graphs=True)
+    TRAITS = replace(ReplayAgent.TRAITS, graphs=True, wide=True)
 
     def __init__(
         self,

@@ -106,13 +106,13 @@ class Compute:
         num_threads: int,
         session: int = 0,
         num_gpus: float | None = None,
-        images: bool = True,
+        faster_on_gpu: bool = True,
     ) -> Compute:
         """Resolve `auto` for this machine and distribute the sessions over its GPUs.
 
-        num_gpus: number of GPUs granted to the trial, None for all; images: whether the agent sees images.
-        Without images, networks are so small that starting a computation on a GPU takes longer than the
-        computation takes on a CPU. Raises InputError if more GPUs are requested than there are.
+        num_gpus: number of GPUs granted to the trial, None for all; faster_on_gpu: whether `auto` means a GPU
+        if there is one. For small networks, starting a computation on a GPU takes longer than the computation
+        takes on a CPU. Raises InputError if more GPUs are requested than there are.
         """
         if num_gpus is not None:
             _check_gpus(device, num_gpus)
@@ -123,7 +123,7 @@ class Compute:
                 code="resources",
                 key="meta.device",
             )
-        wanted = device == "cuda" or (device == "auto" and images and num_gpus != 0)
+        wanted = device == "cuda" or (device == "auto" and faster_on_gpu and num_gpus != 0)
         on_gpu = wanted and torch.cuda.is_available()
         granted = torch.cuda.device_count() if num_gpus is None else math.ceil(num_gpus)
         chosen = torch.device("cuda", session % granted) if on_gpu else torch.device("cpu")

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from labrl.agents.abilities import learns_faster_on_gpu
 from labrl.agents.agent import Agent, build_agent
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
@@ -48,8 +49,12 @@ class ActingCopy:
             spaces=spaces,
             clock=self.clock,
             streams=Streams(seed),
+            # It acts with any number of environments, and each would be a graph of its own.
             compute=dataclasses.replace(
-                compute, workspace=Workspace(acting_only=True), kernels=config.meta.kernels == "auto"
+                compute,
+                workspace=Workspace(acting_only=True),
+                kernels=config.meta.kernels == "auto",
+                record=None,
             ),
         )
 
@@ -60,8 +65,8 @@ class ActingCopy:
         """Return a copy that computes the same numbers as session number `index`, in another process."""
         use_one_thread()  # as in the session's process
         meta = config.meta
-        images = sees_images(spaces.observation)
-        compute = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus, images)
+        on_gpu = learns_faster_on_gpu(config, sees_images(spaces.observation))
+        compute = Compute.choose(meta.device, meta.precision, num_threads, index, meta.num_gpus, on_gpu)
         set_deterministic(meta.deterministic, compute.device, meta.compile)
         return cls(config, spaces, seed, dataclasses.replace(compute, compiled=meta.compile))
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import gc
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from labrl.agents.agent import Observation, agent_class, build_agent
+from labrl.agents.abilities import learns_faster_on_gpu, why_not_recorded
+from labrl.agents.agent import Observation, build_agent
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock, PhaseTimers
-from labrl.component import targets_in
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import info_keys
 from labrl.learning.compute import Compute, set_deterministic
@@ -41,9 +41,6 @@ from labrl.step import Episode, Step
 from labrl.workspace import Workspace
 
 NO_EPISODES: list[Episode] = []
-
-NOT_TRIED_ON_A_GPU = {"labrl.agents.parts.action_values.QuantileValue"}
-"""Parts whose recorded updates have been compared with the functions themselves only on the CPU."""
 
 
 class Session:
@@ -351,10 +348,14 @@ def _compute(
         sharers=max(meta.max_session, ranks.local_size),
     )
     place = index if ranks.alone else ranks.local_rank
-    chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus, images)
+    on_gpu = learns_faster_on_gpu(config, images)
+    chosen = Compute.choose(meta.device, meta.precision, num_threads, place, meta.num_gpus, on_gpu)
     set_deterministic(meta.deterministic, chosen.device, meta.compile)
     Fused.enabled = meta.kernels == "auto"
     note = partial(session_log.append, folder.log)
+    why_not = why_not_recorded(config)
+    if chosen.record is not None and why_not:
+        note(f"Updates are made without CUDA graphs: {why_not}.")
     return dataclasses.replace(
         chosen,
         workspace=workspace,
@@ -363,27 +364,5 @@ def _compute(
         kernels=meta.kernels == "auto",
         note=note,
         noise=NoiseScales() if meta.gradient_noise else None,
-        record=chosen.record if chosen.record and _can_be_recorded(config, note) else None,
+        record=None if why_not else chosen.record,
     )
-
-
-def _can_be_recorded(config: TrialConfig, note: Callable[[str], None]) -> bool:
-    """Return whether CUDA graphs may repeat the agent's updates; log why not, unless they are switched off.
-
-    A graph repeats operations without the code around them, so only code is trusted of which tests show that
-    it keeps everything that changes in tensors.
-    """
-    if config.meta.graphs == "off":
-        return False
-    targets = targets_in(config.agent.plain())
-    foreign = [target for target in targets if not target.startswith("labrl.")]
-    untried = [target for target in targets if target in NOT_TRIED_ON_A_GPU]
-    if foreign:
-        note(f"Updates are made without CUDA graphs, because {foreign[0]} is not part of labrl.")
-    elif untried:
-        note(f"Updates are made without CUDA graphs, which were not tried with {untried[0]} on a GPU.")
-    elif not agent_class(config.agent).TRAITS.graphs:
-        note(f"Updates are made without CUDA graphs, which {config.agent.target} does not support.")
-    else:
-        return True
-    return False

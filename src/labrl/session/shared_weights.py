@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from labrl.agents.abilities import learns_faster_on_gpu
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
@@ -141,10 +142,9 @@ def check_shared_weights(config: TrialConfig, images: bool) -> None:
             code="contradiction",
             key="meta.max_session",
         )
-    if (
-        Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, images=images).device.type
-        != "cpu"
-    ):
+    on_gpu = learns_faster_on_gpu(config, images)
+    compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, faster_on_gpu=on_gpu)
+    if compute.device.type != "cpu":
         raise InputError(
             f"meta.distributed={meta.distributed} shares weights in main memory: set meta.device=cpu",
             code="contradiction",

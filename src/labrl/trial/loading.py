@@ -126,7 +126,8 @@ class LoadedPolicy:
         self.spaces = Spaces(self.observation_space, self.action_space, num_envs, masked)
         """Spaces that the agent is built for; the observation space is one array or a flat Dict."""
         images = sees_images(self.observation_space)
-        compute = Compute.choose("auto", precision or config.meta.precision, num_threads, images=images)
+        precision = precision or config.meta.precision
+        compute = Compute.choose("auto", precision, num_threads, faster_on_gpu=images)
         copy = ActingCopy(config, self.spaces, self.seed, compute, ranks)
         self.agent, self.transforms = copy.agent, copy.transforms
         try:

@@ -11,7 +11,7 @@ from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from labrl.agents.abilities import check_abilities
+from labrl.agents.abilities import check_abilities, learns_faster_on_gpu
 from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Agent, agent_class
 from labrl.agents.parts.experience import check_replay
@@ -213,8 +213,9 @@ def _inexact(config: TrialConfig) -> dict[str, str]:
         reasons["meta.async_unroll"] = "the age of the acting weights varies"
     if not meta.deterministic and visible_gpus():
         images = sees_images(describe(config.env)[0])
-        device = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, images=images).device
-        if device.type == "cuda":
+        on_gpu = learns_faster_on_gpu(config, images)
+        compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, faster_on_gpu=on_gpu)
+        if compute.device.type == "cuda":
             reasons["meta.deterministic"] = "a GPU adds numbers in no fixed order"
     if backend_class(config.env).repeats(config.env.config) == "never":
         reasons["env"] = "even a new environment does not repeat an episode from its seed and actions"
