@@ -228,6 +228,13 @@ class DQN(Agent):
             finite_loss = math.isfinite(float(self._rows[0].sum()))
             raise NonFiniteError("grad_norm" if finite_loss else "loss", self._clock.frame)
 
+    def _finite_norm(self) -> float:
+        """Return the average norm of the gradient, nan before the first update. Raises NonFiniteError."""
+        norm = float(self._average_norm)
+        if self.experience.updates:
+            self._check_finite(norm)
+        return norm
+
     def loss(self, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the loss of transitions, with separate noise for three uses of networks."""
         online, delayed, choosing = (None, None, None) if self._noise is None else self._noise
@@ -300,13 +307,10 @@ class DQN(Agent):
 
         Raises NonFiniteError.
         """
-        grad_norm = float(self._average_norm)
-        if self.experience.updates:
-            self._check_finite(grad_norm)
         return {
             **dict(zip(self.ROWS, self._average.mean(1).tolist(), strict=True)),
             "q_max": float(self._rows[self.ROWS.index("q_mean")].max()),
-            "grad_norm": grad_norm,
+            "grad_norm": self._finite_norm(),
             **self._policy.coefficients(),
             "updates": self.experience.updates,
             "memory_size": len(self.experience.memory),
@@ -335,7 +339,7 @@ class DQN(Agent):
             "state": self._state,
             "rows": self._rows,
             "average": self._average,
-            "average_norm": float(self._average_norm),
+            "average_norm": self._finite_norm(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
