@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from replay_cases import STACK, VECTOR, World, everything, load, prioritized, sa
 from labrl import workspace
 from labrl.component import Component
 from labrl.config.validate import dataclass_of
-from labrl.errors import Code
+from labrl.errors import Code, LabrlError
 from labrl.memory.replay import Replay
 from labrl.workspace import memory_available
 
@@ -101,7 +103,7 @@ def test_capacity_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "replay").iterdir()) == []
 
 
-def test_no_files_are_left_when_reserving_disk_space_fails(tmp_path: Path) -> None:
+def test_no_files_are_left_when_they_cannot_be_made(tmp_path: Path) -> None:
     with (
         file_size_limit(100_000),
         refused("resources", "agent.memory.capacity", "agent.memory.capacity=1000"),
@@ -110,10 +112,39 @@ def test_no_files_are_left_when_reserving_disk_space_fails(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_disk_space_is_reserved_when_the_buffer_is_created(tmp_path: Path) -> None:
-    memory = uniform(ATARI, 2, capacity=400, folder=tmp_path)
-    taken = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
-    assert taken >= memory.num_bytes >= 400 * 84 * 84
+def taken(folder: Path) -> int:
+    """Return the bytes of disk that the files of a folder take."""
+    return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("space", [STACK, VECTOR], ids=["images", "vectors"])
+def test_disk_is_allocated_in_steps_before_it_is_written(space: Any, tmp_path: Path) -> None:
+    capacity = 20_000 if space is STACK else 200_000
+    memory = uniform(space, 2, capacity=capacity, folder=tmp_path)
+    assert taken(tmp_path) < memory.num_bytes / 10
+    frames = memory.num_bytes * 0.9  # most of all bytes
+    world = World(space, 2, 0)
+    for steps in (10, capacity // 8):
+        for observation, action, step in world.steps(steps):
+            memory.add(observation, action, step)
+        len(memory)  # writes the steps that wait
+        share = 2 * memory.steps / capacity
+        assert share * frames / 2 <= taken(tmp_path) <= (share + 0.2) * memory.num_bytes
+
+
+def test_full_disk_while_the_buffer_grows_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = uniform(STACK, 2, capacity=4000, folder=tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(LabrlError) as error:
+        add(memory, 1000)
+    assert error.value.code == "resources"
+    assert str(tmp_path) in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["frames", "transitions", "written"])

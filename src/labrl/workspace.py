@@ -15,7 +15,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.errors import DamagedFileError, InputError
+from labrl.errors import DamagedFileError, InputError, LabrlError
+
+STEPS = 16
+"""Number of steps in which the disk for a ring is allocated."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CGROUP = Path("/sys/fs/cgroup")
@@ -28,6 +31,8 @@ class Layout(NamedTuple):
     dtype: np.dtype
     least: int | None = None
     """Smallest allowed length of the second axis in an existing file; None to require exactly `shape`."""
+    grows: bool = False
+    """Whether the second axis is filled from its start, and `Workspace.reserve` allocates the disk for it."""
 
     @property
     def num_bytes(self) -> int:
@@ -82,17 +87,17 @@ class Workspace:
     def arrays(self, layouts: Mapping[str, Layout], capacity: int, in_files: bool) -> dict[str, NDArray]:
         """Return arrays of zeros in memory, or arrays in the files of the folder.
 
-        Existing files keep their content and length. New files are allocated in full, so that the disk cannot
-        become full later. capacity: `agent.memory.capacity`, for the message. Raises InputError if there is
-        no room, and DamagedFileError if files are missing or incomplete, or contain an array of another shape
-        or type.
+        Existing files keep their content and length. New files have their final length; `reserve` allocates
+        the disk for those that grow, and this method for the others. capacity: `agent.memory.capacity`, for
+        the message. Raises InputError if there is no room, and DamagedFileError if files are missing or
+        incomplete, or contain an array of another shape or type.
         """
         if not in_files:
             needed = sum(layout.num_bytes for layout in layouts.values())
             available = memory_available(self.sharers)
             if available is not None and needed > available:
                 raise self._no_room(needed, available, capacity, in_files)
-            return {name: np.zeros(shape, dtype) for name, (shape, dtype, _) in layouts.items()}
+            return {name: np.zeros(shape, dtype) for name, (shape, dtype, *_) in layouts.items()}
         assert self.folder is not None
         self.folder.mkdir(parents=True, exist_ok=True)
         paths = {name: self.folder / f"{name}.npy" for name in layouts}
@@ -101,12 +106,42 @@ class Workspace:
             self._make_files({paths[name]: layout for name, layout in layouts.items()}, capacity)
         return {name: _open_file(paths[name], layout) for name, layout in layouts.items()}
 
+    def reserve(self, name: str, rows: int, capacity: int) -> int:
+        """Allocate the disk for the first `rows` of the second axis of an array in a file that grows.
+
+        Otherwise, a full disk would end the process with a signal when it writes. Returns the number of rows
+        for which there is disk now, which may be more. capacity: `agent.memory.capacity`, for the message.
+        Raises LabrlError if the disk is full.
+        """
+        assert self.folder is not None
+        path = self.folder / f"{name}.npy"
+        with path.open("r+b") as file:
+            np.lib.format.read_magic(file)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            begin, row = file.tell(), math.prod(shape[2:]) * dtype.itemsize
+            step = -(-shape[1] // STEPS)
+            rows = min(-(-rows // step) * step, shape[1])
+            try:
+                for part in range(shape[0]) if sys.platform == "linux" else ():
+                    os.posix_fallocate(file.fileno(), begin + part * shape[1] * row, rows * row)
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                raise LabrlError(
+                    f"agent.memory: the disk of {self.folder} is full. The replay buffer will need "
+                    f"{gigabytes(math.prod(shape) * dtype.itemsize)} GB in all for agent.memory.capacity="
+                    f"{capacity}. Make room and resume, or start again with a smaller capacity.",
+                    code="resources",
+                    key="agent.memory.capacity",
+                ) from None
+        return rows
+
     def _make_files(self, layouts: Mapping[Path, Layout], capacity: int) -> None:
         """Make all files or none. Raises InputError if the disk has no room."""
         for path in layouts:
             path.unlink(missing_ok=True)
         needed = sum(layout.num_bytes for layout in layouts.values())
-        # The free space already excludes the files of other sessions.
+        # The free space excludes what the files of other sessions take so far.
         free = shutil.disk_usage(str(self.folder)).free
         if needed > free:
             raise self._no_room(needed, free, capacity, in_files=True)
@@ -197,7 +232,7 @@ def _make_file(path: Path, layout: Layout) -> None:
         np.lib.format.write_array_header_1_0(file, header)
         size = file.tell() + layout.num_bytes
         file.truncate(size)
-        if sys.platform == "linux":  # other systems may lack this function
+        if sys.platform == "linux" and not layout.grows:  # other systems may lack this function
             os.posix_fallocate(file.fileno(), 0, size)
 
 

@@ -367,8 +367,8 @@ class Replay:
         dtype = row_dtype(action_space, num_masked)
         layouts = {
             **self._more_layouts(self.live, spare, state_size),
-            "frames": Layout((num_envs, frames, *ring.frame), ring.dtype, live_frames),
-            "transitions": Layout((num_envs, self.live + spare), dtype, self.live),
+            "frames": Layout((num_envs, frames, *ring.frame), ring.dtype, live_frames, grows=True),
+            "transitions": Layout((num_envs, self.live + spare), dtype, self.live, grows=True),
             # Largest numbers of frames of each environment and of steps ever written. This file is made last.
             "written": Layout((num_envs + 1,), np.dtype(np.int64)),
         }
@@ -396,6 +396,8 @@ class Replay:
         self._warned = False
         # Rings of vectors have enough frames for episodes of one step, but not for broken off ones as well.
         self._may_lack_frames = ring.is_image
+        self._workspace = workspace
+        self._reserved = {"frames": 0, "transitions": 0}  # rows for which there is disk
         if self._folder is not None:
             workspace.rooms.append(self)
 
@@ -464,6 +466,7 @@ class Replay:
         observations, actions, steps, masks = zip(*self._waiting, strict=True)
         rewards, terminations, overs, nexts, firsts, next_masks = zip(*map(_OUTCOME, steps), strict=True)
         self._waiting.clear()
+        self._reserve(len(steps))
         first = self.steps - len(steps)
         place = first % self.slots
         slots: Any = slice(place, place + len(steps))  # faster than an array of places
@@ -491,6 +494,17 @@ class Replay:
         np.maximum(self.oldest, self.steps - self.live, out=self.oldest)
         if self._may_lack_frames:
             self._drop_without_frames()
+
+    def _reserve(self, steps: int) -> None:
+        """Allocate the disk for what the next steps push. Raises LabrlError if the disk is full."""
+        if self._folder is None:
+            return
+        frames = int(self._ring.head.max()) + steps * self._ring.most_frames
+        for name, needed, length in (
+            ("frames", frames, self._ring.length), ("transitions", self.steps + steps, self.slots)
+        ):  # fmt: skip
+            if min(needed, length) > self._reserved[name]:
+                self._reserved[name] = self._workspace.reserve(name, needed, self._config.capacity)
 
     def sample(self, batch_size: int, frame: int) -> Transitions:
         """Draw a minibatch with replacement at `frame` of the run. Later steps do not change it.
@@ -624,6 +638,7 @@ class Replay:
     def _check_observation(self, observation: NDArray) -> None:
         """Push the first observation; compare later ones with the next observation of the last step."""
         ring = self._ring
+        self._reserve(1)
         if not np.can_cast(observation.dtype, ring.dtype, "same_kind"):
             raise InputError(
                 f"transforms: observations have become {observation.dtype}, but agent.memory stores "
@@ -641,6 +656,7 @@ class Replay:
 
     def _break_off(self, first: NDArray) -> None:
         """End all episodes at the last stored step. first: next first observations, [num_envs, *obs]."""
+        self._reserve(1)
         if self.steps:
             self._columns["cut"][:, (self.steps - 1) % self.slots] = True
         self._ring.begin(first)
