@@ -127,8 +127,6 @@ def test_imports_of_parts_have_no_cycle() -> None:
 KNOWN_CIRCLES = [
     {"config.keys", "config.schema", "experiment.search.options"},
     {"envs.atari", "envs.gym", "envs.screen"},
-    {"trial.composed", "trial.trial"},
-    {"trial.torchrun", "trial.worker"},
 ]
 """Circles of files that are still to be removed."""
 
