@@ -129,14 +129,14 @@ def test_best_trial_is_confirmed_beside_the_default_and_saved_as_a_recipe(
 def test_best_trial_is_the_one_confirmed_by_fresh_seeds(
     searched: tuple[Path, int], info: dict[str, Any]
 ) -> None:
-    best = best_trial(searched[0], lambda path: True)
+    best = best_trial(searched[0], lambda run: True)
     assert best is not None
-    assert best.path.name == info["trials"][info["search"]["best"]["trial"]]["folder"]
+    assert best.run.path.name == info["trials"][info["search"]["best"]["trial"]]["folder"]
     pruned = {trial["folder"] for trial in info["trials"] if trial["status"] == "pruned"}
     ranked = ranked_trials(searched[0])
-    assert ranked[0].path == best.path
-    assert pruned.isdisjoint(one.path.name for one in ranked if one.comparable)
-    assert pruned <= {one.path.name for one in ranked}
+    assert ranked[0].run.path == best.run.path
+    assert pruned.isdisjoint(one.run.path.name for one in ranked if one.comparable)
+    assert pruned <= {one.run.path.name for one in ranked}
 
 
 def test_search_records_its_first_command_and_the_edits_of_each_resume(

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
@@ -44,7 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     launch = Launch.here()
     if launch is None:
         return _main(argv)
-    return follow(launch) if launch.rank else lead(lambda: _main(argv))
+    return follow(launch, _follow_session) if launch.rank else lead(lambda: _main(argv))
+
+
+def _follow_session(order: Any, ranks: Any) -> int:
+    from labrl.trial.worker import follow_session  # imports PyTorch
+
+    return follow_session(order, ranks)
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -231,8 +231,7 @@ def _age(created: str) -> str:
 class RankedTrial(NamedTuple):
     """A trial and its result."""
 
-    path: Path
-    env: str
+    run: Run
     place: tuple[float, ...]
     """Sort key among the trials of one environment; a better trial has a smaller one."""
     comparable: bool
@@ -243,7 +242,7 @@ class RankedTrial(NamedTuple):
     @property
     def line(self) -> str:
         """Its folder and its result."""
-        return f"{os.path.relpath(self.path)}   {self.result}"
+        return f"{os.path.relpath(self.run)}   {self.result}"
 
 
 def ranked_trials(experiment: Path) -> list[RankedTrial]:
@@ -256,7 +255,7 @@ def ranked_trials(experiment: Path) -> list[RankedTrial]:
     found = Experiment.load(experiment)
     search = read_search(found.info)
     ranked = [_ranked(run, found.number_of(run), search) for run in found.runs]
-    return sorted(ranked, key=lambda one: (one.env, not one.comparable, one.place))
+    return sorted(ranked, key=lambda one: (one.run.env, not one.comparable, one.place))
 
 
 def _ranked(run: Run, number: int | None, search: SearchResult | None) -> RankedTrial:
@@ -266,29 +265,29 @@ def _ranked(run: Run, number: int | None, search: SearchResult | None) -> Ranked
         returned = group_return(final_returns([run]))
         if returned is not None and run.status != "failed":
             result = f"final return {score(returned.value, 1)}{status}"
-            return RankedTrial(run.path, run.env, (-returned.value,), True, result)
+            return RankedTrial(run, (-returned.value,), True, result)
     else:
         sign, measure = -1.0 if search.maximize else 1.0, search.objective
         mean = next((one.mean for one in search.confirmed if one.trial == trial.number), None)
         if mean is not None:
             result = f"{measure} {score(mean, 1)} on the fresh seeds of the confirmation"
-            return RankedTrial(run.path, run.env, (0, sign * mean, trial.number), True, result)
+            return RankedTrial(run, (0, sign * mean, trial.number), True, result)
         if not math.isnan(trial.value):
             value, complete = trial.value, trial.state == "complete"
             result = f"{measure} {score(value, 1)}{'' if complete else f', {run.status}'}"
-            return RankedTrial(run.path, run.env, (1, sign * value, trial.number), complete, result)
-    return RankedTrial(run.path, run.env, (), False, run.status)
+            return RankedTrial(run, (1, sign * value, trial.number), complete, result)
+    return RankedTrial(run, (), False, run.status)
 
 
-def best_trial(experiment: Path, agrees: Callable[[Path], bool]) -> RankedTrial | None:
+def best_trial(experiment: Path, agrees: Callable[[Run], bool]) -> RankedTrial | None:
     """Return the best of the trials for which `agrees` is true; None if none of them has a result yet.
 
     Raises InputError if they trained in several environments, whose returns are not comparable.
     """
-    found = [one for one in ranked_trials(experiment) if agrees(one.path)]
-    firsts = list({one.env: one for one in reversed(found)}.values())[::-1]
+    found = [one for one in ranked_trials(experiment) if agrees(one.run)]
+    firsts = list({one.run.env: one for one in reversed(found)}.values())[::-1]
     if len(firsts) > 1:
-        listed = "\n".join(f"  {one.line}   {one.env}" for one in firsts)
+        listed = "\n".join(f"  {one.line}   {one.run.env}" for one in firsts)
         raise InputError(
             f"{os.path.relpath(experiment)} has trials in {len(firsts)} environments, whose returns are not "
             f"comparable. Choose one trial. The best ones of each environment are:\n{listed}",
@@ -307,5 +306,5 @@ def listed(experiment: Path, command: str) -> str:
     lines = [f"  {one.line}" for one in found[:MOST_TRIALS]]
     if len(found) > MOST_TRIALS:
         lines.append(f"  and {len(found) - MOST_TRIALS} more")
-    example = f"for example: {command}{os.path.relpath(found[0].path)}"
+    example = f"for example: {command}{os.path.relpath(found[0].run)}"
     return "\n".join(["choose one of its trials", *lines, example])

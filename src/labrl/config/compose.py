@@ -304,6 +304,17 @@ def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
         raise InputError.of(mistakes) from error
 
 
+def check_no_search(space: Mapping[str, Any] | None) -> None:
+    """Raise InputError if a trial that belongs to no search has a space to search in."""
+    if space:
+        raise InputError(
+            "search=<space> is for a search, which needs its sweeper. Type labrl -m hydra/sweeper=optuna "
+            "search=<space> ..., or set search=none",
+            code="usage",
+            key="search",
+        )
+
+
 def check_environment(env: Mapping[str, Any], option: str) -> None:
     """Raise InputError if the name or the presets of an environment are those of another one.
 

@@ -16,7 +16,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from labrl.config.compose import check_environment, check_values, naming_preset, resolve, to_plain
+from labrl.config.compose import (
+    check_environment,
+    check_no_search,
+    check_values,
+    naming_preset,
+    resolve,
+    to_plain,
+)
 from labrl.config.keys import (
     Change,
     changes,
@@ -34,7 +41,7 @@ from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
 from labrl.run.experiment import Experiment, TrialRecord
 from labrl.run.run import Run
-from labrl.trial.composed import check_fit, check_no_search, check_start_from, resolved
+from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.fork import Fork
 from labrl.trial.past import check_past, row_of, table, unresolved, ways_out
 from labrl.trial.summary import say

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -48,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class Run(Folder[RunStatus]):
-    """A run on disk. Use `create` or `open` to get one.
+    """A run on disk, as `labrl.runs` returns it. Use `create` or `open` to get one by its folder.
 
     Its marker `run.json` holds the recorded status (a killed run stays `running`), the sessions' results, and
     `resumes`, with one entry for each resume. Methods read the files each time. Other attributes are read
@@ -271,9 +272,11 @@ class Run(Folder[RunStatus]):
     @property
     def sessions(self) -> list[RunSession]:
         """The sessions that have started, ordered by number."""
-        names = (path.name for path in self.path.glob("session_*"))
-        numbers = sorted(int(name[len("session_") :]) for name in names if name[len("session_") :].isdigit())
-        return [self._session(number) for number in numbers]
+        names: list[str] = []
+        with suppress(OSError):  # no such folder
+            names = os.listdir(self.path)
+        found = (name.removeprefix("session_") for name in names if name.startswith("session_"))
+        return [self._session(number) for number in sorted(int(text) for text in found if text.isdigit())]
 
     def session(self, index: int) -> RunSession:
         """Return session number `index`, whose folder is created if needed."""
@@ -282,7 +285,9 @@ class Run(Folder[RunStatus]):
         return session
 
     def _session(self, index: int) -> RunSession:
-        return self._sessions.setdefault(index, RunSession(self.path / f"session_{index}", self))
+        if index not in self._sessions:
+            self._sessions[index] = RunSession(self.path / f"session_{index}", self)
+        return self._sessions[index]
 
     def choose_session(self, wanted: int | None, key: str = "session") -> RunSession:
         """Return session number `wanted`, or with None the session with the highest evaluation score.

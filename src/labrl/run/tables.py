@@ -7,7 +7,7 @@ import errno
 import io
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -147,11 +147,9 @@ def read_table(path: Path) -> Table:
                 f"{path.name}: {_rows(len(others))} up to frame {float(others[-1][frame]):,.0f} left out: a "
                 "resume changed meta.rigorous_eval, and scores of the two kinds are not comparable"
             )
-    columns = {
-        name: np.array([_to_number(row[place]) for row in rows], np.float64)
-        for place, name in enumerate(names or ["frame"])
-        if name != "source"
-    }
+    cells = zip(*rows, strict=True) if rows else [()] * max(len(names), 1)
+    pairs = zip(names or ["frame"], cells, strict=True)
+    columns = {name: _to_column(texts) for name, texts in pairs if name != "source"}
     if infinite := [name for name, values in columns.items() if np.isinf(values).any()]:
         warnings.append(f"{path.name}: infinite values in {', '.join(infinite)}")
     return Table(columns, warnings, cut)
@@ -306,6 +304,13 @@ def _to_value(cell: str) -> Value:
         except ValueError:
             continue
     return cell
+
+
+def _to_column(cells: Sequence[str]) -> Column:
+    try:
+        return np.fromiter(map(float, cells), np.float64, len(cells))
+    except ValueError:
+        return np.array([_to_number(cell) for cell in cells], np.float64)
 
 
 def _to_number(cell: str) -> float:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pkgutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -111,17 +109,6 @@ def check_start_from(run: str | None, overrides: Sequence[str]) -> None:
         )
 
 
-def check_no_search(space: Mapping[str, Any] | None) -> None:
-    """Raise InputError if a trial that belongs to no search has a space to search in."""
-    if space:
-        raise InputError(
-            "search=<space> is for a search, which needs its sweeper. Type labrl -m hydra/sweeper=optuna "
-            "search=<space> ..., or set search=none",
-            code="usage",
-            key="search",
-        )
-
-
 class Again(ABC):
     """An earlier run that is continued or repeated, in its own folder or in a new one."""
 
@@ -153,9 +140,6 @@ _SESSION = (
 )
 """Modules that every session imports."""
 
-_runs = False
-"""Whether this process has started the server."""
-
 
 def _start_session_server(plain: Mapping[str, Any]) -> None:
     """Start the server from which sessions are forked, while this process checks the configuration.
@@ -163,13 +147,7 @@ def _start_session_server(plain: Mapping[str, Any]) -> None:
     The server imports the modules of labrl that the sessions of `plain` need, and none of the user's. Without
     it, each session would import PyTorch itself, which takes seconds. A trial of one session needs no server.
     """
-    global _runs
-    if plain["meta"]["max_session"] > 1 and not _runs:
+    if plain["meta"]["max_session"] > 1:
         targets = [str(value) for key, value in walk(plain) if key.endswith("_target_")]
         modules = {target.rpartition(".")[0] for target in targets if target.startswith("labrl.")}
-        _runs = start_fork_server([*_SESSION, *sorted(modules)])
-
-
-def session_context() -> ForkServerContext | SpawnContext:
-    """Return the multiprocessing context in which the processes of sessions start."""
-    return multiprocessing.get_context("forkserver") if _runs else multiprocessing.get_context("spawn")
+        start_fork_server([*_SESSION, *sorted(modules)])

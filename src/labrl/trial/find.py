@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -21,6 +22,9 @@ AnyFolder = TypeVar("AnyFolder", Run, Experiment)
 
 RUNS = Path("runs")
 """Default folder of runs."""
+
+_MARKERS = (f"*/{MARKER}", f"*/*/{MARKER}")
+"""Patterns of the markers of runs in that folder and in its experiments."""
 
 SHOWN = 20
 """Largest number of folders that a message lists."""
@@ -76,14 +80,14 @@ def find_experiment(which: str) -> Experiment:
     """
     if which != "latest":
         return _named_experiment(_path_of(which, "+resume", runs=False))
-    found, refusals = _opened(Experiment, RUNS.glob(f"*/{EXPERIMENT_MARKER}"))
+    found, refusal = _opened(Experiment, f"*/{EXPERIMENT_MARKER}")
     if not found:
-        raise _of_another_version(refusals) or InputError(
+        raise refusal or InputError(
             f"there is no experiment in {RUNS.absolute()}. Name a folder: labrl -m +resume=<folder>",
             code="not-found",
             key="+resume",
         )
-    return max(found, key=lambda folder: (str(folder.read_info().get("created")), folder.path))
+    return found[0]
 
 
 def newest_folder() -> Path:
@@ -143,13 +147,13 @@ def _best_of(experiment: Path, newest: Run, wanted: Mapping[str, str], verb: Ver
             code="usage",
             key="+resume",
         )
-    best = best_trial(experiment, lambda path: _chosen_as(Run(path), wanted))
+    best = best_trial(experiment, lambda run: _chosen_as(run, wanted))
     if best is None:
         among = f" with {_formatted(wanted)}" if wanted else ""
         say(f"{place}: no trial{among} has a return yet. Using the newest, {newest.path.name}")
         return newest
-    say(f"The newest is the experiment {place}. Using its best trial, {best.path.name}, with {best.result}")
-    return Run.open(best.path)
+    say(f"The newest is the experiment {place}. Using its best trial, {best.run.name}, with {best.result}")
+    return best.run
 
 
 def _trials_of(experiment: Path, verb: Verb) -> str:
@@ -160,14 +164,13 @@ def _trials_of(experiment: Path, verb: Verb) -> str:
 
 
 def _latest_run(wanted: Mapping[str, str], key: str) -> Run:
-    runs, refusals = _runs()
-    found = sorted(runs, key=lambda run: (str(run.read_info().get("created")), run.path), reverse=True)
+    found, refusal = _opened(Run, *_MARKERS)
     for run in found:
         # A run that was killed before it was recorded has done nothing.
         if not run.unrecorded and _chosen_as(run, wanted):
             return run
     agrees = f" with {_formatted(wanted)}" if found and wanted else ""
-    raise (_of_another_version(refusals) if not found else None) or InputError(
+    raise (None if found else refusal) or InputError(
         f"there is no run in {RUNS.absolute()}{agrees}. Name a run folder", code="not-found", key=key
     )
 
@@ -178,33 +181,22 @@ def _formatted(wanted: Mapping[str, str]) -> str:
 
 def _chosen_as(run: Run, wanted: Mapping[str, str]) -> bool:
     """Return whether a run has these options."""
-    if not wanted:
-        return True
-    try:
-        return wanted.items() <= run.choices.items()
-    except LabrlError:
-        return False
+    with suppress(LabrlError):
+        return not wanted or wanted.items() <= run.choices.items()
+    return False
 
 
-def _runs() -> tuple[list[Run], list[LabrlError]]:
-    """Return the runs in ./runs and in its experiments, and why others cannot be opened."""
-    return _opened(Run, (*RUNS.glob(f"*/{MARKER}"), *RUNS.glob(f"*/*/{MARKER}")))
-
-
-def _opened(kind: type[AnyFolder], markers: Iterable[Path]) -> tuple[list[AnyFolder], list[LabrlError]]:
+def _opened(kind: type[AnyFolder], *markers: str) -> tuple[list[AnyFolder], LabrlError | None]:
+    """Return the folders in ./runs from the newest to the oldest, and the error of one that another version
+    of labrl has written. markers: patterns of their markers."""
     found: list[AnyFolder] = []
-    refusals: list[LabrlError] = []
-    for marker in markers:
+    refusal = None
+    for marker in (path for pattern in markers for path in RUNS.glob(pattern)):
         try:
             found.append(kind.open(marker.parent))
         except LabrlError as error:
-            refusals.append(error)
-    return found, refusals
-
-
-def _of_another_version(refusals: Iterable[LabrlError]) -> LabrlError | None:
-    """Return the error of a folder that another version of labrl has written."""
-    return next((error for error in refusals if error.code == "not-installed"), None)
+            refusal = refusal or (error if error.code == "not-installed" else None)
+    return sorted(found, key=lambda one: (str(one.info.get("created")), one.path), reverse=True), refusal
 
 
 def _path_of(which: str, key: str, runs: bool = True) -> Path:
@@ -244,7 +236,7 @@ def _named_run(path: Path, verb: Verb) -> Run:
             [f"{path} contains several runs. Name one of them:", *(f"  {trial}" for trial in trials)]
         )
     else:
-        guess = _near(path, [run.path for run in _runs()[0]])
+        guess = _near(path, [run.path for run in _opened(Run, *_MARKERS)[0]])
         guess = guess or f" By default, runs are in {RUNS}/; latest is the newest one."
         what = f"is not a run folder of labrl: it contains no {MARKER}" if path.exists() else "does not exist"
         raise InputError(

@@ -216,8 +216,11 @@ def _outlive(number: int, frame: FrameType | None) -> None:
 
 
 @signals_raise()
-def follow(launch: Launch) -> int:
-    """Train a session that rank 0 sends, on another rank. Return the exit code."""
+def follow(launch: Launch, train: Callable[[Mapping[str, Any], Ranks], int]) -> int:
+    """Train a session that rank 0 sends, on another rank. Return the exit code.
+
+    train: trains the session of an order, and returns its exit code.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handlers do not run while ranks wait.
     group = None
     stop_when_orphaned()
@@ -226,10 +229,8 @@ def follow(launch: Launch) -> int:
         order = group.ranks.told_by_leader(None)
         if order is None:
             return DONE
-        from labrl.trial.worker import follow_session
-
         sys.path += [folder for folder in order["path"] if folder not in sys.path]
-        return follow_session(order, group.ranks)
+        return train(order, group.ranks)
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labrl.agents.abilities import check_abilities, learns_faster_on_gpu
 from labrl.agents.action_spaces import check_actions
@@ -17,6 +17,7 @@ from labrl.agents.agent import Agent, agent_class
 from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
 from labrl.component import Component
+from labrl.config.compose import check_no_search
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
@@ -29,6 +30,7 @@ from labrl.processes import (
     SIGNALS,
     exit_code_of,
     how_it_ended,
+    session_context,
     signals_raise,
     signals_wait_in_children,
 )
@@ -46,7 +48,6 @@ from labrl.session.shared_weights import check_shared_weights, forget_shared_wei
 from labrl.spaces import Spaces, sees_images
 from labrl.steady_output import doing
 from labrl.trial import playback, reporting
-from labrl.trial.composed import Composed, check_no_search, session_context
 from labrl.trial.devices import check_machine, threads_per_session, visible_gpus
 from labrl.trial.result import SessionResult, TrialResult
 from labrl.trial.start_from import Beginning, find_beginning, lacks_beginning
@@ -55,6 +56,9 @@ from labrl.trial.torchrun import check_launch, leading
 from labrl.trial.worker import main as session_main
 from labrl.trial.worker import run_session
 from labrl.workspace import memory_available
+
+if TYPE_CHECKING:  # It starts this module.
+    from labrl.trial.composed import Composed
 
 _STOPPED = (INTERRUPTED, TERMINATED)
 
