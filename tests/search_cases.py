@@ -8,7 +8,7 @@ from typing import Any
 
 from options import options
 
-from labrl.experiment.search.options import Pruner
+from labrl.experiment.search.pruners import Pruner
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import Assignment, Plan, Study

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from search_cases import pruner
 
-from labrl.experiment.search.options import HyperbandPruner, Pruner, Reports
+from labrl.experiment.search.pruners import HyperbandPruner, Pruner, Reports
 
 BUDGET = 90
 

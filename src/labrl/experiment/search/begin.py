@@ -24,13 +24,9 @@ from labrl.experiment.experiment import held
 from labrl.experiment.job import Job
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
-from labrl.experiment.search.options import (
-    NoPruner,
-    Pruner,
-    SearchConfig,
-    Settings,
-    not_its,
-)
+from labrl.experiment.search.checks import not_its
+from labrl.experiment.search.options import SearchConfig, Settings
+from labrl.experiment.search.pruners import NoPruner, Pruner
 from labrl.experiment.search.search import Search, break_off, conclude
 from labrl.experiment.search.space import Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence

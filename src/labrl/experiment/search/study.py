@@ -25,14 +25,14 @@ from optuna.trial import FrozenTrial, TrialState
 from labrl.config.keys import split_override, traits
 from labrl.errors import InputError
 from labrl.experiment.search.objective import ended_early, intermediate_values, trial_value
-from labrl.experiment.search.options import Direction, Pruner, Reports
+from labrl.experiment.search.pruners import Pruner, Reports
 from labrl.experiment.search.sampling import NumberedSampler
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
 from labrl.run.lock import FolderLock
 from labrl.secrets import MASK, redact
 from labrl.seeding import derived_seed, draw_seed
-from labrl.types import Measure
+from labrl.types import Direction, Measure
 
 FACTS = "labrl"
 """Attribute of the study and of each trial for labrl's own data."""
