@@ -29,7 +29,7 @@ PLAN = Plan(
     space=Space.of({}, {}, ["x=interval(0.0, 1.0)", "y=choice(a, b, c)", "z=range(1, 9)"]),
     measure="final_return",
     direction="maximize",
-    pruner=pruner("asha", grace_period=10, reduction_factor=2),
+    pruner=pruner("asha", grace_period=10, reduction_factor=2, n_startup_trials=0, n_startup_rows=1),
     total=6,
     budget=40,
     num_sessions=1,
