@@ -255,7 +255,10 @@ def test_network_part_with_a_kind_is_merged_but_a_pruner_is_replaced() -> None:
     assert (recurrent["kind"], "hidden_size" in recurrent) == ("lstm", True)
     pruner = "{kind: median, n_startup_trials: 3, n_startup_rows: 1}"
     typed = resolve(compose([f"search.pruner={pruner}"])).search.pruner
-    assert (typed.kind, vars(typed)) == ("median", {"kind": "median", "startup_trials": 3, "warmup": 0})
+    assert (typed.kind, vars(typed)) == (
+        "median",
+        {"kind": "median", "n_startup_trials": 3, "n_startup_rows": 1},
+    )
 
 
 def test_omegaconf_merges_as_usual_outside_of_labrl() -> None:

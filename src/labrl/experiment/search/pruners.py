@@ -12,7 +12,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field
 
@@ -58,9 +58,9 @@ class Reports(NamedTuple):
     study: str
     """Name of the study."""
     sessions: Sequence[History] = ()
-    """Histories of the sessions of that trial, for pruners that compare sessions."""
+    """Histories of the sessions of that trial; empty for pruners that do not compare sessions."""
     best: Sequence[History] = ()
-    """Histories of the sessions of the best finished trial, for pruners that compare sessions."""
+    """Histories of the sessions of the best finished trial; likewise."""
 
     @property
     def own(self) -> History:
@@ -74,7 +74,6 @@ class NoPruner:
 
     kind: Literal["none"]
     """Name of the pruner."""
-    compares_sessions: ClassVar[bool] = False
 
     def stops(self, reports: Reports) -> bool:
         """Return False."""
@@ -91,9 +90,6 @@ class StartingPruner(ABC):
     n_startup_rows: PositiveInt | None
     """Evaluation rows that a trial must have before it may be stopped, >= 1; null: 3 in a search of fewer
     than 12 trials, 2 in one of fewer than 50, otherwise 1."""
-
-    compares_sessions: ClassVar[bool] = False
-    """Whether the pruner compares the sessions of trials instead of their means."""
 
     def startup(self, total: int) -> tuple[int, int]:
         """Return the number of trials and of rows before which no trial is stopped.
@@ -230,8 +226,6 @@ class WilcoxonPruner(StartingPruner):
     """p-value below which a trial counts as worse, in (0, 1]. As the test is repeated at every row, the
     probability of stopping a trial that is as good as the best one is larger."""
 
-    compares_sessions: ClassVar[bool] = True
-
     @property
     def fewest_sessions(self) -> int:
         """The smallest number of sessions whose signed-rank test can be below the threshold.
@@ -264,6 +258,18 @@ class WilcoxonPruner(StartingPruner):
             return optuna.pruners.WilcoxonPruner(p_threshold=self.p_threshold).prune(study, trial)
 
 
+def _of_earlier_version(node: Any) -> Any:
+    """Return options with the names of this version, so that runs of earlier ones can be read."""
+    earlier = ({"kind", "startup_trials", "warmup"}, {"kind", "grace_period", "reduction_factor"})
+    if not isinstance(node, Mapping) or set(node) not in earlier:
+        return node
+    kept = {name: value for name, value in node.items() if name not in ("startup_trials", "warmup")}
+    return {**kept, "n_startup_trials": node.get("startup_trials"), "n_startup_rows": None}
+
+
 Pruner = Annotated[
-    NoPruner | MedianPruner | AshaPruner | HyperbandPruner | WilcoxonPruner, Field(discriminator="kind")
+    Annotated[
+        NoPruner | MedianPruner | AshaPruner | HyperbandPruner | WilcoxonPruner, Field(discriminator="kind")
+    ],
+    BeforeValidator(_of_earlier_version),
 ]

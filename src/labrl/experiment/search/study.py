@@ -30,7 +30,7 @@ from labrl.experiment.search.objective import (
     session_values,
     trial_value,
 )
-from labrl.experiment.search.pruners import History, Pruner, Reports
+from labrl.experiment.search.pruners import History, Pruner, Reports, WilcoxonPruner
 from labrl.experiment.search.sampling import NumberedSampler
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
@@ -216,7 +216,7 @@ class Study:
                 self._storage.optuna.set_trial_intermediate_value(trial_id, frame, values[frame])
             trials = self.trials()
             sessions: list[dict[int, float]] = []
-            if plan.pruner.compares_sessions:
+            if isinstance(plan.pruner, WilcoxonPruner):
                 sessions = session_values(folder, plan.measure, plan.num_sessions, plan.random_return)
                 new = [last]  # its decision depends on the sessions, whether all have reported or not
             if any(self._is_hopeless(number, frame, trials, sessions) for frame in new):
@@ -253,7 +253,7 @@ class Study:
     def _keep_sessions(self, number: int, folder: Path) -> None:
         """Store the values of each session if the pruner compares sessions."""
         plan = self.plan
-        if plan.pruner.compares_sessions:
+        if isinstance(plan.pruner, WilcoxonPruner):
             sessions = session_values(folder, plan.measure, plan.num_sessions, plan.random_return)
             for index, values in enumerate(sessions):
                 trial_id, content = self._trial_id(number), {str(frame): values[frame] for frame in values}
