@@ -102,7 +102,7 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
     """Take part in the search with the folder `home`. Return the exit code."""
     from labrl.experiment.local import WorkersLauncher
     from labrl.experiment.machine import Need
-    from labrl.experiment.search.options import NoPruner
+    from labrl.experiment.search.pruners import NoPruner
     from labrl.experiment.search.search import Search
     from labrl.experiment.search.space import Recipe, Space
     from labrl.experiment.search.storage import StudyStorage, silence

@@ -89,9 +89,10 @@ Each study searches for the values of a preset, in the environment of the cell b
 results ARGS="study_lunar_lander_a2c --minutes 60"`. A trial is one session, and ASHA prunes. The best
 trials and the preset as it was then (*before*) run again on four fresh seeds, which neither the search nor
 the table above used. *Final return* is the mean over the last tenth of the *frames*, and *mattered most*
-lists the most important keys. A preset *keeps its own* values if the study's are not better by more than
-the spread of the seeds. For A2C on LunarLanderContinuous, six more seeds (`seed=500 meta.max_session=6`)
-decided: the study's values reach −285, with two of six seeds below −570, and those of the preset −154.
+lists the most important keys by PED-ANOVA. A preset *keeps its own* values if the study's are not better by
+more than the spread of the seeds. For A2C on LunarLanderContinuous, six more seeds (`seed=500
+meta.max_session=6`) decided: the study's values reach −285, with two of six seeds below −570, and those of
+the preset −154.
 `docs/results/studies/` contains command, space, trials and fresh seeds.
 
 """
@@ -197,7 +198,7 @@ def section(studies: Iterable[Study]) -> str:
 def _line(study: Study) -> str:
     search = study.search
     pruned = sum(trial.state == "pruned" for trial in search.trials)
-    mattered = list(importances(search).items())[:MATTERED]
+    mattered = list(importances(search).shares.items())[:MATTERED]
     taken = "has its values" if study.is_preset() else "keeps its own"
     entries = [
         study.cell.name.replace("_", r"\_"),

@@ -28,8 +28,9 @@ from labrl import types as scalars
 from labrl.component import Component, load_target
 from labrl.config import config_folder
 from labrl.config.compose import hydra_initialized, prepare
-from labrl.config.keys import Traits, dataclasses_in, traits, traits_in
+from labrl.config.keys import traits
 from labrl.config.schema import TrialConfig
+from labrl.config.traits import Traits, dataclasses_in, traits_in
 
 UNIONS = (Union, types.UnionType)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from options import options
 
-from labrl.experiment.search.options import Pruner
+from labrl.experiment.search.pruners import Pruner
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import Assignment, Plan, Study
@@ -29,7 +29,7 @@ PLAN = Plan(
     space=Space.of({}, {}, ["x=interval(0.0, 1.0)", "y=choice(a, b, c)", "z=range(1, 9)"]),
     measure="final_return",
     direction="maximize",
-    pruner=pruner("asha", grace_period=10, reduction_factor=2),
+    pruner=pruner("asha", grace_period=10, reduction_factor=2, n_startup_trials=0, n_startup_rows=1),
     total=6,
     budget=40,
     num_sessions=1,

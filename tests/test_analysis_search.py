@@ -78,7 +78,7 @@ def test_key_that_determines_the_value_is_most_important() -> None:
     trials = [{**one, "values": [one["values"][0] + 0.01 * rng.normal()]} for one in trials]
     search = read_search(info(*trials))
     assert search is not None
-    found = importances(search)
+    found = importances(search).shares
     assert next(iter(found)) == "agent.kind"
     assert math.isclose(sum(found.values()), 1.0)
 
@@ -88,4 +88,4 @@ def test_importances_are_empty_for_few_or_equal_trials() -> None:
     for trials in (few, [trial(n, 1e-3, "a", 1.0) for n in range(20)]):
         search = read_search(info(*trials))
         assert search is not None
-        assert importances(search) == {}
+        assert importances(search).shares == {}

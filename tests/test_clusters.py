@@ -246,7 +246,7 @@ def test_trials_of_a_search_continue_on_another_node_when_theirs_is_lost(
         *ON_TWO_NODES,
         f"hydra.launcher.ray.init.address={two_nodes.address}",
         *("hydra/sweeper=optuna", "meta.max_trial=3", "search.confirm=null", "search/pruner=median"),
-        *("search.pruner.startup_trials=9", "meta.eval_frequency=10000", "env.num_envs=1,2", "seed=1"),
+        *("search.pruner.n_startup_trials=9", "meta.eval_frequency=10000", "env.num_envs=1,2", "seed=1"),
     ]
     with started(*overrides) as process:
         lose_a_node(two_nodes, process, trials[:2])

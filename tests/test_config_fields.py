@@ -21,8 +21,8 @@ import labrl
 from labrl import schedules
 from labrl.component import load_target
 from labrl.config import config_folder
-from labrl.config.keys import dataclasses_in, hints
 from labrl.config.schema import TrialConfig
+from labrl.config.traits import dataclasses_in, hints
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "generate_reference.py"
 

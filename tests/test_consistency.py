@@ -10,19 +10,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labrl.config.keys import (
-    ABSENT,
-    Change,
-    Traits,
-    changes,
-    contradictions,
-    dataclasses_in,
-    hints,
-    traits,
-    traits_in,
-    typed_override,
-)
+from labrl.config.keys import ABSENT, Change, changes, contradictions, traits, typed_override
 from labrl.config.schema import TrialConfig
+from labrl.config.traits import Traits, dataclasses_in, hints, traits_in
 from labrl.trial.past import refusal
 
 KEYS = st.sampled_from(["a", "b", "c"])

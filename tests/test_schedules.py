@@ -253,9 +253,12 @@ def test_wrong_schedule_is_refused_with_its_key(overrides: list[str], code: str,
 def test_network_part_with_a_kind_is_merged_but_a_pruner_is_replaced() -> None:
     recurrent = to_plain(compose(["agent=recurrent_ppo", "agent/network=lstm"]))["agent"]["network"]["torso"]
     assert (recurrent["kind"], "hidden_size" in recurrent) == ("lstm", True)
-    pruner = "{kind: median, startup_trials: 3, warmup: 0}"
+    pruner = "{kind: median, n_startup_trials: 3, n_startup_rows: 1}"
     typed = resolve(compose([f"search.pruner={pruner}"])).search.pruner
-    assert (typed.kind, vars(typed)) == ("median", {"kind": "median", "startup_trials": 3, "warmup": 0})
+    assert (typed.kind, vars(typed)) == (
+        "median",
+        {"kind": "median", "n_startup_trials": 3, "n_startup_rows": 1},
+    )
 
 
 def test_omegaconf_merges_as_usual_outside_of_labrl() -> None:

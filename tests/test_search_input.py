@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from optuna.samplers import TPESampler
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve, to_plain
@@ -64,7 +67,21 @@ pytestmark = pytest.mark.usefixtures("own_folder")
             [LR, "env.max_frame=2e4", "search.pruner.grace_period=19999"],
             ["search.pruner.grace_period=19999", "env.max_frame=20000"],
         ),
-        ([LR, "search/pruner=median", "search.pruner.warmup=1e6"], ["search.pruner.warmup=1000000"]),
+        (
+            [LR, "search/pruner=median", "search.pruner.n_startup_rows=1e6"],
+            ["search.pruner.n_startup_rows=1000000"],
+        ),
+        ([LR, "search/pruner=median", "search.pruner.startup_trials=3"], ["n_startup_trials"]),
+        ([LR, "search/pruner=wilcoxon"], ["meta.max_session=1", "meta.max_session=4", "search/pruner=asha"]),
+        (
+            [LR, "search/pruner=wilcoxon", "meta.max_session=5", "search.pruner.p_threshold=0.02"],
+            ["meta.max_session=5", "search.pruner.p_threshold=0.02", "meta.max_session=6"],
+        ),
+        ([LR, "search/pruner=wilcoxon", "search.pruner.p_threshold=0"], ["search.pruner.p_threshold"]),
+        (
+            [LR, "search/pruner=wilcoxon", "meta.max_session=5", "meta.eval_frequency=1e6"],
+            ["search/pruner=wilcoxon", "meta.eval_frequency=1000000"],
+        ),
         ([LR, "search.objective=[final_return,wall]"], ["search.objective", "one objective"]),
         ([LR, "search.objective=reward"], ["search.objective", "final_return"]),
         ([LR, "hydra.sweeper.direction=[maximize,minimize]"], ["hydra.sweeper.direction"]),
@@ -154,6 +171,23 @@ def test_ready_space_selects_its_agent_presets_and_number_of_trials(name: str) -
     assert cfg.meta.max_trial == 30
     recipe = Recipe(Space.of(cfg.search.space, {}, []), choices, [])
     assert check_space(recipe) == resolve(compose([f"agent={name}", f"env={env}"]))
+
+
+def test_wilcoxon_pruner_without_scipy_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = importlib.util.find_spec
+    absent = lambda name, *more: None if name == "scipy" else found(name, *more)  # noqa: E731
+    monkeypatch.setattr("labrl.experiment.search.checks.find_spec", absent)
+    assert main([*SEARCH, LR, "search/pruner=wilcoxon", "meta.max_session=5"]) == WRONG_INPUT
+    assert 'pip install "labrl[search]"' in capsys.readouterr().err
+
+
+def test_tpe_models_keys_together_and_knows_running_trials() -> None:
+    node = compose(["hydra/sweeper=optuna"], with_hydra=True).hydra.sweeper.sampler
+    assert (node.multivariate, node.constant_liar) == (True, True)
+    parameters = inspect.signature(TPESampler).parameters
+    assert set(node) - {"_target_"} == set(parameters) - {"gamma", "weights"}, "as in hydra-optuna-sweeper"
 
 
 def test_labrl_sweeper_replaces_hydras_and_keeps_its_samplers() -> None:

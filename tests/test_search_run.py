@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 import signal
@@ -18,6 +20,7 @@ from optuna.exceptions import StorageInternalError
 from run_cases import rising, write_run
 from search_cases import OVERRIDES, PLAN
 
+from labrl.analysis.formats import score
 from labrl.analysis.listing import best_trial, ranked_trials
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT
@@ -34,7 +37,7 @@ from labrl.trial import reporting
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+def searched(tmp_path_factory: pytest.TempPathFactory, output: io.StringIO) -> tuple[Path, int]:
     """Run a search of six trials, one after the other, so that it always prunes the same ones.
 
     Returns its folder and exit code.
@@ -43,14 +46,28 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     overrides = [
         override for override in OVERRIDES if not override.startswith(("search.confirm", "meta.report"))
     ]
-    code = main(
-        [
-            *("-m", "hydra/sweeper=optuna", *overrides, f"hydra.sweep.dir={home}", "hydra/launcher=basic"),
-            *("meta.max_trial=6", "search.confirm.top=2", "search.confirm.sessions=1"),
-            *("agent.batch_size=choice(64, 77)", "search.pruner.grace_period=256"),
-        ]
-    )
+    with contextlib.redirect_stdout(output):
+        code = main(
+            [
+                *(
+                    "-m",
+                    "hydra/sweeper=optuna",
+                    *overrides,
+                    f"hydra.sweep.dir={home}",
+                    "hydra/launcher=basic",
+                ),
+                *("meta.max_trial=6", "search.confirm.top=2", "search.confirm.sessions=1"),
+                *("agent.batch_size=choice(64, 77)", "search.pruner.grace_period=256"),
+                *("search.pruner.n_startup_trials=0", "search.pruner.n_startup_rows=1"),
+            ]
+        )
     return home, code
+
+
+@pytest.fixture(scope="module")
+def output() -> io.StringIO:
+    """What the search of `searched` has printed."""
+    return io.StringIO()
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +101,28 @@ def test_pruned_trial_has_status_pruned_and_keeps_a_checkpoint(
         assert frame < 1024
         assert CheckpointStore(session.checkpoints, keep_last=1).frames()[0] == frame
         assert json.loads(session.result_json.read_text())["status"] == "pruned"
+
+
+def test_line_of_a_pruned_trial_compares_it_with_the_best_at_the_same_frame(
+    info: dict[str, Any], output: io.StringIO
+) -> None:
+    best = None
+    for trial in info["trials"]:
+        line = next(line for line in output.getvalue().splitlines() if f"] trial {trial['number']}:" in line)
+        if trial["state"] == "pruned" and best is not None:
+            frame, value = trial["intermediate"][-1]
+            there = next(reported for at, reported in best["intermediate"] if at >= frame)
+            told = [score(number, 1) for number in (value, best["values"][0], there)]
+            assert [line.index(number) for number in told] == sorted(line.index(number) for number in told)
+        if trial["state"] == "complete" and (best is None or trial["values"] > best["values"]):
+            best = trial
+    assert best is not None
+
+
+def test_share_of_frames_for_the_confirmation_is_said_before_the_search(output: io.StringIO) -> None:
+    """Two trials and the default run on one fresh seed each, beside six trials of one session."""
+    before = output.getvalue().partition("] trial 0:")[0]
+    assert [text for text in ("6,144", "3,072", "33%") if text not in before] == []
 
 
 def test_every_trial_records_what_is_needed_to_repeat_it(

@@ -15,6 +15,8 @@ from search_cases import PLAN, TPE, history, next_of, play, pruner, study, write
 from labrl.errors import InputError
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import Outcome, RetryingQueue, Task
+from labrl.experiment.search.options import Confirm
+from labrl.experiment.search.search import to_confirm
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import FACTS, HEARTBEAT, MISSED_BEATS
@@ -173,6 +175,60 @@ def test_reported_value_is_the_mean_over_all_sessions_at_the_same_frame(tmp_path
     write_eval(first.folder, 10, 3.0, session=1)
     assert not tested.report(first.number, first.folder)
     assert tested.trials()[0].intermediate_values == {10: 2.0}
+
+
+def write_sessions(folder: Path, frame: int, *values: float) -> None:
+    """Append an evaluation row to the table of each session."""
+    for session, value in enumerate(values):
+        write_eval(folder, frame, value, session)
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+def test_wilcoxon_pruner_compares_sessions_with_those_of_a_trial_on_another_machine(
+    tmp_path: Path, kind: str, direction: str
+) -> None:
+    pytest.importorskip("scipy")
+    url, sign = f"{kind}:///{tmp_path / 'shared'}", 1 if direction == "maximize" else -1
+    facts: dict[str, Any] = {"num_sessions": 4, "direction": direction}
+    facts["pruner"] = pruner("wilcoxon", n_startup_trials=1, n_startup_rows=1)
+    there, here = study(tmp_path / "there", url, **facts), study(tmp_path / "here", url, **facts)
+    with FolderLock(there.home):
+        best = next_of(there)
+        for frame in (10, 20, 40):
+            write_sessions(best.folder, frame, *(sign * (frame + n) for n in range(4)))
+            assert not there.report(best.number, best.folder)
+        there.finish(best.number, best.folder)
+        shutil.rmtree(best.folder)
+        good, bad = next_of(here), next_of(here)
+        write_sessions(good.folder, 10, *(sign * (10 + 2 * n) for n in range(4)))
+        assert not here.report(good.number, good.folder), "it is worse only than the final values"
+        write_sessions(bad.folder, 10, *(sign * (9 - n) for n in range(3)))
+        (bad.folder / "session_3").mkdir()
+        assert not here.report(bad.number, bad.folder), "three sessions are too few"
+        write_eval(bad.folder, 10, sign * 0.5, session=3)
+        assert here.report(bad.number, bad.folder)
+        assert here.trials()[bad.number].state == TrialState.PRUNED
+        assert here.report(bad.number, bad.folder), "its other sessions are stopped, too"
+
+
+def test_confirmation_is_filled_with_the_pruned_trials_that_got_furthest(tmp_path: Path) -> None:
+    tested = study(tmp_path)
+    rows: list[dict[int, float]] = [{10: 4.0, 20: 5.0, 40: 6.0}, {10: 3.0}, {10: 3.5}, {10: 9.0, 20: 4.0}]
+    for values in rows:
+        one = next_of(tested)
+        for frame, value in values.items():
+            write_eval(one.folder, frame, value)
+            tested.report(one.number, one.folder)
+        tested.finish(one.number, one.folder)
+    tested.fail(next_of(tested).number, "out of luck")
+    states = [trial.state.name for trial in tested.trials()]
+    assert states == ["COMPLETE", "PRUNED", "PRUNED", "PRUNED", "FAIL"]
+    for top, expected in ((1, [0]), (3, [0, 3, 2]), (9, [0, 3, 2, 1])):
+        entry = to_confirm(Confirm(top=top, sessions=2, default=True), tested)
+        assert [one["trial"] for one in entry["candidates"]] == [*expected, None]
+    assert [one.get("pruned") for one in entry["candidates"]] == [None, 20, 10, 10, None]
+    assert [one["searched"] for one in entry["candidates"]] == [[6.0], [4.0], [3.5], [3.0], None]
 
 
 def test_every_session_of_a_pruned_trial_is_stopped(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import labrl
 from labrl.cli import export_policy, main, replay, report
 from labrl.component import Component
 from labrl.config import config_folder
-from labrl.config.keys import hints
+from labrl.config.traits import hints
 from labrl.errors import InputError
 from labrl.run.episodes import read_episode, write_episode
 from labrl.run.experiment import Experiment, TrialRecord

@@ -66,7 +66,8 @@ class OptunaSweeper(TrialSweeper):
         from labrl.config.compose import check_values, to_plain
         from labrl.config.validate import dataclass_of
         from labrl.errors import InputError
-        from labrl.experiment.search.options import Settings, check_ready_keys
+        from labrl.experiment.search.checks import check_ready_keys
+        from labrl.experiment.search.options import Settings
 
         try:
             plain = to_plain(self.config)

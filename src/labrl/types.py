@@ -157,6 +157,8 @@ InfoKeys = Annotated[dict[str, Reduction], BeforeValidator(_info_keys)]
 """list of names, or one of `last`, `sum`, `mean`, `min`, `max` for each name"""
 Measure = Annotated[str, BeforeValidator(_measure)]
 """`final_return`, `best_return`, `auc`, `strength`, `wall` or `info/<name>`"""
+Direction = Literal["minimize", "maximize"]
+"""Whether the smallest or the largest value of a measure is the best."""
 PositiveInt = Annotated[int, Field(ge=1)]
 """integer >= 1"""
 NonNegativeInt = Annotated[int, Field(ge=0)]

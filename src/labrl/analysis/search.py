@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,6 +93,8 @@ class Confirmed:
     """Mean of `values`; None if a run failed."""
     folders: list[str]
     """Run folder of each fresh seed, relative to the experiment's folder; a stored study has none."""
+    pruned: int | None = None
+    """Frame at which the trial was pruned in the search, with the value `searched`; None if it was not."""
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Confirmed:
@@ -104,6 +106,7 @@ class Confirmed:
             values=[float(values[0]) for values in content["values"] if values],
             mean=content["mean"],
             folders=list(content.get("folders") or ()),
+            pruned=content.get("pruned"),
         )
 
     @property
@@ -238,7 +241,10 @@ def verdict(search: SearchResult) -> Iterator[str]:
             else "it was not run again on fresh seeds."
         )
         return
-    yield f"Trial {winner.trial} won the confirmation: {objective} {winner.sentence()}."
+    stopped = (
+        "" if winner.pruned is None else f", although it was pruned at frame {winner.pruned:,} in the search"
+    )
+    yield f"Trial {winner.trial} won the confirmation: {objective} {winner.sentence()}{stopped}."
     if default is not None and default.mean is not None and winner.mean is not None:
         known = [one for one in (winner.estimate, default.estimate) if one is not None]
         lows, highs = [one.low for one in known], [one.high for one in known]
@@ -286,6 +292,7 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
                 "high": one.estimate.high if one.estimate else None,
                 "seeds": len(one.values),
                 "searched": one.searched,
+                "pruned": one.pruned,
             }
             for one in search.confirmed
         ],
@@ -317,14 +324,32 @@ def best_so_far(values: Sequence[float], maximize: bool) -> NDArray[np.float64]:
     return accumulate(array) if array.size else array
 
 
-def importances(search: SearchResult) -> dict[str, float]:
-    """Return the fraction of each key in the variation of the objective (PED-ANOVA, Watanabe et al.,
-    2023).
+class Importances(NamedTuple):
+    """How strongly each key of a search determines whether a trial is among the best."""
 
-    A pruned trial counts with its last value. The fractions sum to 1, the largest comes first; empty if there
-    are too few trials.
+    shares: dict[str, float]
+    """Importance by key. They sum to 1, the largest comes first; empty if there are too few trials."""
+    evaluator: str
+    """Name of Optuna's evaluator that computed them, with its settings."""
+    top: float
+    """Fraction of the trials that count as the best."""
+
+
+def importances(search: SearchResult) -> Importances:
+    """Compute the importance of each key for being among the best (PED-ANOVA, Watanabe et al., 2023).
+
+    A pruned trial counts with its last value.
     """
     trials = [trial for trial in search.valued if set(trial.params) >= {one.key for one in search.parameters}]
+    # There must be several best ones.
+    top = min(0.5, max(0.1, MOST_FOR_TOP / max(len(trials), 1)))
+    return Importances(
+        _shares(search, trials, top), f"PedAnovaImportanceEvaluator(target_quantile={top:.2g})", top
+    )
+
+
+def _shares(search: SearchResult, trials: Sequence[SearchTrial], top: float) -> dict[str, float]:
+    """Return the importance of each key in `trials`, of which the fraction `top` counts as the best."""
     if len(trials) < FEWEST_FOR_IMPORTANCE or len({trial.value for trial in trials}) < 2:
         return {}
     import optuna
@@ -342,8 +367,6 @@ def importances(search: SearchResult) -> dict[str, float]:
         for trial in trials
     )
     try:
-        # The importance for being among the best, of which there must be several.
-        top = min(0.5, max(0.1, MOST_FOR_TOP / len(trials)))
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=top)
         found = optuna.importance.get_param_importances(study, evaluator=evaluator)
     except (RuntimeError, ValueError):

@@ -1,19 +1,16 @@
-"""Configuration keys: iteration, traits, differences between configurations, and the syntax of overrides."""
+"""Configuration keys: iteration, differences between configurations, and the syntax of overrides."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
-from labrl.component import Component
+from labrl.config.traits import Traits, dataclasses_in, hints, traits_in
 from labrl.schedules import expanded, short_form
-
-T = TypeVar("T")
 
 RECORDED = "auto:"
 """Prefix of the recorded choice of presets, from before agents of the user inherited presets."""
@@ -30,26 +27,6 @@ def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from walk(inner, f"{key}[{index}]")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Traits:
-    """Traits of a key, which describe the effects of its value. The defaults allow for every effect."""
-
-    resume: bool = False
-    """Whether a resume may change the value, because it does not affect what was learned before."""
-    same_group: bool = False
-    """Whether runs that differ only in this key form one group in statistics."""
-    score: bool = True
-    """Whether the score of a trial in a search depends on the value."""
-
-
-Watches = Annotated[T, Traits(resume=True, same_group=True, score=False)]
-"""A key that controls only what is recorded, shown or kept, and does not change the numbers of a run."""
-Continues = Annotated[T, Traits(resume=True, score=False)]
-"""A key that a resume may change, such as the device, although it can change rows of metrics."""
-Scores = Annotated[T, Traits(resume=True)]
-"""A key that controls the length of a run or its evaluation, but does not change earlier updates."""
-
-
 @cache
 def traits(key: str) -> Traits:
     """Return the traits of a full key of a trial's configuration, which it may inherit from a key above."""
@@ -63,30 +40,6 @@ def traits(key: str) -> Traits:
         found = traits_in(hint) or found
         kinds = list(dataclasses_in(hint))
     return found
-
-
-def traits_in(hint: Any) -> Traits | None:
-    """Return the traits in the annotation of a type, if there are any."""
-    annotations = hint.__metadata__ if get_origin(hint) is Annotated else ()
-    return next((one for one in annotations if isinstance(one, Traits)), None)
-
-
-def dataclasses_in(hint: Any) -> Iterator[type]:
-    """Yield the dataclasses whose fields are the keys below a field of type `hint`.
-
-    For a component, whose class depends on its `_target_`, these are the ones in its annotation.
-    """
-    if isinstance(hint, type):
-        yield from [hint] if dataclasses.is_dataclass(hint) and hint is not Component else []
-    else:
-        for part in get_args(hint):
-            yield from dataclasses_in(part)
-
-
-@cache
-def hints(cls: type) -> dict[str, Any]:
-    """Return the types of the fields of a dataclass, with their annotations."""
-    return get_type_hints(cls, include_extras=True)
 
 
 ABSENT = object()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from labrl.component import Component
-from labrl.config.keys import Continues, Scores, Traits, Watches
+from labrl.config.traits import Continues, Scores, Traits, Watches
 from labrl.dashboards.options import WandbConfig
 from labrl.experiment.search.options import SearchConfig
 from labrl.session.options import AsyncUnrollConfig, ProfileConfig, StartFromConfig

@@ -17,8 +17,9 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
 from labrl.component import Component, TargetError, accepted_settings, load_target
-from labrl.config.keys import hints, walk, written
+from labrl.config.keys import walk, written
 from labrl.config.schema import NEW_ENVIRONMENT_KEYS, EnvironmentConfig
+from labrl.config.traits import hints
 from labrl.errors import Code, InputError, LabrlError, Mistake
 from labrl.mistakes.names import option_meant, own_file, setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import ale_py
 import numpy as np
@@ -18,9 +18,6 @@ from labrl.envs.protocol import Backend, Transition
 from labrl.envs.threads import patient_threads
 from labrl.errors import InputError
 from labrl.types import NonNegativeInt, PositiveInt, Probability
-
-if TYPE_CHECKING:
-    from labrl.envs.screen import WatchedAtari
 
 # Otherwise the ALE prints a line to standard error for every emulator.
 ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
@@ -127,13 +124,6 @@ class AtariEnv(Backend):
             _spaces[key] = emulator.single_observation_space, emulator.single_action_space
         # Copies, because a space has a random state.
         return copy.deepcopy(_spaces[key])
-
-    @classmethod
-    def watched(cls, config: AtariConfig) -> WatchedAtari:
-        """Make one game that can be rendered."""
-        from labrl.envs.screen import WatchedAtari
-
-        return WatchedAtari(config)
 
     @property
     def _emulators(self) -> Together | Separately:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium
 import numpy as np
@@ -29,10 +29,6 @@ from labrl.envs.vector import ENDLESS
 from labrl.envs.workers import Workers
 from labrl.spaces import array_dtype, flat_space, packed, places
 from labrl.types import PositiveInt
-
-if TYPE_CHECKING:
-    from labrl.envs.screen import WatchedGymnasium
-
 
 _log = logging.getLogger(__name__)
 
@@ -242,13 +238,6 @@ class GymnasiumEnv(Backend):
         known = config.known_sample()
         lend = {} if known is None else {"lend": known.lend}
         return GoalEnv(config.factory(), space, config.name, **lend)
-
-    @classmethod
-    def watched(cls, config: GymnasiumConfig) -> WatchedGymnasium:
-        """Make one environment that can be rendered."""
-        from labrl.envs.screen import WatchedGymnasium
-
-        return WatchedGymnasium(config)
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from labrl.spaces import Goals
-
-if TYPE_CHECKING:
-    from labrl.envs.watch import Watched
-
 
 Repeats = Literal["always", "if new", "never"]
 """When the seed of a reset and the actions determine an episode: regardless of earlier episodes, only in a
@@ -128,8 +124,25 @@ class Backend(ABC):
 
     @classmethod
     def watched(cls, config: Any) -> Watched | None:
-        """Make one environment that can be rendered and behaves like these; None if there is none."""
+        """Make one environment that can be rendered and behaves like these.
+
+        With None, labrl renders environments of its own backends and their subclasses, and no others.
+        """
         return None
+
+
+class Watched(Backend):
+    """A backend of one environment that can be rendered."""
+
+    frames_per_second: float
+    """Agent steps per second at normal speed."""
+
+    @abstractmethod
+    def picture(self) -> NDArray[np.uint8]:
+        """Return an RGB image of the current state, [height, width, 3].
+
+        Raises InputError if rendering fails.
+        """
 
 
 def action_dtype(space: Space[Any]) -> np.dtype:

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from labrl.component import accepted_settings, load_target
 from labrl.envs.atari import AtariConfig, AtariEnv, vector_env
 from labrl.envs.gym import GymnasiumConfig, GymnasiumEnv
-from labrl.envs.protocol import Transition
-from labrl.envs.watch import Watched
+from labrl.envs.protocol import Backend, Transition, Watched
 from labrl.errors import InputError
 
 # pygame, which Gymnasium renders with, prints a greeting on import, and warnings without screen or sound.
@@ -128,6 +127,13 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
         if values.dtype.kind == "b" or (values.dtype.kind == "f" and not self._bright):
             values = values * 255.0
         return values if values.dtype == np.uint8 else values.clip(0, 255).round().astype(np.uint8)
+
+
+def watched_by_labrl(backend: type[Backend], config: Any) -> Watched | None:
+    """Make an environment of one of labrl's backends, or of a subclass; None for other backends."""
+    if issubclass(backend, AtariEnv):
+        return WatchedAtari(config)
+    return WatchedGymnasium(config) if issubclass(backend, GymnasiumEnv) else None
 
 
 def frames_per_second(metadata: Any) -> float:

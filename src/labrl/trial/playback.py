@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from labrl.component import Component
 from labrl.config.compose import prepare
 from labrl.config.validate import dataclass_of
-from labrl.envs.protocol import Backend, action_dtype
-from labrl.envs.watch import Watched, watch
+from labrl.envs.protocol import Backend, Watched, action_dtype
+from labrl.envs.watch import watch
 from labrl.errors import DONE, FAILED, EnvironmentFailedError, InputError, LabrlError
 from labrl.run.episodes import RecordedEpisode, checksum, read_episode, recorded_names
 from labrl.run.run import Run

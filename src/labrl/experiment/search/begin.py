@@ -24,13 +24,9 @@ from labrl.experiment.experiment import held
 from labrl.experiment.job import Job
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
-from labrl.experiment.search.options import (
-    NoPruner,
-    Pruner,
-    SearchConfig,
-    Settings,
-    not_its,
-)
+from labrl.experiment.search.checks import check_pruner, not_its
+from labrl.experiment.search.options import Confirm, SearchConfig, Settings
+from labrl.experiment.search.pruners import NoPruner
 from labrl.experiment.search.search import Search, break_off, conclude
 from labrl.experiment.search.space import Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
@@ -110,7 +106,7 @@ def search(
             say(line)
         one = Search(study, recipe, experiment, subfolder, need, settings.max_failure_rate)
         at_once = "as many as there is room for" if limit is None else str(limit)
-        _announce(study, storage, at_once, experiment)
+        _announce(study, storage, at_once, experiment, asked.search.confirm)
         try:
             code, confirmation = one.run(launcher, asked.search.confirm)
             return conclude(one, storage, code, confirmation, report=asked.meta.report)
@@ -267,7 +263,9 @@ def _facts(storage: StudyStorage, study: Study) -> dict[str, Any]:
     }
 
 
-def _announce(study: Study, storage: StudyStorage, at_once: str, experiment: Experiment) -> None:
+def _announce(
+    study: Study, storage: StudyStorage, at_once: str, experiment: Experiment, confirm: Confirm | None
+) -> None:
     plan = study.plan
     done = sum(trial.state.is_finished() for trial in study.trials())
     already = f", {done} of them done" if done else ""
@@ -277,6 +275,22 @@ def _announce(study: Study, storage: StudyStorage, at_once: str, experiment: Exp
         f"searching {keys} for the best {plan.measure}: "
         f"{study.total} trials{already}, {at_once} at a time, {study.sampler.name}, pruner {plan.pruner.kind}"
     )
+    if not isinstance(plan.pruner, NoPruner):
+        trials, rows = plan.pruner.startup(study.total)
+        say(
+            f"the pruner stops no trial before {trials} have finished (search.pruner.n_startup_trials), and "
+            f"none before its evaluation number {rows} (search.pruner.n_startup_rows)"
+        )
+    searching = study.total * plan.num_sessions * plan.budget
+    if confirm is None:
+        say(f"frames: at most {searching:,}, without a confirmation on fresh seeds (search.confirm=null)")
+    else:
+        runs = (min(confirm.top, study.total) + confirm.default) * confirm.sessions
+        share = runs * plan.budget / (runs * plan.budget + searching)
+        say(
+            f"frames: at most {searching:,} in the search, and {runs * plan.budget:,} in the confirmation "
+            f"({runs} runs on fresh seeds): {share:.0%} of all frames, or more if trials are pruned"
+        )
     if study.total == 1:
         say("meta.max_trial=1: a search needs several trials to compare. Set, for example, meta.max_trial=20")
     say(f"experiment folder: {experiment.path}")
@@ -351,31 +365,6 @@ def check_ready(name: str, recipe: Recipe) -> None:
             "put them into an option of experiment (experiment=<name>).",
             code="unsupported",
             key="search",
-        )
-
-
-def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
-    """Raise InputError for a pruner to which no trial would report before its end."""
-    budget, every = config.env.config.max_frame, config.eval_frames
-    if isinstance(pruner, NoPruner):
-        return
-    last = (budget - 1) // every * every
-    if last == 0:
-        raise InputError(
-            f"search/pruner={pruner.kind} stops trials at evaluation checkpoints, but with "
-            f"meta.eval_frequency={every} and env.max_frame={budget} the only one is at the end of the "
-            f"budget. Set meta.eval_frequency={max(1, budget // 10)} or search/pruner=none",
-            code="contradiction",
-            key="meta.eval_frequency",
-        )
-    key, first = pruner.spares(budget)
-    if first > last:
-        raise InputError(
-            f"{key}={first} would let every trial reach its end, because the last evaluation before the end "
-            f"is at frame {last} (meta.eval_frequency={every}, env.max_frame={budget}). "
-            f"Set {key} to at most {last}, or search/pruner=none",
-            code="contradiction",
-            key=key,
         )
 
 

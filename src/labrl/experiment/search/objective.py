@@ -70,21 +70,33 @@ def intermediate_values(
 
     A session that was stopped early by its evaluations keeps its last value.
     """
-    curves = _curves(folder, measure, num_sessions)
-    ends = [
-        max(curve, default=0) if ended_early(folder, index) else None for index, curve in enumerate(curves)
-    ]
+    sessions = session_values(folder, measure, num_sessions, random_return)
+    ends = [max(one, default=0) if ended_early(folder, index) else None for index, one in enumerate(sessions)]
     values: dict[int, float] = {}
-    for frame in sorted(set.union(*(set(curve) for curve in curves))):
-        if not all(
-            frame in curve or (end is not None and 0 < end < frame)
-            for curve, end in zip(curves, ends, strict=True)
+    for frame in sorted(set.union(*(set(one) for one in sessions))):
+        if all(
+            frame in one or (end is not None and 0 < end < frame)
+            for one, end in zip(sessions, ends, strict=True)
         ):
-            continue
-        until = [{at: row for at, row in curve.items() if at <= frame} for curve in curves]
-        each = [measured(measure, curve, random_return) for curve in until]
-        values[frame] = float(np.mean([value for value in each if value is not None]))
+            values[frame] = float(np.mean([one[max(at for at in one if at <= frame)] for one in sessions]))
     return values
+
+
+def session_values(
+    folder: Path, measure: Measure, num_sessions: int, random_return: float = 0.0
+) -> list[dict[int, float]]:
+    """Return the measure of each session by frame, computed from its evaluations up to that frame."""
+    found = []
+    for curve in _curves(folder, measure, num_sessions):
+        until: dict[int, Mapping[str, float]] = {}
+        values = {}
+        for frame, row in curve.items():
+            until[frame] = row
+            value = measured(measure, until, random_return)
+            assert value is not None, "it has a checkpoint"
+            values[frame] = value
+        found.append(values)
+    return found
 
 
 def ended_early(folder: Path, index: int) -> bool:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.utils import instantiate
+from hydra_plugins.hydra_optuna_sweeper.config import TPESamplerConfig
+from omegaconf import OmegaConf
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import BaseSampler, NSGAIIISampler, NSGAIISampler
@@ -84,6 +86,9 @@ class NumberedSampler(BaseSampler):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ExperimentalWarning)
+                if self._node["_target_"] == TPESamplerConfig._target_:
+                    # labrl's option replaces this one, whose types Hydra would check.
+                    OmegaConf.merge(OmegaConf.structured(TPESamplerConfig), dict(self._node))
                 made = instantiate({**self._node, "seed": seed}, _execution_whitelist_=TARGETS)
                 if isinstance(made, functools.partial):  # a grid of hydra-optuna-sweeper
                     made = made(self._space.grid())

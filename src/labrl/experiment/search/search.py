@@ -3,7 +3,8 @@
 The confirmation runs the best trials on seeds that the search has not used, to rule out luck. All of it is
 the entry `confirm` of `experiment.json`: the fresh `seeds`, and `candidates`, each with the number of its
 `trial` (null for the configuration without any searched value), its `params`, its values in the search
-(`searched`), its run `folders`, one for each seed, and then its `values` there by objective.
+(`searched`), the frame at which it was `pruned` there, if it was, its run `folders`, one for each seed, and
+then its `values` there by objective.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, run_queue
 from labrl.experiment.search.channel import Hub
 from labrl.experiment.search.objective import trial_value
 from labrl.experiment.search.options import Confirm
+from labrl.experiment.search.pruners import value_at
 from labrl.experiment.search.space import BEST, Recipe
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import FACTS, HEARTBEAT, Plan, Study
@@ -148,14 +150,20 @@ class Search(RetryingQueue):
         trials = self.study.trials()
         trial, best = trials[number], self.study.best()
         done = sum(one.state.is_finished() for one in trials)
+        leader = f"   best so far {score(best[0].value, 1)} (trial {best[0].number})" if best else ""
+        frame = trial.last_step
         match trial.state:
             case TrialState.COMPLETE:
                 what = score(trial.value)
+            case TrialState.PRUNED if frame is None:
+                what = "pruned"
             case TrialState.PRUNED:
-                what = f"{score(trial.value, 1)}, pruned at frame {trial.last_step:,}"
+                what = f"{score(trial.value, 1)}, pruned at frame {frame:,}"
+                # The final value of the best trial would be compared with a value of fewer frames.
+                there = value_at(best[0].intermediate_values, frame) if best and frame is not None else None
+                leader += "" if there is None else f", which had {score(there, 1)} at that frame"
             case _:
                 what = f"failed: {trial.user_attrs.get(FACTS, {}).get('error')}".partition("\n")[0]
-        leader = f"   best so far {score(best[0].value, 1)} (trial {best[0].number})" if best else ""
         params = " ".join(
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
             for key, value in trial.params.items()
@@ -179,10 +187,16 @@ class Search(RetryingQueue):
             say("another machine confirms the best trials on fresh seeds")
             return None
         entry = to_confirm(config, study)
-        top = min(config.top, len(best))
+        pruned = [f"trial {one['trial']}" for one in entry["candidates"] if one.get("pruned")]
+        top = sum(one["trial"] is not None for one in entry["candidates"])
         say(
             f"confirming the best {f'{top} trials' if top > 1 else 'trial'}"
             f"{' and the default' if config.default else ''}, each on {config.sessions} fresh seeds"
+            + (
+                f"; {', '.join(pruned)} pruned in the search, because only {len(best)} finished"
+                if pruned
+                else ""
+            )
         )
         home, interruption = self.experiment.path, self._interruption
         runs = [
@@ -240,11 +254,17 @@ class Search(RetryingQueue):
 
 
 def to_confirm(config: Confirm, study: Study) -> dict[str, Any]:
-    """Return the seeds and the candidates of a confirmation, the best trial first."""
-    candidates: list[dict[str, Any]] = [
-        {"trial": trial.number, "params": dict(trial.params), "searched": list(trial.values)}
-        for trial in study.best()[: config.top]
-    ]
+    """Return the seeds and the candidates of a confirmation, the best trial first.
+
+    If fewer trials have finished than `config.top`, the best pruned ones follow, with the frame at which they
+    were `pruned`.
+    """
+    candidates: list[dict[str, Any]] = []
+    for trial in [*study.best(), *study.best_pruned()][: config.top]:
+        pruned = {"pruned": trial.last_step} if trial.state == TrialState.PRUNED else {}
+        candidates.append(
+            {"trial": trial.number, "params": dict(trial.params), "searched": list(trial.values), **pruned}
+        )
     if config.default:
         candidates.append({"trial": None, "params": {}, "searched": None})
     for one in candidates:
@@ -378,6 +398,6 @@ def _tell_best(search: Search, found: SearchResult, told: dict[str, Any]) -> dic
         "params": params,
         "command": command,
         "file": BEST,
-        "searched": next((one.value for one in trials if one.number == trial), None),
+        "searched": first.value if best is None else best.searched,
         "confirmed": next((one for one in told["confirmed"] if best and one["trial"] == best.trial), None),
     }

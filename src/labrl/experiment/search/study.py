@@ -2,8 +2,8 @@
 
 Of Optuna 5, only `ask` and `tell` are used. Its heartbeat and its retry callback work only inside
 `Study.optimize` and on a database, and they count a retried trial as a new one, so that the total and the
-draws would depend on failures. Its pruners write to the storage (see `options`), and its storages have no
-lock for a decision (see `storage`).
+draws would depend on failures. Its pruners do not decide from the reports alone (see `pruners`), and its
+storages have no lock for a decision (see `storage`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,30 @@ from optuna.trial import FrozenTrial, TrialState
 
 from labrl.config.keys import split_override, traits
 from labrl.errors import InputError
-from labrl.experiment.search.objective import ended_early, intermediate_values, trial_value
-from labrl.experiment.search.options import Direction, Pruner, Reports
+from labrl.experiment.search.objective import (
+    ended_early,
+    intermediate_values,
+    session_values,
+    trial_value,
+)
+from labrl.experiment.search.pruners import History, Pruner, Reports, WilcoxonPruner
 from labrl.experiment.search.sampling import NumberedSampler
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
 from labrl.run.lock import FolderLock
 from labrl.secrets import MASK, redact
 from labrl.seeding import derived_seed, draw_seed
-from labrl.types import Measure
+from labrl.types import Direction, Measure
 
 FACTS = "labrl"
 """Attribute of the study and of each trial for labrl's own data."""
 
 CONFIRMS = "labrl:confirms"
 """Attribute of the study with the machine that confirms the best trials."""
+
+SESSION = "labrl:session:"
+"""Start of the attributes of a finished trial with the values of each session by frame, which a pruner that
+compares sessions needs on every machine."""
 
 HEARTBEAT = 60.0
 """Seconds between two heartbeats of a machine."""
@@ -206,7 +215,11 @@ class Study:
                 trial_id = self._trial_id(number)
                 self._storage.optuna.set_trial_intermediate_value(trial_id, frame, values[frame])
             trials = self.trials()
-            if any(self._is_hopeless(number, frame, trials) for frame in new):
+            sessions: list[dict[int, float]] = []
+            if isinstance(plan.pruner, WilcoxonPruner):
+                sessions = session_values(folder, plan.measure, plan.num_sessions, plan.random_return)
+                new = [last]  # its decision depends on the sessions, whether all have reported or not
+            if any(self._is_hopeless(number, frame, trials, sessions) for frame in new):
                 self._study.tell(number, state=TrialState.PRUNED)
                 return True
             return False
@@ -221,6 +234,7 @@ class Study:
             value = trial_value(folder, plan.measure, plan.num_sessions, plan.random_return)
             if value is not None:
                 self._hold_until_the_end(number, folder)
+                self._keep_sessions(number, folder)
                 self._study.tell(number, value)
                 return None
         error = "no whole episode ended within the budget, so there is nothing to compare"
@@ -235,6 +249,15 @@ class Study:
             if values and max(values) < plan.budget:
                 trial_id = self._trial_id(number)
                 self._storage.optuna.set_trial_intermediate_value(trial_id, plan.budget, values[max(values)])
+
+    def _keep_sessions(self, number: int, folder: Path) -> None:
+        """Store the values of each session if the pruner compares sessions."""
+        plan = self.plan
+        if isinstance(plan.pruner, WilcoxonPruner):
+            sessions = session_values(folder, plan.measure, plan.num_sessions, plan.random_return)
+            for index, values in enumerate(sessions):
+                trial_id, content = self._trial_id(number), {str(frame): values[frame] for frame in values}
+                self._storage.optuna.set_trial_user_attr(trial_id, f"{SESSION}{index}", content)
 
     def fail(self, number: int, error: str) -> None:
         """Record why a trial failed."""
@@ -267,8 +290,15 @@ class Study:
     def best(self) -> list[FrozenTrial]:
         """Return complete trials, the best first."""
         done = [trial for trial in self.trials() if trial.state == TrialState.COMPLETE]
-        sign = -1 if self.plan.direction == "maximize" else 1
-        return sorted(done, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+        return sorted(done, key=lambda trial: (-self._sign * (trial.value or 0.0), trial.number))
+
+    def best_pruned(self) -> list[FrozenTrial]:
+        """Return pruned trials with a value: those that got furthest first, of these the best first."""
+        pruned = [trial for trial in self.trials() if trial.state == TrialState.PRUNED and trial.values]
+        return sorted(
+            pruned,
+            key=lambda trial: (-(trial.last_step or 0), -self._sign * (trial.value or 0.0), trial.number),
+        )
 
     def trial_seed(self, number: int) -> int:
         """Return the seed of a trial, the same on every machine and for every attempt."""
@@ -295,17 +325,43 @@ class Study:
         seen = self._study.user_attrs.get(f"labrl:alive:{owner['machine']}", 0.0)
         return time.time() - seen > MISSED_BEATS * HEARTBEAT
 
-    def _is_hopeless(self, number: int, frame: int, trials: Sequence[FrozenTrial]) -> bool:
-        sign = 1 if self.plan.direction == "maximize" else -1
+    @property
+    def _sign(self) -> int:
+        return 1 if self.plan.direction == "maximize" else -1
+
+    def _is_hopeless(
+        self, number: int, frame: int, trials: Sequence[FrozenTrial], sessions: Sequence[History]
+    ) -> bool:
+        """Return whether the pruner stops a trial.
+
+        frame: of the report that is judged; sessions: values of each session, if the pruner compares them.
+        """
+        plan = self.plan
         histories = {
-            trial.number: {at: sign * value for at, value in trial.intermediate_values.items()}
+            trial.number: self._signed(trial.intermediate_values)
             for trial in trials
             if trial.intermediate_values
         }
-        histories[number] = {at: value for at, value in histories[number].items() if at <= frame}
-        full = sum(trial.state == TrialState.COMPLETE for trial in trials)
-        reports = Reports(number, histories, full, self.plan.budget, self.plan.name)
-        return self.plan.pruner.stops(reports)
+        own = histories.get(number, {})
+        histories[number] = {at: value for at, value in own.items() if at <= frame}
+        best = self.best()[:1] if sessions else []
+        kept = [best[0].user_attrs.get(f"{SESSION}{index}", {}) for index in range(len(sessions)) if best]
+        return plan.pruner.stops(
+            Reports(
+                number=number,
+                histories=histories,
+                full=sum(trial.state == TrialState.COMPLETE for trial in trials),
+                total=self.total,
+                budget=plan.budget,
+                study=plan.name,
+                sessions=[self._signed(values) for values in sessions],
+                best=[self._signed({int(at): value for at, value in values.items()}) for values in kept],
+            )
+        )
+
+    def _signed(self, values: Mapping[int, float]) -> dict[int, float]:
+        """Return values of which larger ones are better."""
+        return {frame: self._sign * value for frame, value in values.items()}
 
     def _self(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,92 @@
+"""Checks of a search without Optuna and PyTorch, so that a wrong command line is refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from labrl.config import config_folder
+from labrl.config.keys import split_override, walk
+from labrl.config.schema import TrialConfig
+from labrl.errors import InputError
+from labrl.experiment.search.pruners import Halving, NoPruner, Pruner, WilcoxonPruner
+
+
+def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Raise InputError if the agent lacks keys of the ready-made space.
+
+    plain: the configuration without searched values; choices: the option of each group; overrides: the
+    overrides of the command line. If options are searched too, `check_space` finds out later.
+    """
+    typed = dict(map(split_override, overrides))
+    space = plain["search"]["space"]
+    searched = [key for key, value in typed.items() if "." not in key and ("," in value or "(" in value)]
+    if searched or any("." not in key for key in space):
+        return
+    known = dict(walk(plain))
+    if lacking := [key for key in space if key not in known and key not in typed]:
+        raise not_its(str(choices["search"]), lacking, str(choices["agent"]))
+
+
+def not_its(ready: str, lacking: Sequence[str], agent: str) -> InputError:
+    """Return the error for a ready-made space that searches keys which the agent does not have."""
+    fits = (config_folder() / "search" / f"{agent}.yaml").is_file()
+    instead = f"set search={agent}, or " if fits else ""
+    return InputError(
+        f"search={ready} searches {', '.join(lacking)}, which agent={agent} does not have. Either "
+        f"{instead}leave out agent={agent}, or type your own ranges, such as "
+        "'agent.lr=tag(log, interval(1e-5, 1e-2))'",
+        code="contradiction",
+        key="search",
+    )
+
+
+def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
+    """Raise InputError for a pruner that could not stop any trial with this configuration."""
+    if isinstance(pruner, NoPruner):
+        return
+    budget, every = config.env.config.max_frame, config.eval_frames
+    rows = (budget - 1) // every  # before the end
+    if rows == 0:
+        raise InputError(
+            f"search/pruner={pruner.kind} stops trials at evaluation checkpoints, but with "
+            f"meta.eval_frequency={every} and env.max_frame={budget} the only one is at the end of the "
+            f"budget. Set meta.eval_frequency={max(1, budget // 10)} or search/pruner=none",
+            code="contradiction",
+            key="meta.eval_frequency",
+        )
+    begins = {"n_startup_rows": (pruner.n_startup_rows or 0, rows)}
+    if isinstance(pruner, Halving):
+        begins["grace_period"] = (pruner.first_rung(budget), rows * every)
+    for name, (value, most) in begins.items():
+        if value > most:
+            key = f"search.pruner.{name}"
+            raise InputError(
+                f"{key}={value} would let every trial reach its end, because the last of the {rows} "
+                f"evaluations before the end is at frame {rows * every} (meta.eval_frequency={every}, "
+                f"env.max_frame={budget}). Set {key} to at most {most}, or search/pruner=none",
+                code="contradiction",
+                key=key,
+            )
+    if isinstance(pruner, WilcoxonPruner):
+        _check_wilcoxon(pruner, config.meta.max_session)
+
+
+def _check_wilcoxon(pruner: WilcoxonPruner, sessions: int) -> None:
+    """Raise InputError if trials have too few sessions for a signed-rank test, or SciPy is missing."""
+    if sessions < pruner.fewest_sessions:
+        raise InputError(
+            "search/pruner=wilcoxon compares trials seed by seed. With so few sessions "
+            f"(meta.max_session={sessions}), no p-value can be below "
+            f"search.pruner.p_threshold={pruner.p_threshold:g}, so that no trial would be stopped. "
+            f"Set meta.max_session={pruner.fewest_sessions} or more, or search/pruner=asha",
+            code="contradiction",
+            key="meta.max_session",
+        )
+    if find_spec("scipy") is None:
+        raise InputError(
+            'search/pruner=wilcoxon needs SciPy: pip install "labrl[search]"',
+            code="not-installed",
+            key="search/pruner",
+        )

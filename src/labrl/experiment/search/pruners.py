@@ -1,0 +1,275 @@
+"""Pruners: which trials a search stops early, and their options (`search.pruner`).
+
+Optuna's pruners read the study while it changes, and some write to it while they decide, so that a process
+killed in between could decide differently the second time. These decide from the reports alone.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field
+
+from labrl.types import Fraction, NonNegativeInt, PositiveInt, whole_number
+
+TwoOrMore = Annotated[int, BeforeValidator(whole_number), Field(ge=2)]
+"""An integer of at least 2."""
+
+STARTUP = ((12, 5, 3), (50, 3, 2), (math.inf, 0, 1))
+"""Defaults of `n_startup_trials` and `n_startup_rows` for searches of fewer trials than the first number.
+
+In a small search each trial counts, and the first ones have few others to be compared with. In a large one,
+many run at the same time, so that waiting for the first to finish would let all of these run to the end."""
+
+
+History = Mapping[int, float]
+"""Values that one trial or session has reported, by frame. Those of a trial are the means over its
+sessions."""
+
+
+def value_at(history: History, frame: int) -> float | None:
+    """Return the first value at `frame` or later; None if there is none."""
+    return next((history[at] for at in sorted(history) if at >= frame), None)
+
+
+class Reports(NamedTuple):
+    """The reports of all trials, from which a pruner decides whether to stop the one that has just reported.
+
+    Larger values are better.
+    """
+
+    number: int
+    """Number of that trial."""
+    histories: Mapping[int, History]
+    """Histories of all trials by number. That of a trial with several sessions is empty until all have
+    reported."""
+    full: int
+    """Number of trials that have used up their budget."""
+    total: int
+    """Number of trials of the search."""
+    budget: int
+    """Budget of a session, frames."""
+    study: str
+    """Name of the study."""
+    sessions: Sequence[History] = ()
+    """Histories of the sessions of that trial; empty for pruners that do not compare sessions."""
+    best: Sequence[History] = ()
+    """Histories of the sessions of the best finished trial; likewise."""
+
+    @property
+    def own(self) -> History:
+        """The history of that trial."""
+        return self.histories.get(self.number, {})
+
+
+@dataclass(kw_only=True)
+class NoPruner:
+    """Every trial plays its whole budget."""
+
+    kind: Literal["none"]
+    """Name of the pruner."""
+
+    def stops(self, reports: Reports) -> bool:
+        """Return False."""
+        return False
+
+
+@dataclass(kw_only=True)
+class StartingPruner(ABC):
+    """Base class of pruners, which begin to stop trials when there is enough to compare."""
+
+    n_startup_trials: NonNegativeInt | None
+    """Trials that must have finished before any is stopped, >= 0; null: 5 in a search of fewer than 12
+    trials, 3 in one of fewer than 50, otherwise 0."""
+    n_startup_rows: PositiveInt | None
+    """Evaluation rows that a trial must have before it may be stopped, >= 1; null: 3 in a search of fewer
+    than 12 trials, 2 in one of fewer than 50, otherwise 1."""
+
+    def startup(self, total: int) -> tuple[int, int]:
+        """Return the number of trials and of rows before which no trial is stopped.
+
+        total: number of trials of the search.
+        """
+        _, trials, rows = next(line for line in STARTUP if total < line[0])
+        own_trials, own_rows = self.n_startup_trials, self.n_startup_rows
+        return trials if own_trials is None else own_trials, rows if own_rows is None else own_rows
+
+    def stops(self, reports: Reports) -> bool:
+        """Return whether to stop the trial that has just reported."""
+        trials, rows = self.startup(reports.total)
+        return reports.full >= trials and self._loses(reports, rows)
+
+    @abstractmethod
+    def _loses(self, reports: Reports, rows: int) -> bool:
+        """Return whether the trial that has just reported is worse than others before the end of its budget.
+
+        rows: number of rows that it must have.
+        """
+
+
+@dataclass(kw_only=True)
+class MedianPruner(StartingPruner):
+    """Stop a trial whose best value so far is worse than the median of the others at the same frame."""
+
+    kind: Literal["median"]
+    """Name of the pruner."""
+
+    def _loses(self, reports: Reports, rows: int) -> bool:
+        """Compare with the median (Vizier, 2017)."""
+        own = reports.own
+        frame = max(own, default=0)
+        others = (history for number, history in reports.histories.items() if number != reports.number)
+        there = sorted(value for one in others if (value := value_at(one, frame)) is not None)
+        if not there or len(own) < rows or frame >= reports.budget:
+            return False
+        return max(own.values()) < (there[(len(there) - 1) // 2] + there[len(there) // 2]) / 2
+
+
+@dataclass(kw_only=True)
+class Halving(StartingPruner):
+    """Successive halving, with rungs at the first report after so many frames.
+
+    Of n trials that have reached a rung so far, the best n // reduction_factor continue, but at least one.
+    """
+
+    grace_period: PositiveInt | None
+    """Frames before which no trial is stopped, for hyperband in the bracket that stops trials earliest, >= 1;
+    null: a ninth of the budget, which leaves two rungs with a factor of 3."""
+    reduction_factor: TwoOrMore
+    """One in this many trials continues after each rung; for hyperband also the ratio of the brackets' grace
+    periods, >= 2."""
+
+    def first_rung(self, budget: int) -> int:
+        """Return the frame before which no trial is stopped. budget: frames of a session."""
+        return self.grace_period or max(1, budget // 9)
+
+    def _loses_at(self, rung: int, reports: Reports, rivals: Iterable[History], rows: int) -> bool:
+        """Return whether the trial that has just reported loses at one of the rungs that it has just reached.
+
+        rung: frame of the first rung; rivals: histories, including its own.
+        """
+        own, all_of_them = reports.own, list(rivals)
+        frames = sorted(own)
+        if len(frames) < rows or frames[-1] >= reports.budget:
+            return False
+        # The first row that counts is compared at all rungs so far.
+        before = frames[-2] if len(frames) > rows else -1
+        while rung <= frames[-1]:
+            reached = [value for one in all_of_them if (value := value_at(one, rung)) is not None]
+            best = sorted(reached, reverse=True)[: max(1, len(reached) // self.reduction_factor)]
+            value = value_at(own, rung)
+            if rung > before and value is not None and value < best[-1]:
+                return True
+            rung *= self.reduction_factor
+        return False
+
+
+@dataclass(kw_only=True)
+class AshaPruner(Halving):
+    """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934).
+
+    A trial that reaches `grace_period * reduction_factor ** k` frames continues if it is among the best
+    1 / reduction_factor of those that have got there so far.
+    """
+
+    kind: Literal["asha"]
+    """Name of the pruner."""
+
+    def _loses(self, reports: Reports, rows: int) -> bool:
+        return self._loses_at(self.first_rung(reports.budget), reports, reports.histories.values(), rows)
+
+
+@dataclass(kw_only=True)
+class HyperbandPruner(Halving):
+    """Several successive halvings that differ in their grace period (Li et al., 2018, arXiv:1603.06560)."""
+
+    kind: Literal["hyperband"]
+    """Name of the pruner."""
+
+    def _loses(self, reports: Reports, rows: int) -> bool:
+        """Compare with other trials of the same bracket."""
+        bracket = self.bracket_of(reports, reports.number)
+        rivals = (one for n, one in reports.histories.items() if self.bracket_of(reports, n) == bracket)
+        rung = self.first_rung(reports.budget) * self.reduction_factor**bracket
+        return self._loses_at(rung, reports, rivals, rows)
+
+    def bracket_of(self, reports: Reports, number: int) -> int:
+        """Return the bracket of a trial. Bracket 0 stops trials earliest, and the last stops none.
+
+        Each bracket gets trials in proportion to how many of them fit into a given number of frames.
+        """
+        factor, grace = self.reduction_factor, self.first_rung(reports.budget)
+        count = 1 + max(0, math.floor(math.log(reports.budget / grace, factor) + 1e-9))
+        shares = [math.ceil(count * factor ** (count - 1 - k) / (count - k)) for k in range(count)]
+        place = zlib.crc32(f"{reports.study}_{number}".encode()) % sum(shares)
+        return next(k for k in range(count) if place < sum(shares[: k + 1]))
+
+
+@dataclass(kw_only=True)
+class WilcoxonPruner(StartingPruner):
+    """Stop a trial that is worse than the best finished one in a signed-rank test over seeds, as Optuna's
+    WilcoxonPruner decides.
+
+    The steps of Optuna's pruner are the seeds: session k of the trial is compared with session k of the best
+    one, at the latest frame that the former has reported.
+    """
+
+    kind: Literal["wilcoxon"]
+    """Name of the pruner."""
+    p_threshold: Fraction
+    """p-value below which a trial counts as worse, in (0, 1]. As the test is repeated at every row, the
+    probability of stopping a trial that is as good as the best one is larger."""
+
+    @property
+    def fewest_sessions(self) -> int:
+        """The smallest number of sessions whose signed-rank test can be below the threshold.
+
+        With n sessions, the smallest p-value is 1 / 2 ** n.
+        """
+        return max(2, math.floor(math.log2(1 / self.p_threshold)) + 1)
+
+    def _loses(self, reports: Reports, rows: int) -> bool:
+        if all(max(own, default=0) >= reports.budget for own in reports.sessions):
+            return False
+        own_values, best_values = {}, {}
+        for session, (own, best) in enumerate(zip(reports.sessions, reports.best, strict=False)):
+            if len(own) >= rows and best:
+                frame = max(own)
+                there = value_at(best, frame)
+                own_values[session] = own[frame]
+                # A session that stopped early keeps its last value.
+                best_values[session] = best[max(best)] if there is None else there
+        if not own_values:
+            return False
+        import optuna
+
+        study = optuna.create_study(direction="maximize")
+        study.add_trial(optuna.trial.create_trial(value=0.0, intermediate_values=best_values))
+        state = optuna.trial.TrialState.RUNNING
+        trial = optuna.trial.create_trial(state=state, intermediate_values=own_values)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            return optuna.pruners.WilcoxonPruner(p_threshold=self.p_threshold).prune(study, trial)
+
+
+def _of_earlier_version(node: Any) -> Any:
+    """Return options with the names of this version, so that runs of earlier ones can be read."""
+    earlier = ({"kind", "startup_trials", "warmup"}, {"kind", "grace_period", "reduction_factor"})
+    if not isinstance(node, Mapping) or set(node) not in earlier:
+        return node
+    kept = {name: value for name, value in node.items() if name not in ("startup_trials", "warmup")}
+    return {**kept, "n_startup_trials": node.get("startup_trials"), "n_startup_rows": None}
+
+
+Pruner = Annotated[
+    Annotated[
+        NoPruner | MedianPruner | AshaPruner | HyperbandPruner | WilcoxonPruner, Field(discriminator="kind")
+    ],
+    BeforeValidator(_of_earlier_version),
+]
