@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exact_cases import QUIET, TASKS, rows, state, unequal
+from exact_cases import KL, QUIET, TASKS, rows, state, unequal
 from recorder import record
 
 import labrl
@@ -31,6 +31,7 @@ CASES: dict[str, list[str]] = {
     "ppo-images": ["agent=ppo", *TASKS["pong"], *PPO, ENTROPY],
     "ppo-masks": ["agent=ppo", *TASKS["taxi"], *PPO],
     "ppo-inputs": ["agent=ppo", *TASKS["lamp"], *PPO],
+    "ppo-kl": ["agent=ppo", *TASKS["cartpole"], *PPO, "agent.target_kl=0.1", KL],
     "a2c": ["agent=a2c", *TASKS["cartpole"], ENTROPY, f"agent.lr={SCHEDULE}"],
     "pqn": ["agent=pqn", *TASKS["cartpole"], *ROLLOUT, "env.num_envs=4", "agent/optimizer=adam"],
     "dqn": ["agent=dqn", *TASKS["cartpole"], *REPLAY],

@@ -21,7 +21,7 @@ from labrl.agents.ppo import PPO, PPOConfig, clipped_surrogate, value_loss
 from labrl.clock import Clock
 from labrl.learning.compute import Compute
 from labrl.networks.actor_critic import ActorCritic
-from labrl.schedules import LinearSchedule
+from labrl.schedules import AdaptiveRate, LinearSchedule
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Episode, Step
@@ -328,3 +328,49 @@ def test_last_layers_compute_in_float32_under_bfloat16() -> None:
     with torch.no_grad():
         torch.testing.assert_close(parameters, network.policy_head(features.float()))
         torch.testing.assert_close(value, network.value_head(features.float()).squeeze(1))
+
+
+RATE = AdaptiveRate(kind="kl", rate=1e-3, target=0.01, factor=2.0, min=4e-4, max=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("rate", "kl", "expected"),
+    [
+        (1e-3, 0.021, 5e-4),
+        (5e-4, 0.021, 4e-4),
+        (1e-3, 0.019, 1e-3),
+        (1e-3, 0.006, 1e-3),
+        (1e-3, 0.004, 2e-3),
+        (1.5e-3, -0.001, 2e-3),
+        (1e-3, float("nan"), 1e-3),
+    ],
+)
+def test_adapted_rate_keeps_the_divergence_within_a_factor_of_two(
+    rate: float, kl: float, expected: float
+) -> None:
+    assert RATE.adapted(rate, kl) == expected
+
+
+@pytest.mark.parametrize(("target", "expected"), [(1e-9, 0.001 / 1.5**2), (1e3, 0.001 * 1.5**2)])
+def test_rate_is_adapted_after_each_epoch(target: float, expected: float) -> None:
+    rate = AdaptiveRate(kind="kl", rate=1e-3, target=target)
+    agent, clock = build(dataclasses.replace(CONFIG, lr=rate))
+    play(agent, clock, VECTOR, 7)
+    assert agent.metrics()["lr"] == 1e-3
+    assert play(agent, clock, VECTOR, 1) == 4
+    assert agent.metrics()["lr"] == pytest.approx(expected)
+    plain, clock = build(dataclasses.replace(CONFIG, lr=1e-3, epochs=1))
+    adapted, other = build(dataclasses.replace(CONFIG, lr=rate, epochs=1))
+    play(plain, clock, VECTOR, 8)
+    play(adapted, other, VECTOR, 8)
+    assert torch.equal(plain.learner.weights, adapted.learner.weights)
+
+
+@pytest.mark.parametrize(("typed", "expected"), [(1e-3, 7e-4), (5e-3, 5e-3)])
+def test_rate_that_is_typed_for_a_resume_replaces_the_adapted_one(typed: float, expected: float) -> None:
+    rate = AdaptiveRate(kind="kl", rate=1e-3, target=0.01)
+    agent, _ = build(dataclasses.replace(CONFIG, lr=rate))
+    state = {**agent.state_dict(), "lr": [1e-3, 7e-4]}
+    resumed, _ = build(dataclasses.replace(CONFIG, lr=dataclasses.replace(rate, rate=typed)))
+    resumed.load_state_dict(state)
+    assert resumed.metrics()["lr"] == expected

@@ -139,7 +139,6 @@ class PolicyAgent(Agent):
                 spaces=spaces,
                 policy=self,
                 gamma=config.gamma,
-                lr=config.lr,
                 clock=clock,
                 compute=compute,
                 generator=streams.numpy("self-imitation"),
@@ -253,6 +252,11 @@ class PolicyAgent(Agent):
         return PolicyActor(self.network, self.distribution, sampled)
 
     @property
+    def lr(self) -> float:
+        """Learning rate at this frame."""
+        return value_at(self._config.lr, self._clock.frame)
+
+    @property
     def weights(self) -> FlatParameters:
         """All weights, for sessions that train them together (`meta.distributed`)."""
         return self.learner.flat
@@ -262,7 +266,7 @@ class PolicyAgent(Agent):
         config, frame = self._config, self._clock.frame
         return {
             **self._describe(),
-            "lr": value_at(config.lr, frame),
+            "lr": self.lr,
             "entropy_coef": value_at(config.entropy_coef, frame),
             **({} if self.imitation is None else self.imitation.metrics()),
             "weight_norm": self.learner.weight_norm,

@@ -116,7 +116,7 @@ class Reinforce(PolicyAgent):
             batch.advantage.copy_(normalized(batch.advantage))
         self._entropy_coef = value_at(config.entropy_coef, frame)
         statistics = self.learner.gradient(self.loss, batch)
-        self.record(statistics, self.descend(value_at(config.lr, frame)))
+        self.record(statistics, self.descend(self.lr))
         self.rollout.clear()
         return 1 if self.imitation is None else 1 + self.imitation.learn()
 

@@ -50,13 +50,17 @@ Scores = Annotated[T, Traits(resume=True)]
 """A key that controls the length of a run or its evaluation, but does not change earlier updates."""
 
 
+RATE = "agent.lr.rate"
+"""Key of an adapted learning rate, which is state: a new value holds from the frame of a resume on."""
+
+
 @cache
 def traits(key: str) -> Traits:
     """Return the traits of a full key of a trial's configuration, which it may inherit from a key above."""
     # Imported late, because the command line shows help without importing pydantic.
     from labrl.config.schema import TrialConfig
 
-    found = Traits()
+    found = Traits(resume=key == RATE)
     kinds: list[type] = [TrialConfig]
     for name in key.split("."):
         hint = next((hints(kind)[name] for kind in kinds if name in hints(kind)), None)
