@@ -106,7 +106,7 @@ class MetaConfig:
     """Computation of gradients. auto: with kernels for fully connected networks on the CPU, which are several
     times as fast, and with derived gradients of action distributions; torch: with autograd alone. The two
     differ in the last bits."""
-    graphs: Literal["auto", "off"]
+    graphs: Continues[Literal["auto", "off"]]
     """Updates on a GPU. auto: CUDA graphs repeat the updates of labrl's own agents, which saves the time of
     starting each operation; off: each operation is started by itself. Both have the same results, bit for
     bit."""
