@@ -32,6 +32,8 @@ CASES: dict[str, list[str]] = {
     "ppo-masks": ["agent=ppo", *TASKS["taxi"], *PPO],
     "ppo-inputs": ["agent=ppo", *TASKS["lamp"], *PPO],
     "ppo-kl": ["agent=ppo", *TASKS["cartpole"], *PPO, "agent.target_kl=0.1", KL],
+    "ppo-values": ["agent=ppo", *TASKS["pendulum"], *PPO, "agent.normalize_value=true"],
+    "a2c-values": ["agent=a2c", *TASKS["pendulum"], "agent.normalize_value=true"],
     "a2c": ["agent=a2c", *TASKS["cartpole"], ENTROPY, f"agent.lr={SCHEDULE}"],
     "pqn": ["agent=pqn", *TASKS["cartpole"], *ROLLOUT, "env.num_envs=4", "agent/optimizer=adam"],
     "dqn": ["agent=dqn", *TASKS["cartpole"], *REPLAY],

@@ -19,12 +19,15 @@ from refusals import refused
 from labrl.agents.agent import NonFiniteError, Observation
 from labrl.agents.ppo import PPO, PPOConfig, clipped_surrogate, value_loss
 from labrl.clock import Clock
+from labrl.config.compose import compose, resolve
+from labrl.errors import Code
 from labrl.learning.compute import Compute
 from labrl.networks.actor_critic import ActorCritic
 from labrl.schedules import AdaptiveRate, LinearSchedule
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Episode, Step
+from labrl.trial.trial import check
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
@@ -374,3 +377,63 @@ def test_rate_that_is_typed_for_a_resume_replaces_the_adapted_one(typed: float, 
     resumed, _ = build(dataclasses.replace(CONFIG, lr=dataclasses.replace(rate, rate=typed)))
     resumed.load_state_dict(state)
     assert resumed.metrics()["lr"] == expected
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_normalized_values_are_learned_in_units_of_running_deviations(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollouts of two agents that act alike have the same returns, one of them in other units."""
+    network = dataclasses.replace(NETWORK, shared=shared)
+    plain, clock = build(dataclasses.replace(CONFIG, network=network, lr=0.0))
+    scaled, other = build(dataclasses.replace(CONFIG, network=network, lr=0.0, normalize_value=True))
+    batches = rollouts(monkeypatch)
+    play(plain, clock, VECTOR, 16)
+    play(scaled, other, VECTOR, 16)
+    before, _, now, later = batches
+    # Before the first rollout, outputs of the network are values.
+    torch.testing.assert_close(now.advantage, before.advantage)
+    returns = before.value_target.double()
+    mean, std = returns.mean(), (returns.var(correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(now.value_target.double(), (returns - mean) / std, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(now.value.double(), (before.value.double() - mean) / std, atol=1e-5, rtol=1e-5)
+    # The network has not changed, so its outputs are now values in units of the first rollout.
+    values = now.value * std + mean  # of the first rollout, as they were computed
+    outputs = scaled.values(now.observation.numpy())
+    saved = scaled.state_dict()["returns"]
+    spread = float((saved["squares"] / saved["count"] + 1e-5) ** 0.5)
+    np.testing.assert_allclose(outputs, values * spread + float(saved["mean"]), rtol=1e-4, atol=1e-4)
+    assert saved["count"] == 64
+    assert later.value_target.mean().abs() < 1
+
+
+def test_normalization_of_equal_returns_is_finite() -> None:
+    agent, clock = build(dataclasses.replace(CONFIG, normalize_value=True, gamma=0.0))
+    for _ in range(16):
+        agent.act(Observation(np.zeros((4, 3), np.float32)))
+        none = np.zeros(4, np.bool_)
+        observation = np.zeros((4, 3), np.float32)
+        agent.observe(Step(observation, observation, np.full(4, 7.0), none, none, none))
+        agent.learn()
+        clock.tick(4)
+    assert np.isfinite(list(agent.metrics().values())[:5]).all()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "key"),
+    [
+        (["agent=sil_ppo"], "contradiction", "agent.normalize_value"),
+        (["agent=reinforce"], "contradiction", "agent.normalize_value"),
+        (
+            ["agent=ppo", "meta.distributed=shared", "meta.max_session=2"],
+            "contradiction",
+            "agent.normalize_value",
+        ),
+    ],
+)
+def test_normalized_values_that_cannot_be_learned_are_refused(
+    overrides: list[str], code: Code, key: str
+) -> None:
+    config = resolve(compose([*overrides, "agent.normalize_value=true"]))
+    with refused(code, key):
+        check(config)

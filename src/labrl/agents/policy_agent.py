@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, wrong_statistics
+from labrl.agents.transforms import RunningMoments
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.make import make_learner
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 VALUES_AT_ONCE = 4096
 """Number of observations whose values are computed in one pass."""
 
+EPSILON = 1e-5
+"""Number added to the running variance of returns, which is 0 if all are equal."""
+
 
 @dataclass(kw_only=True)
 class PolicyConfig:
@@ -56,6 +60,9 @@ class PolicyConfig:
     """Weight of the entropy bonus, >= 0."""
     max_grad_norm: PositiveFloat | None
     """Largest Euclidean norm of a gradient, > 0; longer gradients are scaled down; null: no limit."""
+    normalize_value: bool
+    """Whether the value network learns returns minus their running mean, divided by their running standard
+    deviation, so that `value_coef` and `value_clip_range` mean the same for rewards of any size."""
     action_bounds: ActionBounds | None
     """Treatment of the bounds of continuous actions: clip (samples are clipped to the bounds), rescale (they
     are clipped to [-1, 1] and scaled to the bounds) or squash (their tanh is scaled); null: clip."""
@@ -132,6 +139,9 @@ class PolicyAgent(Agent):
         self.values_too = self.network.shared or self.network.state_size > 0
         self._state = np.zeros((spaces.num_envs, self.network.state_size), np.float32)
         self._evaluation_state = self._state
+        self._returns = RunningMoments(()) if config.normalize_value else None  # None: values are not scaled
+        if self._returns is not None:
+            self._returns.ranks = compute.ranks
         self._next: NDArray | None = None  # observation after the last row of the rollout
         self.imitation: SelfImitation | None = None
         if config.self_imitation is not None:
@@ -158,7 +168,7 @@ class PolicyAgent(Agent):
             parameters = masked(parameters, observation.mask)
         action = self.distribution.sample(parameters, self._stream)
         self._choice = observation.array, action, observation.mask
-        known = value if self.values_too else 0.0
+        known = self._unscaled(value) if self.values_too else 0.0
         rollout.add_choice(inputs, action, parameters, known, observation.mask, before)
         return self.distribution.to_env(action)
 
@@ -189,7 +199,12 @@ class PolicyAgent(Agent):
         if with_log_prob:
             both = torch.from_numpy(parameters), torch.from_numpy(action)
             log_prob, _ = self.distribution.log_prob_entropy(*both)
-        return rollout.batch(advantage, log_prob, self.learner.device)
+        batch = rollout.batch(advantage, log_prob, self.learner.device)
+        if self._returns is not None:
+            self._returns.update(advantage + value)
+            for column in (batch.value_target, batch.value):
+                column.sub_(float(self._returns.mean)).div_(self._spread)
+        return batch
 
     def values(self, observation: NDArray, state: States = None) -> NDArray:
         """Compute the state values of observations in the network's layout. [n, *obs] -> [n]
@@ -203,7 +218,18 @@ class PolicyAgent(Agent):
             rows = slice(begin, begin + VALUES_AT_ONCE)
             before = None if state is None else state[rows]
             chunks.append(self.learner.forward(observation[rows], before, policy=False).value)
-        return np.concatenate(chunks)
+        return self._unscaled(np.concatenate(chunks))
+
+    @property
+    def _spread(self) -> float:
+        """Running standard deviation of the returns."""
+        return 1.0 if self._returns is None else math.sqrt(float(self._returns.variance) + EPSILON)
+
+    def _unscaled(self, value: NDArray) -> NDArray:
+        """Return outputs of the value network as values. [n]"""
+        if self._returns is None:
+            return value
+        return (value * self._spread + float(self._returns.mean)).astype(np.float32)
 
     def descend(self, lr: float) -> float:
         """Make one update with the current gradient. Returns its norm. Raises NonFiniteError."""
@@ -300,6 +326,7 @@ class PolicyAgent(Agent):
             "observation": self._next,
             "metrics": self._describe(),
             "imitation": None if self.imitation is None else self.imitation.state_dict(),
+            "returns": None if self._returns is None else self._returns.state_dict(),
             "rollout": self.rollout.state_dict(),
         }
 
@@ -310,6 +337,8 @@ class PolicyAgent(Agent):
         self._metrics, self._learned_from = dict(state["metrics"]), None
         if self.imitation is not None:
             self.imitation.load_state_dict(state["imitation"])
+        if self._returns is not None and state.get("returns") is not None:
+            self._returns.load_state_dict(state["returns"])
         self.rollout.load_state_dict(state["rollout"])
 
     def close(self) -> None:
@@ -343,6 +372,13 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
             "Set agent/self_imitation=none.",
             code="unsupported",
             key="agent.self_imitation",
+        )
+    if config.normalize_value and config.self_imitation is not None:
+        raise InputError(
+            "agent.normalize_value=true: agent.self_imitation compares values with stored returns, which are "
+            "not scaled. Set agent/self_imitation=none or agent.normalize_value=false.",
+            code="contradiction",
+            key="agent.normalize_value",
         )
     for option in () if isinstance(spaces.action, gym.spaces.Box) else ("log_std_init", "action_bounds"):
         if vars(config)[option] is not None:
