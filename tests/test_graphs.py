@@ -44,6 +44,7 @@ CASES: dict[str, list[str]] = {
     "sac": ["agent=sac", *TASKS["pendulum"], *REPLAY],
     "sac-fixed": ["agent=sac", *TASKS["pendulum"], *REPLAY, f"agent.temperature={SCHEDULE}"],
     "sac-discrete": ["agent=sac", *TASKS["pong"], *REPLAY],
+    "sac-masks": ["agent=sac", *TASKS["taxi"], *REPLAY],
     "tqc": ["agent=tqc", *TASKS["pendulum"], *REPLAY],
     "td3": ["agent=td3", *TASKS["pendulum"], *REPLAY],
     "ddpg": ["agent=ddpg", *TASKS["pendulum"], *REPLAY],

@@ -85,8 +85,7 @@ class PolicyActor(Actor):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return actions, parameters and the next state."""
         parameters, _, state = self.network(inputs, state, value=False)
-        if mask is not None:
-            parameters = masked(parameters, mask)
+        parameters = masked(parameters, mask)
         return self._distribution.in_graph(parameters, self._sampled), parameters, state
 
 
@@ -164,8 +163,7 @@ class PolicyAgent(Agent):
         inputs, before, rollout = self.learner.placed(observation.array), self._state, self.rollout
         output = self.learner.forward(inputs, before, value=self.values_too)
         parameters, value, self._state = output
-        if observation.mask is not None:
-            parameters = masked(parameters, observation.mask)
+        parameters = masked(parameters, observation.mask)
         action = self.distribution.sample(parameters, self._stream)
         self._choice = observation.array, action, observation.mask
         known = self._unscaled(value) if self.values_too else 0.0
@@ -271,7 +269,7 @@ class PolicyAgent(Agent):
         before = forgotten(self._evaluation_state, start, self.network.state_size)
         output = self.learner.forward(inputs, before, value=self.values_too)
         parameters, _, self._evaluation_state = output
-        return parameters if observation.mask is None else masked(parameters, observation.mask)
+        return masked(parameters, observation.mask)
 
     def actor(self, sampled: bool) -> Actor:
         """Return the policy as one module."""
@@ -355,8 +353,7 @@ def evaluated(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor
         output = network(minibatch.observation, pieces.states(minibatch.state), pieces.lengths)
     else:
         output = network(minibatch.observation)
-    parameters = output.parameters
-    return parameters if minibatch.mask is None else masked(parameters, minibatch.mask), output.value
+    return masked(output.parameters, minibatch.mask), output.value
 
 
 def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:

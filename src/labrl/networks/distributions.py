@@ -25,11 +25,14 @@ INVALID = -1e9
 """Logit of an invalid action: its probability is exactly 0, and all results remain finite."""
 
 
-def masked(logits: Array, mask: Array) -> Array:
+def masked(logits: Array, mask: Array | None) -> Array:
     """Return logits with probability 0 where the mask is False (Huang & Ontanon, 2022, arXiv:2006.14171).
 
-    logits, mask: [batch, num_parameters]. Invalid logits receive no gradient (section 3 of the paper).
+    logits, mask: [batch, num_parameters]; mask: None if all actions are valid. Invalid logits receive no
+    gradient (section 3 of the paper).
     """
+    if mask is None:
+        return logits
     if isinstance(logits, Tensor):
         return torch.where(mask, logits, INVALID)
     return np.where(mask, logits, logits.dtype.type(INVALID))

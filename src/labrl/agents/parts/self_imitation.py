@@ -159,9 +159,7 @@ class SelfImitation:
     def loss(self, network: Callable[..., Any], minibatch: ImitationBatch) -> tuple[Tensor, Tensor]:
         """Compute eq. 1 weighted by importance, and STATISTICS of each step. [statistics, batch]"""
         output = network(minibatch.observation)
-        parameters, value = output.parameters, output.value
-        if minibatch.mask is not None:
-            parameters = masked(parameters, minibatch.mask)
+        parameters, value = masked(output.parameters, minibatch.mask), output.value
         log_prob, _ = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
         policy, value_error = imitation_losses(log_prob, value, minibatch.discounted_return)
         underrated = (minibatch.discounted_return - value.detach()).clamp(min=0)
