@@ -89,6 +89,7 @@ KL = "agent.lr={kind: kl, rate: 1e-3, target: 1e-4}"
 VARIANTS: dict[str, list[str]] = {
     "ppo_kl": ["ppo", KL],
     "ppo_values": ["ppo", "agent.normalize_value=true", "agent.value_clip_range=0.2"],
+    "ppo_beta": ["ppo", "agent.action_bounds=beta"],
     "a2c_values": ["a2c", "agent.normalize_value=true", "agent.network.shared=true"],
 }
 """Agents with options that no file of `configs/agent` sets: the agent and overrides, by a name for tests."""

@@ -34,6 +34,7 @@ CASES: dict[str, list[str]] = {
     "ppo-kl": ["agent=ppo", *TASKS["cartpole"], *PPO, "agent.target_kl=0.1", KL],
     "ppo-values": ["agent=ppo", *TASKS["pendulum"], *PPO, "agent.normalize_value=true"],
     "a2c-values": ["agent=a2c", *TASKS["pendulum"], "agent.normalize_value=true"],
+    "ppo-beta": ["agent=ppo", *TASKS["pendulum"], *PPO, ENTROPY, "agent.action_bounds=beta"],
     "a2c": ["agent=a2c", *TASKS["cartpole"], ENTROPY, f"agent.lr={SCHEDULE}"],
     "pqn": ["agent=pqn", *TASKS["cartpole"], *ROLLOUT, "env.num_envs=4", "agent/optimizer=adam"],
     "dqn": ["agent=dqn", *TASKS["cartpole"], *REPLAY],

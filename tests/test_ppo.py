@@ -379,6 +379,9 @@ def test_rate_that_is_typed_for_a_resume_replaces_the_adapted_one(typed: float, 
     assert resumed.metrics()["lr"] == expected
 
 
+BETA = ["preset=none", "agent.action_bounds=beta"]
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_normalized_values_are_learned_in_units_of_running_deviations(
     shared: bool, monkeypatch: pytest.MonkeyPatch
@@ -423,6 +426,8 @@ def test_normalization_of_equal_returns_is_finite() -> None:
     ("overrides", "code", "key"),
     [
         (["agent=sil_ppo"], "contradiction", "agent.normalize_value"),
+        (["env=pendulum", *BETA, "agent.log_std_init=-1"], "contradiction", "agent.log_std_init"),
+        (["env=cartpole", *BETA], "unsupported", "agent.action_bounds"),
         (["agent=reinforce"], "contradiction", "agent.normalize_value"),
         (
             ["agent=ppo", "meta.distributed=shared", "meta.max_session=2"],
@@ -431,9 +436,7 @@ def test_normalization_of_equal_returns_is_finite() -> None:
         ),
     ],
 )
-def test_normalized_values_that_cannot_be_learned_are_refused(
-    overrides: list[str], code: Code, key: str
-) -> None:
+def test_options_that_contradict_each_other_are_refused(overrides: list[str], code: Code, key: str) -> None:
     config = resolve(compose([*overrides, "agent.normalize_value=true"]))
     with refused(code, key):
         check(config)

@@ -22,7 +22,13 @@ from labrl.learning.make import make_learner
 from labrl.memory.rollout import Minibatch, Pieces, Rollout, forgotten
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.building import build_networks, check_torso
-from labrl.networks.distributions import ActionBounds, ActionDistribution, distribution_for, masked
+from labrl.networks.distributions import (
+    ActionBounds,
+    ActionDistribution,
+    DiagonalGaussian,
+    distribution_for,
+    masked,
+)
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
 from labrl.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
@@ -64,8 +70,9 @@ class PolicyConfig:
     """Whether the value network learns returns minus their running mean, divided by their running standard
     deviation, so that `value_coef` and `value_clip_range` mean the same for rewards of any size."""
     action_bounds: ActionBounds | None
-    """Treatment of the bounds of continuous actions: clip (samples are clipped to the bounds), rescale (they
-    are clipped to [-1, 1] and scaled to the bounds) or squash (their tanh is scaled); null: clip."""
+    """Treatment of the bounds of continuous actions: clip (samples of a Gaussian are clipped to the bounds),
+    rescale (they are clipped to [-1, 1] and scaled to the bounds), squash (their tanh is scaled) or beta (the
+    policy is a Beta distribution between the bounds instead of a Gaussian); null: clip."""
     self_imitation: Component | None
     """Additional learning from past steps whose return was higher than expected; null: none."""
     log_std_init: LogDeviation | None
@@ -120,7 +127,7 @@ class PolicyAgent(Agent):
         self.distribution = distribution_for(
             spaces.action, self.NAME or type(self).__name__, config.action_bounds
         )
-        gaussian = isinstance(spaces.action, gym.spaces.Box)
+        gaussian = isinstance(self.distribution, DiagonalGaussian)
         log_std_init = (config.log_std_init or 0.0) if gaussian else None
         num_parameters = self.distribution.num_parameters
         (self.network,) = build_networks(
@@ -369,6 +376,13 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
             "Set agent/self_imitation=none.",
             code="unsupported",
             key="agent.self_imitation",
+        )
+    if config.action_bounds == "beta" and config.log_std_init is not None:
+        raise InputError(
+            "agent.log_std_init is for Gaussian policies, but agent.action_bounds=beta. Set "
+            "agent.log_std_init=null, or agent.action_bounds=rescale.",
+            code="contradiction",
+            key="agent.log_std_init",
         )
     if config.normalize_value and config.self_imitation is not None:
         raise InputError(
