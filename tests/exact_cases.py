@@ -83,6 +83,17 @@ With these an agent learns within the budget, and its replay buffer overwrites i
 """
 
 
+KL = "agent.lr={kind: kl, rate: 1e-3, target: 1e-4}"
+"""A learning rate that every rollout of a small run changes."""
+
+VARIANTS: dict[str, list[str]] = {
+    "ppo_kl": ["ppo", KL],
+    "ppo_values": ["ppo", "agent.normalize_value=true", "agent.value_clip_range=0.2"],
+    "ppo_beta": ["ppo", "agent.action_bounds=beta"],
+    "a2c_values": ["a2c", "agent.normalize_value=true", "agent.network.shared=true"],
+}
+"""Agents with options that no file of `configs/agent` sets: the agent and overrides, by a name for tests."""
+
 ALIKE = {"c51", "ddpg", "double_dqn", "dueling_dqn", "qr_dqn", "rainbow_lite", "sil_a2c"}
 """Agents made of parts that other agents use too, so only `make exact` and `make learn` test them."""
 
@@ -94,6 +105,7 @@ def small(agent: str, task: str) -> list[str]:
 
 @functools.cache
 def _small(agent: str, task: str) -> list[str]:
+    agent, *options = VARIANTS.get(agent, [agent])
     overrides = [*QUIET, f"agent={agent}", *TASKS[task]]
     chosen = compose(overrides).agent
     target = str(chosen["_target_"])
@@ -104,6 +116,7 @@ def _small(agent: str, task: str) -> list[str]:
     overrides += SMALL[agent if agent in SMALL else target]
     if chosen.get("self_imitation") is not None:
         overrides += ["agent.self_imitation.batch_size=16", "agent.self_imitation.memory.capacity=96"]
+    overrides += options
     return overrides + pins(overrides)
 
 

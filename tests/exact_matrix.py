@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from exact_cases import (
     TASKS,
+    VARIANTS,
     Moment,
     differences,
     folder_override,
@@ -45,7 +46,7 @@ from labrl.trial.trial import check
 TRIES = 4
 """How often a run that ends before its signal is started again, with a signal that comes earlier."""
 
-AGENTS = sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml"))
+AGENTS = [*sorted(path.stem for path in (config_folder() / "agent").glob("*.yaml")), *VARIANTS]
 
 
 ENDED = "ended before the signal"

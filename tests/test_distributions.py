@@ -14,6 +14,7 @@ from labrl.networks.distributions import (
     DiagonalGaussian,
     MultiCategorical,
     RescaledGaussian,
+    ScaledBeta,
     SquashedGaussian,
     distribution_for,
     masked,
@@ -190,10 +191,69 @@ def test_samples_are_clipped_rescaled_or_squashed(policy: type, sample: list, ex
     assert BOX.contains(action[0])
 
 
-@pytest.mark.parametrize("policy", [DiagonalGaussian, RescaledGaussian, SquashedGaussian])
+def raw(shapes: torch.Tensor) -> torch.Tensor:
+    """Return the parameters of a Beta distribution with these a and b, each above 1."""
+    return shapes - 1 + torch.log(-torch.expm1(1 - shapes))
+
+
+def test_beta_equals_torch() -> None:
+    policy = ScaledBeta(BOX)
+    shapes = torch.tensor([[1.2, 30.0, 5.0, 2.0], [400.0, 1.0001, 900.0, 1.5]])
+    expected = torch.distributions.Beta(*shapes.double().chunk(2, dim=1))
+    sample = torch.tensor([[0.1, 0.9], [0.3, 0.5]])
+    log_prob, entropy = policy.log_prob_entropy(raw(shapes), sample)
+    width = float(np.log(BOX.high - BOX.low).sum())
+    torch.testing.assert_close(log_prob, (expected.log_prob(sample).sum(1) - width).float())
+    torch.testing.assert_close(entropy, (expected.entropy().sum(1) + width).float())
+    numbers = policy.numbers(raw(shapes).numpy())
+    np.testing.assert_allclose(numbers["mean"], 2 * expected.mean - 1, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(numbers["std"], 2 * expected.stddev, rtol=1e-3)
+    assert policy.statistics(raw(shapes))["policy_std"] == pytest.approx(
+        float(2 * expected.stddev.mean()), 1e-3
+    )
+
+
+@pytest.mark.parametrize("shapes", [(1.0, 1.0), (1.0, 8.0), (2.5, 1.2), (200.0, 50.0)])
+@pytest.mark.parametrize("tensors", [False, True])
+def test_beta_samples_follow_the_distribution(shapes: tuple[float, float], tensors: bool) -> None:
+    policy = ScaledBeta(gym.spaces.Box(-1, 3, (1,), np.float32))
+    parameters = raw(torch.tensor([shapes]).clamp(min=1 + 1e-7)).expand(40_000, 2)
+    if tensors:
+        torch.manual_seed(0)
+        drawn = policy.chosen(parameters, policy.noise(parameters)).numpy()[:, 0]
+    else:
+        drawn = policy.sample(parameters.numpy().copy(), np.random.default_rng(0))[:, 0]
+    ordered, a, b = np.sort(drawn.astype(np.float64)), *map(float, shapes)
+    x = torch.linspace(0, 1, 20_001, dtype=torch.float64)
+    beta = torch.distributions.Beta(*torch.tensor([a, b], dtype=torch.float64))
+    density = beta.log_prob(x.clamp(1e-12, 1 - 1e-12)).exp()
+    cumulative = [0.0, *torch.cumulative_trapezoid(density, x, dim=0).tolist()]
+    expected = np.interp(ordered, x, cumulative)
+    assert np.abs(expected - np.arange(1, 40_001) / 40_000).max() < 0.01  # Kolmogorov-Smirnov
+    action = policy.to_env(drawn[:, None])
+    assert action.min() >= -1
+    assert action.max() <= 3
+
+
+def test_best_beta_action_is_the_mode_and_stays_finite_at_the_edges() -> None:
+    policy = ScaledBeta(BOX)
+    parameters = raw(torch.tensor([[3.0, 2.0, 5.0, 2.0]])).numpy()
+    np.testing.assert_allclose(policy.mode(parameters), [[2 / 6, 0.5]], rtol=1e-4)
+    far = torch.tensor([[200.0, -200.0, -200.0, -200.0]], requires_grad=True)
+    best = policy.mode(far.detach().numpy())
+    assert best[0] == pytest.approx([1, 0.5], abs=1e-5)
+    for sample in (best, policy.sample(far.detach().numpy(), np.random.default_rng(0))):
+        log_prob, entropy = policy.log_prob_entropy(far, torch.from_numpy(sample))
+        (slope,) = torch.autograd.grad((log_prob + entropy).sum(), far)
+        assert torch.isfinite(torch.cat([log_prob, entropy, slope[0]])).all()
+
+
+@pytest.mark.parametrize("policy", [DiagonalGaussian, RescaledGaussian, SquashedGaussian, ScaledBeta])
 def test_scalar_box_gives_the_same_results_as_a_box_of_one_number(policy: type) -> None:
     scalar, vector = gym.spaces.Box(-1, 2, (), np.float32), gym.spaces.Box(-1, 2, (1,), np.float32)
     parameters, action = torch.tensor([[0.3, -0.5], [1.0, 0.1]]), torch.tensor([0.4, -0.9])
+    if policy is ScaledBeta:
+        action = action.abs()
     for ours, theirs in zip(
         policy(scalar).log_prob_entropy(parameters, action),
         policy(vector).log_prob_entropy(parameters, action[:, None]),
@@ -218,7 +278,7 @@ def test_actions_are_rounded_to_the_nearest_integer_in_an_integer_box(policy: ty
 def test_policy_that_needs_bounds_refuses_an_unbounded_box() -> None:
     unbounded = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
     assert isinstance(distribution_for(unbounded, "PPO"), DiagonalGaussian)
-    for bounds in ("rescale", "squash"):
+    for bounds in ("rescale", "squash", "beta"):
         with refused("unsupported", "agent.action_bounds", f"agent.action_bounds={bounds}"):
             distribution_for(unbounded, "PPO", bounds)  # type: ignore[arg-type]
 

@@ -37,6 +37,7 @@ RUNS: dict[str, tuple[str, str, list[str]]] = {
     "masks": ("dqn", "taxi", []),
     "c51": ("c51", "cartpole", []),
     "tqc": ("tqc", "pendulum", []),
+    "beta": ("ppo", "pendulum", ["agent.action_bounds=beta"]),
     "sac": ("sac", "pendulum", []),
     "discrete": ("sac", "cartpole", []),
     "td3": ("td3", "pendulum", ["transforms/observation=normalize"]),
@@ -131,7 +132,7 @@ def test_exported_file_takes_the_same_actions_as_the_policy(
             observation, info = env.reset()
 
 
-@pytest.mark.parametrize("name", ["ppo", "gauss", "sac", "discrete"])
+@pytest.mark.parametrize("name", ["ppo", "gauss", "beta", "sac", "discrete"])
 def test_sampled_actions_follow_the_policy(name: str, folder: Path) -> None:
     path, _ = export(
         str(run_of(name, folder)), "torch", 0, "latest", sampled=True, out=folder / f"{name}.pt2"
@@ -143,7 +144,7 @@ def test_sampled_actions_follow_the_policy(name: str, folder: Path) -> None:
     torch.manual_seed(0)
     drawn = module(torch.from_numpy(observation))[0].numpy()
     assert all(policy.action_space.contains(one) for one in drawn[:50])
-    if name in ("ppo", "gauss"):
+    if name in ("ppo", "gauss", "beta"):
         expected = policy.act(observation)
     else:  # SAC evaluates with its best actions and samples only in training
         expected = policy.agent.act(_observed(policy, observation))

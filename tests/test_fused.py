@@ -28,6 +28,7 @@ SPACES: dict[str, tuple[gym.Space, Any]] = {
     "gaussian": (BOX, "clip"),
     "rescaled": (BOX, "rescale"),
     "squashed": (BOX, "squash"),
+    "beta": (BOX, "beta"),
 }
 ROWS, SEEDS = st.integers(1, 40), st.integers(0, 2**16)
 

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from exact_cases import QUIET, TASKS, rows, state, unequal
+from exact_cases import KL, QUIET, TASKS, rows, state, unequal
 from learner_cases import ADAM, Rows
 from recorder import Operations, record
 from torch import Tensor, nn
@@ -42,6 +42,10 @@ CASES: dict[str, list[str]] = {
     "ppo-images": ["agent=ppo", *TASKS["pong"], *ROLLOUTS, ENTROPY],
     "ppo-masks": ["agent=ppo", *TASKS["taxi"], *ROLLOUTS],
     "ppo-inputs": ["agent=ppo", *TASKS["lamp"], *ROLLOUTS],
+    "ppo-kl": ["agent=ppo", *TASKS["cartpole"], *ROLLOUTS, "agent.target_kl=0.1", KL],
+    "ppo-values": ["agent=ppo", *TASKS["pendulum"], *ROLLOUTS, "agent.normalize_value=true"],
+    "a2c-values": ["agent=a2c", *TASKS["pendulum"], "agent.normalize_value=true"],
+    "ppo-beta": ["agent=ppo", *TASKS["pendulum"], *ROLLOUTS, ENTROPY, "agent.action_bounds=beta"],
     "a2c": ["agent=a2c", *TASKS["cartpole"], ENTROPY, f"agent.lr={SCHEDULE}"],
     "pqn": ["agent=pqn", *TASKS["cartpole"], *ROLLOUT, "env.num_envs=4", "agent/optimizer=adam"],
     "dqn": ["agent=dqn", *TASKS["cartpole"], *REPLAY],
@@ -52,6 +56,7 @@ CASES: dict[str, list[str]] = {
     "sac": ["agent=sac", *TASKS["pendulum"], *REPLAY],
     "sac-fixed": ["agent=sac", *TASKS["pendulum"], *REPLAY, f"agent.temperature={SCHEDULE}"],
     "sac-discrete": ["agent=sac", *TASKS["pong"], *REPLAY],
+    "sac-masks": ["agent=sac", *TASKS["taxi"], *REPLAY],
     "tqc": ["agent=tqc", *TASKS["pendulum"], *REPLAY],
     "td3": ["agent=td3", *TASKS["pendulum"], *REPLAY],
     "ddpg": ["agent=ddpg", *TASKS["pendulum"], *REPLAY],

@@ -23,6 +23,7 @@ from labrl.agents.agent import Observation
 from labrl.agents.parts.action_values import ExpectedValue
 from labrl.agents.parts.exploration import EpsilonGreedy, EpsilonGreedyConfig, Values, uniform_valid
 from labrl.agents.random import uniform_actions
+from labrl.agents.sac import CategoricalPolicy
 from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, gives_masks, make_env
@@ -31,7 +32,19 @@ from labrl.errors import Code, EnvironmentFailedError
 from labrl.learning.compute import Compute
 from labrl.step import Step
 
-AGENTS = ("ppo", "a2c", "reinforce", "sil_ppo", "sarsa", "pqn", "dqn", "rainbow_lite", "random")
+AGENTS = (
+    "ppo",
+    "a2c",
+    "reinforce",
+    "sil_ppo",
+    "sarsa",
+    "pqn",
+    "dqn",
+    "rainbow_lite",
+    "random",
+    "sac",
+    "crossq",
+)
 QUIET = [
     "meta.progress=false",
     "meta.tensorboard=false",
@@ -262,7 +275,7 @@ def test_agent_takes_only_valid_actions_in_a_multi_discrete_space(agent: str, tm
     assert run(*overrides(agent, tmp_path / "run", several=True)).exit_code == 0
 
 
-@pytest.mark.parametrize("agent", ["ppo", "sil_ppo", "sarsa", "dqn"])
+@pytest.mark.parametrize("agent", ["ppo", "sil_ppo", "sarsa", "dqn", "sac"])
 def test_resumed_run_with_masks_equals_an_uninterrupted_one(agent: str, tmp_path: Path) -> None:
     uninterrupted, resumed = tmp_path / "uninterrupted", tmp_path / "resumed"
     assert run(*overrides(agent, uninterrupted)).exit_code == 0
@@ -358,7 +371,65 @@ def test_exploration_takes_only_valid_actions() -> None:
         assert mask[[0, 1], chosen].all()
 
 
-@pytest.mark.parametrize("agent", ["sac", "crossq"])
+REPLAY = ["agent.batch_size=8", "agent.learning_starts=0", "agent.memory.capacity=64", "agent.lr=1e-3"]
+
+
+def play_masked(agent: Any, clock: Any, masks: list[NDArray], steps: int) -> None:
+    """Play steps in which the masks follow each other in turn."""
+    for step in range(steps):
+        mask, following = masks[step % len(masks)], masks[(step + 1) % len(masks)]
+        action = agent.act(Observation(np.ones((1, 3), np.float32), mask))
+        assert mask[0, action[0]]
+        agent.observe(step_of(following, following, terminated=step % 7 == 6))
+        agent.learn()
+        clock.tick(1)
+
+
+@pytest.mark.parametrize("agent_name", ["sac", "crossq"])
+def test_soft_targets_and_policies_never_use_an_invalid_action(
+    agent_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spaces: Any = {"action": gym.spaces.Discrete(3), "num_envs": 1, "masked": True}
+    agent, clock, _ = build(agent_name, *REPLAY, **spaces)
+    seen: list[NDArray] = []
+    choose = CategoricalPolicy.choose
+
+    def spy(self: CategoricalPolicy, parameters: torch.Tensor, noise: torch.Tensor) -> Any:
+        found = choose(self, parameters, noise)
+        seen.append(found[0].detach().numpy())
+        return found
+
+    monkeypatch.setattr(CategoricalPolicy, "choose", spy)
+    masks = [np.array([[True, True, False]]), np.array([[False, True, True]])]
+    play_masked(agent, clock, masks, 40)
+    chances = np.concatenate(seen)
+    assert len(chances) > 100
+    zeros = chances == 0
+    # Where an episode has terminated, the mask of the next state is that of step_of, valid too.
+    assert (zeros.sum(1) == 1).all()
+    assert not zeros[:, 1].any()
+    assert {int(row.argmax()) for row in zeros} == {0, 2}
+
+
+def test_temperature_follows_the_entropy_that_valid_actions_allow() -> None:
+    """With one valid action in every state, the entropy is 0 and no temperature could change it."""
+    spaces: Any = {"action": gym.spaces.Discrete(3), "num_envs": 1, "masked": True}
+    agent, clock, _ = build("sac", *REPLAY, **spaces)
+    first = agent.metrics()["temperature"]
+    play_masked(agent, clock, [np.array([[False, True, False]])], 30)
+    metrics = agent.metrics()
+    assert (metrics["temperature"], metrics["entropy"], metrics["entropy_largest"]) == (
+        pytest.approx(first), pytest.approx(0, abs=1e-6), pytest.approx(0, abs=1e-6)
+    )  # fmt: skip
+    two = [np.array([[True, True, False]])]
+    agent, clock, _ = build("sac", *REPLAY, **spaces)
+    play_masked(agent, clock, two, 60)
+    # A nearly uniform policy over two actions has more entropy than 0.6 log 2, but less than 0.6 log 3 + 0.1.
+    assert agent.metrics()["entropy_largest"] == pytest.approx(np.log(2), abs=1e-4)
+    assert agent.metrics()["temperature"] < first
+
+
+@pytest.mark.parametrize("agent", ["iql"])
 def test_agent_without_mask_support_is_refused_before_a_run(agent: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     made = ["env=gymnasium", "env.id=null", "env.name=doors", "+env.make._target_=masked_env.Doors"]

@@ -19,12 +19,15 @@ from refusals import refused
 from labrl.agents.agent import NonFiniteError, Observation
 from labrl.agents.ppo import PPO, PPOConfig, clipped_surrogate, value_loss
 from labrl.clock import Clock
+from labrl.config.compose import compose, resolve
+from labrl.errors import Code
 from labrl.learning.compute import Compute
 from labrl.networks.actor_critic import ActorCritic
-from labrl.schedules import LinearSchedule
+from labrl.schedules import AdaptiveRate, LinearSchedule
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Episode, Step
+from labrl.trial.trial import check
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
 IMAGE = gym.spaces.Box(0, 255, (2, 40, 40), np.uint8)
@@ -328,3 +331,112 @@ def test_last_layers_compute_in_float32_under_bfloat16() -> None:
     with torch.no_grad():
         torch.testing.assert_close(parameters, network.policy_head(features.float()))
         torch.testing.assert_close(value, network.value_head(features.float()).squeeze(1))
+
+
+RATE = AdaptiveRate(kind="kl", rate=1e-3, target=0.01, factor=2.0, min=4e-4, max=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("rate", "kl", "expected"),
+    [
+        (1e-3, 0.021, 5e-4),
+        (5e-4, 0.021, 4e-4),
+        (1e-3, 0.019, 1e-3),
+        (1e-3, 0.006, 1e-3),
+        (1e-3, 0.004, 2e-3),
+        (1.5e-3, -0.001, 2e-3),
+        (1e-3, float("nan"), 1e-3),
+    ],
+)
+def test_adapted_rate_keeps_the_divergence_within_a_factor_of_two(
+    rate: float, kl: float, expected: float
+) -> None:
+    assert RATE.adapted(rate, kl) == expected
+
+
+@pytest.mark.parametrize(("target", "expected"), [(1e-9, 0.001 / 1.5**2), (1e3, 0.001 * 1.5**2)])
+def test_rate_is_adapted_after_each_epoch(target: float, expected: float) -> None:
+    rate = AdaptiveRate(kind="kl", rate=1e-3, target=target)
+    agent, clock = build(dataclasses.replace(CONFIG, lr=rate))
+    play(agent, clock, VECTOR, 7)
+    assert agent.metrics()["lr"] == 1e-3
+    assert play(agent, clock, VECTOR, 1) == 4
+    assert agent.metrics()["lr"] == pytest.approx(expected)
+    plain, clock = build(dataclasses.replace(CONFIG, lr=1e-3, epochs=1))
+    adapted, other = build(dataclasses.replace(CONFIG, lr=rate, epochs=1))
+    play(plain, clock, VECTOR, 8)
+    play(adapted, other, VECTOR, 8)
+    assert torch.equal(plain.learner.weights, adapted.learner.weights)
+
+
+@pytest.mark.parametrize(("typed", "expected"), [(1e-3, 7e-4), (5e-3, 5e-3)])
+def test_rate_that_is_typed_for_a_resume_replaces_the_adapted_one(typed: float, expected: float) -> None:
+    rate = AdaptiveRate(kind="kl", rate=1e-3, target=0.01)
+    agent, _ = build(dataclasses.replace(CONFIG, lr=rate))
+    state = {**agent.state_dict(), "lr": [1e-3, 7e-4]}
+    resumed, _ = build(dataclasses.replace(CONFIG, lr=dataclasses.replace(rate, rate=typed)))
+    resumed.load_state_dict(state)
+    assert resumed.metrics()["lr"] == expected
+
+
+BETA = ["preset=none", "agent.action_bounds=beta"]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_normalized_values_are_learned_in_units_of_running_deviations(
+    shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollouts of two agents that act alike have the same returns, one of them in other units."""
+    network = dataclasses.replace(NETWORK, shared=shared)
+    plain, clock = build(dataclasses.replace(CONFIG, network=network, lr=0.0))
+    scaled, other = build(dataclasses.replace(CONFIG, network=network, lr=0.0, normalize_value=True))
+    batches = rollouts(monkeypatch)
+    play(plain, clock, VECTOR, 16)
+    play(scaled, other, VECTOR, 16)
+    before, _, now, later = batches
+    # Before the first rollout, outputs of the network are values.
+    torch.testing.assert_close(now.advantage, before.advantage)
+    returns = before.value_target.double()
+    mean, std = returns.mean(), (returns.var(correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(now.value_target.double(), (returns - mean) / std, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(now.value.double(), (before.value.double() - mean) / std, atol=1e-5, rtol=1e-5)
+    # The network has not changed, so its outputs are now values in units of the first rollout.
+    values = now.value * std + mean  # of the first rollout, as they were computed
+    outputs = scaled.values(now.observation.numpy())
+    saved = scaled.state_dict()["returns"]
+    spread = float((saved["squares"] / saved["count"] + 1e-5) ** 0.5)
+    np.testing.assert_allclose(outputs, values * spread + float(saved["mean"]), rtol=1e-4, atol=1e-4)
+    assert saved["count"] == 64
+    assert later.value_target.mean().abs() < 1
+
+
+def test_normalization_of_equal_returns_is_finite() -> None:
+    agent, clock = build(dataclasses.replace(CONFIG, normalize_value=True, gamma=0.0))
+    for _ in range(16):
+        agent.act(Observation(np.zeros((4, 3), np.float32)))
+        none = np.zeros(4, np.bool_)
+        observation = np.zeros((4, 3), np.float32)
+        agent.observe(Step(observation, observation, np.full(4, 7.0), none, none, none))
+        agent.learn()
+        clock.tick(4)
+    assert np.isfinite(list(agent.metrics().values())[:5]).all()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "key"),
+    [
+        (["agent=sil_ppo"], "contradiction", "agent.normalize_value"),
+        (["env=pendulum", *BETA, "agent.log_std_init=-1"], "contradiction", "agent.log_std_init"),
+        (["env=cartpole", *BETA], "unsupported", "agent.action_bounds"),
+        (["agent=reinforce"], "contradiction", "agent.normalize_value"),
+        (
+            ["agent=ppo", "meta.distributed=shared", "meta.max_session=2"],
+            "contradiction",
+            "agent.normalize_value",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(overrides: list[str], code: Code, key: str) -> None:
+    config = resolve(compose([*overrides, "agent.normalize_value=true"]))
+    with refused(code, key):
+        check(config)

@@ -132,7 +132,7 @@ def test_every_component_of_a_composite_action_is_learned(
     np.testing.assert_array_equal(chosen[0], best)
 
 
-@pytest.mark.parametrize("bounds", ["clip", "rescale", "squash"])
+@pytest.mark.parametrize("bounds", ["clip", "rescale", "squash", "beta"])
 @pytest.mark.parametrize("agent_name", ["reinforce", "a2c", "ppo"])
 def test_continuous_actions_are_learned_with_each_kind_of_bounds(agent_name: str, bounds: str) -> None:
     space = gym.spaces.Box(np.array([0], np.float32), np.array([10], np.float32))
@@ -141,7 +141,7 @@ def test_continuous_actions_are_learned_with_each_kind_of_bounds(agent_name: str
         "a2c": ["agent.lr=0.01", "agent/optimizer=adam", "agent.horizon=8", "agent.normalize_advantage=true"],
         "ppo": ["agent.lr=0.01", "agent.horizon=8", "agent.batch_size=32"],
     }[agent_name]
-    overrides += ["agent.log_std_init=-1"]
+    overrides += [] if bounds == "beta" else ["agent.log_std_init=-1"]
     agent, clock, _ = build(
         agent_name,
         *overrides,

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
-from exact_cases import ALIKE, SMALL, rows, small, state, unequal
+from exact_cases import ALIKE, SMALL, VARIANTS, rows, small, state, unequal
 from test_callbacks_tensorboard import scalars
 
 import labrl.agents
@@ -150,7 +150,8 @@ def classes(package: ModuleType) -> Iterator[type]:
 
 
 @pytest.mark.parametrize(
-    "agent", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in AGENTS]
+    "agent",
+    [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in (*AGENTS, *VARIANTS)],
 )
 def test_every_agent_resumes_exactly(agent: str, tmp_path: Path) -> None:
     overrides = [*small(agent, "cartpole"), *SHORT]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from exact_cases import rows
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -219,6 +220,29 @@ def test_short_form_is_recorded_with_all_keys(text: str, full: dict[str, Any]) -
     assert composed("env.num_envs=8", f"agent.lr={text}", "agent.lr.start=0.25") == {**full, "start": 0.25}
 
 
+def test_adapted_rate_is_recorded_with_all_keys() -> None:
+    usual = {"factor": 1.5, "min": 1e-6, "max": 1e-2}
+    full = {"kind": "kl", "rate": 3e-4, "target": 0.01, **usual}
+    assert composed("agent.lr={kind: kl, rate: 3e-4, target: 0.01}") == full
+    assert composed("agent.lr={kind: kl, rate: 1e-4, target: 1}", f"agent.lr={written(full)}") == full
+
+
+def test_resume_may_change_an_adapted_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
+    assert main([*tiny, "preset=none", "agent.lr={kind: kl, rate: 1e-3, target: 0.01}", "seed=1"]) == 0
+    longer = ["+resume=latest", "env.max_frame=768"]
+    assert main([*longer, "agent.lr.target=0.1"]) == 2
+    assert main([*longer, "agent.lr.rate=1e-5"]) == 0
+    (run,) = Path("runs").iterdir()
+    assert yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"]["rate"] == 1e-5
+    last = {name: float(text) for name, text in rows(run / "session_0" / "train.csv")[-1].items()}
+    assert last["frame"] == 768
+    assert 1e-6 <= last["lr"] <= 1e-5 * 1.5**8
+    assert main(["+resume=latest", "env.max_frame=1024"]) == 0
+    assert yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"]["rate"] == 1e-5
+
+
 @pytest.mark.parametrize("key", ["wandb.name", "env.name"])
 def test_text_that_looks_like_a_schedule_stays_text_elsewhere(key: str) -> None:
     assert OmegaConf.select(compose([f"{key}=linear:1:0"]), key) == "linear:1:0"
@@ -242,6 +266,11 @@ def test_override_can_change_one_key_of_a_schedule() -> None:
         (["agent.lr={kind: lineer, start: 1}"], "unknown-option", "agent.lr.kind"),
         (["agent.lr={kind: cosine}"], "missing", "agent.lr.start"),
         (["env=pendulum", "agent.lr={kind: step, values: [1]}"], "unknown-key", "agent.lr.values"),
+        (["agent.lr={kind: kl, target: 0.01}"], "missing", "agent.lr.rate"),
+        (["agent.lr={kind: kl, rate: 3e-4, target: 0}"], "range", "agent.lr.target"),
+        (["agent.lr={kind: kl, rate: 1, target: 0.01}"], "contradiction", "agent.lr"),
+        (["agent=a2c", "agent.lr={kind: kl, rate: 3e-4, target: 0.01}"], "unknown-option", "agent.lr.kind"),
+        (["agent.clip_range={kind: kl, rate: 3e-4, target: 1}"], "unknown-option", "agent.clip_range.kind"),
     ],
 )
 def test_wrong_schedule_is_refused_with_its_key(overrides: list[str], code: str, key: str) -> None:

@@ -10,7 +10,7 @@ import math
 import re
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, MinLen
@@ -140,6 +140,37 @@ class PiecewiseSchedule:
         return before[1]
 
 
+@dataclass(kw_only=True, frozen=True)
+class AdaptiveRate:
+    """Learning rate adapted to the divergence of the new policy from the old one (Rudin et al., 2022,
+    arXiv:2109.11978, appendix; RL Games and skrl).
+
+    It is no function of the frame: the agent keeps the rate, and saves it.
+    """
+
+    kind: Literal["kl"]
+    rate: Annotated[float, Gt(0)]
+    """Rate at the first frame, > 0. A resume may change it: that is the rate from then on."""
+    target: Annotated[float, Gt(0)]
+    """Divergence to keep within a factor of two, > 0, in nats."""
+    factor: Annotated[float, Gt(1)] = 1.5
+    """Factor of one adaptation, > 1."""
+    min: Annotated[float, Gt(0)] = 1e-6
+    """Lowest rate, > 0."""
+    max: Annotated[float, Gt(0)] = 1e-2
+    """Highest rate, > 0."""
+
+    def __post_init__(self) -> None:
+        if not self.min <= self.rate <= self.max:
+            raise ValueError(f"must have min <= rate <= max, got {self.min:g}, {self.rate:g}, {self.max:g}")
+
+    def adapted(self, rate: float, kl: float) -> float:
+        """Return the next rate: lower if the divergence exceeds twice the target, higher below half of it."""
+        if kl > 2 * self.target:
+            return max(rate / self.factor, self.min)
+        return min(rate * self.factor, self.max) if kl < self.target / 2 else rate
+
+
 ShapedSchedule = LinearSchedule | CosineSchedule | ExponentialSchedule | StepSchedule
 Schedule = float | ShapedSchedule | PiecewiseSchedule
 """A constant, or a function of the frame."""
@@ -154,7 +185,7 @@ _SHORT_FORM = re.compile(rf"({'|'.join(SHORT)})((?::(?:{_PIECE})){{2,4}})")
 
 
 def expanded(value: Any) -> Any:
-    """Expand a schedule in short form, or one without `warmup`, to all its keys.
+    """Expand a schedule in short form, or one without the keys that have defaults, to all its keys.
 
     Other values are returned unchanged. In short form, the default horizon is the budget, `env.max_frame`.
     """
@@ -163,6 +194,9 @@ def expanded(value: Any) -> Any:
         return default | dict(zip([*default][1:], map(_piece, re.findall(_PIECE, short[2])), strict=False))
     if isinstance(value, dict) and value.get("kind") in SHAPED and {"start", "horizon"} <= value.keys():
         return {**value, "warmup": value.get("warmup", 0)}
+    if isinstance(value, dict) and value.get("kind") == "kl":
+        usual = {field.name: field.default for field in fields(AdaptiveRate) if field.default is not MISSING}
+        return usual | value
     return value
 
 
@@ -182,20 +216,22 @@ def _piece(text: str) -> Any:
     return int(float(text)) if float(text).is_integer() else float(text)
 
 
-def smallest(schedule: Schedule) -> float:
+def smallest(schedule: Schedule | AdaptiveRate) -> float:
     """Return the minimum of a coefficient over all frames."""
     return min(_turning_values(schedule))
 
 
-def largest(schedule: Schedule) -> float:
+def largest(schedule: Schedule | AdaptiveRate) -> float:
     """Return the maximum of a coefficient over all frames."""
     return max(_turning_values(schedule))
 
 
-def _turning_values(schedule: Schedule) -> list[float]:
+def _turning_values(schedule: Schedule | AdaptiveRate) -> list[float]:
     """Return values that include the minimum and maximum over all frames."""
     if isinstance(schedule, int | float):
         return [float(schedule)]
+    if isinstance(schedule, AdaptiveRate):
+        return [schedule.min, schedule.max]
     if isinstance(schedule, PiecewiseSchedule):
         return [value for _, value in schedule.points]
     warm = [0.0] if schedule.warmup else []

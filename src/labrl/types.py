@@ -80,7 +80,7 @@ def _is_finite_number(value: Any) -> bool:
 def _schedule(value: Any) -> Any:
     """Expand the short form of a schedule. Raises unless the value is a number or a group of keys."""
     schedule = schedules.expanded(value) if isinstance(value, str) else value
-    readable = _is_finite_number(schedule) or isinstance(schedule, Mapping | Shape)
+    readable = _is_finite_number(schedule) or isinstance(schedule, Mapping | Shape | schedules.AdaptiveRate)
     if not readable or (isinstance(value, str) and "${" in str(schedule)):  # only Hydra knows the budget
         text = f"{'|'.join(schedules.SHORT)}:<start>:<end>[:<horizon>], or a group of keys with a kind"
         raise PydanticCustomError("type", f"must be a finite number or a schedule ({text})")
@@ -176,6 +176,12 @@ LogDeviation = Annotated[float, Field(ge=-20, le=10)]
 """number in [-20, 10]"""
 NonNegativeSchedule = Annotated[Schedule, _in_range(0, math.inf, "be at least 0")]
 """number or schedule >= 0"""
+AdaptiveSchedule = Annotated[
+    float | Annotated[Shape | schedules.AdaptiveRate, Field(discriminator="kind")],
+    BeforeValidator(_schedule),
+    _in_range(0, math.inf, "be at least 0"),
+]
+"""number or schedule >= 0, or a rate adapted to the divergence, `{kind: kl, rate: 3e-4, target: 0.01}`"""
 ProbabilitySchedule = Annotated[Schedule, _in_range(0, 1, "lie between 0 and 1")]
 """number or schedule in [0, 1]"""
 PositiveRatio = Annotated[fractions.Fraction, PlainValidator(_exact_ratio)]

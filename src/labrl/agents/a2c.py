@@ -149,8 +149,7 @@ class A2C(PolicyAgent):
         if config.normalize_advantage:
             batch.advantage.copy_(normalized(batch.advantage, self._ranks))
         self._entropy_coef = self.learner.scalar("entropy_coef", value_at(config.entropy_coef, frame))
-        lr, length = value_at(config.lr, frame), batch.sequence_length
-        self.record(*self.learner.update(self.loss, batch, lr, samples=length))
+        self.record(*self.learner.update(self.loss, batch, self.lr, samples=batch.sequence_length))
         self.rollout.clear()
         return 1 if self.imitation is None else 1 + self.imitation.learn()
 

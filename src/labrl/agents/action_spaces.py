@@ -32,7 +32,7 @@ ACTS_IN: dict[str, tuple[str, ...]] = {
 _RESCALE = ("sac", "crossq", "tqc", "td3", "ddpg", "td3_bc", "iql")
 """Agents whose actions are scaled from (-1, 1) to the bounds of a box of real numbers."""
 
-MASKLESS = ("sac", "crossq", "iql")
+MASKLESS = ("iql",)
 """Agents with discrete actions that do not support action masks."""
 
 _SAID_FIRST = ("ppo", "dqn", "sac", "td3")

@@ -17,6 +17,7 @@ from labrl.agents.sac import SAC, SoftActorCriticConfig, soft_value, squared_err
 from labrl.errors import InputError
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics
+from labrl.networks.distributions import masked
 from labrl.spaces import Spaces
 from labrl.types import PositiveInt
 
@@ -78,7 +79,8 @@ class CrossQ(SAC):
         """Compute the loss of the critics, eq. 2, with both pairs in one forward pass."""
         soft, policy = self._soft, self.policy_network
         with torch.no_grad():
-            choice, entropy = soft.choose(policy(batch.next_observation), batch.noise)
+            parameters = masked(policy(batch.next_observation), batch.next_mask)
+            choice, entropy = soft.choose(parameters, batch.noise)
         both = torch.cat([batch.observation, batch.next_observation])
         values, following = critics(both, soft.joined(batch.action, choice)).chunk(2, dim=1)
         values = taken(values, batch.action)

@@ -21,13 +21,20 @@ from labrl.learning.make import make_learner
 from labrl.memory.rollout import Minibatch, Pieces, Rollout, forgotten
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.building import build_networks, check_torso
-from labrl.networks.distributions import ActionBounds, ActionDistribution, distribution_for, masked
+from labrl.networks.distributions import (
+    ActionBounds,
+    ActionDistribution,
+    DiagonalGaussian,
+    distribution_for,
+    masked,
+)
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
 from labrl.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
 
 if TYPE_CHECKING:
     from labrl.agents.parts.self_imitation import SelfImitation
+    from labrl.agents.transforms import RunningMoments
     from labrl.clock import Clock
     from labrl.learning.compute import Compute
     from labrl.learning.flat import FlatParameters
@@ -38,6 +45,9 @@ if TYPE_CHECKING:
 
 VALUES_AT_ONCE = 4096
 """Number of observations whose values are computed in one pass."""
+
+EPSILON = 1e-5
+"""Number added to the running variance of returns, which is 0 if all are equal."""
 
 
 @dataclass(kw_only=True)
@@ -56,9 +66,13 @@ class PolicyConfig:
     """Weight of the entropy bonus, >= 0."""
     max_grad_norm: PositiveFloat | None
     """Largest Euclidean norm of a gradient, > 0; longer gradients are scaled down; null: no limit."""
+    normalize_value: bool
+    """Whether the value network learns returns minus their running mean, divided by their running standard
+    deviation, so that `value_coef` and `value_clip_range` mean the same for rewards of any size."""
     action_bounds: ActionBounds | None
-    """Treatment of the bounds of continuous actions: clip (samples are clipped to the bounds), rescale (they
-    are clipped to [-1, 1] and scaled to the bounds) or squash (their tanh is scaled); null: clip."""
+    """Treatment of the bounds of continuous actions: clip (samples of a Gaussian are clipped to the bounds),
+    rescale (they are clipped to [-1, 1] and scaled to the bounds), squash (their tanh is scaled) or beta (the
+    policy is a Beta distribution between the bounds instead of a Gaussian); null: clip."""
     self_imitation: Component | None
     """Additional learning from past steps whose return was higher than expected; null: none."""
     log_std_init: LogDeviation | None
@@ -78,8 +92,7 @@ class PolicyActor(Actor):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return actions, parameters and the next state."""
         parameters, _, state = self.network(inputs, state, value=False)
-        if mask is not None:
-            parameters = masked(parameters, mask)
+        parameters = masked(parameters, mask)
         return self._distribution.in_graph(parameters, self._sampled), parameters, state
 
 
@@ -114,7 +127,7 @@ class PolicyAgent(Agent):
         self.distribution = distribution_for(
             spaces.action, self.NAME or type(self).__name__, config.action_bounds
         )
-        gaussian = isinstance(spaces.action, gym.spaces.Box)
+        gaussian = isinstance(self.distribution, DiagonalGaussian)
         log_std_init = (config.log_std_init or 0.0) if gaussian else None
         num_parameters = self.distribution.num_parameters
         (self.network,) = build_networks(
@@ -132,6 +145,12 @@ class PolicyAgent(Agent):
         self.values_too = self.network.shared or self.network.state_size > 0
         self._state = np.zeros((spaces.num_envs, self.network.state_size), np.float32)
         self._evaluation_state = self._state
+        self._returns: RunningMoments | None = None  # None: values are not scaled
+        if config.normalize_value:
+            from labrl.agents.transforms import RunningMoments  # needed only here
+
+            self._returns = RunningMoments(())
+            self._returns.ranks = compute.ranks
         self._next: NDArray | None = None  # observation after the last row of the rollout
         self.imitation: SelfImitation | None = None
         if config.self_imitation is not None:
@@ -139,7 +158,6 @@ class PolicyAgent(Agent):
                 spaces=spaces,
                 policy=self,
                 gamma=config.gamma,
-                lr=config.lr,
                 clock=clock,
                 compute=compute,
                 generator=streams.numpy("self-imitation"),
@@ -155,11 +173,10 @@ class PolicyAgent(Agent):
         inputs, before, rollout = self.learner.placed(observation.array), self._state, self.rollout
         output = self.learner.forward(inputs, before, value=self.values_too)
         parameters, value, self._state = output
-        if observation.mask is not None:
-            parameters = masked(parameters, observation.mask)
+        parameters = masked(parameters, observation.mask)
         action = self.distribution.sample(parameters, self._stream)
         self._choice = observation.array, action, observation.mask
-        known = value if self.values_too else 0.0
+        known = self._unscaled(value) if self.values_too else 0.0
         rollout.add_choice(inputs, action, parameters, known, observation.mask, before)
         return self.distribution.to_env(action)
 
@@ -190,7 +207,12 @@ class PolicyAgent(Agent):
         if with_log_prob:
             both = torch.from_numpy(parameters), torch.from_numpy(action)
             log_prob, _ = self.distribution.log_prob_entropy(*both)
-        return rollout.batch(advantage, log_prob, self.learner.device)
+        batch = rollout.batch(advantage, log_prob, self.learner.device)
+        if self._returns is not None:
+            self._returns.update(advantage + value)
+            for column in (batch.value_target, batch.value):
+                column.sub_(float(self._returns.mean)).div_(self._spread)
+        return batch
 
     def values(self, observation: NDArray, state: States = None) -> NDArray:
         """Compute the state values of observations in the network's layout. [n, *obs] -> [n]
@@ -204,7 +226,18 @@ class PolicyAgent(Agent):
             rows = slice(begin, begin + VALUES_AT_ONCE)
             before = None if state is None else state[rows]
             chunks.append(self.learner.forward(observation[rows], before, policy=False).value)
-        return np.concatenate(chunks)
+        return self._unscaled(np.concatenate(chunks))
+
+    @property
+    def _spread(self) -> float:
+        """Running standard deviation of the returns."""
+        return 1.0 if self._returns is None else math.sqrt(float(self._returns.variance) + EPSILON)
+
+    def _unscaled(self, value: NDArray) -> NDArray:
+        """Return outputs of the value network as values. [n]"""
+        if self._returns is None:
+            return value
+        return (value * self._spread + float(self._returns.mean)).astype(np.float32)
 
     def descend(self, lr: float) -> float:
         """Make one update with the current gradient. Returns its norm. Raises NonFiniteError."""
@@ -246,11 +279,16 @@ class PolicyAgent(Agent):
         before = forgotten(self._evaluation_state, start, self.network.state_size)
         output = self.learner.forward(inputs, before, value=self.values_too)
         parameters, _, self._evaluation_state = output
-        return parameters if observation.mask is None else masked(parameters, observation.mask)
+        return masked(parameters, observation.mask)
 
     def actor(self, sampled: bool) -> Actor:
         """Return the policy as one module."""
         return PolicyActor(self.network, self.distribution, sampled)
+
+    @property
+    def lr(self) -> float:
+        """Learning rate at this frame."""
+        return value_at(self._config.lr, self._clock.frame)
 
     @property
     def weights(self) -> FlatParameters:
@@ -262,7 +300,7 @@ class PolicyAgent(Agent):
         config, frame = self._config, self._clock.frame
         return {
             **self._describe(),
-            "lr": value_at(config.lr, frame),
+            "lr": self.lr,
             "entropy_coef": value_at(config.entropy_coef, frame),
             **({} if self.imitation is None else self.imitation.metrics()),
             "weight_norm": self.learner.weight_norm,
@@ -296,6 +334,7 @@ class PolicyAgent(Agent):
             "observation": self._next,
             "metrics": self._describe(),
             "imitation": None if self.imitation is None else self.imitation.state_dict(),
+            "returns": None if self._returns is None else self._returns.state_dict(),
             "rollout": self.rollout.state_dict(),
         }
 
@@ -306,6 +345,8 @@ class PolicyAgent(Agent):
         self._metrics, self._learned_from = dict(state["metrics"]), None
         if self.imitation is not None:
             self.imitation.load_state_dict(state["imitation"])
+        if self._returns is not None and state.get("returns") is not None:
+            self._returns.load_state_dict(state["returns"])
         self.rollout.load_state_dict(state["rollout"])
 
     def close(self) -> None:
@@ -322,8 +363,7 @@ def evaluated(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor
         output = network(minibatch.observation, pieces.states(minibatch.state), pieces.lengths)
     else:
         output = network(minibatch.observation)
-    parameters = output.parameters
-    return parameters if minibatch.mask is None else masked(parameters, minibatch.mask), output.value
+    return masked(output.parameters, minibatch.mask), output.value
 
 
 def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
@@ -339,6 +379,20 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
             "Set agent/self_imitation=none.",
             code="unsupported",
             key="agent.self_imitation",
+        )
+    if config.action_bounds == "beta" and config.log_std_init is not None:
+        raise InputError(
+            "agent.log_std_init is for Gaussian policies, but agent.action_bounds=beta. Set "
+            "agent.log_std_init=null, or agent.action_bounds=rescale.",
+            code="contradiction",
+            key="agent.log_std_init",
+        )
+    if config.normalize_value and config.self_imitation is not None:
+        raise InputError(
+            "agent.normalize_value=true: agent.self_imitation compares values with stored returns, which are "
+            "not scaled. Set agent/self_imitation=none or agent.normalize_value=false.",
+            code="contradiction",
+            key="agent.normalize_value",
         )
     for option in () if isinstance(spaces.action, gym.spaces.Box) else ("log_std_init", "action_bounds"):
         if vars(config)[option] is not None:

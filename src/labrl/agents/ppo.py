@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,9 +31,10 @@ from labrl.memory.rollout import (
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.building import traits_of
 from labrl.networks.layers import Fused, plus
-from labrl.schedules import value_at
+from labrl.schedules import AdaptiveRate, value_at
 from labrl.spaces import Spaces
 from labrl.types import (
+    AdaptiveSchedule,
     NonNegativeFloat,
     NonNegativeSchedule,
     PositiveFloat,
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 class PPOConfig(PolicyConfig):
     """Options of PPO; `entropy_coef` is c2 in eq. 9."""
 
+    lr: AdaptiveSchedule  # type: ignore[assignment]  # wider than in other agents
+    """Learning rate, >= 0: a number, a schedule, or kind kl, which after each epoch adapts the rate to the
+    mean divergence of the new policy from the old one. On a GPU, an adapted rate waits for each epoch."""
     horizon: PositiveInt
     """Agent steps that each environment contributes to one rollout, >= 1."""
     epochs: PositiveInt
@@ -140,6 +144,7 @@ class PPO(PolicyAgent):
             state_size=recurrent,
         )
         self._minibatch_stream = streams.torch("minibatches")
+        self._adapted = config.lr.rate if isinstance(config.lr, AdaptiveRate) else None
         self._value_clip: float | Tensor | None = None
         self._std_mean: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
         if config.normalize_advantage and config.batch_size * compute.ranks.size > 1:
@@ -206,9 +211,8 @@ class PPO(PolicyAgent):
         """Make epochs of minibatch updates on a full rollout. Returns the number of updates made."""
         if not self.rollout.full:
             return 0
-        config, learner, frame = self._config, self.learner, self._clock.frame
+        config, learner, frame, lr = self._config, self.learner, self._clock.frame, self.lr
         batch = self.batch(config.gamma, config.gae_lambda, with_log_prob=True)
-        lr = value_at(config.lr, frame)
         self._clip = learner.scalar("clip_range", value_at(config.clip_range, frame))
         if config.value_clip_range is not None:
             self._value_clip = learner.scalar("value_clip", value_at(config.value_clip_range, frame))
@@ -221,9 +225,11 @@ class PPO(PolicyAgent):
                 statistics, norm = learner.update(self.loss, minibatch, lr, samples=batch.sequence_length)
                 epoch, norms, updates = epoch + statistics, norms + norm, updates + 1
             total = total + epoch
-            if config.target_kl is not None:
+            if config.target_kl is not None or self._adapted is not None:
                 kl = float(epoch[self.STATISTICS.index("kl")] / (updates - before))
-                if kl > 1.5 * config.target_kl:
+                if isinstance(config.lr, AdaptiveRate):
+                    lr = self._adapted = config.lr.adapted(lr, kl)
+                if config.target_kl is not None and kl > 1.5 * config.target_kl:
                     break
         self.record(total / updates, norms / updates)
         self.rollout.clear()
@@ -256,6 +262,24 @@ class PPO(PolicyAgent):
             kl = (change - log_ratio).mean()
             clipped = (change.abs() > self._clip).float().mean()
             return loss, torch.stack([policy, value_error, mean_entropy, kl, clipped])
+
+    @property
+    def lr(self) -> float:
+        """Learning rate at this frame."""
+        return super().lr if self._adapted is None else self._adapted
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the adapted learning rate and the one that it started from."""
+        lr = self._config.lr
+        adapted = {"lr": [lr.rate, self._adapted]} if isinstance(lr, AdaptiveRate) else {}
+        return {**super().state_dict(), **adapted}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state. A rate that was typed for this resume replaces the adapted one."""
+        super().load_state_dict(state)
+        lr, (start, now) = self._config.lr, state.get("lr", [None, None])
+        if isinstance(lr, AdaptiveRate):
+            self._adapted = now if lr.rate == start else lr.rate
 
     def metrics(self) -> dict[str, float]:
         """Return means over the updates of the last rollout, and coefficients at this frame."""

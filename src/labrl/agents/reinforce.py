@@ -89,14 +89,18 @@ class Reinforce(PolicyAgent):
                 code="contradiction",
                 key="agent.value_coef",
             )
-        if config.self_imitation is not None and config.baseline != "value":
-            raise InputError(
-                "agent.self_imitation compares returns with learned values, and agent.baseline="
-                f"{config.baseline} learns none. Set agent.baseline=value agent.value_coef=0.5, or "
-                "agent/self_imitation=none.",
-                code="contradiction",
-                key="agent.self_imitation",
-            )
+        ways = {
+            "self_imitation": "agent/self_imitation=none",
+            "normalize_value": "agent.normalize_value=false",
+        }
+        for name, off in ways.items():
+            if vars(config)[name] and config.baseline != "value":
+                raise InputError(
+                    f"agent.{name} needs learned values, and agent.baseline={config.baseline} learns none. "
+                    f"Set agent.baseline=value agent.value_coef=0.5, or {off}.",
+                    code="contradiction",
+                    key=f"agent.{name}",
+                )
 
     @classmethod
     def for_rank(cls, config: ReinforceConfig, ranks: int) -> ReinforceConfig:
@@ -116,7 +120,7 @@ class Reinforce(PolicyAgent):
             batch.advantage.copy_(normalized(batch.advantage))
         self._entropy_coef = value_at(config.entropy_coef, frame)
         statistics = self.learner.gradient(self.loss, batch)
-        self.record(statistics, self.descend(value_at(config.lr, frame)))
+        self.record(statistics, self.descend(self.lr))
         self.rollout.clear()
         return 1 if self.imitation is None else 1 + self.imitation.learn()
 

@@ -24,6 +24,7 @@ from labrl.agents.parts.experience import (
     check_memory,
     experience_for_rank,
 )
+from labrl.agents.parts.exploration import uniform_valid
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
 from labrl.component import Component
@@ -34,7 +35,7 @@ from labrl.learning.make import make_learner
 from labrl.memory.replay import Transitions
 from labrl.networks.building import build_networks, check_torso
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
-from labrl.networks.distributions import BoxActions
+from labrl.networks.distributions import BoxActions, masked
 from labrl.schedules import value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, sees_images
@@ -125,7 +126,7 @@ class ReplayActor(Actor):
         self, inputs: Tensor, mask: Tensor | None, state: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return actions, the network's outputs and no state."""
-        outputs = self.network(inputs)
+        outputs = masked(self.network(inputs), mask)
         return self._choose(outputs), outputs, state
 
 
@@ -185,7 +186,10 @@ class ReplayAgent(Agent):
         """Function that computes the critics for the policy's loss, with gradients only for their inputs."""
         self.targets: dict[str, TargetNetwork[Any]] = {}
         """Target networks by name, which the derived agent creates."""
-        self.experience = Experience(config, spaces, clock, streams, compute, actions.stored)
+        num_masked = actions.num_parameters if spaces.masked else 0
+        self.experience = Experience(
+            config, spaces, clock, streams, compute, actions.stored, num_masked=num_masked
+        )
         self.pauses = self.experience.pauses
         self.policy_stream = streams.numpy("policy")
         self.follows: dict[str, tuple[Learner[Any], NonNegativeSchedule, tuple[str, ...]]] = {
@@ -238,17 +242,21 @@ class ReplayAgent(Agent):
 
     def act(self, observation: Observation) -> NDArray:
         """Draw actions from the policy, or random actions at the start. [num_envs, ...]"""
+        count, mask, stream = len(observation.array), observation.mask, self.policy_stream
         if self.experience.acts_at_random:
-            action = self.actions.random(len(observation.array), self.policy_stream)
+            if mask is None:
+                action = self.actions.random(count, stream)
+            else:
+                action = uniform_valid(mask, stream.random(count))
         else:
-            outputs = self.policy.forward(self.layout(observation.array))
-            action = self.actions.chosen(outputs, self.actions.noise(outputs, self.policy_stream))
-        self._observation, self._action = observation.array, action
+            outputs = masked(self.policy.forward(self.layout(observation.array)), mask)
+            action = self.actions.chosen(outputs, self.actions.noise(outputs, stream))
+        self._seen, self._action = observation, action
         return self.actions.to_env(action)
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
-        self.experience.memory.add(self._observation, self._action, step)
+        self.experience.memory.add(self._seen.array, self._action, step, self._seen.mask)
 
     def learn(self) -> int:
         """Make the updates that are due after this vector step. Returns the number of updates."""
@@ -328,7 +336,7 @@ class ReplayAgent(Agent):
 
     def greedy_action(self, observation: Observation) -> NDArray:
         """Return the policy's best actions. [num_envs, ...]"""
-        outputs = self.policy.forward(self.layout(observation.array))
+        outputs = masked(self.policy.forward(self.layout(observation.array)), observation.mask)
         return self.actions.to_env(self.actions.chosen(outputs))
 
     def actor(self, sampled: bool) -> Actor:
@@ -341,7 +349,7 @@ class ReplayAgent(Agent):
 
     def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
         """Adopt the actions of a copy at `observation`."""
-        self._observation, self._action = observation.array, decision["action"]
+        self._seen, self._action = observation, decision["action"]
 
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at this frame."""

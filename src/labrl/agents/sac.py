@@ -37,6 +37,7 @@ from labrl.networks.distributions import (
     Actions,
     BoxActions,
     Categorical,
+    masked,
     normal,
     squashed_sample,
 )
@@ -59,7 +60,7 @@ class SoftActorCriticConfig(ReplayActorCriticConfig):
     target_entropy: Schedule | None
     """Target of the policy's entropy for a learned temperature, in nats, for continuous actions scaled to
     (-1, 1); null: minus the number of continuous actions, or 0.6 times the largest entropy of discrete
-    ones."""
+    ones, which with action masks is the mean over the states of a minibatch."""
 
 
 @dataclass(kw_only=True)
@@ -88,7 +89,7 @@ class SAC(ReplayAgent):
 
     Config: type[SoftActorCriticConfig] = SACConfig
     NAME = "sac"
-    TRAITS = replace(ReplayAgent.TRAITS, graphs=True, wide=True)
+    TRAITS = replace(ReplayAgent.TRAITS, graphs=True, wide=True, masks=True)
 
     def __init__(
         self,
@@ -103,6 +104,8 @@ class SAC(ReplayAgent):
     ) -> None:
         """critic_outputs: number of outputs of a critic for a continuous action."""
         self._soft = soft = soft_policy(spaces.action)
+        # The entropy that the policy can reach depends on how many actions are valid in a state.
+        self._relative = spaces.masked and config.temperature is None and config.target_entropy is None
         super().__init__(
             config,
             spaces,
@@ -112,7 +115,7 @@ class SAC(ReplayAgent):
             actions=soft,
             num_critics=num_critics,
             critic_outputs=critic_outputs,
-            policy_statistics=("loss_policy", "entropy"),
+            policy_statistics=("loss_policy", "entropy", *(("entropy_largest",) if self._relative else ())),
         )
         self._temperature = Temperature(config, soft.usual_entropy, clock, self.critics)
         self._alpha = self._temperature.of_losses()
@@ -146,7 +149,8 @@ class SAC(ReplayAgent):
         return rows[1]
 
     def _learn_temperature(self, statistics: Tensor) -> None:
-        self._temperature.update(statistics[1])
+        target = CategoricalPolicy.USUAL * statistics[2] if self._relative else None
+        self._temperature.update(statistics[1], target)
 
     def noisy(self, batch: Transitions) -> tuple[Transitions, Transitions]:
         """Return a minibatch with noise for the loss of the critics, and one for the loss of the policy."""
@@ -158,7 +162,8 @@ class SAC(ReplayAgent):
         """Compute the squared error of the target r + gamma^n (min_i Q_i'(s', a') - alpha log pi(a'|s'))."""
         soft, policy = self._soft, self.policy_network
         with torch.no_grad():
-            choice, entropy = soft.choose(policy(batch.next_observation), batch.noise)
+            parameters = masked(policy(batch.next_observation), batch.next_mask)
+            choice, entropy = soft.choose(parameters, batch.noise)
             value = soft.smaller(self._target.forward_network(batch.next_observation, choice), choice)
             value = soft_value(value, entropy, self._alpha)
             target = torch.addcmul(batch.reward, batch.discount, value)
@@ -168,10 +173,14 @@ class SAC(ReplayAgent):
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of alpha log pi(a|s) - min_i Q_i(s, a), eq. 7."""
-        choice, entropy = self._soft.choose(policy(batch.observation), batch.noise)
+        parameters = masked(policy(batch.observation), batch.mask)
+        choice, entropy = self._soft.choose(parameters, batch.noise)
         value = self._soft.smaller(self.judge(batch.observation, choice), choice)
         loss = -soft_value(value, entropy, self._alpha).mean()
-        return loss, torch.stack((loss.detach(), entropy.detach().mean()))
+        means = [loss.detach(), entropy.detach().mean()]
+        if self._relative:
+            means.append(batch.mask.sum(1, dtype=torch.float32).log().mean())
+        return loss, torch.stack(means)
 
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at this frame."""
@@ -237,13 +246,14 @@ class CategoricalPolicy(Categorical):
     """Policy over discrete actions. Its choice in a state is the probabilities of all actions."""
 
     noise_size = 0
+    USUAL = 0.6
+    """Usual target as a share of the largest entropy: 0.98, as in the paper, would be almost uniform."""
 
     def __init__(self, space: gym.spaces.Discrete) -> None:
         super().__init__(space)
         self.stored: gym.Space[Any] = gym.spaces.Discrete(self.num_parameters)
         self._largest_entropy = math.log(self.num_parameters)
-        # With 0.98 of the largest entropy, as in the paper, the policy would be almost uniform.
-        self.usual_entropy = 0.6 * self._largest_entropy
+        self.usual_entropy = self.USUAL * self._largest_entropy
 
     def check_target_entropy(self, target: Schedule) -> None:
         """Raise InputError for a target entropy that the policy cannot reach."""
@@ -322,13 +332,17 @@ class Temperature:
         on_device = self._fixed is None and not learner.waits
         return learner.scalar("temperature", self._numbers[0].exp() if on_device else self.value)
 
-    def update(self, entropy: Tensor) -> None:
-        """Make one step of Adam unless alpha is fixed. entropy: mean entropy of the policy, a scalar."""
+    def update(self, entropy: Tensor, target: Tensor | None = None) -> None:
+        """Make one step of Adam unless alpha is fixed.
+
+        entropy: mean entropy of the policy, a scalar; target: None for that of the options.
+        """
         if self._fixed is not None:
             return
         on_device = isinstance(self._numbers, Tensor)
         log, mean, square, updates = self._numbers.unbind() if on_device else self._numbers
-        slope: Any = (entropy.double() if on_device else float(entropy)) - self._now
+        wanted = self._now if target is None else target if on_device else float(target)
+        slope: Any = (entropy.double() if on_device else float(entropy)) - wanted
         updates = updates + 1
         mean = mean + (1 - self.DECAY) * (slope - mean)
         square = square + (1 - self.SQUARE_DECAY) * (slope * slope - square)

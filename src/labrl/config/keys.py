@@ -27,13 +27,20 @@ def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from walk(inner, f"{key}[{index}]")
 
 
+NEW: dict[str, Any] = {"info_keys": None, "normalize_value": False}
+"""Options that earlier versions did not record, with the values that those runs had."""
+
+RATE = "agent.lr.rate"
+"""Key of an adapted learning rate, which is state: a new value holds from the frame of a resume on."""
+
+
 @cache
 def traits(key: str) -> Traits:
     """Return the traits of a full key of a trial's configuration, which it may inherit from a key above."""
     # Imported late, because the command line shows help without importing pydantic.
     from labrl.config.schema import TrialConfig
 
-    found = Traits()
+    found = Traits(resume=key == RATE)
     kinds: list[type] = [TrialConfig]
     for name in key.split("."):
         hint = next((hints(kind)[name] for kind in kinds if name in hints(kind)), None)
@@ -61,6 +68,12 @@ class Change:
         """Whether an override can restore the old value, because both configurations have the key."""
         return self.old is not ABSENT and self.new is not ABSENT
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the old configuration is from before the key existed, and the new one changes nothing."""
+        name = self.key.rpartition(".")[2]
+        return self.old is ABSENT and name in NEW and self.new == NEW[name]
+
     def as_json(self) -> dict[str, Any]:
         """Return the key, and its values as `then` and `now` if they are not ABSENT."""
         values = {"then": self.old, "now": self.new}
@@ -85,7 +98,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], parent: str = "") ->
 
 def contradictions(found: Iterable[Change]) -> list[Change]:
     """Return the changes that a resume must refuse, because they would have affected earlier training."""
-    return [change for change in found if not traits(change.key).resume]
+    return [one for one in found if not (traits(one.key).resume or one.is_new)]
 
 
 def _same(old: Any, new: Any) -> bool:

@@ -6,7 +6,7 @@ All values are in `configs/`; no field here has a default.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from labrl.component import Component
 from labrl.config.traits import Continues, Scores, Traits, Watches
@@ -106,7 +106,7 @@ class MetaConfig:
     """Computation of gradients. auto: with kernels for fully connected networks on the CPU, which are several
     times as fast, and with derived gradients of action distributions; torch: with autograd alone. The two
     differ in the last bits."""
-    graphs: Literal["auto", "off"]
+    graphs: Continues[Literal["auto", "off"]]
     """Updates on a GPU. auto: CUDA graphs repeat the updates of labrl's own agents, which saves the time of
     starting each operation; off: each operation is started by itself. Both have the same results, bit for
     bit."""
@@ -157,10 +157,6 @@ class MetaConfig:
                 f"{name} needs separate evaluation environments, but scores come from the training episodes "
                 f"(meta.rigorous_eval is null or 0): set meta.rigorous_eval=<number>, or omit meta.{name}"
             )
-
-
-NEW_ENVIRONMENT_KEYS: dict[str, Any] = {"info_keys": None}
-"""Keys of an environment that earlier versions did not record, with the values that those runs had."""
 
 
 @dataclass(kw_only=True)

@@ -17,8 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator, core_schema
 
 from labrl.component import Component, TargetError, accepted_settings, load_target
-from labrl.config.keys import walk, written
-from labrl.config.schema import NEW_ENVIRONMENT_KEYS, EnvironmentConfig
+from labrl.config.keys import NEW, walk, written
 from labrl.config.traits import hints
 from labrl.errors import Code, InputError, LabrlError, Mistake
 from labrl.mistakes.names import option_meant, own_file, setting_of, unknown_key
@@ -97,8 +96,9 @@ def _note(cls: type, node: Any, info: _Info) -> Any:
     Returns it with the keys that an earlier version of labrl did not record.
     """
     info.context.known.setdefault(id(node), {}).update(hints(cls))
-    is_env = issubclass(cls, EnvironmentConfig) and isinstance(node, Mapping)
-    return {**NEW_ENVIRONMENT_KEYS, **node} if is_env else node
+    if not isinstance(node, Mapping):
+        return node
+    return {**{name: value for name, value in NEW.items() if name in hints(cls)}, **node}
 
 
 def _component_of(node: Any, info: _Info) -> Component:

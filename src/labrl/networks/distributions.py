@@ -25,11 +25,14 @@ INVALID = -1e9
 """Logit of an invalid action: its probability is exactly 0, and all results remain finite."""
 
 
-def masked(logits: Array, mask: Array) -> Array:
+def masked(logits: Array, mask: Array | None) -> Array:
     """Return logits with probability 0 where the mask is False (Huang & Ontanon, 2022, arXiv:2006.14171).
 
-    logits, mask: [batch, num_parameters]. Invalid logits receive no gradient (section 3 of the paper).
+    logits, mask: [batch, num_parameters]; mask: None if all actions are valid. Invalid logits receive no
+    gradient (section 3 of the paper).
     """
+    if mask is None:
+        return logits
     if isinstance(logits, Tensor):
         return torch.where(mask, logits, INVALID)
     return np.where(mask, logits, logits.dtype.type(INVALID))
@@ -192,6 +195,46 @@ gaussian: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _GaussianOperation
 
 The parameters are means m and log standard deviations, [batch, 2 size]. For z = (a - m) / s, d log pi = (z /
 s) dm + (z^2 - 1) d log s, and dH = d log s.
+"""
+
+
+class _BetaOperation(Fused):
+    @staticmethod
+    def forward(ctx: Any, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        raw = parameters.double()  # differences of large log gamma functions
+        over = torch.nn.functional.softplus(raw)  # a - 1 and b - 1
+        x = action.reshape(len(action), -1).double()
+        log_x, whole = torch.cat([x.log(), torch.log1p(-x)], dim=1), over.unflatten(1, (2, -1)).sum(1) + 2
+        log_beta = torch.lgamma(over + 1).sum(1) - torch.lgamma(whole).sum(1)
+        psi, psi_whole = torch.digamma(over + 1), torch.digamma(whole)
+        log_prob = (over * log_x).sum(1) - log_beta
+        entropy = log_beta - (over * psi).sum(1) + ((whole - 2) * psi_whole).sum(1)
+        ctx.set_materialize_grads(False)
+        ctx.inputs, ctx.needed = (
+            (parameters, action),
+            (raw, over, whole, log_x - psi + psi_whole.repeat(1, 2)),
+        )
+        return log_prob.to(parameters.dtype), entropy.to(parameters.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, log_prob: Tensor | None, entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _BetaOperation.differentiable(ctx, log_prob, entropy)
+        raw, over, whole, score = ctx.needed
+        slope = torch.zeros_like(raw) if log_prob is None else log_prob.unsqueeze(1) * score
+        if entropy is not None:
+            curve = (whole - 2) * torch.polygamma(1, whole)
+            slope += (curve.repeat(1, 2) - over * torch.polygamma(1, over + 1)) * entropy.unsqueeze(1)
+        return (slope * raw.sigmoid()).to(ctx.inputs[0].dtype), None
+
+
+beta: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = _BetaOperation.compute
+"""Log-densities of samples in (0, 1), and entropies, of independent Beta distributions.
+
+(parameters, samples) -> [batch] each. The parameters are a' and b', [batch, 2 size]; a = 1 + softplus(a') and
+b = 1 + softplus(b') give a density with a single mode. With log B = lgamma(a) + lgamma(b) - lgamma(a + b) and
+psi = digamma, d log pi / da = log x - psi(a) + psi(a + b), and dH / da = (a + b - 2) psi'(a + b) - (a - 1)
+psi'(a).
 """
 
 
@@ -497,14 +540,87 @@ class SquashedGaussian(RescaledGaussian):
         return super().to_env(library_of(action).tanh(action))
 
 
-ActionBounds = Literal["clip", "rescale", "squash"]
-"""Treatment of the bounds of a box by a Gaussian policy: clip samples to the bounds; clip them to [-1, 1] and
-scale them to the bounds; or scale their hyperbolic tangent to the bounds."""
+class ScaledBeta(ActionDistribution):
+    """Beta distribution over a box, whose support ends at the bounds (Chou et al., 2017, PMLR 70:834).
 
-_GAUSSIANS: dict[ActionBounds, type[DiagonalGaussian]] = {
+    Samples in (0, 1) are stored and scaled to the bounds. The parameters are those of `beta`.
+    """
+
+    TRIES = 8
+    """Candidates for a sample of a gamma distribution, each of which is accepted with probability > 0.95."""
+    EDGE = 1e-6
+    """Least distance of a sample from 0 and 1, where the log-density is infinite."""
+
+    def __init__(self, space: gym.spaces.Box) -> None:
+        self.action_shape = tuple(space.shape)
+        self.action_dtype = torch.float32
+        self._box = BoxActions(space, np.float64)
+        self.num_parameters = 2 * self._box.size
+        half = self._box.half
+        self._log_width = float(np.log(2 * half[half > 0]).sum())
+
+    def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
+        """Draw standard normal numbers, and logarithms of uniform ones. [2, TRIES, batch, 2 size]"""
+        shape = (self.TRIES, *parameters.shape)
+        if isinstance(parameters, Tensor):
+            like = parameters.expand(shape)
+            return torch.stack([torch.randn_like(like), torch.log(torch.rand_like(like))])
+        assert generator is not None
+        log_uniform = -generator.standard_exponential(shape, np.float32)
+        return np.stack([generator.standard_normal(shape, np.float32), log_uniform])
+
+    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+        """Return the modes, or samples x / (x + y) of gamma distributed x and y. [batch, *action_shape]
+
+        A gamma sample is d v with d = a - 1/3 and v = (1 + z / sqrt(9 d))^3 for a normal z, accepted if
+        log u < z^2 / 2 + d (1 - v + log v) (Marsaglia & Tsang, 2000, doi:10.1145/358407.358414).
+        """
+        library, over = library_of(parameters), self._over(parameters)
+        part = over + 1e-6  # the mode is (a - 1) / (a + b - 2), and 1/2 where both are 0
+        if noise is not None:
+            z, d = noise[0], over + 2 / 3
+            v = ((1 + z / library.sqrt(9 * d)) ** 3).clip(1e-30)
+            fits = noise[1] < 0.5 * z**2 + d * (1 - v + library.log(v))
+            part, found = v[0], fits[0]
+            for candidate, fit in zip(v[1:], fits[1:], strict=True):
+                part, found = library.where(found | ~fit, part, candidate), found | fit
+            part = d * part
+        x = part[:, : self._box.size] / (part[:, : self._box.size] + part[:, self._box.size :])
+        return x.clip(self.EDGE, 1 - self.EDGE).reshape(-1, *self.action_shape)
+
+    def _over(self, parameters: Array) -> Array:
+        """Return a - 1 and b - 1, the softplus of the parameters. [batch, 2 size]"""
+        library = library_of(parameters)
+        return parameters.clip(0) + library.log1p(library.exp(-abs(parameters)))
+
+    def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-densities and entropies of the scaled actions, summed over their components."""
+        log_prob, entropy = beta(parameters, action)
+        return log_prob - self._log_width, entropy + self._log_width
+
+    def to_env(self, action: Array) -> Array:
+        """Scale samples to the bounds of the space. [batch, *action_shape]"""
+        return self._box.to_env((2 * action - 1).reshape(-1, self._box.size))
+
+    def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
+        """Return means and standard deviations of actions scaled to [-1, 1]. [batch, size] each"""
+        a, b = np.split(self._over(parameters) + 1, 2, axis=1)
+        return {"mean": (a - b) / (a + b), "std": 2 / (a + b) * np.sqrt(a * b / (a + b + 1))}
+
+    def statistics(self, parameters: Tensor) -> dict[str, float]:
+        """Return the mean standard deviation of actions scaled to [-1, 1]."""
+        return {"policy_std": float(self.numbers(parameters.numpy())["std"].mean())}
+
+
+ActionBounds = Literal["clip", "rescale", "squash", "beta"]
+"""Treatment of the bounds of a box: clip samples of a Gaussian to the bounds; clip them to [-1, 1] and scale
+them to the bounds; scale their hyperbolic tangent to the bounds; or scale samples of a Beta distribution."""
+
+_IN_BOX: dict[ActionBounds, type[DiagonalGaussian] | type[ScaledBeta]] = {
     "clip": DiagonalGaussian,
     "rescale": RescaledGaussian,
     "squash": SquashedGaussian,
+    "beta": ScaledBeta,
 }
 
 
@@ -528,11 +644,11 @@ def distribution_for(
             code="unsupported",
             key="agent",
         )
-    if bounds in ("rescale", "squash") and not has_bounds(space):
+    if bounds not in (None, "clip") and not has_bounds(space):
         raise InputError(
             f"agent.action_bounds={bounds} needs actions with bounds on every side, but this environment's "
             f"actions are {space}. Set agent.action_bounds=clip.",
             code="unsupported",
             key="agent.action_bounds",
         )
-    return _GAUSSIANS[bounds or "clip"](space)
+    return _IN_BOX[bounds or "clip"](space)

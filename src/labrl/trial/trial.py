@@ -38,7 +38,7 @@ from labrl.run.folder import read_json
 from labrl.run.provenance import write_provenance
 from labrl.run.run import Run, RunStatus
 from labrl.run.session import RunSession
-from labrl.schedules import Schedule, largest
+from labrl.schedules import AdaptiveRate, Schedule, largest
 from labrl.script import Carried
 from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
@@ -114,7 +114,7 @@ def high_rates(agent: Component) -> dict[str, float]:
         f"agent.{name}": largest(value)
         for name, value in settings.items()
         if name.rpartition("_")[2] == "lr"
-        and isinstance(value, int | Schedule)
+        and isinstance(value, int | Schedule | AdaptiveRate)
         and not isinstance(value, bool)
     }
     return {key: peak for key, peak in peaks.items() if peak > 1}

@@ -23,10 +23,9 @@ from labrl.memory import Columns
 from labrl.memory.replay import Replay
 from labrl.memory.rollout import Episodes
 from labrl.networks.distributions import ActionDistribution, masked
-from labrl.schedules import value_at
 from labrl.spaces import Spaces, stored_choices
 from labrl.step import Masks, Step
-from labrl.types import NonNegativeFloat, NonNegativeSchedule, PositiveInt
+from labrl.types import NonNegativeFloat, PositiveInt
 
 if TYPE_CHECKING:
     from labrl.agents.policy_agent import PolicyAgent
@@ -100,14 +99,12 @@ class SelfImitation:
         spaces: Spaces,
         policy: PolicyAgent,
         gamma: float,
-        lr: NonNegativeSchedule,
         clock: Clock,
         compute: Compute,
         generator: np.random.Generator,
     ) -> None:
-        """policy: agent that learns; lr: learning rate of the agent; generator: one of the session's streams,
-        which save it."""
-        self._config, self._policy, self._gamma, self._lr, self._clock = config, policy, gamma, lr, clock
+        """policy: agent that learns; generator: one of the session's streams, which save it."""
+        self._config, self._policy, self._gamma, self._clock = config, policy, gamma, clock
         self._episodes = Episodes(1, spaces.num_envs)
         self._held: list[Any] | None = None  # latest step, until the next observation is known
         self._memory: Replay = config.memory.build(
@@ -151,7 +148,7 @@ class SelfImitation:
                 None if sample.mask is None else tensor(sample.mask),
             )
             rows = self._policy.learner.gradient(self.loss, minibatch).cpu()
-            self._policy.descend(value_at(self._lr, self._clock.frame))
+            self._policy.descend(self._policy.lr)
             underrated = self.STATISTICS.index("imitation_advantage")
             self._memory.update_priorities(sample.index, rows[underrated].numpy())
             total += rows.mean(1)
@@ -162,9 +159,7 @@ class SelfImitation:
     def loss(self, network: Callable[..., Any], minibatch: ImitationBatch) -> tuple[Tensor, Tensor]:
         """Compute eq. 1 weighted by importance, and STATISTICS of each step. [statistics, batch]"""
         output = network(minibatch.observation)
-        parameters, value = output.parameters, output.value
-        if minibatch.mask is not None:
-            parameters = masked(parameters, minibatch.mask)
+        parameters, value = masked(output.parameters, minibatch.mask), output.value
         log_prob, _ = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
         policy, value_error = imitation_losses(log_prob, value, minibatch.discounted_return)
         underrated = (minibatch.discounted_return - value.detach()).clamp(min=0)
