@@ -154,7 +154,9 @@ evaluation.""",
 
 CHAPTERS = (ATARI, MUJOCO, PAIRS, OFFLINE, KERNELS)
 
-_TEXTS = ("environment", "agent", "further overrides")
+MEAN = "mean [95 % interval, Student's t]"
+
+_TEXTS = ("environment", "agent", "further overrides", "commit")
 """Columns of text, which are aligned to the left."""
 
 OVERRIDES = {name: overrides for chapter in CHAPTERS for name, overrides in chapter.overrides.items()}
@@ -188,9 +190,10 @@ def section(chapter: Chapter, runs: Mapping[str, Run], pictures: Path) -> str:
                 "frames": f"{int(row['frames']):,}",
                 "of a budget of": f"{int(row['budget']):,}",
                 "return": _numbers(row["return"]),
-                "mean": _mean(row["return"]),
+                MEAN: _mean(row["return"]),
                 "best return": _numbers(row["best"]),
                 "further overrides": _as_code(row["set"]),
+                "commit": record.origin(row, pictures),
             }
         )
     columns = [name for name in table[0] if any(each[name] for each in table)]
@@ -233,7 +236,7 @@ def _numbers(returns: str) -> str:
 
 
 def _mean(returns: str) -> str:
-    """Format the mean over sessions with its 95 % bootstrap interval; '' for fewer than three sessions."""
+    """Format the mean with its 95 % interval (Student's t); '' for fewer than three sessions."""
     scores = np.array([float(each) for each in returns.split()])
     if len(scores) < 3:
         return ""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from labrl.analysis.baselines import random_baseline
 from labrl.analysis.intervals import Estimate, aggregates
 from labrl.analysis.statistics import group_statistics
 from labrl.run.run import Run
@@ -30,8 +29,11 @@ AGENTS = {"ddqn_per": ("agent=double_dqn", "agent/memory=prioritized")}
 SESSIONS = 4
 """Number of sessions of which a published score is the mean."""
 
-AS_GOOD_AS_EQUAL = 0.01
+MARGIN = 0.05
 """Difference of scores that counts as equal, as a fraction of the published score above the random policy."""
+
+VERDICTS = ("better", "equal", "undecided", "worse")
+"""Results of a comparison with a published score."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Cell:
     num_envs: int
     log_frequency: int
     """Number of frames between two checkpoint rows."""
+    random: float
+    """Mean return of a uniformly random policy, measured in 500 episodes (Acrobot: 300)."""
 
     @property
     def env(self) -> str:
@@ -69,13 +73,15 @@ class Result:
 
     cell: Cell
     verdict: str
-    """`better`, `equal` or `worse`; `unfinished`, `other setting` or `not run` without a comparison."""
+    """One of VERDICTS; `unfinished`, `other setting` or `not run` without a comparison."""
     score: Estimate | None = None
     """labrl's score, computed as the published one, with the interval of the mean."""
-    final: Estimate | None = None
+    final: float | None = None
     """Interquartile mean of the final returns."""
     sessions: int = 0
     """Number of finished sessions."""
+    scores: tuple[float, ...] = ()
+    """The score of each session; empty if it was not recorded."""
 
 
 def number(value: float | None) -> str:
@@ -99,6 +105,7 @@ def cells() -> list[Cell]:
             frames=int(row["frames"]),
             num_envs=int(row["num_envs"]),
             log_frequency=int(row["log_frequency"]),
+            random=float(row["random"]),
         )
         for row in csv.DictReader(text.splitlines())
     ]
@@ -114,21 +121,41 @@ def judged(cell: Cell, run: Run | None) -> Result:
     scores = np.array([entry["slm_final"] for entry in counted if entry["slm_final"] is not None])
     if not len(scores):
         return Result(cell, "unfinished")
-    score, final = aggregates(scores)["mean"], Estimate(**statistics["estimates"]["final_return"]["iqm"])
+    score, final = aggregates(scores)["mean"], statistics["estimates"]["final_return"]["iqm"]["value"]
     if _setting(run) != (cell.env, cell.num_envs, cell.frames, cell.log_frequency):
         verdict = "other setting"
     elif finished < SESSIONS:
         verdict = "unfinished"
     else:
-        verdict = _verdict(cell, score, run)
-    return Result(cell, verdict, score, final, finished)
+        verdict = compare(cell, score)
+    return Result(cell, verdict, score, final, finished, tuple(scores.tolist()))
 
 
-def as_markdown(results: Sequence[Result]) -> str:
-    """Return the table of all cells as Markdown; cells in which labrl is worse are bold."""
+def compare(cell: Cell, score: Estimate) -> str:
+    """Return the verdict of an equivalence test: two one-sided tests of MARGIN, and of a difference.
+
+    Scores are equal if the whole interval of labrl's score is within the margin around the published one;
+    otherwise better or worse if the published one is outside the interval, else undecided. The published
+    score counts as exact, because its spread is not known.
+    """
+    margin = MARGIN * abs(cell.score - cell.random)
+    if score.low is None or score.high is None:
+        return "undecided"
+    if cell.score - margin <= score.low and score.high <= cell.score + margin:
+        return "equal"
+    if score.low <= cell.score <= score.high:
+        return "undecided"
+    return "better" if score.value > cell.score else "worse"
+
+
+def as_markdown(results: Sequence[Result], origins: Mapping[str, str]) -> str:
+    """Return the table of all cells as Markdown; cells in which labrl is worse are bold.
+
+    origins: the commit of each cell by its name.
+    """
     lines = [
-        "| environment | frames | agent | published | labrl | final return (IQM) | verdict |",
-        "|---|---:|---|---:|---:|---:|---|",
+        "| environment | frames | agent | published | labrl | final return (IQM) | verdict | commit |",
+        "|---|---:|---|---:|---:|---:|---|---|",
     ]
     for result in results:
         cell = result.cell
@@ -138,9 +165,10 @@ def as_markdown(results: Sequence[Result]) -> str:
             f"{cell.frames:,}",
             cell.agent.replace("_", "\\_"),
             number(cell.score),
-            _formatted(result.score),
-            _formatted(result.final),
+            _formatted(result.score) + ("" if result.scores or result.score is None else " \\*"),
+            number(result.final),
             result.verdict + progress,
+            origins.get(cell.name, "") if result.score else "–",
         ]
         if result.verdict == "worse":
             cells = [f"**{text}**" for text in cells]
@@ -158,19 +186,6 @@ def _setting(run: Run) -> tuple[Any, ...]:
     """Return the settings of a run that must equal those of its cell for a comparison."""
     env, meta = run.config.get("env", {}), run.config.get("meta", {})
     return env.get("name"), env.get("num_envs"), env.get("max_frame"), meta.get("log_frequency")
-
-
-def _verdict(cell: Cell, score: Estimate, run: Run) -> str:
-    """Return `better`, `equal` or `worse`.
-
-    Scores are equal if the published one lies in labrl's interval or they differ by at most AS_GOOD_AS_EQUAL.
-    """
-    baseline = random_baseline(run.config.get("env", {}))
-    strength = abs(cell.score - (baseline.mean if baseline else 0.0))
-    inside = score.low is not None and score.high is not None and score.low <= cell.score <= score.high
-    if inside or abs(score.value - cell.score) <= AS_GOOD_AS_EQUAL * strength:
-        return "equal"
-    return "better" if score.value > cell.score else "worse"
 
 
 def _formatted(estimate: Estimate | None) -> str:

@@ -1,8 +1,8 @@
 """Train missing cells of SLM Lab's published scores, shorter runs and studies, and write docs/results.md.
 
-The page is written after each run from the runs below --root; runs that are not there are taken from the
-records in docs/results/. Ctrl-C and the end of --minutes save the running cell, and the same command resumes
-it.
+The page is written at the end from the runs below --root; runs that are not there are taken from the records
+in docs/results/. Ctrl-C and the end of --minutes save the running cell, and the same command resumes it.
+Nothing is trained with uncommitted changes, so that the commit of a cell is the code that ran.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ from labrl.run.find import load_run
 from labrl.run.folder import is_experiment
 from labrl.run.run import Run
 
-PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "results.md"
 
 PREFACE = """# Results beside SLM Lab's
 
 A cell is one agent in one environment, with the number of frames, the number of environments and the
 checkpoint frequency of SLM Lab's published score (`experiment=slm_lab/<environment>`): four sessions with
 labrl's preset for the agent and the environment. `make results` trains the missing cells and writes this
-page; `docs/results/` contains the numbers of each cell with its commit and configuration.
+page; `docs/results/` contains the numbers of each cell with its commit, its machine and its configuration.
+It refuses to train with uncommitted changes.
 
 SLM Lab searched for the hyperparameters of its cells. For DDQN+PER on LunarLander, labrl uses SLM Lab's.
 Presets that were tuned by hand on their own cell have a [study](#studies); the others were tuned by hand
@@ -38,11 +40,18 @@ with other budgets, or not at all.
 
 - *published* and *labrl*, both measured in SLM Lab's way: each checkpoint row has the mean return of the
   last 100 training episodes; the score of a session is the mean over its last 100 checkpoint rows, and
-  the score of a cell is the mean over its sessions. For labrl, its 95 % bootstrap interval is in brackets.
+  the score of a cell is the mean over its sessions. In brackets is its 95 % interval (Student's t, of four
+  sessions; [why](explanation/statistics.md#intervals)). It may reach beyond the highest possible score.
+- \\*: the scores of the sessions were not kept, but only their mean and the interval of the bootstrap, which
+  is too narrow. The t interval of any four numbers is at most 2.13 times as wide as that of the bootstrap,
+  and the table shows this bound.
 - *final return*: see [statistics](explanation/statistics.md).
-- *equal*: the published score lies in labrl's interval, or the scores differ by at most 1 % of
-  the published one's distance from the random policy. The spread of published scores is not
-  known. Cells in which labrl is worse are bold.
+- *equal*: labrl's whole interval is within a margin around the published score, 5 % of that score's
+  distance from the random policy (a test of equivalence). *better*, *worse*: the published score is outside
+  labrl's interval. *undecided*: the sessions cannot tell. The spread of published scores is not known, so
+  they count as exact. Cells in which labrl is worse are bold.
+- *commit*: the code that ran, where it was recorded. Cells without one are from an early version of labrl and
+  cannot be repeated exactly.
 
 """
 
@@ -62,6 +71,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = sorted(set(args.cells) - set(known))
     if unknown:
         parser.error(f"unknown cell {', '.join(unknown)} (choose from {', '.join(known)})")
+    if args.minutes != 0 and (changes := uncommitted()):
+        parser.error(
+            f"no commit is the code that would run, because of uncommitted changes:\n{changes}\n"
+            "Commit or stash them, or set --minutes 0 to write the page without training"
+        )
     deadline = None if args.minutes is None else time.monotonic() + 60 * args.minutes
     failed = []
     for name in args.cells or published:
@@ -73,7 +87,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             break
         print(f"{name}: {' '.join(command(known[name], folder))}", flush=True)
         code = _train(command(known[name], folder), left)
-        write_page(args.root)
         if code in (INTERRUPTED, TERMINATED):
             break
         if code:
@@ -82,6 +95,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if failed:
         print(f"not trained: {', '.join(failed)}", file=sys.stderr)
     return FAILED if failed else DONE
+
+
+def uncommitted() -> str:
+    """Return the uncommitted changes of the working tree as lines of text, or why they are unknown."""
+    try:
+        arguments = ["git", "-C", str(ROOT), "status", "--porcelain"]
+        found = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return str(error)
+    return (found.stderr if found.returncode else found.stdout).rstrip()
 
 
 def command(overrides: Sequence[str], folder: Path) -> list[str]:
@@ -107,18 +130,20 @@ def results(root: Path) -> list[Result]:
         if run is not None and result is present and result.verdict != "not run":
             written.append(record.as_row(result) | record.source(run, cell.name, folder))
         elif row is not None:
-            written.append(record.as_row(result) | {"commit": row.get("commit", "")})
+            written.append(record.as_row(result) | {key: row.get(key, "") for key in ("commit", "machine")})
     record.write(folder / "cells.csv", written)
     return found
 
 
 def write_page(root: Path) -> str:
     """Write docs/results.md. Return the numbers of cells with each verdict as a line of text."""
-    found = results(root)
-    page = f"{PREFACE}{summary(found)}.\n\n{as_markdown(found)}"
+    found, folder = results(root), PAGE.with_suffix("")
+    rows = record.read(folder / "cells.csv")
+    page = f"{PREFACE}{summary(found)}.\n\n"
+    page += as_markdown(found, {name: record.origin(row, folder) for name, row in rows.items()})
     page += _studies(root)
     for chapter in curves.CHAPTERS:
-        page += curves.section(chapter, _with_rows(root, chapter.overrides), PAGE.with_suffix(""))
+        page += curves.section(chapter, _with_rows(root, chapter.overrides), folder)
     PAGE.write_text(page)
     return summary(found)
 

@@ -6,9 +6,10 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import solve
+from benchmarks import coverage, solve
 from benchmarks.alone import take_turns
 from benchmarks.problems import PROBLEMS
 from benchmarks.report import Ratio, Report, Results, Row, describe_setting, setting_line
@@ -113,3 +114,11 @@ def test_setting_names_the_matrix_products_and_what_selects_them(monkeypatch: py
     assert setting["blas"]
     assert setting["blas"] in line
     assert "OPENBLAS_CORETYPE=Nehalem" in line
+
+
+def test_simulated_coverage_of_few_normal_seeds_is_that_of_the_method() -> None:
+    draw = coverage.RETURNS["normal"]
+    own, mean, _, width = coverage.intervals_of(draw, 4, np.random.default_rng(0), samples=600)
+    assert own == pytest.approx(0.95, abs=0.03)
+    assert mean < 0.87
+    assert 1.7 < width < 2.2

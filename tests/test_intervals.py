@@ -20,6 +20,13 @@ def value(statistic: str, scores: Any, target: float | None = None) -> float:
     return intervals.aggregates(scores, target)[statistic].value
 
 
+@pytest.fixture
+def always_resampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the bootstrap for any number of runs, as rliable does."""
+    monkeypatch.setattr(intervals, "RUNS_FOR_IQM", 0)
+
+
+@pytest.mark.usefixtures("always_resampled")
 @pytest.mark.parametrize("case", CASES)
 def test_estimates_and_intervals_agree_with_rliable(case: str) -> None:
     x, y = CASES[case]
@@ -34,6 +41,7 @@ def test_estimates_and_intervals_agree_with_rliable(case: str) -> None:
         assert estimate.value == pytest.approx(value, abs=1e-12)
 
 
+@pytest.mark.usefixtures("always_resampled")
 @pytest.mark.parametrize("case", CASES)
 def test_performance_profiles_agree_with_rliable(case: str) -> None:
     value, low, high = intervals.performance_profile(CASES[case][0], rliable_numbers.TAU)
@@ -98,14 +106,63 @@ def test_interval_covers_the_true_value_about_as_often_as_stated() -> None:
     assert 86 <= inside <= 99
 
 
+@pytest.mark.parametrize("runs", range(3, 10))
+def test_interval_of_few_runs_covers_the_true_mean_as_often_as_stated(runs: int) -> None:
+    """Regression test: the bootstrap interval of three runs covered the mean in 76 of 100 cases."""
+    generator = np.random.default_rng(runs)
+    found = [intervals.aggregates(generator.normal(size=runs))["mean"] for _ in range(1000)]
+    inside = sum(one.low <= 0 <= one.high for one in found if one.low is not None and one.high is not None)
+    assert 929 <= inside <= 971, "three standard errors around 950"
+
+
+def test_interval_of_few_runs_is_students() -> None:
+    four = intervals.aggregates(np.array([1.0, 2, 3, 6]), target=5.0)
+    spread = np.sqrt(14 / 3 / 4)
+    assert four["mean"] == pytest.approx((3, 3 - 3.182446 * spread, 3 + 3.182446 * spread), abs=1e-3)
+    assert (four["iqm"], four["median"]) == ((2.5, None, None), (2.5, None, None))
+    # Below the target of 5 are 4, 3, 2 and 0.
+    spread = np.sqrt(8.75 / 3 / 4)
+    assert four["optimality_gap"] == pytest.approx(
+        (2.25, 2.25 - 3.18245 * spread, 2.25 + 3.18245 * spread), abs=1e-3
+    )
+    # Two tasks with three runs each and equal variances have four degrees of freedom.
+    tasks = intervals.aggregates([[0, 1, 2], [10, 11, 12]])["mean"]
+    spread = np.sqrt(2 / 3) / 2
+    assert tasks == pytest.approx((6, 6 - 2.776445 * spread, 6 + 2.776445 * spread), abs=1e-3)
+    assert intervals.aggregates([[0, 1, 2], [5]])["mean"] == (3, None, None)
+    assert intervals.aggregates(np.array([1.0, 2]))["mean"] == (1.5, None, None)
+    assert intervals.aggregates(np.full(4, 7.0))["mean"] == (7, 7, 7)
+
+
+def test_band_of_few_runs_is_students_at_each_point() -> None:
+    values = np.random.default_rng(1).normal(size=(9, 3))
+    values[2:, 0] = values[4:, 1] = np.nan
+    band = intervals.curve(values, "mean")
+    assert np.isnan([band.low[0], band.high[0]]).all(), "two runs must have no interval"
+    for point, runs in ((1, 4), (2, 9)):
+        by_hand = intervals.aggregates(values[:runs, point])["mean"]
+        assert (band.value[point], band.low[point], band.high[point]) == pytest.approx(by_hand)
+
+
+def test_probability_of_few_runs_has_a_score_interval() -> None:
+    x, y = np.array([1.0, 2, 3, 4]), np.array([0.0, 0, 0, 5])
+    few = intervals.probability_of_improvement(x, y)
+    assert few.value == 0.75
+    # Solutions of (0.75 - p)^2 = z^2 var(p), equation of Newcombe's method 5 for m = n = 4.
+    for p in (few.low, few.high):
+        assert p is not None
+        variance = p * (1 - p) * (1 + 3 * ((1 - p) / (2 - p) + p / (1 + p))) / 16
+        assert abs(0.75 - p) == pytest.approx(1.959964 * np.sqrt(variance), abs=1e-3)
+
+
 @pytest.mark.parametrize("statistic", ["iqm", "mean", "median"])
 def test_point_of_a_curve_is_the_statistic_of_the_runs_that_reach_it(statistic: str) -> None:
-    values = np.random.default_rng(1).normal(size=(5, 3))
-    values[3:, 2] = np.nan
+    values = np.random.default_rng(1).normal(size=(15, 3))
+    values[11:, 2] = np.nan
     values[1:, 0] = np.nan
     band = intervals.curve(values, statistic)
-    assert band.count.tolist() == [1, 5, 3]
-    by_hand = [values[0, 0], value(statistic, values[:, 1]), value(statistic, values[:3, 2])]
+    assert band.count.tolist() == [1, 15, 11]
+    by_hand = [values[0, 0], value(statistic, values[:, 1]), value(statistic, values[:11, 2])]
     np.testing.assert_allclose(band.value, by_hand)
     assert np.isnan([band.low[0], band.high[0]]).all(), "a single run must have no interval"
     assert (band.low[1:] < band.value[1:]).all()

@@ -7,17 +7,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from run_cases import config_with, rows_of, write_run
 
 from benchmarks import record, results
 from benchmarks.published import ENVS, Cell, as_markdown, cells, judged, summary
+from labrl.analysis.intervals import aggregates
 from labrl.config.compose import compose, to_plain
 from labrl.errors import WRONG_INPUT
 from labrl.run.find import load_run
 
-CELL = Cell("CartPole-v1", "ppo", score=450.0, frames=1000, num_envs=4, log_frequency=100)
+CELL = Cell("CartPole-v1", "ppo", score=450.0, frames=1000, num_envs=4, log_frequency=100, random=20.0)
 
 
 @pytest.fixture(autouse=True)
@@ -37,8 +39,10 @@ def run_with(path: Path, scores: list[float], session_status: str = "finished", 
     [
         ([480, 490, 485, 495], "better"),
         ([400, 410, 405, 415], "worse"),
-        ([400, 500, 430, 480], "equal"),  # the published score lies in our interval
-        ([447, 447, 447, 447], "equal"),  # differs by less than one percent
+        ([400, 500, 430, 480], "undecided"),  # the published score lies in an interval beyond the margin
+        ([447, 452, 444, 449], "equal"),  # the whole interval is within 21.5 of the published score
+        ([455, 456, 457, 458], "equal"),  # higher, but by less than the margin
+        ([480, 530, 440, 500], "undecided"),  # the mean is far higher, but the seeds differ widely
         ([400, 410, 405], "unfinished"),
     ],
 )
@@ -60,9 +64,9 @@ def test_other_setting_interrupted_or_missing_run_is_not_compared(tmp_path: Path
 
 def test_table_has_every_cell_and_worse_ones_in_bold(tmp_path: Path) -> None:
     found = [judged(CELL, run_with(tmp_path / "a", [400.0, 410, 405, 415])), judged(CELL, None)]
-    lines = as_markdown(found).splitlines()
+    lines = as_markdown(found, {CELL.name: "`abc`"}).splitlines()
     assert lines[2].startswith("| **CartPole-v1** | **1,000** | **ppo** | **450.0** | **407.5 [")
-    assert lines[3] == "| CartPole-v1 | 1,000 | ppo | 450.0 | – | – | not run |"
+    assert lines[3] == "| CartPole-v1 | 1,000 | ppo | 450.0 | – | – | not run | – |"
     assert summary(found) == "1 worse, 1 not run"
 
 
@@ -101,9 +105,17 @@ def test_benchmark_starts_resumes_and_skips_cells(
     started: list[list[str]] = []
     monkeypatch.setattr(results, "_train", lambda overrides, seconds: started.append(overrides) or 0)
     overrides = ["cartpole_ddqn_per", "cartpole_ppo", "--root", str(tmp_path / "runs")]
+    monkeypatch.setattr(results, "uncommitted", lambda: " M src/labrl/clock.py")
+    with pytest.raises(SystemExit) as ended:
+        results.main(overrides)
+    assert (ended.value.code, started) == (WRONG_INPUT, [])
+    assert "src/labrl/clock.py" in capsys.readouterr().err
+    monkeypatch.setattr(results, "uncommitted", str)
     assert results.main(overrides) == 0
     assert [run[:2] for run in started] == [["experiment=slm_lab/cartpole", "agent=ppo"]]
+    monkeypatch.setattr(results, "uncommitted", lambda: " M docs/results.md")
     assert results.main([*overrides, "--minutes", "0"]) == 0
+    monkeypatch.setattr(results, "uncommitted", str)
     assert len(started) == 1
     page = (tmp_path / "results.md").read_text()
     assert "1 other setting" in page
@@ -124,8 +136,8 @@ def test_page_has_frames_and_a_curve_for_each_atari_run(
         write_run(tmp_path / "runs" / name, [rows], config=config, session_status="interrupted")
     results.write_page(tmp_path / "runs")
     page = (tmp_path / "results.md").read_text()
-    assert "| pong | ppo | 5,000 | 10,000,000 | 3.0 | 3.0 |" in page
-    assert "| pong | a2c | 5,000 | 10,000,000 | -20.5 | -20.5 |" in page
+    assert "| pong | ppo | 5,000 | 10,000,000 | 3.0 | 3.0 | `" in page
+    assert "| pong | a2c | 5,000 | 10,000,000 | -20.5 | -20.5 | `" in page
     assert "![pong_ppo](results/pong_ppo.svg)" in page
     assert "breakout" not in page
     assert (tmp_path / "results" / "pong_ppo.svg").read_text().startswith("<?xml")
@@ -141,7 +153,7 @@ def test_page_shows_the_interval_of_the_mean_of_three_sessions(
     write_run(tmp_path / "runs" / "cartpole_pqn", sessions)
     results.write_page(tmp_path / "runs")
     page = (tmp_path / "results.md").read_text()
-    assert "| 20.0, 30.0, 40.0 | 30.0 [20.0, 40.0] |" in page
+    assert "| 20.0, 30.0, 40.0 | 30.0 [5.2, 54.8] |" in page
 
 
 def test_page_keeps_earlier_results_when_their_run_is_missing(
@@ -168,6 +180,8 @@ def test_page_keeps_earlier_results_when_their_run_is_missing(
     assert "| sarsa | 430.9 | 480.0 [" in page
     (row,) = record.read(tmp_path / "results" / "cells.csv").values()
     assert re.fullmatch(r"[0-9a-f]{40}\+?|", row["commit"])
+    assert "cores" in row["machine"]
+    assert [float(score) for score in row["scores"].split()] == [479, 480, 480, 481]
     kept = yaml.safe_load((tmp_path / "results" / "configs" / "cartpole_sarsa.yaml").read_text())
     assert kept == load_run(tmp_path / "first" / sarsa.name).config
     results.write_page(tmp_path / "another machine")
@@ -175,6 +189,29 @@ def test_page_keeps_earlier_results_when_their_run_is_missing(
     assert record.read(tmp_path / "results" / "cells.csv") == {"cartpole_sarsa": row}
     assert page_after_run("interrupted", 460.0, session_status="interrupted") == page
     assert "| sarsa | 430.9 | 490.0 [" in page_after_run("run again", 490.0)
+
+
+def test_cell_of_unknown_origin_is_marked(tmp_path: Path) -> None:
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "a.yaml").touch()
+    assert record.origin({"name": "a", "commit": "0123456789"}, tmp_path) == "`01234567`"
+    assert record.origin({"name": "a", "commit": "0123456789+ abcdefghij"}, tmp_path) == (
+        "`01234567` with changes, then `abcdefgh`"
+    )
+    assert "not recorded" in record.origin({"name": "b", "commit": "0123456789"}, tmp_path)
+    assert record.origin({"name": "a", "commit": ""}, tmp_path) == "not recorded"
+
+
+def test_interval_and_verdict_of_a_record_are_those_of_its_scores() -> None:
+    row = {"name": CELL.name, "verdict": "equal", "sessions": "4", "score": "1", "score_low": "1"}
+    row |= {"score_high": "1", "scores": "480 490 485 495", "final": "490"}
+    result = record.from_row(CELL, row)
+    assert result.score == aggregates(np.array([480.0, 490, 485, 495]))["mean"]
+    assert (result.verdict, result.final) == ("better", 490)
+    early = record.from_row(
+        CELL, {**row, "scores": "", "score": "450", "score_low": "400", "score_high": "500"}
+    )
+    assert (early.verdict, early.score) == ("undecided", (450, 400, 500))
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "dqn", "rainbow"])

@@ -202,7 +202,7 @@ def test_verdict_puts_fresh_seeds_before_the_value_of_the_search(tmp_path: Path)
     ended = [{**entry, "number": n, "folder": str(n), "values": [v]} for n, v in enumerate((109.4, 90.0))]
     write_json(tmp_path / EXPERIMENT_MARKER, {"kind": "search", "search": facts, "trials": ended})
     built = build(tmp_path)
-    assert built.verdict.index("101.3") < built.verdict.index("95 on") < built.verdict.index("109.4")
+    assert built.verdict.index("101.3") < built.verdict.index("95.00 on") < built.verdict.index("109.4")
     assert built.statistics["search"]["frames"] == {"search": 2000, "confirmation": 4000}
     best, other = built.statistics["search"]["confirmed"]
     assert (best["trial"], best["mean"], best["seeds"], best["searched"]) == (

@@ -73,8 +73,10 @@ def test_estimates_are_computed_from_the_final_returns_of_sessions(tmp_path: Pat
     finals = [3.0, 1.0, 9.0, 4.0, 5.0]
     path = write_run(tmp_path / "a", [rows_of([100], [score]) for score in finals])
     estimates = trial_statistics(load_run(path))["estimates"]["final_return"]
-    assert estimates["iqm"] == intervals.aggregates(np.array(finals))["iqm"]._asdict()
-    assert estimates["iqm"]["low"] < estimates["iqm"]["value"] < estimates["iqm"]["high"]
+    for name in ("iqm", "mean"):
+        assert estimates[name] == intervals.aggregates(np.array(finals))[name]._asdict()
+    assert estimates["iqm"]["value"] == 4
+    assert estimates["mean"]["low"] < estimates["mean"]["value"] < estimates["mean"]["high"]
 
 
 def test_measures_that_need_a_baseline_are_none_with_a_warning_without_one(tmp_path: Path) -> None:
@@ -370,7 +372,7 @@ def test_statistics_files_are_written_for_one_run_and_for_several(tmp_path: Path
     statistics = build(home).statistics
     assert json.loads((home / "statistics.json").read_text()) == statistics
     lines = (home / "statistics.csv").read_text().splitlines()
-    assert lines[0].startswith("env,group,agent,runs,seeds,left_out,final_return_iqm,final_return_iqm_low")
+    assert lines[0].startswith("env,group,agent,runs,seeds,left_out,statistic,final_return,final_return_low")
     assert len(lines) == 1 + 6
     build(home / "ppo_pong")
     assert len((home / "ppo_pong" / "statistics.csv").read_text().splitlines()) == 1 + 3

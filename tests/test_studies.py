@@ -150,6 +150,7 @@ def test_study_is_started_resumed_and_added_to_the_results_page(
     experiment(root / name, " ".join(["labrl", *CELL.overrides]))
     assert results.command(overrides, root / name) == ["-m", f"+resume={root / name}"]
     asked: list[Any] = []
+    monkeypatch.setattr(results, "uncommitted", str)
     monkeypatch.setattr(results, "_train", lambda overrides, seconds: asked.append(overrides) or 0)
     assert results.main([name, "--root", str(root)]) == 0
     assert asked == []

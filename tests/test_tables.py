@@ -35,7 +35,7 @@ def group(name: str, final: float, **changes: Any) -> dict[str, Any]:
         "left_out": [],
         "threshold": {"value": 475.0, "source": "gymnasium"},
         "consistency": 0.5,
-        "estimates": {"final_return": {"iqm": estimate}},
+        "estimates": {"final_return": {"mean": estimate, "iqm": estimate}},
         "measures": dict.fromkeys(MEASURES, NOTHING) | known,
         **changes,
     }
@@ -52,8 +52,8 @@ ROWS = comparison_rows(comparison("lr=0.1", "lr=0.2"))
 
 def test_rows_are_raw_numbers_and_compare_each_group_with_the_best() -> None:
     first, best = ROWS.to_dicts()
-    assert first["final_return_iqm"] == 100
-    assert (first["final_return_iqm_low"], first["final_return_iqm_high"]) == (99, 101.25)
+    assert (first["final_return"], first["statistic"]) == (100, "mean")
+    assert (first["final_return_low"], first["final_return_high"]) == (99, 101.25)
     assert (first["rival"], first["improvement"], first["improvement_high"]) == ("lr=0.2", 0.25, 0.4)
     assert (best["rival"], best["improvement"]) == (None, None)
     assert (first["consistency"], first["stability"], first["frames_to_threshold"]) == (0.5, 0.25, 12_500)
@@ -70,7 +70,7 @@ def test_pair_in_the_opposite_order_is_inverted() -> None:
 
 def test_csv_has_a_column_for_each_number_and_can_be_read_back() -> None:
     first, second = csv.DictReader(io.StringIO(as_csv(comparison_rows(comparison('a,"b"\n', "b")))))
-    assert (first["group"], first["final_return_iqm_high"], first["rival"]) == ('a,"b"\n', "101.25", "b")
+    assert (first["group"], first["final_return_high"], first["rival"]) == ('a,"b"\n', "101.25", "b")
     assert (second["rival"], second["human_normalized_iqm"]) == ("", "")
 
 

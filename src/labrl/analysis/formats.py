@@ -8,15 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from labrl.analysis.intervals import method_of
 from labrl.secrets import redact
 
 UNKNOWN = "–"
-
-METHOD = "stratified bootstrap"
-"""Name of the method of the intervals, wherever one is shown."""
-
-INTERVAL = f"95 % interval ({METHOD})"
-"""Heading of a column of intervals."""
 
 
 def number(value: Any, digits: int = 4) -> str:
@@ -136,11 +131,18 @@ def interval(low: float | None, high: float | None, value: float | None = None) 
     return " to ".join(ends) if all(known) else ""
 
 
-def interval_by(low: float | None, high: float | None, value: float | None = None) -> str:
-    """Format an interval with its method, `95 % interval 335.0 to 358.2, stratified bootstrap`; see
-    `interval`."""
+def interval_heading(runs: int | None = None) -> str:
+    """Return the heading of a column of intervals with their method: that of a number of runs, or of any."""
+    return f"95 % interval ({method_of(runs)})"
+
+
+def interval_by(low: float | None, high: float | None, value: float | None, runs: int) -> str:
+    """Format an interval with its method, `95 % interval 335.0 to 358.2, Student's t`; see `interval`.
+
+    runs: number of runs that it was computed from.
+    """
     ends = interval(low, high, value)
-    return f"95 % interval {ends}, {METHOD}" if ends else ""
+    return f"95 % interval {ends}, {method_of(runs)}" if ends else ""
 
 
 def duration(seconds: float | None) -> str:

@@ -1,9 +1,12 @@
 """Intervals and comparisons of few runs (Agarwal et al., 2021, arXiv:2108.13264), as pure functions.
 
 `scores` are the runs of each task: an array [runs, tasks], or [runs] for a single task; or a list with one
-array of runs for each task, which may differ in length. One environment is one task. Intervals are from the
-stratified percentile bootstrap: runs are resampled within each task, tasks are not. Resampling has a fixed
-seed, so equal scores always give equal intervals.
+array of runs for each task, which may differ in length. One environment is one task.
+
+From RUNS_FOR_IQM runs on, intervals are from the stratified percentile bootstrap: runs are resampled within
+each task, tasks are not. Resampling has a fixed seed, so equal scores always give equal intervals. Resampling
+fewer runs gives intervals that are far too narrow (docs/explanation/statistics.md has a simulation), so the
+mean of few runs has Student's t interval, and a probability of improvement a score interval.
 """
 
 from __future__ import annotations
@@ -19,10 +22,18 @@ Array = NDArray[np.float64]
 Scores = Array | Sequence[ArrayLike]
 
 CONFIDENCE = 0.95
+RUNS_FOR_IQM = 10
+"""Number of runs from which the interquartile mean and the bootstrap are used; below, the mean and Student's
+t."""
+RUNS_FOR_INTERVAL = 3
+"""Number of runs of a task below which there is no interval: that of two is 25 standard errors wide."""
+BOOTSTRAP = "stratified bootstrap"
+STUDENT = "Student's t"
+METHODS = f"{STUDENT} for 3 to 9 seeds, {BOOTSTRAP} from 10 on"
+"""Names of the methods of all intervals but those of a probability of improvement."""
 SCORE_METHOD = "Newcombe's score interval"
-"""Name of the method of the interval of a probability of improvement of 0 or 1."""
-RUNS_FOR_IQM = 4
-"""Number of runs below which the interquartile mean leaves nothing out and is called the mean."""
+PAIR_METHODS = f"{SCORE_METHOD} for fewer than 10 seeds and for probabilities of 0 and 1, else {BOOTSTRAP}"
+"""Names of the methods of the intervals of probabilities of improvement."""
 MAX_POINTS = 200
 """Largest number of points of a common grid, more than a figure can show."""
 REPLICATES = 10_000
@@ -34,6 +45,8 @@ CURVE_REPLICATES = 1_000
 MOST_DRAWN = 500
 """Number of values of a curve whose replicates are in memory at the same time: 4 MB."""
 _SEED = 20_210_826
+_T = (0.0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306)
+"""The 97.5 % quantile of Student's t distribution by degrees of freedom, up to those of nine runs."""
 
 
 class Estimate(NamedTuple):
@@ -41,13 +54,15 @@ class Estimate(NamedTuple):
 
     value: float
     low: float | None
-    """None if there is no interval, because no task has two runs."""
+    """None if there is no interval, because there are too few runs for one."""
     high: float | None
 
 
 def aggregates(scores: Scores, target: float | None = None) -> dict[str, Estimate]:
-    """Return `iqm`, `mean`, `median` and, with a `target`, `optimality_gap`, with intervals from the same
-    resamples.
+    """Return `iqm`, `mean`, `median` and, with a `target`, `optimality_gap`, with intervals.
+
+    From RUNS_FOR_IQM runs of all tasks on, all intervals are from the same resamples. Fewer runs have only
+    intervals of the means: `mean` and `optimality_gap`.
 
     `mean` and `median` are over tasks, of the mean over runs; for a single task, over its runs. `iqm` is the
     mean of all runs of all tasks without the lowest and the highest quarter, rounded down to whole runs.
@@ -58,20 +73,27 @@ def aggregates(scores: Scores, target: float | None = None) -> dict[str, Estimat
     functions = dict(STATISTICS)
     if target is not None:
         functions["optimality_gap"] = lambda tasks: target - _mean([np.minimum(one, target) for one in tasks])
-    draws = _draw(tasks, REPLICATES, np.random.default_rng(_SEED)) if _enough(tasks) else None
-    return {
-        name: _estimate(float(function(tasks)), None if draws is None else function(draws))
-        for name, function in functions.items()
-    }
+    if not _few(tasks):
+        draws = _draw(tasks, REPLICATES, np.random.default_rng(_SEED)) if _enough(tasks) else None
+        return {
+            name: _estimate(float(function(tasks)), None if draws is None else function(draws))
+            for name, function in functions.items()
+        }
+    found = {name: Estimate(float(function(tasks)), None, None) for name, function in functions.items()}
+    if (half := _student(tasks)) is not None:
+        found["mean"] = _around(found["mean"].value, half)
+    if target is not None and (half := _student([np.minimum(one, target) for one in tasks])) is not None:
+        found["optimality_gap"] = _around(found["optimality_gap"].value, half)
+    return found
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
     """Return P(X > Y) averaged over tasks, with ties counted half: how likely a run of x beats one of y (eq.
     2).
 
-    This is the Mann-Whitney U statistic divided by the number of pairs. If all pairs agree, resampling
-    changes nothing, and the interval is a score interval. Raises ValueError if x and y have different numbers
-    of tasks.
+    This is the Mann-Whitney U statistic divided by the number of pairs. The interval is a score interval for
+    fewer than RUNS_FOR_IQM runs, and if all pairs agree, so that resampling changes nothing. Raises
+    ValueError if x and y have different numbers of tasks.
     """
     of_x, of_y = _tasks(x), _tasks(y)
     if len(of_x) != len(of_y):
@@ -79,43 +101,54 @@ def probability_of_improvement(x: Scores, y: Scores) -> Estimate:
     value = float(_improvement(of_x, of_y))
     if not (_enough(of_x) and _enough(of_y)):
         return Estimate(value, None, None)
-    if value in (0.0, 1.0):
-        fewest = [min(map(len, tasks)) for tasks in (of_x, of_y)]
-        bound = _score_bound(*fewest)
-        return Estimate(value, *((bound, 1.0) if value else (0.0, 1 - bound)))
+    if value in (0.0, 1.0) or _few(of_x) or _few(of_y):
+        return Estimate(value, *_score_interval(value, *(min(map(len, tasks)) for tasks in (of_x, of_y))))
     generator = np.random.default_rng(_SEED)
     return _estimate(
         value, _improvement(*(_draw(tasks, PAIR_REPLICATES, generator) for tasks in (of_x, of_y)))
     )
 
 
-def _score_bound(m: int, n: int) -> float:
-    """Return the lower end of the 95 % interval of a P(X > Y) that was 1 over all pairs of m and n runs.
+def _score_interval(value: float, m: int, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a P(X > Y) that was `value` over all pairs of m and n runs.
 
     The score interval of R. G. Newcombe, Statistics in Medicine 25 (2006), method 5.
     """
-    p = np.linspace(0, 1, 10_001)[:-1]
+    p = np.linspace(0, 1, 10_001)
     variance = p * (1 - p) * (1 + ((m + n) / 2 - 1) * ((1 - p) / (2 - p) + p / (1 + p))) / (m * n)
-    return float(p[1 - p <= 1.959964 * np.sqrt(variance)].min())
+    inside = p[np.abs(value - p) <= 1.959964 * np.sqrt(variance) + 1e-12]
+    return float(inside.min()), float(inside.max())
 
 
 def statistic_of(number_of_runs: int) -> str:
-    """Return the statistic for a number of runs: `iqm`, or `mean` if the two would be equal."""
+    """Return the statistic for a number of runs: `iqm` from RUNS_FOR_IQM on, or `mean`."""
     return "iqm" if number_of_runs >= RUNS_FOR_IQM else "mean"
+
+
+def method_of(number_of_runs: int | None) -> str:
+    """Return the name of the method of the interval of a number of runs; None names that of any number."""
+    if number_of_runs is None:
+        return METHODS
+    return BOOTSTRAP if number_of_runs >= RUNS_FOR_IQM else STUDENT
+
+
+def score_method(value: float, *numbers_of_runs: int) -> str:
+    """Return the name of the method of the interval of a probability of improvement."""
+    return SCORE_METHOD if value in (0.0, 1.0) or min(numbers_of_runs) < RUNS_FOR_IQM else BOOTSTRAP
 
 
 def performance_profile(scores: Scores, thresholds: ArrayLike) -> tuple[Array, Array | None, Array | None]:
     """Return the fraction of runs whose score is above each threshold, averaged over tasks, and its interval
     (eq. 3).
 
-    thresholds: [points]. Returns three arrays [points]; the ends are None if there is no interval.
+    thresholds: [points]. Returns three arrays [points]; the ends are None for fewer than RUNS_FOR_IQM runs.
     """
     tau = np.asarray(thresholds, dtype=np.float64)
     tasks = _tasks(scores)
     # Whether each run is above each threshold: [tasks] of [runs, points].
     above = [(runs[:, None] > tau).astype(np.float64) for runs in tasks]
     value = np.mean([runs.mean(axis=0) for runs in above], axis=0)
-    if not _enough(tasks):
+    if _few(tasks) or not _enough(tasks):
         return value, None, None
     generator = np.random.default_rng(_SEED)
     total = np.zeros((CURVE_REPLICATES, len(tau)))
@@ -141,8 +174,9 @@ class Band:
 def curve(values: ArrayLike, statistic: str = "iqm") -> Band:
     """Return the statistic over runs at each point, with an interval from a bootstrap of whole runs.
 
-    values: [runs, points]; nan where a run has no value, before its first row and after its last; statistic:
-    `iqm`, `mean` or `median`.
+    Points with fewer than RUNS_FOR_IQM runs have Student's t interval of the mean, and none of another
+    statistic. values: [runs, points]; nan where a run has no value, before its first row and after its last;
+    statistic: `iqm`, `mean` or `median`.
     """
     matrix = np.asarray(values, dtype=np.float64)
     function = STATISTICS[statistic]
@@ -156,7 +190,10 @@ def curve(values: ArrayLike, statistic: str = "iqm") -> Band:
             continue
         part = matrix[np.ix_(runs, points)].T  # [points, runs]
         band.value[points] = function([part])
-        if n > 1:
+        if RUNS_FOR_INTERVAL <= n < RUNS_FOR_IQM and statistic == "mean":
+            half = _T[n - 1] * part.std(axis=1, ddof=1) / np.sqrt(n)
+            band.low[points], band.high[points] = band.value[points] - half, band.value[points] + half
+        elif n >= max(RUNS_FOR_IQM, 2):
             draws = np.random.default_rng(_SEED).integers(n, size=(CURVE_REPLICATES, n))
             # Some points at a time: all at once would take a gigabyte for fifty runs.
             parts = np.array_split(part, max(1, part.size // MOST_DRAWN))
@@ -210,6 +247,29 @@ def _tasks(scores: Scores) -> list[Array]:
     if not tasks or not all(runs.size and np.isfinite(runs).all() for runs in tasks):
         raise ValueError("scores: every task needs at least one run, and every score must be finite")
     return tasks
+
+
+def _few(tasks: Sequence[Array]) -> bool:
+    """Return whether there are too few runs of all tasks for a bootstrap."""
+    return sum(map(len, tasks)) < RUNS_FOR_IQM
+
+
+def _student(tasks: Sequence[Array]) -> float | None:
+    """Return half the width of the t interval of the mean over tasks, with Welch's degrees of freedom.
+
+    None if a task has a single run, or there are fewer than two degrees of freedom.
+    """
+    if min(map(len, tasks)) < 2:
+        return None
+    parts = np.array([runs.var(ddof=1) / len(runs) for runs in tasks])
+    if not parts.any():
+        return 0.0 if max(map(len, tasks)) >= RUNS_FOR_INTERVAL else None
+    freedom = int(parts.sum() ** 2 / sum(parts**2 / [len(runs) - 1 for runs in tasks]) + 1e-9)
+    return None if freedom < 2 else float(_T[freedom] * np.sqrt(parts.sum()) / len(tasks))
+
+
+def _around(value: float, half: float) -> Estimate:
+    return Estimate(value, value - half, value + half)
 
 
 def _enough(tasks: Sequence[Array]) -> bool:

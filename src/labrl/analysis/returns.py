@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labrl.analysis.formats import METHOD, alike, interval_by
-from labrl.analysis.intervals import aggregates, statistic_of
+from labrl.analysis.formats import alike, interval_by
+from labrl.analysis.intervals import METHODS, aggregates, statistic_of
 
 MEANING = "final return: mean over the evaluation checkpoints in the last tenth of a session's frames"
 """Definition of the final return of a session, in one line."""
 
-INTERVALS = f"[low, high]: 95 % interval over the seeds ({METHOD})"
+INTERVALS = f"[low, high]: 95 % interval over the seeds ({METHODS})"
 """Meaning of the brackets after the return of several sessions, in one line."""
 
 NAMES = {"iqm": "interquartile mean", "mean": "mean", "median": "median"}
@@ -21,11 +21,11 @@ NAMES = {"iqm": "interquartile mean", "mean": "mean", "median": "median"}
 
 class GroupReturn(NamedTuple):
     """The final return of several sessions: their interquartile mean, or their mean if there are fewer than
-    four."""
+    RUNS_FOR_IQM."""
 
     value: float
     low: float | None
-    """Lower end of the 95 % interval; None for a single session."""
+    """Lower end of the 95 % interval; None for fewer than three sessions."""
     high: float | None
     seeds: int
 
@@ -35,11 +35,15 @@ class GroupReturn(NamedTuple):
         return statistic_name(self.seeds)
 
     def sentence(self) -> str:
-        """Return text such as `12.5 (interquartile mean of 4 seeds; 95 % interval 11.0 to 14.0, stratified
-        bootstrap)`."""
+        """Return text such as `12.5 (mean of 4 seeds; 95 % interval 11.0 to 14.0, Student's t)`."""
         of = f"{NAMES[statistic_of(self.seeds)]} of {self.seeds} seeds" if self.seeds > 1 else "one seed"
-        spread = interval_by(self.low, self.high, self.value)
-        return f"{alike(self.value, self.low, self.high)[0]} ({of}{f'; {spread}' if spread else ''})"
+        spread = f"; {self.spread}" if self.spread else ""
+        return f"{alike(self.value, self.low, self.high)[0]} ({of}{spread})"
+
+    @property
+    def spread(self) -> str:
+        """The interval with its method, or '' if there is none."""
+        return interval_by(self.low, self.high, self.value, self.seeds)
 
 
 def statistic_name(count: int) -> str:

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.analysis.formats import METHOD, UNKNOWN, alike, interval_by, number
-from labrl.analysis.intervals import Estimate, aggregates
+from labrl.analysis.formats import UNKNOWN, alike, interval_by, number
+from labrl.analysis.intervals import METHODS, Estimate, aggregates
 from labrl.errors import LabrlError
 from labrl.run.find import load_run
 from labrl.run.run import Run
@@ -131,10 +131,15 @@ class Confirmed:
         """Return text such as `101.3 on 3 fresh seeds (95 % interval ...)`."""
         if self.estimate is None:
             return "no value on fresh seeds, because a run failed"
-        value, low, high = self.estimate
-        ends = interval_by(low, high, value)
         seeds = f"{len(self.values)} fresh seed{'' if len(self.values) == 1 else 's'}"
-        return f"{alike(value, low, high)[0]} on {seeds}" + (f" ({ends})" if ends else "")
+        return f"{alike(*self.estimate)[0]} on {seeds}" + (f" ({self.spread})" if self.spread else "")
+
+    @property
+    def spread(self) -> str:
+        """The interval with its method, or '' if there is none."""
+        if self.estimate is None:
+            return ""
+        return interval_by(self.estimate.low, self.estimate.high, self.estimate.value, len(self.values))
 
 
 @dataclass(frozen=True)
@@ -282,7 +287,7 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
     return {
         "objective": [search.objective],
         "winner": None if search.winner is None else search.winner.trial,
-        "interval": f"95 % {METHOD}",
+        "interval": f"95 %: {METHODS}",
         "confirmed": [
             {
                 "trial": one.trial,

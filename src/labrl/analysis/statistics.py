@@ -19,7 +19,7 @@ from labrl.analysis.baselines import Baseline, Threshold, human_range, random_ba
 from labrl.analysis.formats import listed
 from labrl.analysis.groups import SEVERAL, Group, by_env, together, unasked, varied
 from labrl.analysis.intervals import (
-    RUNS_FOR_IQM,
+    RUNS_FOR_INTERVAL,
     Estimate,
     aggregates,
     aligned,
@@ -43,6 +43,11 @@ out."""
 
 FEW_SEEDS = 5
 """Number of seeds below which an interval is unreliable (Agarwal et al., 2021)."""
+
+FEWEST_FOR_BEST = 4
+"""Number of seeds of every group below which no group is called the best.
+
+For two groups of three seeds, chance alone produces any order in 5 % of all cases."""
 
 PROFILE_POINTS = 101
 """Number of thresholds in a performance profile."""
@@ -285,9 +290,8 @@ def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, float | Non
 def _curve(grid: np.ndarray, returns: np.ndarray) -> dict[str, list[Any]]:
     """Return IQM and mean over the sessions with their intervals at each frame, as lists of equal length."""
     columns: dict[str, list[Any]] = {"frame": grid.astype(int).tolist()}
-    iqm = curve(returns, "iqm")
-    mean = curve(returns, "mean") if len(returns) >= RUNS_FOR_IQM else iqm  # the same for fewer
-    for statistic, band in (("iqm", iqm), ("mean", mean)):
+    for statistic in ("iqm", "mean"):
+        band = curve(returns, statistic)
         for end, values in (("", band.value), ("_low", band.low), ("_high", band.high)):
             columns[statistic + end] = [value if np.isfinite(value) else None for value in values.tolist()]
     return columns | {"count": np.isfinite(returns).sum(axis=0).tolist()}
@@ -327,6 +331,8 @@ def _warnings(
         )
     if counted == 1:
         yield "only one seed: there is no interval, so it is unknown how much of the result is luck"
+    elif 1 < counted < RUNS_FOR_INTERVAL:
+        yield f"only {counted} seeds: there is no interval"
     elif 1 < counted < FEW_SEEDS:
         yield f"only {counted} seeds: the intervals are rough"
     if scores_of(runs) == "both":
@@ -407,14 +413,11 @@ def ranked(entries: Sequence[Mapping[str, Any]]) -> list[tuple[GroupReturn, Mapp
 
 
 def _best(statistics: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the group that is likely better than every other; None if the seeds do not tell.
-
-    For two groups with fewer than four seeds each, chance alone produces any order in 5 % of all cases.
-    """
+    """Return the group that is likely better than every other; None if the seeds do not tell."""
     first, *others = [entry["name"] for _, entry in ranked(statistics)] or [""]
     found = [improvement({"improvement": pairs}, first, other) for other in others]
     sure = all(one is not None and one.low is not None and one.low > 0.5 for one in found)
-    sure = sure and all(entry["counted"] >= RUNS_FOR_IQM for _, entry in ranked(statistics))
+    sure = sure and all(entry["counted"] >= FEWEST_FOR_BEST for _, entry in ranked(statistics))
     return first if others and sure else None
 
 
@@ -427,10 +430,14 @@ def _improvements(scores: Mapping[str, Sequence[np.ndarray]]) -> Iterator[dict[s
     """Yield `x`, `y`, and the probability that a session of x beats one of y, with its interval."""
     pairs = combinations(scores, 2)
     if len(scores) > ALL_PAIRS:
-        best = max(scores, key=lambda name: aggregates(scores[name])["iqm"].value)
+        best = max(scores, key=lambda name: _middle(scores[name]))
         pairs = ((best, other) for other in scores if other != best)  # type: ignore[assignment]
     for x, y in pairs:
         yield {"x": x, "y": y, **probability_of_improvement(scores[x], scores[y])._asdict()}
+
+
+def _middle(scores: Sequence[np.ndarray]) -> float:
+    return aggregates(scores)[statistic_of(sum(map(len, scores)))].value
 
 
 def _profile(scores: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any] | None:

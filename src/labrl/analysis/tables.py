@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from labrl.analysis.formats import METHOD, UNKNOWN, brackets, number
+from labrl.analysis.formats import UNKNOWN, brackets, number
 from labrl.analysis.groups import value_text
-from labrl.analysis.intervals import SCORE_METHOD, statistic_of
+from labrl.analysis.intervals import METHODS, PAIR_METHODS, statistic_of
 from labrl.analysis.statistics import MEASURES, improvement, ranked
 
 ESTIMATES = {
@@ -20,7 +20,7 @@ ESTIMATES = {
 }
 """The measures with an interval, and the headings of their columns."""
 
-LEGEND = f"[low, high]: 95 % interval over the seeds ({METHOD}; {SCORE_METHOD} for P(better) = 0 or 1)"
+LEGEND = f"[low, high]: 95 % interval over the seeds ({METHODS}; P(better): {PAIR_METHODS})"
 """Explanation of the brackets of a table, in one line."""
 
 
@@ -28,10 +28,11 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
     """Return a row for each group of each environment with plain numbers or None, and several columns for
     each estimate.
 
-    `env group agent runs seeds left_out`; `<estimate>_iqm`, `_iqm_low`, `_iqm_high`, `_mean` and `_std` over
-    the sessions; `threshold`, `reached`, the mean over the sessions of each other measure; `rival` and
-    `improvement`, `_low`, `_high`: the probability that a session of the group beats one of the rival, the
-    group with the highest final return in the environment. Then one for each key in which groups differ.
+    `env group agent runs seeds left_out`; `statistic`, `iqm` or `mean`; `<estimate>`, that statistic over the
+    sessions, with `_low` and `_high`, and `_iqm`, `_mean` and `_std`; `threshold`, `reached`, the mean over
+    the sessions of each other measure; `rival` and `improvement`, `_low`, `_high`: the probability that a
+    session of the group beats one of the rival, the group with the highest final return in the environment.
+    Then one for each key in which groups differ.
     """
     rows = []
     for env in comparison["envs"]:
@@ -40,10 +41,12 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
             measures, threshold = group["measures"], group["threshold"]
             row: dict[str, Any] = {"env": env["env"], "group": group["name"], "agent": group["agent"]}
             row |= {"runs": len(group["runs"]), "seeds": group["counted"], "left_out": len(group["left_out"])}
+            row |= {"statistic": (statistic := statistic_of(group["counted"]))}
             for measure in ESTIMATES:
-                estimate = group["estimates"].get(measure, {}).get("iqm", {})
+                estimates = group["estimates"].get(measure, {})
                 parts = {"": "value", "_low": "low", "_high": "high"}
-                row |= {f"{measure}_iqm{end}": estimate.get(part) for end, part in parts.items()}
+                row |= {f"{measure}{e}": estimates.get(statistic, {}).get(part) for e, part in parts.items()}
+                row |= {f"{measure}_iqm": estimates.get("iqm", {}).get("value")}
                 row |= {f"{measure}_{name}": measures[measure][name] for name in ("mean", "std")}
             row |= {"threshold": threshold["value"] if threshold else None}
             row |= {"reached": measures["frames_to_threshold"]["n"]}
@@ -52,7 +55,7 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
             chance = zip(("", "_low", "_high"), pair or (None, None, None), strict=True)
             row |= {"consistency": group["consistency"], "rival": rival if pair else None}
             rows.append(row | {f"improvement{end}": value for end, value in chance})
-    text, whole = ("env", "group", "agent", "rival"), ("runs", "seeds", "left_out", "reached")
+    text, whole = ("env", "group", "agent", "statistic", "rival"), ("runs", "seeds", "left_out", "reached")
     kinds = {**dict.fromkeys(text, pl.String), **dict.fromkeys(whole, pl.Int64)}
     table = pl.DataFrame(
         rows, {name: kinds.get(name, pl.Float64) for row in rows[:1] for name in row}, strict=False
@@ -123,7 +126,7 @@ def as_latex(table: pl.DataFrame) -> str:
     head, *body = readable(table) or [[]]
     if not head:
         return ""
-    final = pl.col("final_return_iqm")
+    final = pl.col("final_return")
     highest = (final == final.max().over("env")) & (final.count().over("env") > 1)
     best = table.select(highest.fill_null(value=False)).to_series()
     lines = [rf"\begin{{tabular}}{{ll{'r' * (len(head) - 2)}}}", r"\toprule"]
@@ -151,14 +154,15 @@ def readable(table: pl.DataFrame) -> list[list[str]]:
         return []
     rows = table.to_dicts()
     threshold, rival = (list(table[name].drop_nulls().unique()) for name in ("threshold", "rival"))
-    statistic = "IQM" if statistic_of(max(table["seeds"])) == "iqm" else "mean"
+    counted = table.filter(pl.col("seeds") > 0)["statistic"].unique().sort()
+    statistic = " or ".join({"iqm": "IQM"}.get(name, name) for name in counted) or "mean"
     columns = {"environment": [row["env"] for row in rows], "group": [row["group"] for row in rows]}
     columns["seeds"] = [
         f"{row['seeds']} of {row['seeds'] + row['left_out']}" if row["left_out"] else str(row["seeds"])
         for row in rows
     ]
     for measure, name in ESTIMATES.items():
-        columns[f"{name} ({statistic})"] = [_estimate(row, f"{measure}_iqm") for row in rows]
+        columns[f"{name} ({statistic})"] = [_estimate(row, measure) for row in rows]
     columns[f"frames to {number(threshold[0]) if len(threshold) == 1 else 'threshold'}"] = [
         number(row["frames_to_threshold"])
         + (f" ({row['reached']} of {row['seeds']})" if 0 < row["reached"] < row["seeds"] else "")
@@ -173,7 +177,7 @@ def readable(table: pl.DataFrame) -> list[list[str]]:
 
 def has_intervals(table: pl.DataFrame) -> bool:
     """Return whether a number in the table has an interval, which LEGEND explains."""
-    ends = [name for name in ("final_return_iqm_low", "improvement_low") if name in table.columns]
+    ends = [name for name in ("final_return_low", "improvement_low") if name in table.columns]
     return any(table[name].count() for name in ends)
 
 

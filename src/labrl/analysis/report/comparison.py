@@ -12,9 +12,9 @@ import numpy as np
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import GREY, Style, group_styles
 from labrl.analysis.figures import Sheet
-from labrl.analysis.formats import METHOD, UNKNOWN, interval, moment, number
+from labrl.analysis.formats import UNKNOWN, interval, moment, number
 from labrl.analysis.groups import Group, by_env, compared, value_text
-from labrl.analysis.intervals import SCORE_METHOD, curve
+from labrl.analysis.intervals import PAIR_METHODS, curve, score_method
 from labrl.analysis.report.page import relative
 from labrl.analysis.report.search import search_content
 from labrl.analysis.returns import NAMES, GroupReturn, group_return, statistic_name
@@ -89,7 +89,7 @@ def comparison_report(
         "searched": search_content(search, experiment.path) if experiment and search else None,
         "path": experiment.path if experiment else None,
         "envs": envs,
-        "pair_method": f"{METHOD}; {SCORE_METHOD} for a probability of 0 or 1",
+        "pair_method": PAIR_METHODS,
         "aggregate_names": NAMES,
         "improvement": improvement,
         "most_in_matrix": MOST_IN_MATRIX,
@@ -155,7 +155,10 @@ class EnvComparison:
         if others := len(self.members) - len(self.legend):
             self.legend.append(Line(f"others{self.suffix}", f"{others} others", Style(GREY), {}))
         self.statistic = NAMES[statistic_of(max(len(group.sessions) for group in groups))]
-        self.short_statistic = statistic_name(max((one["counted"] for one in entries), default=0))
+        counts = [one["counted"] for one in entries if one["counted"]]
+        self.short_statistic = " or ".join(sorted(set(map(statistic_name, counts)))) or "mean"
+        self.seeds = counts[0] if len(set(counts)) == 1 else None
+        """Number of counted seeds of each group; None if it differs."""
         self.branches = entry["branches"] or {}
         self.humans = any("human_normalized" in one["estimates"] for one in entries)
         rigorous = all(run.evaluates for one in self.members for run in one.group.runs)
@@ -320,7 +323,7 @@ def _verdict(entry: Mapping[str, Any]) -> str:
     sentence += f"{number(second.value)}."
     if pair is None or pair.low is None:
         return sentence
-    method = SCORE_METHOD if pair.value in (0.0, 1.0) else METHOD
+    method = score_method(pair.value, best.seeds, second.seeds)
     chance = f"{pair.value:.2f} (95 % interval {interval(pair.low, pair.high)}, {method})"
     return f"{sentence} A seed of {name} beats one of {other['name']} with probability {chance}."
 

@@ -23,12 +23,11 @@ from markupsafe import Markup
 from labrl.analysis.charts import Chart
 from labrl.analysis.colours import Style
 from labrl.analysis.formats import (
-    INTERVAL,
     UNKNOWN,
     alike,
     duration,
     interval,
-    interval_by,
+    interval_heading,
     moment,
     number,
     typed,
@@ -103,8 +102,7 @@ def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
         script=script,
         alike=alike,
         interval=interval,
-        interval_by=interval_by,
-        interval_heading=INTERVAL,
+        interval_heading=interval_heading,
         unknown=UNKNOWN,
         meaning=MEANING,
         colour=_css_colour,

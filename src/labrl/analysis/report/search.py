@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import BLUE, GREEN, GREY, VERMILLION, Style
-from labrl.analysis.formats import INTERVAL, number
+from labrl.analysis.formats import interval_heading, number
 from labrl.analysis.search import (
     Parameter,
     SearchResult,
@@ -133,5 +133,5 @@ def _against_default(search: SearchResult, path: Path) -> Chart | None:
         curves = [axes.returns(s, run.evaluates) for run in runs[one.name] for s in run.sessions]
         if views := axes.middles(curves):
             lines.append(Line(f"search-{one.name.replace(' ', '-')}", one.name, Style(colour), views))
-    unit = f"with its {INTERVAL}"
+    unit = f"with its {interval_heading()}"
     return Chart("Return on fresh seeds", axes.axes, lines, unit, tall=True) if lines else None
