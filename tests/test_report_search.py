@@ -220,6 +220,19 @@ def test_verdict_puts_fresh_seeds_before_the_value_of_the_search(tmp_path: Path)
         assert len({len(digits) for digits in re.findall(r"\d+\.?(\d*)", " ".join(row[1:3]))}) == 1, row
 
 
+def test_pruned_winner_is_named_with_the_frame_of_its_value(tmp_path: Path) -> None:
+    chosen = [candidate(17, 5.0), {**candidate(2, 9.0), "pruned": 2345}, candidate(None, 1.0)]
+    built = page_of(tmp_path, info(confirm={"winner": 2, "held": False, "candidates": chosen}))
+    assert "2,345" in verdict_of(built)
+    rows = built.table("best")[1:]
+    assert ["2,345" in row[-1] for row in rows] == [False, True, False]
+
+
+def test_importances_name_their_evaluator(page: ReportPage) -> None:
+    """Of the 15 trials with a value, the best half counts."""
+    assert "PedAnovaImportanceEvaluator(target_quantile=0.5)" in page.text
+
+
 def test_verdict_of_an_unconfirmed_search_states_the_number_of_trials(page: ReportPage) -> None:
     assert re.search(r"\b15 trials\b", verdict_of(page)), (
         "the verdict must say out of how many trials the best was chosen"

@@ -205,7 +205,8 @@ def test_wilcoxon_pruner_compares_sessions_with_those_of_a_trial_on_another_mach
         assert not here.report(good.number, good.folder), "it is worse only than the final values"
         write_sessions(bad.folder, 10, *(sign * (9 - n) for n in range(3)))
         (bad.folder / "session_3").mkdir()
-        assert not here.report(bad.number, bad.folder), "three sessions are too few"
+        write_eval(bad.folder, 20, sign * 99.0, session=0)
+        assert not here.report(bad.number, bad.folder), "one session has not reported"
         write_eval(bad.folder, 10, sign * 0.5, session=3)
         assert here.report(bad.number, bad.folder)
         assert here.trials()[bad.number].state == TrialState.PRUNED

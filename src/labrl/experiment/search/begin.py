@@ -278,8 +278,9 @@ def _announce(
     if not isinstance(plan.pruner, NoPruner):
         trials, rows = plan.pruner.startup(study.total)
         say(
-            f"the pruner stops no trial before {trials} have finished (search.pruner.n_startup_trials), and "
-            f"none before its evaluation number {rows} (search.pruner.n_startup_rows)"
+            f"pruning begins after {trials} finished trial{'' if trials == 1 else 's'} "
+            "(search.pruner.n_startup_trials), and in each trial with its evaluation number "
+            f"{rows} (search.pruner.n_startup_rows)"
         )
     searching = study.total * plan.num_sessions * plan.budget
     if confirm is None:

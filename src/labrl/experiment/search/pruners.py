@@ -217,7 +217,7 @@ class WilcoxonPruner(StartingPruner):
     WilcoxonPruner decides.
 
     The steps of Optuna's pruner are the seeds: session k of the trial is compared with session k of the best
-    one, at the latest frame that the former has reported.
+    one, at the latest frame that all sessions of the trial have reported.
     """
 
     kind: Literal["wilcoxon"]
@@ -235,18 +235,15 @@ class WilcoxonPruner(StartingPruner):
         return max(2, math.floor(math.log2(1 / self.p_threshold)) + 1)
 
     def _loses(self, reports: Reports, rows: int) -> bool:
-        if all(max(own, default=0) >= reports.budget for own in reports.sessions):
+        frame = max(reports.own, default=0)
+        if len(reports.own) < rows or frame >= reports.budget or not reports.best or not all(reports.best):
             return False
-        own_values, best_values = {}, {}
-        for session, (own, best) in enumerate(zip(reports.sessions, reports.best, strict=False)):
-            if len(own) >= rows and best:
-                frame = max(own)
-                there = value_at(best, frame)
-                own_values[session] = own[frame]
-                # A session that stopped early keeps its last value.
-                best_values[session] = best[max(best)] if there is None else there
-        if not own_values:
-            return False
+        # A session that stopped early keeps its last value.
+        own_values = {session: own[max(own)] for session, own in enumerate(reports.sessions)}
+        best_values = {}
+        for session, best in enumerate(reports.best):
+            there = value_at(best, frame)
+            best_values[session] = best[max(best)] if there is None else there
         import optuna
 
         study = optuna.create_study(direction="maximize")

@@ -218,7 +218,6 @@ class Study:
             sessions: list[dict[int, float]] = []
             if isinstance(plan.pruner, WilcoxonPruner):
                 sessions = session_values(folder, plan.measure, plan.num_sessions, plan.random_return)
-                new = [last]  # its decision depends on the sessions, whether all have reported or not
             if any(self._is_hopeless(number, frame, trials, sessions) for frame in new):
                 self._study.tell(number, state=TrialState.PRUNED)
                 return True
@@ -342,8 +341,7 @@ class Study:
             for trial in trials
             if trial.intermediate_values
         }
-        own = histories.get(number, {})
-        histories[number] = {at: value for at, value in own.items() if at <= frame}
+        histories[number] = {at: value for at, value in histories[number].items() if at <= frame}
         best = self.best()[:1] if sessions else []
         kept = [best[0].user_attrs.get(f"{SESSION}{index}", {}) for index in range(len(sessions)) if best]
         return plan.pruner.stops(
@@ -354,8 +352,8 @@ class Study:
                 total=self.total,
                 budget=plan.budget,
                 study=plan.name,
-                sessions=[self._signed(values) for values in sessions],
-                best=[self._signed({int(at): value for at, value in values.items()}) for values in kept],
+                sessions=[self._signed({at: one[at] for at in one if at <= frame}) for one in sessions],
+                best=[self._signed({int(at): one[at] for at in one}) for one in kept],
             )
         )
 
