@@ -90,6 +90,8 @@ VARIANTS: dict[str, list[str]] = {
     "ppo_kl": ["ppo", KL],
     "ppo_values": ["ppo", "agent.normalize_value=true", "agent.value_clip_range=0.2"],
     "ppo_beta": ["ppo", "agent.action_bounds=beta"],
+    "ppo_sde": ["ppo", "agent.sde={steps: 5, log_std_init: -2}", "agent.log_std_init=null"],
+    "sac_sde": ["sac", "agent.sde={steps: 5, log_std_init: -3}"],
     "a2c_values": ["a2c", "agent.normalize_value=true", "agent.network.shared=true"],
 }
 """Agents with options that no file of `configs/agent` sets: the agent and overrides, by a name for tests."""

@@ -34,6 +34,7 @@ REPLAY = [
     "agent.updates_per_frame=0.25",
     f"agent.lr={SCHEDULE}",
 ]  # fmt: skip
+SDE = "agent.sde={steps: 3, log_std_init: -2}"
 ENTROPY = "agent.entropy_coef={kind: linear, start: 0.01, end: 0.0, horizon: 120}"
 
 CASES: dict[str, list[str]] = {
@@ -46,6 +47,8 @@ CASES: dict[str, list[str]] = {
     "ppo-values": ["agent=ppo", *TASKS["pendulum"], *ROLLOUTS, "agent.normalize_value=true"],
     "a2c-values": ["agent=a2c", *TASKS["pendulum"], "agent.normalize_value=true"],
     "ppo-beta": ["agent=ppo", *TASKS["pendulum"], *ROLLOUTS, ENTROPY, "agent.action_bounds=beta"],
+    "ppo-sde": ["agent=ppo", *TASKS["pendulum"], *ROLLOUTS, ENTROPY, SDE],
+    "a2c-sde": ["agent=a2c", *TASKS["pendulum"], SDE, "agent.log_std_init=null"],
     "a2c": ["agent=a2c", *TASKS["cartpole"], ENTROPY, f"agent.lr={SCHEDULE}"],
     "pqn": ["agent=pqn", *TASKS["cartpole"], *ROLLOUT, "env.num_envs=4", "agent/optimizer=adam"],
     "dqn": ["agent=dqn", *TASKS["cartpole"], *REPLAY],
@@ -58,6 +61,8 @@ CASES: dict[str, list[str]] = {
     "sac-discrete": ["agent=sac", *TASKS["pong"], *REPLAY],
     "sac-masks": ["agent=sac", *TASKS["taxi"], *REPLAY],
     "tqc": ["agent=tqc", *TASKS["pendulum"], *REPLAY],
+    "sac-sde": ["agent=sac", *TASKS["pendulum"], *REPLAY, SDE],
+    "tqc-sde": ["agent=tqc", *TASKS["pendulum"], *REPLAY, SDE],
     "td3": ["agent=td3", *TASKS["pendulum"], *REPLAY],
     "ddpg": ["agent=ddpg", *TASKS["pendulum"], *REPLAY],
 }

@@ -115,6 +115,7 @@ def test_restored_agent_continues_exactly(name: str, kernels: bool) -> None:
 WITHOUT_KERNEL = {
     "Mish": ("ppo", "agent/network=mlp", "agent.network.torso.activation=Mish"),
     "recurrent": ("recurrent_ppo",),
+    "ExploringHead": ("ppo", "agent.sde={steps: 4, log_std_init: -2}"),
     "NoisyLinear": ("dqn", "agent.network.noisy=0.5", "agent/exploration=noise"),
 }
 """Overrides of agents whose network has no kernel, by the reason that the log gives."""
@@ -124,10 +125,12 @@ WITHOUT_KERNEL = {
 def test_missing_kernel_is_logged_once(named: str) -> None:
     notes: list[str] = []
     compute = dataclasses.replace(Compute.choose("cpu", "fp32", 1), note=notes.append)
-    build(*WITHOUT_KERNEL[named], compute=compute)
+    action = BOX if named == "ExploringHead" else DISCRETE
+    build(*WITHOUT_KERNEL[named], action=action, compute=compute)
     assert len(notes) == 1
     assert named in notes[0]
-    build(*WITHOUT_KERNEL[named], compute=dataclasses.replace(compute, kernels=False))
+    plain = dataclasses.replace(compute, kernels=False)
+    build(*WITHOUT_KERNEL[named], action=action, compute=plain)
     assert len(notes) == 1, "meta.kernels=torch must not log missing kernels"
 
 

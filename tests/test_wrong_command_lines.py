@@ -426,7 +426,7 @@ def test_value_of_another_library_is_kept_or_converted(
         assert {key: OmegaConf.select(OmegaConf.create(plain), key) for key in values} == values
 
 
-@pytest.mark.parametrize("name", ["use_sde", "ml_type", "bidirectional"])
+@pytest.mark.parametrize("name", ["symlog", "ml_type", "bidirectional"])
 def test_name_without_a_corresponding_key_is_known(
     name: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
 ) -> None:

@@ -28,11 +28,13 @@ from labrl.networks.distributions import (
     distribution_for,
     masked,
 )
+from labrl.networks.layers import StateDependentConfig
 from labrl.schedules import value_at
 from labrl.spaces import Spaces
 from labrl.types import LogDeviation, NonNegativeSchedule, PositiveFloat, Probability
 
 if TYPE_CHECKING:
+    from labrl.agents.parts.noise import HeldNoise
     from labrl.agents.parts.self_imitation import SelfImitation
     from labrl.agents.transforms import RunningMoments
     from labrl.clock import Clock
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
 
 VALUES_AT_ONCE = 4096
 """Number of observations whose values are computed in one pass."""
+
+CONTINUOUS = ("log_std_init", "action_bounds", "sde")
+"""Options for continuous actions."""
 
 EPSILON = 1e-5
 """Number added to the running variance of returns, which is 0 if all are equal."""
@@ -77,6 +82,9 @@ class PolicyConfig:
     """Additional learning from past steps whose return was higher than expected; null: none."""
     log_std_init: LogDeviation | None
     """Initial log standard deviation of a Gaussian policy, in [-20, 10], continuous actions only; null: 0."""
+    sde: StateDependentConfig | None
+    """State-dependent exploration of a Gaussian policy, such as {steps: 4, log_std_init: -2}; null:
+    independent noise in each step."""
 
 
 class PolicyActor(Actor):
@@ -129,9 +137,15 @@ class PolicyAgent(Agent):
         )
         gaussian = isinstance(self.distribution, DiagonalGaussian)
         log_std_init = (config.log_std_init or 0.0) if gaussian else None
+        if config.sde is not None:
+            log_std_init = config.sde.log_std_init
         num_parameters = self.distribution.num_parameters
         (self.network,) = build_networks(
-            lambda: (ActorCritic(config.network, spaces, num_parameters, log_std_init, has_value),),
+            lambda: (
+                ActorCritic(
+                    config.network, spaces, num_parameters, log_std_init, has_value, config.sde is not None
+                ),
+            ),
             streams.seed_of("initialization"),
             spaces,
         )
@@ -141,6 +155,11 @@ class PolicyAgent(Agent):
             self.network, spaces, compute, optimizer, config.max_grad_norm, whole_minibatches=whole
         )
         self._stream = streams.numpy("policy")
+        self._held: HeldNoise | None = None  # None: noise is drawn in each step
+        if config.sde is not None:
+            from labrl.agents.parts.noise import HeldNoise  # needed only here
+
+            self._held = HeldNoise(config.sde, spaces.num_envs, self.network.policy_head)
         # Compute values while acting if the torso is shared or recurrent; otherwise all at once later.
         self.values_too = self.network.shared or self.network.state_size > 0
         self._state = np.zeros((spaces.num_envs, self.network.state_size), np.float32)
@@ -171,10 +190,17 @@ class PolicyAgent(Agent):
     def act(self, observation: Observation) -> NDArray:
         """Draw valid actions for the environments and store them. [num_envs, ...]"""
         inputs, before, rollout = self.learner.placed(observation.array), self._state, self.rollout
-        output = self.learner.forward(inputs, before, value=self.values_too)
-        parameters, value, self._state = output
-        parameters = masked(parameters, observation.mask)
-        action = self.distribution.sample(parameters, self._stream)
+        if self._held is None:
+            output = self.learner.forward(inputs, before, value=self.values_too)
+            parameters, value, self._state = output
+            parameters = masked(parameters, observation.mask)
+            action = self.distribution.sample(parameters, self._stream)
+        else:
+            noise = self._held.sample(self._stream)
+            output = self.learner.forward(inputs, before, None, noise, value=self.values_too)
+            both, value, self._state = output
+            parameters, drawn = np.split(both, [self.distribution.num_parameters], axis=1)
+            action = self.distribution.chosen(parameters, drawn)
         self._choice = observation.array, action, observation.mask
         known = self._unscaled(value) if self.values_too else 0.0
         rollout.add_choice(inputs, action, parameters, known, observation.mask, before)
@@ -334,6 +360,7 @@ class PolicyAgent(Agent):
             "observation": self._next,
             "metrics": self._describe(),
             "imitation": None if self.imitation is None else self.imitation.state_dict(),
+            "noise": None if self._held is None else self._held.state_dict(),
             "returns": None if self._returns is None else self._returns.state_dict(),
             "rollout": self.rollout.state_dict(),
         }
@@ -345,6 +372,8 @@ class PolicyAgent(Agent):
         self._metrics, self._learned_from = dict(state["metrics"]), None
         if self.imitation is not None:
             self.imitation.load_state_dict(state["imitation"])
+        if self._held is not None:
+            self._held.load_state_dict(state["noise"])
         if self._returns is not None and state.get("returns") is not None:
             self._returns.load_state_dict(state["returns"])
         self.rollout.load_state_dict(state["rollout"])
@@ -380,10 +409,18 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
             code="unsupported",
             key="agent.self_imitation",
         )
-    if config.action_bounds == "beta" and config.log_std_init is not None:
+    for option in ("log_std_init", "sde"):
+        if config.action_bounds == "beta" and vars(config)[option] is not None:
+            raise InputError(
+                f"agent.{option} is for Gaussian policies, but agent.action_bounds=beta. Set "
+                f"agent.{option}=null, or agent.action_bounds=rescale.",
+                code="contradiction",
+                key=f"agent.{option}",
+            )
+    if config.sde is not None and config.log_std_init is not None:
         raise InputError(
-            "agent.log_std_init is for Gaussian policies, but agent.action_bounds=beta. Set "
-            "agent.log_std_init=null, or agent.action_bounds=rescale.",
+            "agent.log_std_init is not used with agent.sde, which has its own: agent.sde.log_std_init. Set "
+            "agent.log_std_init=null.",
             code="contradiction",
             key="agent.log_std_init",
         )
@@ -394,7 +431,7 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
             code="contradiction",
             key="agent.normalize_value",
         )
-    for option in () if isinstance(spaces.action, gym.spaces.Box) else ("log_std_init", "action_bounds"):
+    for option in () if isinstance(spaces.action, gym.spaces.Box) else CONTINUOUS:
         if vars(config)[option] is not None:
             raise InputError(
                 f"agent.{option} is for continuous actions, and this environment's actions are "

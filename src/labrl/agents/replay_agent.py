@@ -25,6 +25,7 @@ from labrl.agents.parts.experience import (
     experience_for_rank,
 )
 from labrl.agents.parts.exploration import uniform_valid
+from labrl.agents.parts.noise import HeldNoise
 from labrl.agents.parts.targets import TargetNetwork
 from labrl.clock import Clock
 from labrl.component import Component
@@ -36,6 +37,7 @@ from labrl.memory.replay import Transitions
 from labrl.networks.building import build_networks, check_torso
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
 from labrl.networks.distributions import BoxActions, masked
+from labrl.networks.layers import StateDependentConfig
 from labrl.schedules import value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, sees_images
@@ -153,15 +155,21 @@ class ReplayAgent(Agent):
         num_critics: int,
         policy_statistics: tuple[str, ...],
         critic_outputs: int = 1,
+        sde: StateDependentConfig | None = None,
     ) -> None:
         """critic_outputs: number of outputs of a critic for a continuous action; policy_statistics: names of
-        the means that the policy's loss returns."""
+        the means that the policy's loss returns; sde: state-dependent exploration, None for none."""
         self._clock, self._ranks, self.actions = clock, compute.ranks, actions
         critic_lr = config.lr if config.critic_lr is None else config.critic_lr
         whole = not self.TRAITS.halves
         policy, critics = build_networks(
             lambda: (
-                PolicyNetwork(config.network.torso, spaces.observation, actions.num_parameters),
+                PolicyNetwork(
+                    config.network.torso,
+                    spaces.observation,
+                    actions.num_parameters,
+                    None if sde is None else sde.log_std_init,
+                ),
                 Critics(config.network, spaces, num_critics, critic_outputs),
             ),
             streams.seed_of("initialization"),
@@ -192,6 +200,7 @@ class ReplayAgent(Agent):
         )
         self.pauses = self.experience.pauses
         self.policy_stream = streams.numpy("policy")
+        self._held = None if sde is None else HeldNoise(sde, spaces.num_envs, policy.outputs)
         self.follows: dict[str, tuple[Learner[Any], NonNegativeSchedule, tuple[str, ...]]] = {
             "critics": (self.critics, critic_lr, (*self.CRITIC_STATISTICS, "grad_norm_critic")),
             "policy": (self.policy, config.lr, (*policy_statistics, "grad_norm_policy")),
@@ -248,9 +257,12 @@ class ReplayAgent(Agent):
                 action = self.actions.random(count, stream)
             else:
                 action = uniform_valid(mask, stream.random(count))
-        else:
+        elif self._held is None:
             outputs = masked(self.policy.forward(self.layout(observation.array)), mask)
             action = self.actions.chosen(outputs, self.actions.noise(outputs, stream))
+        else:
+            both = self.policy.forward(self.layout(observation.array), self._held.sample(stream))
+            action = self.actions.chosen(*np.split(both, [self.actions.num_parameters], axis=1))
         self._seen, self._action = observation, action
         return self.actions.to_env(action)
 
@@ -399,7 +411,8 @@ class ReplayAgent(Agent):
     def parts(self) -> dict[str, Stateful]:
         """Return the parts with a separate state, by their names in the agent's state."""
         learners = {name: learner for name, (learner, _, _) in self.follows.items()}
-        return {**learners, "experience": self.experience}
+        noise = {} if self._held is None else {"noise": self._held}
+        return {**learners, "experience": self.experience, **noise}
 
     def state_dict(self) -> dict[str, Any]:
         """Return weights, optimizers, replay buffer, and the averages of the next metrics row."""

@@ -41,7 +41,7 @@ from labrl.networks.distributions import (
     normal,
     squashed_sample,
 )
-from labrl.networks.layers import Array, library_of, plus
+from labrl.networks.layers import Array, StateDependentConfig, library_of, plus
 from labrl.schedules import largest, smallest, value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
@@ -61,6 +61,9 @@ class SoftActorCriticConfig(ReplayActorCriticConfig):
     """Target of the policy's entropy for a learned temperature, in nats, for continuous actions scaled to
     (-1, 1); null: minus the number of continuous actions, or 0.6 times the largest entropy of discrete
     ones, which with action masks is the mean over the states of a minibatch."""
+    sde: StateDependentConfig | None
+    """State-dependent exploration of continuous actions, such as {steps: 8, log_std_init: -3}; null:
+    independent noise in each step."""
 
 
 @dataclass(kw_only=True)
@@ -115,6 +118,7 @@ class SAC(ReplayAgent):
             actions=soft,
             num_critics=num_critics,
             critic_outputs=critic_outputs,
+            sde=config.sde,
             policy_statistics=("loss_policy", "entropy", *(("entropy_largest",) if self._relative else ())),
         )
         self._temperature = Temperature(config, soft.usual_entropy, clock, self.critics)
@@ -128,6 +132,13 @@ class SAC(ReplayAgent):
     def check(cls, config: SoftActorCriticConfig, spaces: Spaces) -> None:
         """Raise InputError for unsupported spaces and target entropies."""
         super().check(config, spaces)
+        if config.sde is not None and not isinstance(spaces.action, gym.spaces.Box):
+            raise InputError(
+                f"agent.sde is for continuous actions, and this environment's actions are {spaces.action}. "
+                "Set agent.sde=null.",
+                code="unsupported",
+                key="agent.sde",
+            )
         if config.target_entropy is None:
             return
         if config.temperature is not None:

@@ -15,6 +15,7 @@ from labrl.component import Component
 from labrl.networks.building import build_torso
 from labrl.networks.layers import (
     Activation,
+    ExploringHead,
     Output,
     activated,
     check_head,
@@ -91,7 +92,7 @@ class ActorCritic(nn.Module):
 
     num_outputs: number of parameters of the action distribution; log_std_init: initial log standard deviation
     of a Gaussian policy, None for other policies; has_value: whether there is a value function, without which
-    all values are 0.
+    all values are 0; explores: whether the noise of the policy depends on the state.
     """
 
     def __init__(
@@ -101,9 +102,10 @@ class ActorCritic(nn.Module):
         num_outputs: int,
         log_std_init: float | None,
         has_value: bool = True,
+        explores: bool = False,
     ) -> None:
         super().__init__()
-        self.has_value = has_value
+        self.has_value, self._explores = has_value, explores
         self.shared = has_value and is_shared(config, spaces)
         self.policy_torso = build_torso(config.torso, spaces.observation)
         self.value_torso = self.policy_torso
@@ -119,7 +121,9 @@ class ActorCritic(nn.Module):
         # A small gain makes the first policy nearly uniform (Andrychowicz et al., 2021, arXiv:2006.05990).
         last = orthogonal(Output([size, *config.policy_head][-1], num_outputs), 0.01)
         self.policy_head: nn.Sequential = nn.Sequential(*hidden, last)
-        if log_std_init is not None:
+        if log_std_init is not None and explores:
+            self.policy_head = ExploringHead(hidden, last, log_std_init)
+        elif log_std_init is not None:
             self.policy_head = GaussianHead([*hidden, last], torch.full((1, num_outputs), log_std_init))
         if has_value:
             hidden = _head(config.value_head, size, config)
@@ -131,6 +135,7 @@ class ActorCritic(nn.Module):
         observation: Tensor,
         state: Tensor | None = None,
         lengths: NDArray[np.int64] | None = None,
+        noise: Tensor | None = None,
         *,
         policy: bool = True,
         value: bool = True,
@@ -139,14 +144,15 @@ class ActorCritic(nn.Module):
 
         observation: observations of steps, piece after piece, [batch, *obs]; state: state before each piece,
         [pieces, state_size], None for the initial one; lengths: lengths of the pieces, None if every step is
-        a piece; policy, value: whether to compute parameters and values.
+        a piece; noise: for an ExploringHead, [batch, features, size], None for its parameters alone; policy,
+        value: whether to compute parameters and values.
         """
         if self.state_size:  # compute both torsos, so that the whole state advances
             features, value_features, state = self._remember(observation, state, lengths)
         else:
             features = self.policy_torso(observation) if policy or self.one_torso else observation
             value_features = self.value_torso(observation) if value and not self.one_torso else features
-        parameters = self.policy_head(features) if policy else None
+        parameters = self._of_policy(features, noise) if policy else None
         if not value:
             return ActorCriticOutput(parameters, None, state)
         if self.has_value:
@@ -154,6 +160,10 @@ class ActorCritic(nn.Module):
         return ActorCriticOutput(
             parameters, torch.zeros_like(value_features[:, 0], dtype=torch.float32), state
         )
+
+    def _of_policy(self, features: Tensor, noise: Tensor | None) -> Tensor:
+        """Return the parameters of the action distribution."""
+        return self.policy_head(features, noise) if self._explores else self.policy_head(features)
 
     def _remember(
         self, observation: Tensor, state: Tensor | None, lengths: NDArray[np.int64] | None

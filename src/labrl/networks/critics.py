@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from labrl.component import Component
 from labrl.networks.building import build_torso
-from labrl.networks.layers import Output, activation_layer, numbers, vector_space
+from labrl.networks.layers import ExploringHead, Output, activation_layer, numbers, vector_space
 from labrl.networks.q_network import Stream
 from labrl.networks.torso import MLP, AutoTorso
 from labrl.spaces import Spaces, is_vector
@@ -34,17 +34,34 @@ class PolicyAndCriticsConfig:
 
 
 class PolicyNetwork(nn.Module):
-    """A torso followed by a linear layer."""
+    """A torso followed by a linear layer, or by a head with state-dependent exploration."""
 
-    def __init__(self, torso: Component, observation_space: gym.Space, num_outputs: int) -> None:
+    outputs: nn.Module
+
+    def __init__(
+        self,
+        torso: Component,
+        observation_space: gym.Space,
+        num_outputs: int,
+        log_std_init: float | None = None,
+    ) -> None:
+        """log_std_init: initial log standard deviation of state-dependent exploration; None for none."""
         super().__init__()
         self.torso = build_torso(torso, observation_space)
         self.layout = self.torso.layout
-        self.outputs = Output(self.torso.num_features, num_outputs)
+        size, self._explores = self.torso.num_features, log_std_init is not None
+        if log_std_init is None:
+            self.outputs = Output(size, num_outputs)
+        else:
+            self.outputs = ExploringHead([], Output(size, num_outputs // 2), log_std_init)
 
-    def forward(self, observation: Tensor) -> Tensor:
-        """Return outputs in float32, [batch, num_outputs]. observation: [batch, *obs]"""
-        return self.outputs(self.torso(observation))
+    def forward(self, observation: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return outputs in float32, [batch, num_outputs].
+
+        observation: [batch, *obs]; noise: for an ExploringHead, [batch, features, size].
+        """
+        features = self.torso(observation)
+        return self.outputs(features, noise) if self._explores else self.outputs(features)
 
 
 class Perceptrons(nn.Module):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import gymnasium as gym
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from labrl.spaces import choices_of, range_of, sees_images
+from labrl.types import LogDeviation, PositiveInt
 
 Layer = TypeVar("Layer", bound=nn.Linear | nn.Conv2d)
 Result = TypeVar("Result")
@@ -202,6 +204,57 @@ class NoisyLinear(nn.Module):
         # eps_w is an outer product, so it is applied to inputs and outputs without computing it.
         spread = nn.functional.linear(x * inputs, self.weight_sigma, self.bias_sigma)
         return mean + outputs * spread
+
+
+SMALLEST_VARIANCE = 1e-6
+"""Number added to variances, which are 0 where all features are."""
+
+
+@dataclass(kw_only=True)
+class StateDependentConfig:
+    """State-dependent exploration, gSDE (Raffin et al., 2021, arXiv:2005.05719).
+
+    The noise of an action is a linear function of the policy's features.
+    """
+
+    steps: PositiveInt
+    """Agent steps for which this function stays the same, n in the paper, >= 1."""
+    log_std_init: LogDeviation
+    """Initial log standard deviation of its weights, in [-20, 10]; -2 suits PPO and A2C, -3 SAC and TQC."""
+
+
+class ExploringHead(nn.Sequential):
+    """Maps features to the parameters of a Gaussian whose noise is (theta * eps)^T z, section 3.
+
+    z are the features before the last layer, theta learned standard deviations and eps standard normal
+    numbers, [features, size]. For independent eps, the noise of a state has the variance (z^2)^T theta^2.
+    Gradients of the noise do not reach the features, as in the authors' code.
+    """
+
+    def __init__(self, layers: list[nn.Module], last: Output, log_std_init: float) -> None:
+        """layers: layers before the last one."""
+        super().__init__(*layers, last)
+        self.log_std = nn.Parameter(torch.full((last.in_features, last.out_features), log_std_init))
+
+    def forward(self, features: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Return means and log standard deviations in float32, [batch, 2 size].
+
+        features: [batch, num_features]. noise: eps for each row, [batch, features, size]; then the noise of
+        the actions in standard deviations follows, [batch, 3 size].
+        """
+        *hidden, last = self
+        for layer in hidden:
+            features = layer(features)
+        return torch.cat([last(features), in_float32(self._spread, features.detach(), noise)], dim=1)
+
+    def _spread(self, features: Tensor, noise: Tensor | None) -> Tensor:
+        """Return log standard deviations and, with `noise`, the noise of actions divided by them."""
+        std = self.log_std.exp()
+        log_std = 0.5 * (features.square() @ std.square() + SMALLEST_VARIANCE).log()
+        if noise is None:
+            return log_std
+        drawn = torch.einsum("bi,bij->bj", features, noise * std)
+        return torch.cat([log_std, drawn * torch.exp(-log_std)], dim=1)
 
 
 class Shares(nn.Module):

@@ -1,4 +1,4 @@
-"""Exploration noise of deterministic policies, a part of TD3 and DDPG (`agent/noise`)."""
+"""Exploration noise: that of deterministic policies (`agent/noise`), and of state-dependent exploration."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.networks.layers import StateDependentConfig
 from labrl.schedules import value_at
 from labrl.types import NonNegativeSchedule, Probability
 
@@ -33,6 +34,31 @@ class ActionNoise:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state."""
+
+
+class HeldNoise:
+    """Standard normal noise of state-dependent exploration, which each environment keeps for some steps."""
+
+    def __init__(self, config: StateDependentConfig, num_envs: int, head: Any) -> None:
+        """head: an ExploringHead, which reads the noise."""
+        self._steps, self._left = config.steps, 0
+        self._noise: NDArray[np.float32] = np.zeros((num_envs, *head.log_std.shape), np.float32)
+
+    def sample(self, generator: np.random.Generator) -> NDArray[np.float32]:
+        """Return the noise of one vector step, drawn anew every `steps`. [num_envs, features, size]"""
+        if not self._left:
+            self._noise = generator.standard_normal(size=self._noise.shape, dtype=np.float32)
+            self._left = self._steps
+        self._left -= 1
+        return self._noise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the noise, and for how many steps it stays."""
+        return {"left": self._left, "noise": self._noise.copy()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state."""
+        self._left, self._noise = int(state["left"]), state["noise"]
 
 
 @dataclass(kw_only=True)
