@@ -125,6 +125,14 @@ class Evidence:
         frames, returns = self.known("return_mean", updates=False)
         return final_return(frames, returns) if len(returns) >= FEWEST_ROWS else None
 
+    @cached_property
+    def random(self) -> tuple[float, str]:
+        """The highest return that counts as that of a random policy, and whose it is."""
+        if self.baseline is not None:
+            return self.baseline.mean + 0.1 * (self.baseline.std or 0.0), "of the random policy"
+        returns = self.known("return_mean", updates=False)[1]
+        return float(returns[: max(len(returns) // 4, 1)].mean()), "in the first quarter of the rows"
+
 
 def _late(frames: Column, after: float = 0.5) -> Any:
     """Return a mask of the rows after a fraction of the frames; of none if there are too few rows."""
@@ -141,21 +149,19 @@ def _endless(of: Evidence) -> Seen | None:
 
 def _few_updates(of: Evidence) -> Seen | None:
     updates = of.last("opt_step")
-    if updates >= FEWEST_UPDATES or of.progress < 0.5:
+    learned = updates and of.final is not None and of.final > of.random[0]
+    if updates >= FEWEST_UPDATES or of.progress < 0.5 or learned:
         return None
     return Seen(f"{number(updates)} updates in {number(of.last('frame'))} frames", of.rows["frame"])
 
 
 def _no_better_than_random(of: Evidence) -> Seen | None:
-    frames, returns = of.known("return_mean", updates=False)
     if of.final is None or of.progress < 0.2 or of.last("opt_step") < FEWEST_UPDATES:
         return None
-    if of.baseline is not None:
-        limit, name = of.baseline.mean + 0.1 * (of.baseline.std or 0.0), "of the random policy"
-    else:
-        limit, name = float(returns[: len(returns) // 4].mean()), "in the first quarter of the rows"
+    limit, name = of.random
     if of.final > limit:
         return None
+    frames, _ = of.known("return_mean", updates=False)
     late = frames > 0.9 * frames[-1]
     return Seen(f"final return {number(of.final)}, not above that {name}, {number(limit)}", frames[late])
 
@@ -204,8 +210,9 @@ def _growing_values(of: Evidence) -> Seen | None:
         size = float(np.median(np.abs(values[late])))
         if size > GROWTH * max(float(sizes.max()), 1.0):
             return Seen(f"Q values of {number(size)}, returns of {number(float(sizes.max()))}", frames[late])
-    last = np.median(sizes[_late(return_frames, 2 / 3)])
-    first = np.median(sizes[~_late(return_frames, 1 / 3)])
+    early_returns = sizes[~_late(return_frames, 1 / 3)]
+    last = float(np.median(sizes[_late(return_frames, 2 / 3)]))
+    first = float(np.median(early_returns)) if len(early_returns) else last
     for column in ("loss_value", "loss_q", "loss"):
         frames, values = of.known(column)
         early, late = ~_late(frames, 1 / 3), _late(frames, 2 / 3)
