@@ -445,9 +445,18 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--root", type=Path, default=Path("runs"), help="folder to look in (default: runs)")
     parser.add_argument("--json", action="store_true", help="print all records of the runs as JSON")
+    parser.add_argument(
+        "--diagnose",
+        type=Path,
+        metavar="FOLDER",
+        help="print the known signs of failing to learn in the rows of the runs in this folder, what they "
+        "usually mean, and overrides to try",
+    )
 
     def command() -> int:
         args = parser.parse_args(argv)
+        if args.diagnose is not None:
+            return _diagnose(args.diagnose)
         from labrl.analysis.listing import as_table, entries
 
         _check_filters(args.filters)
@@ -468,6 +477,19 @@ def list_runs(argv: Sequence[str] | None = None) -> int:
         return DONE if found else FAILED
 
     return _ended(parser.prog, command)
+
+
+def _diagnose(folder: Path) -> int:
+    """Print the signs in the rows of each run in `folder`. Raises InputError if there is none."""
+    from labrl.analysis.diagnosis import as_text, diagnose_run
+    from labrl.run.find import find_runs
+
+    runs = find_runs([folder])
+    for run in runs:
+        if len(runs) > 1:
+            print(f"{run.path}:")
+        print(as_text(diagnose_run(run)))
+    return DONE
 
 
 def _check_filters(filters: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from labrl.analysis.charts import Chart, Line, View
 from labrl.analysis.colours import agent_style
+from labrl.analysis.diagnosis import diagnose_run
 from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import UNKNOWN, moment, number, typed
 from labrl.analysis.groups import value_text
@@ -88,6 +89,7 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
         "statistics": statistics,
         "final": final_return(statistics),
         "curves": curves,
+        "diagnosis": diagnose_run(run),
         "videos": _videos(run),
         "notes": {index: str(note or "") for index, note in notes.items()},
         "measures": _shown_measures(run, statistics),

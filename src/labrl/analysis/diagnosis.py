@@ -1,0 +1,420 @@
+"""Known signs of a run that does not learn, read from its training rows and its configuration.
+
+Each sign is a function of `Evidence` that returns what was seen, or None. Thresholds are constants with their
+source in docs/how-to/debug.md. A run that reached the return that counts as solved shows no sign.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from labrl.analysis.baselines import Baseline, random_baseline, threshold_of
+from labrl.analysis.formats import number
+from labrl.run.run import Run
+from labrl.run.session import sessions_text
+from labrl.run.tables import Column, final_return
+
+FEWEST_UPDATES = 100
+"""Number of updates below which a run has hardly learned."""
+FEWEST_ROWS = 6
+"""Number of rows with an update of their own, and of rows with a return, that a sign of learning needs."""
+EPISODE_STEPS = 1000
+"""Number of steps of each environment after which an episode should have ended."""
+ENTROPY_GONE = 0.05
+"""Fraction of the highest entropy, or of the highest standard deviation of a Gaussian policy, that counts as
+none."""
+LARGE_KL, LARGEST_KL = 0.05, 1.0
+"""KL divergence of one update that is too large if a fifth of the updates have it, or a single one."""
+LARGE_CLIP, LARGEST_CLIP = 0.5, 0.8
+"""Fraction of clipped samples of one update, with the same meaning."""
+GROWTH = 10.0
+"""Growth of the value loss, relative to that of the squared returns, and largest ratio of Q values to
+returns."""
+AT_BOUNDS = 0.9
+"""Fraction of real-valued actions at their bounds."""
+CLIPPED = 20.0
+"""Ratio of the gradient's norm to `max_grad_norm` at which most of the gradient is lost."""
+LARGE_REWARD, SMALL_REWARD = 50.0, 1e-3
+"""Mean absolute reward of a step, as the learner sees it, above or below which a scale is unsuitable."""
+
+
+class Sign(NamedTuple):
+    """Something in the rows of a run that usually means that learning fails."""
+
+    name: str
+    seen: str
+    """What was seen, with numbers."""
+    first: int
+    """Frame of the first row in which it was seen."""
+    last: int
+    """Frame of the last such row."""
+    means: str
+    """What it usually means."""
+    overrides: tuple[str, ...]
+    """Overrides to try, one at a time, for keys that the configuration has."""
+
+
+class Seen(NamedTuple):
+    """What a check saw."""
+
+    text: str
+    frames: Column
+    """Frames of the rows in which it was seen."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The training rows of one session, its configuration and its references."""
+
+    rows: Mapping[str, Column]
+    config: Mapping[str, Any]
+    baseline: Baseline | None = None
+    solved: float | None = None
+    """Return that counts as solved."""
+
+    def option(self, key: str) -> Any:
+        """Return the value of a key, that at the start if it has a schedule; None without the key."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value.get("start") if isinstance(value, Mapping) else value
+
+    def known(self, column: str, updates: bool = True) -> tuple[Column, Column]:
+        """Return the frames and the finite values of a column, both empty without it.
+
+        updates: only rows after a new update, because a row repeats the numbers of the last one.
+        """
+        values = self.rows.get(column, np.empty(0))
+        if not len(values):
+            return values, values
+        there = np.isfinite(values) & (self._updated if updates else True)
+        return self.rows["frame"][there], values[there]
+
+    @cached_property
+    def _updated(self) -> np.ndarray:
+        steps = np.nan_to_num(self.rows.get("opt_step", np.zeros(len(self.rows["frame"]))))
+        return np.diff(steps, prepend=0.0) > 0
+
+    def last(self, column: str) -> float:
+        """Return the last finite value of a column; 0 without any."""
+        values = self.known(column, updates=False)[1]
+        return float(values[-1]) if len(values) else 0.0
+
+    @cached_property
+    def reward(self) -> float | None:
+        """Mean absolute reward of a step as the learner sees it; None if it is unknown or normalized."""
+        returns, lengths = (self.known(name, updates=False)[1] for name in ("return_mean", "length_mean"))
+        target, scale = self.option("transforms.reward._target_"), self.option("transforms.reward.scale")
+        if not len(returns) or len(returns) != len(lengths) or (target is not None and scale is None):
+            return None
+        return float(np.median(np.abs(returns) / lengths)) * abs(scale or 1.0) or None
+
+    @property
+    def progress(self) -> float:
+        """Fraction of the budget that was played."""
+        return self.last("frame") / (self.option("env.max_frame") or np.inf)
+
+    @cached_property
+    def final(self) -> float | None:
+        """The final return; None if there are too few rows with a return."""
+        frames, returns = self.known("return_mean", updates=False)
+        return final_return(frames, returns) if len(returns) >= FEWEST_ROWS else None
+
+    @cached_property
+    def random(self) -> tuple[float, str]:
+        """The highest return that counts as that of a random policy, and whose it is."""
+        if self.baseline is not None:
+            return self.baseline.mean + 0.1 * (self.baseline.std or 0.0), "of the random policy"
+        returns = self.known("return_mean", updates=False)[1]
+        return float(returns[: max(len(returns) // 4, 1)].mean()), "in the first quarter of the rows"
+
+
+def _late(frames: Column, after: float = 0.5) -> Any:
+    """Return a mask of the rows after a fraction of the frames; of none if there are too few rows."""
+    return frames > (after * frames[-1] if len(frames) >= FEWEST_ROWS else np.inf)
+
+
+def _endless(of: Evidence) -> Seen | None:
+    frames = of.rows["frame"]
+    steps = of.last("frame") / (of.option("env.num_envs") or 1)
+    if of.last("episode") or steps < EPISODE_STEPS:
+        return None
+    return Seen(f"no episode ended in {number(steps)} steps of each environment", frames)
+
+
+def _few_updates(of: Evidence) -> Seen | None:
+    updates = of.last("opt_step")
+    learned = updates and of.final is not None and of.final > of.random[0]
+    if updates >= FEWEST_UPDATES or of.progress < 0.5 or learned:
+        return None
+    return Seen(f"{number(updates)} updates in {number(of.last('frame'))} frames", of.rows["frame"])
+
+
+def _no_better_than_random(of: Evidence) -> Seen | None:
+    if of.final is None or of.progress < 0.2 or of.last("opt_step") < FEWEST_UPDATES:
+        return None
+    limit, name = of.random
+    if of.final > limit:
+        return None
+    frames, _ = of.known("return_mean", updates=False)
+    late = frames > 0.9 * frames[-1]
+    return Seen(f"final return {number(of.final)}, not above that {name}, {number(limit)}", frames[late])
+
+
+def _no_entropy(of: Evidence) -> Seen | None:
+    # The entropy of real-valued actions has no lowest value.
+    column = "entropy" if "action_top_share" in of.rows else "policy_std"
+    frames, values = of.known(column)
+    late = _late(frames)
+    if not late.any() or values.max() <= 0:
+        return None
+    gone = values < ENTROPY_GONE * values.max()
+    if not gone[late].all():
+        return None
+    share = number(100 * float(values[gone].max() / values.max()), 2)
+    return Seen(f"{column} at most {share} % of its highest value", frames[gone])
+
+
+def _large_steps(of: Evidence) -> Seen | None:
+    for column, large, largest in (
+        ("kl", LARGE_KL, LARGEST_KL),
+        ("clip_fraction", LARGE_CLIP, LARGEST_CLIP),
+    ):
+        frames, values = of.known(column)
+        if len(values) and ((values > large).mean() >= 0.2 or values.max() > largest):
+            return Seen(f"{column} up to {number(float(values.max()), 3)}", frames[values > large])
+    return None
+
+
+def _unexplained(of: Evidence) -> Seen | None:
+    frames, values = of.known("explained_variance")
+    late = _late(frames)
+    if not late.any() or np.median(values[late]) >= 0:
+        return None
+    return Seen(f"explained_variance {number(float(np.median(values[late])), 3)} (median)", frames[late])
+
+
+def _growing_values(of: Evidence) -> Seen | None:
+    return_frames, returns = of.known("return_mean", updates=False)
+    if len(returns) < FEWEST_ROWS:
+        return None
+    sizes = np.abs(returns)
+    frames, values = of.known("q_mean")
+    late = _late(frames, 2 / 3)
+    if late.any() and of.option("transforms.reward._target_") is None:
+        size = float(np.median(np.abs(values[late])))
+        if size > GROWTH * max(float(sizes.max()), 1.0):
+            return Seen(f"Q values of {number(size)}, returns of {number(float(sizes.max()))}", frames[late])
+    early_returns = sizes[~_late(return_frames, 1 / 3)]
+    last = float(np.median(sizes[_late(return_frames, 2 / 3)]))
+    first = float(np.median(early_returns)) if len(early_returns) else last
+    for column in ("loss_value", "loss_q", "loss"):
+        frames, values = of.known(column)
+        early, late = ~_late(frames, 1 / 3), _late(frames, 2 / 3)
+        if not late.any() or not early.any():
+            continue
+        then, now = float(np.median(values[early])), float(np.median(values[late]))
+        # Losses are squared errors of values, which grow as returns do.
+        if now > GROWTH * max(then, 1e-3) * max(1.0, float(last / max(first, 1e-9)) ** 2):
+            return Seen(f"{column} grew from {number(then)} to {number(now)} (medians)", frames[late])
+    return None
+
+
+def _at_bounds(of: Evidence) -> Seen | None:
+    frames, values = of.known("action_bound_share", updates=False)
+    late = _late(frames)
+    if not late.any() or np.median(values[late]) < AT_BOUNDS:
+        return None
+    return Seen(f"{100 * float(np.median(values[late])):.0f} % of the actions at their bounds", frames[late])
+
+
+def _clipped(of: Evidence) -> Seen | None:
+    frames, values = of.known("grad_norm")
+    limit = of.option("agent.max_grad_norm")
+    if not limit or len(values) < FEWEST_ROWS or (values > limit).mean() < 0.95:
+        return None
+    ratio = float(np.median(values) / limit)
+    if ratio < CLIPPED:
+        return None
+    return Seen(f"grad_norm {number(ratio, 2)} times agent.max_grad_norm={limit} (median)", frames)
+
+
+def _reward_scale(of: Evidence) -> Seen | None:
+    size = of.reward
+    if size is None or SMALL_REWARD <= size <= LARGE_REWARD:
+        return None
+    frames, _ = of.known("return_mean", updates=False)
+    return Seen(f"rewards of {number(size, 3)} per step, as the learner sees them", frames)
+
+
+def _unscaled_observations(of: Evidence) -> Seen | None:
+    normalized = of.option("transforms.observation._target_") is not None
+    if normalized or of.option("env.game") is not None or of.reward is None or _reward_scale(of) is not None:
+        return None
+    seen = _clipped(of)
+    if seen is None:
+        return None
+    return seen._replace(text=f"{seen.text}, with rewards of {number(of.reward, 3)} per step")
+
+
+class _Rule(NamedTuple):
+    name: str
+    check: Callable[[Evidence], Seen | None]
+    means: str
+    """What it usually means."""
+    attempts: tuple[str, ...]
+    """Overrides; `key*factor` stands for the value of the key times a factor."""
+
+
+RULES = (
+    _Rule(
+        "episodes never end",
+        _endless,
+        "the environment neither terminates nor truncates, so there is no return to learn or to report",
+        ("env.max_episode_steps=1000",),
+    ),
+    _Rule(
+        "too few updates",
+        _few_updates,
+        "the budget ends before learning has begun, or a rollout or minibatch is large for it",
+        ("env.max_frame*10", "agent.learning_starts*0.1", "agent.horizon*0.25", "agent.updates_per_frame*4"),
+    ),
+    _Rule(
+        "returns not above random",
+        _no_better_than_random,
+        "nothing was learned: look at the other signs, and at the rewards of a few episodes (+enjoy)",
+        ("agent.gamma=0.99", "agent.lr*0.1", "env.max_frame*10"),
+    ),
+    _Rule(
+        "entropy gone early",
+        _no_entropy,
+        "the policy stopped exploring before the middle of the run and cannot find better actions",
+        ("agent.entropy_coef=0.01", "agent.lr*0.1"),
+    ),
+    _Rule(
+        "policy steps too large",
+        _large_steps,
+        "an update changes the policy so much that its data no longer describes it, and it may collapse",
+        ("agent.lr*0.1", "agent.epochs*0.5", "agent.target_kl=0.02"),
+    ),
+    _Rule(
+        "explained variance below zero",
+        _unexplained,
+        "values predict returns worse than a constant: they do not fit, or all returns are equal",
+        ("transforms/reward=normalize", "agent.gamma=0.99", "agent.lr*0.1", "agent.value_coef*2"),
+    ),
+    _Rule(
+        "value loss growing",
+        _growing_values,
+        "values diverge: their targets depend on themselves and grow faster than the returns",
+        ("agent.lr*0.1", "agent.max_grad_norm=0.5", "transforms/reward=normalize", "agent=double_dqn"),
+    ),
+    _Rule(
+        "actions at the bounds",
+        _at_bounds,
+        "the policy's outputs are far outside the action space, so that its gradient hardly changes actions",
+        ("agent.lr*0.1", "transforms/reward=normalize", "transforms/observation=normalize"),
+    ),
+    _Rule(
+        "gradient always clipped",
+        _clipped,
+        "every update is cut to a tiny part, so the learning rate no longer says how far weights move",
+        ("transforms/reward=normalize", "transforms/observation=normalize", "agent.max_grad_norm*10"),
+    ),
+    _Rule(
+        "reward scale",
+        _reward_scale,
+        "values are far from the size that learning rates, clipping and initial weights are made for",
+        ("transforms/reward=normalize",),
+    ),
+    _Rule(
+        "observations unscaled",
+        _unscaled_observations,
+        "rewards are of an ordinary size, so large observations make the gradient large and saturate layers",
+        ("transforms/observation=normalize",),
+    ),
+)
+"""All signs, in the order in which they are shown."""
+
+
+def diagnose(of: Evidence) -> Iterator[Sign]:
+    """Yield the known signs in the rows of one session."""
+    if not len(of.rows["frame"]):
+        return
+    if of.final is not None and of.solved is not None and of.final >= of.solved:
+        return
+    for rule in RULES:
+        seen = rule.check(of)
+        if seen is not None and len(seen.frames):
+            overrides = tuple(filter(None, (_override(one, of) for one in rule.attempts)))
+            first, last = int(seen.frames[0]), int(seen.frames[-1])
+            yield Sign(rule.name, seen.text, first, last, rule.means, overrides)
+
+
+def _override(attempt: str, of: Evidence) -> str:
+    """Return an override to type; '' if the configuration lacks the key, or its value is already as large."""
+    key, times, factor = attempt.partition("*")
+    if times:
+        value = of.option(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value:
+            return ""
+        scaled = value * float(factor)
+        whole = isinstance(value, int) or value >= 1e3
+        return f"{key}={max(round(scaled), 1) if whole else f'{scaled:.2g}'}"
+    key, _, value = attempt.partition("=")
+    if "/" in key:
+        present = str(of.option(f"{key.replace('/', '.')}._target_"))
+        return "" if present.lower().endswith(value) else attempt
+    if key == "agent":
+        return attempt if str(of.option("agent._target_")).endswith(".DQN") else ""
+    group, _, name = key.rpartition(".")
+    has = isinstance(there := of.config.get(group), Mapping) and name in there
+    present = of.option(key)
+    return attempt if has and not (present and float(present) >= 0.9 * float(value)) else ""
+
+
+class Finding(NamedTuple):
+    """A sign in one or several sessions of a run."""
+
+    sign: Sign
+    """The sign in the first of them."""
+    sessions: tuple[int, ...]
+
+    @property
+    def where(self) -> str:
+        """The sessions and rows in which it was seen."""
+        return f"{sessions_text(self.sessions)}, frames {self.sign.first:,} to {self.sign.last:,}"
+
+
+def diagnose_run(run: Run) -> list[Finding]:
+    """Return the signs in the sessions of a run, each only once."""
+    env = run.config.get("env", {})
+    baseline, threshold = random_baseline(env), threshold_of(env)
+    found: dict[str, list[tuple[int, Sign]]] = {}
+    for session in run.sessions:
+        evidence = Evidence(session.train, run.config, baseline, threshold.value if threshold else None)
+        for sign in diagnose(evidence):
+            found.setdefault(sign.name, []).append((session.index, sign))
+    order = [rule.name for rule in RULES]
+    return [
+        Finding(pairs[0][1], tuple(index for index, _ in pairs))
+        for _, pairs in sorted(found.items(), key=lambda item: order.index(item[0]))
+    ]
+
+
+def as_text(findings: list[Finding]) -> str:
+    """Return the findings for a terminal, a paragraph for each."""
+    if not findings:
+        return "no known sign of failing to learn"
+    parts = []
+    for finding in findings:
+        sign = finding.sign
+        lines = [f"{sign.name}: {sign.seen} ({finding.where})", f"  usually means: {sign.means}"]
+        lines += [f"  try: {'   or   '.join(sign.overrides)}"] if sign.overrides else []
+        parts.append("\n".join(lines))
+    return "\n".join(parts)
