@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labrl.errors import DamagedFileError, InputError
+from labrl.run.atomic import write_json
 from labrl.run.checkpoint import REPLAY, Checkpoint, CheckpointStore, frames_in
 from labrl.run.folder import read_json
 from labrl.run.lock import FolderLock
@@ -70,6 +71,11 @@ class RunSession:
         """Return the content of `result.json`; empty until the session has ended, or if the file is
         damaged."""
         return read_json(self.result_json)
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Write `result.json`. If that fails, `errors` has it."""
+        with self.errors.tolerated(self.result_json):
+            write_json(self.result_json, result)
 
     def read_rows(self, table: str) -> list[dict[str, Any]]:
         """Return the rows of `train` or `eval` in their order, as `labrl.run.tables.read_rows` does."""

@@ -23,7 +23,6 @@ from labrl.learning.threads import use_one_thread
 from labrl.networks.summary import count, summary
 from labrl.processes import stop_with_the_parent, take_signals
 from labrl.run import session_log
-from labrl.run.atomic import write_json
 from labrl.run.checkpoint import loading
 from labrl.run.run import Run
 from labrl.run.session import RunSession
@@ -102,8 +101,7 @@ def run_session(
         _fill(result, session)
     if result.error is None and errors.lacking:
         result.status, result.error = "failed", errors.summary(folder.path)
-    with errors.tolerated(folder.result_json):
-        write_json(folder.result_json, dataclasses.asdict(result))
+    folder.write_result(dataclasses.asdict(result))
     return FAILED if errors.lacking else code, result
 
 
@@ -260,7 +258,6 @@ def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_th
     except LabrlError as error:
         seed = session_seed(config.seed, index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
-        with session.errors.tolerated(session.result_json):
-            write_json(session.result_json, dataclasses.asdict(result))
+        session.write_result(dataclasses.asdict(result))
         code = error.exit_code
     sys.exit(code)
