@@ -298,7 +298,7 @@ API = {
     "Train and use": [
         "labrl.train",
         "labrl.trial.result.TrialResult",
-        "labrl.trial.result.SessionResult",
+        "labrl.run.session.SessionResult",
         "labrl.load",
         "labrl.trial.loading.LoadedPolicy",
         "labrl.trial.loading.Evaluation",

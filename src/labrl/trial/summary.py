@@ -13,8 +13,9 @@ from labrl.analysis.formats import score, widths_that_fit
 from labrl.analysis.returns import MEANING, group_return
 from labrl.run.folder import read_json
 from labrl.run.run import Run
+from labrl.run.session import SessionResult
 from labrl.session.callbacks.display import Terminal
-from labrl.trial.result import SessionResult, TrialResult
+from labrl.trial.result import TrialResult
 
 COLUMNS = ("#", "status", "frames", "episodes", "final return", "best", "seconds", "frames/s")
 """Columns of the table; `best` is the highest score of a checkpoint."""

@@ -25,13 +25,12 @@ from labrl.processes import stop_with_the_parent, take_signals
 from labrl.run import session_log
 from labrl.run.checkpoint import loading
 from labrl.run.run import Run
-from labrl.run.session import RunSession
+from labrl.run.session import RunSession, SessionResult
 from labrl.script import Carried
 from labrl.seeding import session_seed
 from labrl.session.beginning import read_beginning
 from labrl.session.session import Session
 from labrl.trial.devices import available_cpus, keep_freed_memory, threads_per_session
-from labrl.trial.result import SessionResult
 from labrl.trial.torchrun import Launch, leading
 
 _log = logging.getLogger(__name__)
@@ -101,7 +100,7 @@ def run_session(
         _fill(result, session)
     if result.error is None and errors.lacking:
         result.status, result.error = "failed", errors.summary(folder.path)
-    folder.write_result(dataclasses.asdict(result))
+    folder.write_result(result)
     return FAILED if errors.lacking else code, result
 
 
@@ -258,6 +257,6 @@ def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_th
     except LabrlError as error:
         seed = session_seed(config.seed, index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
-        session.write_result(dataclasses.asdict(result))
+        session.write_result(result)
         code = error.exit_code
     sys.exit(code)
