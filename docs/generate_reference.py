@@ -17,7 +17,7 @@ import textwrap
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -298,7 +298,7 @@ API = {
     "Train and use": [
         "labrl.train",
         "labrl.trial.result.TrialResult",
-        "labrl.trial.result.SessionResult",
+        "labrl.run.session.SessionResult",
         "labrl.load",
         "labrl.trial.loading.LoadedPolicy",
         "labrl.trial.loading.Evaluation",
@@ -326,7 +326,10 @@ API = {
 """Functions and classes in each section of python.md."""
 
 MEMBERS = {
-    "labrl.run.run.Run": ("name", "agent", "env", "seed", "created", "max_frame", "evaluates", "table"),
+    "labrl.run.run.Run": (
+        *("status", "provenance", "config", "overrides", "name", "agent", "env", "seed", "created"),
+        *("max_frame", "evaluates", "sessions", "warnings", "table"),
+    ),
 }
 """The methods and properties of a class that are for users, if not all of them are."""
 
@@ -362,10 +365,12 @@ def api_of(name: str) -> Iterator[str]:
         for field in dataclasses.fields(found):
             yield f"- `{field.name}`: {meanings.get(field.name, '')}".rstrip(": ")
     for method, function in vars(found).items():
-        plain = getattr(function, "__func__", getattr(function, "fget", function))
+        is_value = isinstance(function, property | cached_property)
+        wrapped = ("__func__", "fget", "func")
+        plain = next((getattr(function, one) for one in wrapped if hasattr(function, one)), function)
         if method.startswith("_") or not inspect.isfunction(plain) or method not in MEMBERS.get(name, method):
             continue
-        called = "" if isinstance(function, property) else signature(plain)
+        called = "" if is_value else signature(plain)
         yield from ["", "```python", f"{short}.{method}{called}", "```", "", inspect.getdoc(plain) or ""]
 
 

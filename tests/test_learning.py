@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import labrl
-from labrl.trial.result import SessionResult
+from labrl.run.session import SessionResult
 
 QUIET = ["meta.progress=false", "meta.tensorboard=false"]
 

@@ -17,7 +17,9 @@ from refusals import damaged, refused
 
 from labrl.errors import InputError
 from labrl.run.atomic import write_atomic
+from labrl.run.provenance import Command, write_provenance
 from labrl.run.run import Run
+from labrl.run.session import SessionResult
 
 
 def test_only_one_of_many_simultaneous_claims_gets_the_folder(tmp_path: Path) -> None:
@@ -217,3 +219,33 @@ def test_path_the_locale_cannot_read_has_a_hint() -> None:
     assert b"PYTHONUTF8=1" in ended.stderr
     env["PYTHONUTF8"] = "1"
     assert subprocess.run([sys.executable, "-c", program, "läufe"], env=env, check=False).returncode == 0
+
+
+def test_what_a_run_keeps_is_read_again_after_it_has_changed_the_folder(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run")
+    with run.lock():
+        assert (run.status, run.config, run.sessions) == ("running", {}, [])
+        for resume, lr in ((None, 0.1), (1, 0.2)):
+            config = {"seed": 1, "agent": {"lr": lr}, "env": {}, "meta": {}}
+            write_provenance(run, config, Command([f"agent.lr={lr}"]), resume)
+            assert (run.config, run.overrides) == (config, [f"agent.lr={lr}"])
+        run.session(2).write_result(SessionResult(index=2, seed=7, status="failed", error="out of memory"))
+        run.set_status("failed")
+    assert (run.status, run.info["status"], Run.status_at(run.path)) == ("failed",) * 3
+    assert [(one.index, one.status, one.result["error"]) for one in run.sessions] == [
+        (2, "failed", "out of memory")
+    ]
+    assert Run.status_at(tmp_path / "none") is None
+
+
+def test_result_that_a_killed_session_lacks_is_that_noted_by_its_trial(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run")
+    for index in range(2):
+        run.session(index)
+    run.session(1).write_result(SessionResult(index=1, seed=7, status="finished"))
+    noted = {"index": 0, "status": "failed", "error": "the process was killed"}
+    run.set_status("failed", sessions=[noted, {"index": 1, "status": "failed"}])
+    assert [one.status for one in run.sessions] == ["failed", "finished"]
+    assert run.sessions[0].result == noted
+    run.set_status("running")  # A resume makes the note obsolete.
+    assert run.sessions[0].result == {}

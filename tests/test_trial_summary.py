@@ -11,8 +11,9 @@ import pytest
 from rich.console import Console
 
 from labrl.analysis.intervals import STUDENT, aggregates
+from labrl.run.session import SessionResult
 from labrl.session.callbacks.display import Display, SessionProgress
-from labrl.trial.result import SessionResult, TrialResult
+from labrl.trial.result import TrialResult
 from labrl.trial.summary import COLUMNS, print_summary
 
 

@@ -13,7 +13,7 @@ import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from labrl.run.atomic import write_atomic
 from labrl.run.folder import check_format
 
 FORMAT_VERSION = 1
+
+Source = Literal["training", "evaluation"]
+"""Kind of episodes: those that the agent learned from, or those of separate evaluation environments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +46,7 @@ class RecordedEpisode:
     """Result of `checksum` for the last observation."""
     frame: int
     """Training frame at which the episode ended."""
-    source: str
-    """`training`, or `evaluation` for separate environments."""
+    source: Source
     environment: int
     """Index in the vector environment."""
     number: int

@@ -4,21 +4,77 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from labrl.errors import DamagedFileError, InputError
+from labrl.run.atomic import write_json
 from labrl.run.checkpoint import REPLAY, Checkpoint, CheckpointStore, frames_in
 from labrl.run.folder import read_json
 from labrl.run.lock import FolderLock
 from labrl.run.write_errors import WriteErrors
 
 if TYPE_CHECKING:
+    from labrl.run.episodes import Source
     from labrl.run.run import Run
     from labrl.run.tables import Column, Table
 
 # Methods import labrl.run.tables late: a wrong override must not wait for NumPy.
+
+SessionStatus = Literal["finished", "pruned", "failed", "interrupted"]
+
+
+@dataclass(kw_only=True)
+class SessionResult:
+    """The outcome of one session, which `result.json` in its folder contains."""
+
+    index: int
+    """Number of the session in its trial."""
+    seed: int
+    """Seed of the session's streams, derived from the trial's seed and the index."""
+    status: SessionStatus
+    frame: int = 0
+    """Frames played."""
+    opt_step: int = 0
+    """Optimizer updates made."""
+    wall: float = 0.0
+    """Seconds of training."""
+    episodes: int = 0
+    """Finished whole episodes."""
+    final_return: float | None = None
+    """Mean return of the evaluation checkpoints in the last tenth of the frames; None without any."""
+    return_mean: float | None = None
+    """Mean raw return of the last `return_episodes` training episodes; None without any."""
+    return_std: float | None = None
+    """Population standard deviation of the same episodes; None for fewer than two."""
+    return_episodes: int = 0
+    """Number of training episodes of `return_mean`, at most `meta.episode_window`."""
+    best_return: float | None = None
+    """The highest score of an evaluation checkpoint."""
+    best_source: Source | None = None
+    """Kind of episodes of that score: evaluation with `meta.rigorous_eval`, otherwise the last training
+    episodes. None without a score."""
+    networks: dict[str, int] = field(default_factory=dict)
+    """Learned parameters of each network of the agent."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds of training by what they were spent on: act, env, learn, callbacks."""
+    stop: dict[str, Any] | None = None
+    """Limit that ended a finished session before its budget: `key`, `limit`, the `value` that reached it, and
+    a sentence, `why`; None if the session used up its budget."""
+    error: str | None = None
+    """Error of a failed session, in one line."""
+
+    @property
+    def failure(self) -> str | None:
+        """The error of a failed session in one line with its number; None if it did not fail."""
+        return f"session {self.index} failed: {self.error}" if self.status == "failed" else None
+
+    @property
+    def fps(self) -> float:
+        """Frames for each second of training."""
+        return self.frame / self.wall if self.wall > 0 else math.nan
 
 
 class RunSession:
@@ -70,6 +126,11 @@ class RunSession:
         """Return the content of `result.json`; empty until the session has ended, or if the file is
         damaged."""
         return read_json(self.result_json)
+
+    def write_result(self, result: SessionResult) -> None:
+        """Write `result.json`. If that fails, `errors` has it."""
+        with self.errors.tolerated(self.result_json):
+            write_json(self.result_json, asdict(result))
 
     def read_rows(self, table: str) -> list[dict[str, Any]]:
         """Return the rows of `train` or `eval` in their order, as `labrl.run.tables.read_rows` does."""

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.run.episodes import RecordedEpisode, checksum
+from labrl.run.episodes import RecordedEpisode, Source, checksum
 from labrl.secrets import redact
 from labrl.step import Episode
 from labrl.types import INFO
-
-Source = Literal["training", "evaluation"]
-"""Kind of episodes: those that the agent learned from, or those of separate evaluation environments."""
 
 
 class Played(NamedTuple):

@@ -13,8 +13,9 @@ from labrl.analysis.formats import score, widths_that_fit
 from labrl.analysis.returns import MEANING, group_return
 from labrl.run.folder import read_json
 from labrl.run.run import Run
+from labrl.run.session import SessionResult
 from labrl.session.callbacks.display import Terminal
-from labrl.trial.result import SessionResult, TrialResult
+from labrl.trial.result import TrialResult
 
 COLUMNS = ("#", "status", "frames", "episodes", "final return", "best", "seconds", "frames/s")
 """Columns of the table; `best` is the highest score of a checkpoint."""
@@ -82,9 +83,10 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
         say(f"final return of {together.seeds} sessions: {together.sentence()}", console)
     if result.comparison is not None:
         say(f"rerun: {result.comparison}", console)
+    saved = any(session.checkpoint_frames() for session in Run(result.folder).sessions)
     if any(session.status == "interrupted" for session in result.sessions):
         say(f"interrupted; to resume: {how_to_resume(result.folder)}", console)
-    elif result.exit_code and result.comparison is None and _saved(result):
+    elif result.exit_code and result.comparison is None and saved:
         say(f"to resume from the last checkpoint: {how_to_resume(result.folder)}", console)
     if result.report is not None:
         say(f"report: {result.report}", console)
@@ -132,8 +134,3 @@ def how_to_report(folder: Path) -> str:
 def say(line: str, console: Console | None = None) -> None:
     """Print one line without wrapping or markup."""
     (console or Terminal()).print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _saved(result: TrialResult) -> bool:
-    """Return whether the run has a checkpoint to resume from."""
-    return any(session.checkpoint_frames() for session in Run(result.folder).sessions)

@@ -37,7 +37,7 @@ from labrl.processes import (
 from labrl.run.folder import read_json
 from labrl.run.provenance import write_provenance
 from labrl.run.run import Run, RunStatus
-from labrl.run.session import RunSession
+from labrl.run.session import RunSession, SessionResult
 from labrl.schedules import AdaptiveRate, Schedule, largest
 from labrl.script import Carried
 from labrl.seeding import draw_seed, session_seed
@@ -49,7 +49,7 @@ from labrl.spaces import Spaces, sees_images
 from labrl.steady_output import doing
 from labrl.trial import playback, reporting
 from labrl.trial.devices import check_machine, threads_per_session, visible_gpus
-from labrl.trial.result import SessionResult, TrialResult
+from labrl.trial.result import TrialResult
 from labrl.trial.start_from import Beginning, find_beginning, lacks_beginning
 from labrl.trial.summary import how_to_report, how_to_resume, say
 from labrl.trial.torchrun import check_launch, leading

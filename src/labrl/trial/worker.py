@@ -23,16 +23,14 @@ from labrl.learning.threads import use_one_thread
 from labrl.networks.summary import count, summary
 from labrl.processes import stop_with_the_parent, take_signals
 from labrl.run import session_log
-from labrl.run.atomic import write_json
 from labrl.run.checkpoint import loading
 from labrl.run.run import Run
-from labrl.run.session import RunSession
+from labrl.run.session import RunSession, SessionResult
 from labrl.script import Carried
 from labrl.seeding import session_seed
 from labrl.session.beginning import read_beginning
 from labrl.session.session import Session
 from labrl.trial.devices import available_cpus, keep_freed_memory, threads_per_session
-from labrl.trial.result import SessionResult
 from labrl.trial.torchrun import Launch, leading
 
 _log = logging.getLogger(__name__)
@@ -102,8 +100,7 @@ def run_session(
         _fill(result, session)
     if result.error is None and errors.lacking:
         result.status, result.error = "failed", errors.summary(folder.path)
-    with errors.tolerated(folder.result_json):
-        write_json(folder.result_json, dataclasses.asdict(result))
+    folder.write_result(result)
     return FAILED if errors.lacking else code, result
 
 
@@ -260,7 +257,6 @@ def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_th
     except LabrlError as error:
         seed = session_seed(config.seed, index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
-        with session.errors.tolerated(session.result_json):
-            write_json(session.result_json, dataclasses.asdict(result))
+        session.write_result(result)
         code = error.exit_code
     sys.exit(code)

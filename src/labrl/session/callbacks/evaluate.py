@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from labrl.run.episodes import Source
 from labrl.run.tables import CsvTable
 from labrl.session import evaluation
 from labrl.session.acting import acting_state
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.log import clock_columns, continued_table
-from labrl.session.episodes import Played, Source, episode_statistics, info_statistics
+from labrl.session.episodes import Played, episode_statistics, info_statistics
 from labrl.session.evaluation import EvaluationEnvs, Evaluator, Quota, Snapshot
 
 
