@@ -223,7 +223,10 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
             text = context.get("expected_tags") or context["expected"]
             text = text.replace(" or ", ", ").replace("False", "false").replace("True", "true")
             names = [quoted or plain for quoted, plain in re.findall(r"'([^']*)'|([^\s,]+)", text)]
-            meant = did_you_mean(str(context.get("tag", given)), names, f"{key}=")
+            tag = str(context.get("tag", given))
+            meant = did_you_mean(tag, names, f"{key}=")
+            if tag == "kl":
+                meant = " Only agent.lr of agent=ppo can be adapted to the divergence."
             code, allowed, hint = (
                 "unknown-option",
                 f"must be one of {text}",
