@@ -18,6 +18,7 @@ from labrl.analysis.baselines import Baseline, baseline_path
 from labrl.analysis.diagnosis import RULES, Evidence, diagnose, diagnose_run
 from labrl.analysis.report.build import build
 from labrl.cli import list_runs
+from labrl.config.compose import compose, resolve, to_plain
 from labrl.errors import DONE, WRONG_INPUT
 from labrl.run.find import load_run
 
@@ -265,3 +266,20 @@ def test_run_that_was_made_bad_is_recognized(case: str, signs_of: Callable[[list
 @pytest.mark.parametrize("case", [*GOOD, *UNSEEN_GOOD])
 def test_run_that_learns_shows_no_sign(case: str, signs_of: Callable[[list[str]], set[str]]) -> None:
     assert signs_of({**GOOD, **UNSEEN_GOOD}[case]) == set()
+
+
+@pytest.mark.parametrize("agent", ["ppo", "a2c", "reinforce", "pqn", "dqn", "sac", "td3"])
+def test_every_override_is_accepted(agent: str) -> None:
+    chosen = [f"agent={agent}", "env=pendulum" if agent in ("sac", "td3") else "env=cartpole"]
+    rows = {"frame": FRAMES, "action_bound_share": np.ones(ROWS), "opt_step": np.linspace(1, 10, ROWS)}
+    low = {**rows, "episode": np.ones(ROWS), "length_mean": np.ones(ROWS), "return_mean": -np.full(ROWS, 1e6)}
+    bad = {"kl": np.full(ROWS, 9.0), "explained_variance": -np.ones(ROWS), "grad_norm": np.full(ROWS, 1e4)}
+    bad |= {"policy_std": half(1.0, 0.0), "loss_value": np.geomspace(1, 1e9, ROWS)}
+    plain = to_plain(compose([*chosen, "env.max_frame=20000"]))
+    few = Evidence({**low, **bad}, plain, RANDOM)
+    endless = Evidence({"frame": FRAMES}, plain)
+    learning = Evidence({**low, **bad, "opt_step": np.linspace(50, 5000, ROWS)}, plain, RANDOM)
+    signs = [sign for one in (few, endless, learning) for sign in diagnose(one)]
+    assert len({sign.name for sign in signs}) >= 7
+    for override in {override for sign in signs for override in sign.overrides}:
+        resolve(compose([*chosen, "env.max_frame=20000", override, "seed=0"]))

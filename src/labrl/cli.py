@@ -620,10 +620,19 @@ def report(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", metavar="DIR", help=out)
     parser.add_argument("--by", metavar="agent|env|KEY", help=by)
     parser.add_argument("--format", choices=("md", "csv", "latex"), help=form)
+    stages = "print only which groups are better, tested in stages of five seeds, and how many more to run"
+    parser.add_argument("--adaptive", action="store_true", help=stages)
     _take_trust(parser)
 
     def command() -> int:
         args = parser.parse_args(argv)
+        if args.adaptive:
+            from labrl.analysis.groups import grouped
+            from labrl.analysis.statistics import compare_in_stages
+            from labrl.run.find import find_runs
+
+            print("\n".join(compare_in_stages(grouped(find_runs(args.places), args.by))))
+            return DONE
         from labrl.trial.reporting import report_on
 
         with signals_raise(), _trusting(args):

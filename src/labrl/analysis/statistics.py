@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from labrl.analysis import measures
+from labrl.analysis import adastop, measures
 from labrl.analysis.baselines import Baseline, Threshold, human_range, random_baseline, threshold_of
 from labrl.analysis.formats import listed
 from labrl.analysis.groups import SEVERAL, Group, by_env, together, unasked, varied
@@ -29,6 +29,7 @@ from labrl.analysis.intervals import (
     statistic_of,
 )
 from labrl.analysis.returns import GroupReturn
+from labrl.errors import InputError
 from labrl.run import tables
 from labrl.run.experiment import CONFIRMING
 from labrl.run.run import Run
@@ -385,6 +386,27 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
         "across": _across(envs),
         "warnings": [several] if len(envs) > 1 else [],
     }
+
+
+def compare_in_stages(groups: Sequence[Group]) -> Iterator[str]:
+    """Yield which groups are better in each environment by AdaStop, and how many seeds more would decide.
+
+    Raises InputError if no environment has two groups.
+    """
+    found = {env: own for env, own in by_env(groups).items() if len(own) > 1}
+    if not found:
+        names = ", ".join(group.name for group in groups)
+        raise InputError(
+            f"--adaptive needs two groups in one environment, got {names}. Add folders, or set --by <key>",
+            code="usage",
+            key="--adaptive",
+        )
+    for env, own in found.items():
+        entries = [group_statistics(group.runs, group.name) for group in own]
+        yield f"{env}, final returns in stages of {adastop.STAGE} seeds (AdaStop, error at most 5 %):"
+        result = adastop.compare({entry["name"]: values_of(entry, "final_return") for entry in entries})
+        yield from (f"  {line}" for line in result.lines())
+    yield "The error holds only if the stages were planned before the seeds were run."
 
 
 def final_return(entry: Mapping[str, Any]) -> GroupReturn | None:

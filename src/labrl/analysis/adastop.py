@@ -1,0 +1,154 @@
+"""Compare groups in stages of seeds until every pair is decided, by AdaStop (arXiv:2306.10882).
+
+A group-sequential permutation test. After each stage, the sum of the differences of two groups over all
+stages so far is compared with its values if the returns of each stage are exchanged between the groups at
+random. The probability of calling any pair different that is not is at most `alpha`, over all pairs and all
+stages together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from math import comb
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+STAGE = 5
+"""Number of seeds of each group that a stage adds. With four, the smallest p of two groups is 0.029."""
+MOST = 30
+"""Largest number of seeds of a group."""
+ALPHA = 0.05
+"""Largest probability of a false decision."""
+DRAWS = 10_080
+"""Number of random exchanges, 40 times the 252 of a stage of five."""
+_SEED = 20_230_619
+
+
+class Pair(NamedTuple):
+    """The state of one comparison."""
+
+    x: str
+    y: str
+    better: str | None
+    """The group with higher returns; None if the pair is undecided."""
+    seeds: int
+    """Number of seeds of each of the two groups after which it was decided, or that are known."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The state of all comparisons."""
+
+    pairs: list[Pair]
+    stage: int
+    most: int
+
+    @property
+    def undecided(self) -> list[Pair]:
+        """The pairs that need more seeds."""
+        return [pair for pair in self.pairs if pair.better is None and pair.seeds < self.most]
+
+    def lines(self) -> list[str]:
+        """Return a line for each pair, then how many seeds more are needed."""
+        found = []
+        for pair in self.pairs:
+            state = f"{pair.better} is better" if pair.better else "undecided"
+            if pair.better is None and pair.seeds >= self.most:
+                state = "no difference found"
+            found.append(f"{pair.x} and {pair.y}: {state} after {pair.seeds} seeds each")
+        needing = list(dict.fromkeys(name for pair in self.undecided for name in (pair.x, pair.y)))
+        if needing:
+            seeds = min(pair.seeds for pair in self.undecided)
+            found.append(
+                f"next stage: {seeds + self.stage} seeds of {', '.join(needing)}; at most {self.most} of each"
+            )
+        return found
+
+
+def compare(
+    returns: Mapping[str, ArrayLike],
+    stage: int = STAGE,
+    most: int = MOST,
+    alpha: float = ALPHA,
+    draws: int = DRAWS,
+) -> Comparison:
+    """Decide the pairs of groups, stage by stage, as far as there are returns.
+
+    returns: of each group by its name, one for each seed, in the order in which they were made; those beyond
+    the last complete stage are not used. A stage is examined if every undecided pair has its returns. Raises
+    ValueError for fewer than two groups.
+    """
+    if len(returns) < 2:
+        raise ValueError("returns: at least two groups are needed")
+    planned = max(most // stage, 1)
+    blocks = {name: _in_stages(values, stage, planned) for name, values in returns.items()}
+    undecided = list(combinations(blocks, 2))
+    exchanges = _exchanges(draws, planned, stage)
+    sums = {(x, y): _sums(blocks[x], blocks[y], exchanges) for x, y in undecided}
+    better: dict[tuple[str, str], Pair] = {}
+    done = 0  # number of examined stages
+    while undecided and done < min(sums[pair].shape[1] for pair in undecided):
+        done += 1
+        # The largest difference is decided first, and then leaves the family of the others.
+        while undecided:
+            together = np.max([np.abs(sums[pair][:, :done]) for pair in undecided], axis=0)
+            x, y = max(undecided, key=lambda pair: abs(sums[pair][0, done - 1]))
+            if together[0, -1] <= _bound(together, alpha, planned):
+                break
+            better[x, y] = Pair(x, y, x if sums[x, y][0, done - 1] > 0 else y, done * stage)
+            undecided.remove((x, y))
+    pairs = [better.get((x, y), Pair(x, y, None, done * stage)) for x, y in combinations(blocks, 2)]
+    return Comparison(pairs, stage, planned * stage)
+
+
+def _in_stages(returns: ArrayLike, stage: int, planned: int) -> Array:
+    """Return the returns of the complete stages. [stages, stage]"""
+    values = np.asarray(returns, dtype=np.float64)
+    stages = min(len(values) // stage, planned)
+    return values[: stages * stage].reshape(stages, stage)
+
+
+def _exchanges(draws: int, planned: int, stage: int) -> NDArray[np.int8]:
+    """Return for each of the returns of two groups in each stage whether it counts for the first group, 1, or
+    the second, -1. The first draw exchanges nothing. [draws, planned, 2 * stage]"""
+    generator = np.random.default_rng(_SEED)
+    nothing = np.repeat(np.array([1, -1], dtype=np.int8), stage)
+    if comb(2 * stage, stage) > draws:
+        signs = np.tile(nothing, (draws, planned, 1))
+        signs[1:] = generator.permuted(signs[1:], axis=2)
+        return signs
+    # All exchanges of a stage equally often, so that the smallest p is exact: random ones may miss it.
+    every = np.full((comb(2 * stage, stage), 2 * stage), -1, dtype=np.int8)
+    for row, first in zip(every, combinations(range(2 * stage), stage), strict=True):
+        row[list(first)] = 1
+    places = generator.permuted(np.tile(np.arange(draws) % len(every), (planned, 1)), axis=1)
+    for place in places:
+        identity = int(np.argmin(place))  # the first of `every` exchanges nothing
+        place[0], place[identity] = place[identity], place[0]
+    return every[places.T]
+
+
+def _sums(x: Array, y: Array, exchanges: NDArray[np.int8]) -> Array:
+    """Return the sum of the differences after each stage that both groups have. [draws, stages]"""
+    stages = min(len(x), len(y))
+    values = np.concatenate([x[:stages], y[:stages]], axis=1)
+    return np.cumsum(np.einsum("dsi,si->ds", exchanges[:, :stages], values), axis=1)
+
+
+def _bound(sums: Array, alpha: float, planned: int) -> float:
+    """Return the bound of the last stage: with those of the earlier ones, a fraction `alpha` of all draws at
+    most crosses any bound over all planned stages, and an equal part of it in each. sums: [draws, stages]"""
+    within = np.ones(len(sums), dtype=bool)
+    bound = 0.0
+    for stage, values in enumerate(sums.T, start=1):
+        crossed = len(sums) - int(within.sum())
+        allowed = int(len(sums) * alpha * stage / planned + 1e-9) - crossed
+        bound = float(np.partition(values[within], -allowed - 1)[-allowed - 1])
+        within &= values <= bound
+    return bound
