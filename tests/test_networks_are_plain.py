@@ -193,13 +193,13 @@ COMPILED = (
         for training in (True, False)
     ],
 )
-def test_network_compiles_into_a_single_graph(
-    name: str, training: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_network_compiles_into_a_single_graph(name: str, training: bool) -> None:
     # Older versions of torch compile recurrent layers only with this flag.
-    monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True, raising=False)
+    flags = {"allow_rnn": True} if hasattr(torch._dynamo.config, "allow_rnn") else {}
     torch._dynamo.reset()
     network, inputs, optional = network_and_inputs(name)
     network.train(training)
     expected = copy.deepcopy(network)(*inputs, **optional)
-    assert_equal(torch.compile(network, backend="eager", fullgraph=True)(*inputs, **optional), expected)
+    with torch._dynamo.config.patch(flags):
+        compiled = torch.compile(network, backend="eager", fullgraph=True)
+        assert_equal(compiled(*inputs, **optional), expected)
