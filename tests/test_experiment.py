@@ -30,7 +30,7 @@ from labrl.experiment.grid import plan_grid
 from labrl.experiment.local import LabelledLines
 from labrl.experiment.machine import Machine
 from labrl.run.experiment import Experiment
-from labrl.trial.devices import available_cpus
+from labrl.session.devices import available_cpus
 
 QUICK = [
     "agent=random",

@@ -38,6 +38,7 @@ from labrl.session.callbacks.search import CHANNEL
 from labrl.steady_output import print_traceback, refused
 from labrl.trial.composed import Again, Composed
 from labrl.trial.resume import FinishedError, Resume
+from labrl.trial.start import run_composed
 
 if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
@@ -125,7 +126,7 @@ class Job:
         command = Command.of(task, choices_of(job), self.config_dir, self.typed, self.repositories)
         composed = Composed.of(cfg, folder, command)
         try:
-            result = composed.run(broken_off or self.again)
+            result = run_composed(composed, broken_off or self.again)
         except FinishedError:
             if broken_off is None:
                 raise

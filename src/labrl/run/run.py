@@ -13,10 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import yaml
+
 from labrl.config.keys import RECORDED, Change, changes, traits
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
-from labrl.run.atomic import sync_file
+from labrl.run.atomic import as_known_to_json, sync_file
 from labrl.run.folder import (
     EXPERIMENT_MARKER,
     PROVENANCE,
@@ -46,6 +48,7 @@ EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "n
 """Columns of the table of recorded episodes, after the name of each episode."""
 
 _log = logging.getLogger(__name__)
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may lack the fast one
 
 
 class Run(Folder[RunStatus]):
@@ -180,6 +183,11 @@ class Run(Folder[RunStatus]):
         """Return the resolved configuration of the run as plain data. Raises DamagedFileError as
         `read_provenance` does."""
         config: dict[str, Any] = self.read_provenance()["config"]
+        with suppress(OSError, ValueError, yaml.YAMLError):
+            exact = yaml.load(self.config_yaml.read_text(encoding="utf-8"), _Loader)
+            # Unless it was edited, it also has infinity and keys that are numbers, which JSON has not.
+            if json.loads(json.dumps(as_known_to_json(exact))) == config:
+                config = exact
         return config
 
     def changes(self, plain: Mapping[str, Any]) -> list[Change]:

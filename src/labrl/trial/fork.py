@@ -22,12 +22,12 @@ from labrl.run.checkpoint import CheckpointStore, copy_replay
 from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
+from labrl.session.torchrun import check_resume
 from labrl.steady_output import doing
 from labrl.trial.composed import Again, Composed
 from labrl.trial.find import find_run
 from labrl.trial.past import check_past, described, overrides_of, say_differences
 from labrl.trial.request import Request, frame_of
-from labrl.trial.torchrun import check_resume
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -207,7 +207,7 @@ class Fork(Again):
 
     def _check_fits(self, changed: Sequence[Change], config: TrialConfig, run: Run) -> None:
         """Raise InputError if a session cannot load its checkpoint, with the key that prevents it."""
-        from labrl.trial.worker import check_restores
+        from labrl.session.run import check_restores
 
         edits = contradictions(changed)
         try:
@@ -227,7 +227,7 @@ class Fork(Again):
 
     def _loads(self, change: Change, session: RunSession) -> bool:
         """Return whether a session can load its checkpoint with only this change."""
-        from labrl.trial.worker import check_restores
+        from labrl.session.run import check_restores
 
         cfg = OmegaConf.create(self.past.config)
         OmegaConf.update(cfg, change.key, change.new, merge=False)

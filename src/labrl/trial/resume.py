@@ -21,6 +21,7 @@ from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.secrets import note_typed, origins
 from labrl.session.callbacks.stop import Stop
+from labrl.session.torchrun import check_resume
 from labrl.steady_output import doing
 from labrl.trial.composed import Again, Composed
 from labrl.trial.find import find_run
@@ -35,7 +36,6 @@ from labrl.trial.past import (
 )
 from labrl.trial.request import Request
 from labrl.trial.rerun import Rerun
-from labrl.trial.torchrun import check_resume
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -99,10 +99,10 @@ class Resume(Again):
         BusyFolderError if the run is still running, and FinishedError if nothing is left to do.
         """
         from labrl.envs.sample import kept_for_the_run
+        from labrl.session.run import check_restores
         from labrl.trial.playback import make_videos
         from labrl.trial.summary import say
         from labrl.trial.trial import check, recording_failure, run_sessions
-        from labrl.trial.worker import check_restores
 
         run, config = self.past, composed.config
         if not self.force:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labrl.agents.abilities import check_abilities, learns_faster_on_gpu
 from labrl.agents.action_spaces import check_actions
@@ -30,35 +27,31 @@ from labrl.processes import (
     SIGNALS,
     exit_code_of,
     how_it_ended,
-    session_context,
     signals_raise,
-    signals_wait_in_children,
 )
 from labrl.run.folder import read_json
 from labrl.run.provenance import write_provenance
 from labrl.run.run import Run, RunStatus
 from labrl.run.session import RunSession, SessionResult
 from labrl.schedules import AdaptiveRate, Schedule, largest
-from labrl.script import Carried
+from labrl.script import refuse_main
 from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
 from labrl.session.callbacks.progress import TrialPanel
+from labrl.session.devices import check_machine, visible_gpus
 from labrl.session.interruption import Interruption
+from labrl.session.run import run as run_session
 from labrl.session.shared_weights import check_shared_weights, forget_shared_weights
+from labrl.session.torchrun import check_launch, leading
+from labrl.session.worker import wait_for, workers_for
 from labrl.spaces import Spaces, sees_images
 from labrl.steady_output import doing
 from labrl.trial import playback, reporting
-from labrl.trial.devices import check_machine, threads_per_session, visible_gpus
+from labrl.trial.composed import Composed
 from labrl.trial.result import TrialResult
 from labrl.trial.start_from import Beginning, find_beginning, lacks_beginning
 from labrl.trial.summary import how_to_report, how_to_resume, say
-from labrl.trial.torchrun import check_launch, leading
-from labrl.trial.worker import main as session_main
-from labrl.trial.worker import run_session
 from labrl.workspace import memory_available
-
-if TYPE_CHECKING:  # It starts this module.
-    from labrl.trial.composed import Composed
 
 _STOPPED = (INTERRUPTED, TERMINATED)
 
@@ -97,6 +90,9 @@ def check(config: TrialConfig, agent: str = "") -> None:
     check_abilities(config, action_space, masked=gives_masks(config.env))
     check_launch(config)
     _check_room(config.meta.max_session)
+    if config.meta.max_session > 1:
+        env: Any = config.env.config
+        refuse_main(getattr(env, "id", None), f"meta.max_session={config.meta.max_session}")
     check_shared_weights(config, images)
     Transforms.build(config.transforms, spaces)
     check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
@@ -267,11 +263,6 @@ def run_sessions(
     if inexact:
         run.set_status("running", inexact=list(inexact))
     run.sync()
-    group = leading()
-    # Even if few sessions remain, because the last bits depend on the number of threads.
-    num_threads = threads_per_session(
-        config.meta.num_cpus, config.meta.max_session if group is None else group.ranks.local_size
-    )
     done = None
     with ExitStack() as ending, shown_on_wandb(config.wandb, run, indices, say):
         prepared = None
@@ -279,15 +270,12 @@ def run_sessions(
             prepared = reporting.prepare(run.path)
             ending.callback(reporting.dismiss, prepared)
         if config.meta.max_session == 1:
-            folder = run.session(0)
-            begin = None
-            if group is not None:
+            if (group := leading()) is not None:
                 run.set_status("running", ranks=group.ranks.size)
-                begin = partial(group.begin, plain, folder.path)
-            code, done = run_session(config, 0, folder, num_threads, begin=begin)
+            code, done = run_session(run, 0)
             codes = {0: code}
         else:
-            codes = _in_processes(config, run, indices, num_threads)
+            codes = _in_processes(config, run, indices)
         forget_shared_weights(run.path)
         result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
         for index in range(config.meta.max_session):
@@ -308,60 +296,40 @@ def run_sessions(
     return result
 
 
-def _in_processes(config: TrialConfig, folder: Run, indices: list[int], num_threads: int) -> dict[int, int]:
+def _in_processes(config: TrialConfig, folder: Run, indices: list[int]) -> dict[int, int]:
     """Run each session in a process, so that one that dies leaves the others. Return exit codes by number."""
     drop_spares()  # The processes make their own.
-    # Never forked from this process, because the threads of PyTorch and ALE would be unusable there.
-    context = session_context()
-    carried = Carried()
-    by_index: dict[int, BaseProcess] = {
-        index: context.Process(
-            target=session_main,
-            args=(carried, config, index, folder.path, num_threads),
-            name=f"session_{index}",
-        )
-        for index in indices
-    }
-    processes = list(by_index.values())
     budget, num_sessions = config.env.config.max_frame, config.meta.max_session
     panel = TrialPanel(folder, num_sessions, budget, enabled=config.meta.progress)
-    with Interruption() as interruption, panel:
-        try:
-            with signals_wait_in_children():
-                for process in processes:
-                    process.start()
-            told = False
-            while any(process.is_alive() for process in processes):
-                for process in processes:
-                    process.join(0.25 / len(processes))
-                panel.update([index for index, process in by_index.items() if not process.is_alive()])
-                if interruption.take_save():
-                    _send(processes, SAVE)
-                if interruption.requested and not told:
-                    # They do not receive a signal to this process alone, or Ctrl-C while they start.
-                    told = True
-                    _send(processes, signal.SIGTERM)
-        except BaseException:
-            _send(processes, signal.SIGTERM)
-            raise
-    codes = {index: _exit_code(process, folder.session(index)) for index, process in by_index.items()}
+    codes: dict[int, int] = {}
+    with Interruption() as interruption, panel, workers_for(len(indices)) as workers:
+        running = dict(zip(indices, workers, strict=True))
+        for index, worker in running.items():
+            worker.run(folder.path, index)
+        told = False
+        while len(codes) < len(indices):
+            wait_for(workers, 0.25)
+            for index, worker in running.items():
+                if index not in codes and (code := worker.ended()) is not None:
+                    codes[index] = _exit_code(code, folder.session(index))
+            panel.update(list(codes))
+            stops = interruption.requested and not told
+            for worker in workers if interruption.take_save() else ():
+                worker.signal(SAVE)
+            for worker in workers if stops else ():
+                # They do not receive a signal to this process alone, or Ctrl-C while they start.
+                worker.signal(signal.SIGTERM)
+            told = told or stops
     if interruption.requested:
         # They received SIGTERM, whichever signal this process received.
         codes = {index: interruption.exit_code if code in _STOPPED else code for index, code in codes.items()}
     return codes
 
 
-def _send(processes: list[BaseProcess], number: int) -> None:
-    for process in processes:
-        if process.pid is not None and process.is_alive():
-            os.kill(process.pid, number)
-
-
-def _exit_code(process: BaseProcess, folder: RunSession) -> int:
-    """Return the exit code of a session's process, as a shell reports it."""
-    code = process.exitcode if process.exitcode is not None else FAILED
+def _exit_code(code: int, session: RunSession) -> int:
+    """Return the exit code of a session as a shell reports it."""
     if -code in SIGNALS:  # It arrived before there was anything to save, or after all was saved.
-        return DONE if folder.ended_well else exit_code_of(-code)
+        return DONE if session.ended_well else exit_code_of(-code)
     return 128 - code if code < 0 else code
 
 

@@ -1,37 +1,38 @@
-"""One session from its configuration to its result, in this process or in a separate one."""
+"""Run one session, from the folder of its run to its result."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 
 from labrl.agents.agent import NonFiniteError
 from labrl.agents.parts.experience import ExperienceConfig
-from labrl.config.compose import resolve
+from labrl.config.compose import typed
 from labrl.config.schema import TrialConfig
-from labrl.errors import DONE, FAILED, WRONG_INPUT, LabrlError
+from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, LabrlError
 from labrl.learning.ranks import ALONE, RankLostError, Ranks
 from labrl.learning.threads import use_one_thread
 from labrl.networks.summary import count, summary
-from labrl.processes import stop_with_the_parent, take_signals
+from labrl.processes import signals_raise, stop_when_orphaned
 from labrl.run import session_log
 from labrl.run.checkpoint import loading
 from labrl.run.run import Run
 from labrl.run.session import RunSession, SessionResult
-from labrl.script import Carried
+from labrl.secrets import restore
 from labrl.seeding import session_seed
 from labrl.session.beginning import read_beginning
+from labrl.session.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.session.session import Session
-from labrl.trial.devices import available_cpus, keep_freed_memory, threads_per_session
-from labrl.trial.torchrun import Launch, leading
+from labrl.session.torchrun import Group, Launch, leading
 
 _log = logging.getLogger(__name__)
 
@@ -39,20 +40,41 @@ Begin = Callable[[Mapping[str, Any] | None], Ranks]
 """Starts the session on the other ranks, from a checkpoint's state if there is one; returns the ranks."""
 
 
-def run_session(
+def run(folder: Run, index: int) -> tuple[int, SessionResult]:
+    """Run session number `index` of a run, from its newest checkpoint if there is one, and write its result.
+
+    Everything else is in the folder: its recorded configuration, and for a fork or a start from another run
+    also the files to start from. Under torchrun, the other ranks train with this one. Returns an exit code
+    and the result: 0, 1 if it failed or a file is incomplete, 130 or 143 if a signal ended it. Raises
+    LabrlError for wrong input found while building or in the first step, if no checkpoint is whole, and if
+    another process runs the session.
+    """
+    plain = restore(folder.read_config())
+    config, session = typed(plain, plain), folder.session(index)
+    meta, group, begin = config.meta, leading(), None
+    if group is not None:
+        begin = partial(group.begin, plain, session.path)
+    # Even if few sessions remain, because the last bits depend on the number of threads.
+    sessions = meta.max_session if group is None else group.ranks.local_size
+    num_threads = threads_per_session(meta.num_cpus, sessions)
+    # Output of several sessions would disturb the panel; the trial prints the contents of the logs.
+    aloud = meta.max_session == 1 or not meta.progress
+    with session.lock():
+        return _run(config, index, session, num_threads, aloud, begin)
+
+
+def _run(
     config: TrialConfig,
     index: int,
     folder: RunSession,
     num_threads: int,
-    aloud: bool = True,
-    begin: Begin | None = None,
+    aloud: bool,
+    begin: Begin | None,
 ) -> tuple[int, SessionResult]:
-    """Run one session, from its newest checkpoint if there is one, and write its result.
+    """Run a session as `run` does.
 
     num_threads: cores of a new session; aloud: whether to print warnings; begin: starts the session on the
-    other ranks of torchrun. Returns an exit code and the result: 0, 1 if it failed or a file is incomplete,
-    130 or 143 if a signal ended it. Raises LabrlError for wrong input found while building or in the first
-    step, and if no checkpoint is whole.
+    other ranks of torchrun.
     """
     assert config.seed is not None
     result, errors = (
@@ -182,9 +204,36 @@ def check_restores(config: TrialConfig, folder: RunSession) -> None:
         restored_session(config, folder.index, folder, num_threads=1).close()
 
 
-def follow_session(order: Mapping[str, Any], ranks: Ranks) -> int:
-    """Train a session on a rank other than 0, which has sent `order`. Return the exit code."""
-    config, folder = resolve(order["plain"]), RunSession(order["folder"])
+@signals_raise()
+def follow(launch: Launch) -> int:
+    """Train a session that rank 0 sends, on another rank. Return the exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handlers do not run while ranks wait.
+    group = None
+    stop_when_orphaned()
+    try:
+        group = Group(launch)
+        order = group.ranks.told_by_leader(None)
+        if order is None:
+            return DONE
+        sys.path += [folder for folder in order["path"] if folder not in sys.path]
+        return _follow(order, group.ranks)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if group is None or isinstance(error, RankLostError):
+            return FAILED
+        if not isinstance(error, LabrlError):
+            traceback.print_exc()
+        print(f"labrl: rank {launch.rank} failed: {type(error).__name__}: {error}", file=sys.stderr)
+        group.fail(error)
+        return FAILED
+    finally:
+        if group is not None:
+            group.leave()
+
+
+def _follow(order: Mapping[str, Any], ranks: Ranks) -> int:
+    config, folder = typed(order["plain"], order["plain"]), RunSession(order["folder"])
     use_one_thread()
     keep_freed_memory()
     num_threads = threads_per_session(config.meta.num_cpus, ranks.local_size)
@@ -242,21 +291,3 @@ def _fill(result: SessionResult, session: Session) -> None:
     result.final_return = session.folder.final_return()
     if session.evaluate is not None:
         result.best_return, result.best_source = session.evaluate.best_return, session.evaluate.best_source
-
-
-def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_threads: int) -> None:
-    """Run a session as the entry point of a separate process, whose exit code tells how it ended."""
-    assert config.seed is not None
-    take_signals()
-    stop_with_the_parent()
-    session = Run.open(folder).session(index)
-    try:
-        with session.lock():
-            # Output would disturb the panel; the trial prints the contents of the logs.
-            code, _ = run_session(config, index, session, num_threads, aloud=not config.meta.progress)
-    except LabrlError as error:
-        seed = session_seed(config.seed, index)
-        result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
-        session.write_result(result)
-        code = error.exit_code
-    sys.exit(code)

@@ -9,15 +9,14 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
-from labrl.processes import signals_raise, stop_when_orphaned
+from labrl.errors import InputError
+from labrl.processes import stop_when_orphaned
 from labrl.run.provenance import Typed, as_typed
 
 if TYPE_CHECKING:
@@ -213,36 +212,3 @@ def lead(run: Callable[[], int]) -> int:
 
 def _outlive(number: int, frame: FrameType | None) -> None:
     """Ignore SIGTERM, which torchrun sends if a rank is lost: the session notices that and records why."""
-
-
-@signals_raise()
-def follow(launch: Launch, train: Callable[[Mapping[str, Any], Ranks], int]) -> int:
-    """Train a session that rank 0 sends, on another rank. Return the exit code.
-
-    train: trains the session of an order, and returns its exit code.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handlers do not run while ranks wait.
-    group = None
-    stop_when_orphaned()
-    try:
-        group = Group(launch)
-        order = group.ranks.told_by_leader(None)
-        if order is None:
-            return DONE
-        sys.path += [folder for folder in order["path"] if folder not in sys.path]
-        return train(order, group.ranks)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Exception as error:
-        from labrl.learning.ranks import RankLostError
-
-        if group is None or isinstance(error, RankLostError):
-            return FAILED
-        if not isinstance(error, LabrlError):
-            traceback.print_exc()
-        print(f"labrl: rank {launch.rank} failed: {type(error).__name__}: {error}", file=sys.stderr)
-        group.fail(error)
-        return FAILED
-    finally:
-        if group is not None:
-            group.leave()
