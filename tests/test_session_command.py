@@ -12,6 +12,11 @@ import pytest
 from exact_cases import differences
 
 from labrl.cli import main
+from labrl.config.compose import compose
+from labrl.run.provenance import Command
+from labrl.run.run import Run
+from labrl.trial.composed import Composed
+from labrl.trial.start import plan_composed
 
 QUICK = ["env=cartpole", "agent=ppo", "env.max_frame=256", "env.num_envs=2", "agent.horizon=32", "seed=1"]
 QUICK += ["agent.batch_size=32", "meta.tensorboard=false", "wandb=disabled"]
@@ -74,3 +79,16 @@ def test_session_gets_values_that_json_does_not_have(value: str, tmp_path: Path)
     subprocess.run([*command, "meta.videos=false"], cwd=tmp_path, check=True, capture_output=True)
     written = (tmp_path / "run" / "session_0" / "limit").read_text()
     assert written == value
+
+
+@pytest.mark.parametrize("by_resume", [True, False])
+def test_run_that_was_killed_between_planning_and_training_waits(tmp_path: Path, by_resume: bool) -> None:
+    plain, planned = tmp_path / "plain", tmp_path / "planned"
+    assert main([*QUICK, f"hydra.run.dir={plain}"]) == 0
+    run = plan_composed(Composed.of(compose(QUICK), str(planned), Command(QUICK)))
+    assert (run.recorded_status, Run.open(planned).status) == ("waiting", "waiting")
+    if by_resume:
+        assert main([f"+resume={planned}"]) == 0
+    else:
+        assert run_sessions(str(planned), "0").stdout.splitlines()[-1] == "0 []"
+    assert differences(plain, planned) == []

@@ -41,8 +41,8 @@ if TYPE_CHECKING:  # It takes a while to import, and training does not need it.
 MARKER = "run.json"
 """Name of the file that marks the folder of a run."""
 
-RunStatus = Literal["running", "finished", "pruned", "failed", "interrupted"]
-"""Recorded status of a run. `pruned`: stopped early by a search."""
+RunStatus = Literal["waiting", "running", "finished", "pruned", "failed", "interrupted"]
+"""Recorded status of a run. `waiting`: planned, and not started; `pruned`: stopped early by a search."""
 
 EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "number", "seed")
 """Columns of the table of recorded episodes, after the name of each episode."""
@@ -323,6 +323,8 @@ class Run(Folder[RunStatus]):
         found = []
         if self.status == "running":
             found.append("the run is still running: its numbers are not final")
+        elif self.status == "waiting":
+            found.append("the run has not started, and can be resumed")
         elif self.status == "killed":
             found.append("the run was killed and can be resumed")
         expected = self.config.get("meta", {}).get("max_session", 0)

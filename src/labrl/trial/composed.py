@@ -114,8 +114,12 @@ class Again(ABC):
         return self.past.config_dir
 
     @abstractmethod
-    def run(self, composed: Composed) -> TrialResult:
-        """Run the trial that `overrides` compose.
+    def plan(self, composed: Composed) -> Run:
+        """Write the folder of the trial that `overrides` compose, or what changes in it. Return the run.
 
-        Raises InputError, before anything runs, if the configuration contradicts the past of the run.
+        Raises InputError, before anything is written, if the configuration contradicts the past of the run.
         """
+
+    def conclude(self, result: TrialResult) -> TrialResult:
+        """Return the result of the trial, after anything that is left to do."""
+        return result

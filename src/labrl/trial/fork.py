@@ -31,7 +31,6 @@ from labrl.trial.request import Request, frame_of
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
-    from labrl.trial.result import TrialResult
 
 # Functions below import the trial late: a misspelled override must not wait for PyTorch.
 
@@ -96,16 +95,16 @@ class Fork(Again):
         """The run to fork from. Raises DamagedFileError if it is damaged or incomplete."""
         return check_past(Run.open(self.folder))
 
-    def run(self, composed: Composed) -> TrialResult:
-        """Run a trial in a new folder that starts from the checkpoint.
+    def plan(self, composed: Composed) -> Run:
+        """Plan a trial in a new folder that starts from the checkpoint.
 
         Raises InputError, and leaves no folder, if the checkpoint cannot be loaded with the edits.
         """
-        from labrl.trial.trial import run_trial
+        from labrl.trial.trial import plan_trial
 
         changed = self.check(composed.plain)
         check_resume(self.past)
-        return run_trial(composed, partial(self._begin, changed))
+        return plan_trial(composed, partial(self._begin, changed))
 
     def check(self, plain: Mapping[str, Any]) -> list[Change]:
         """Return the changes from the run in the resolved configuration of a trial.
@@ -160,10 +159,10 @@ class Fork(Again):
             "edits": [one for one in typed if one not in before_edits and not is_hydras(one)],
             "changed": [change.as_json() for change in changed],
         }
-        run.set_status("running", fork=entry)
+        run.update(fork=entry)
         now = write_provenance(run, composed.plain, composed.command)
         differs = differences(self.past.read_provenance(), now)
-        run.set_status("running", fork={**entry, "differs": differs})
+        run.update(fork={**entry, "differs": differs})
         say_differences(differs)
 
     def _copy(self, old: RunSession, new: RunSession) -> None:

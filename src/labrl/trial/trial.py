@@ -14,12 +14,12 @@ from labrl.agents.agent import Agent, agent_class
 from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
 from labrl.component import Component
-from labrl.config.compose import check_no_search
+from labrl.config.compose import check_no_search, typed
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import backend_class, describe, gives_masks, goals_of
-from labrl.envs.sample import drop_spares, kept_for_the_run
+from labrl.envs.sample import drop_spares
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
 from labrl.learning.compute import Compute
 from labrl.processes import (
@@ -35,6 +35,7 @@ from labrl.run.run import Run, RunStatus
 from labrl.run.session import RunSession, SessionResult
 from labrl.schedules import AdaptiveRate, Schedule, largest
 from labrl.script import refuse_main
+from labrl.secrets import restore
 from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
 from labrl.session.callbacks.progress import TrialPanel
@@ -141,9 +142,8 @@ def _check_room(num_sessions: int) -> None:
         )
 
 
-@kept_for_the_run()
-def run_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None = None) -> TrialResult:
-    """Run all sessions in a new run folder, and record the results.
+def plan_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None = None) -> Run:
+    """Write the folder of a new run, whose status is `waiting` until `train` runs its sessions.
 
     begin: writes the provenance of a fork and copies its files into the folder. Raises InputError for wrong
     input, and then leaves a folder only for a trial of an experiment.
@@ -153,17 +153,37 @@ def run_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None 
     check(config, composed.command.choices.get("agent", ""))
     sessions = list(range(config.meta.max_session))
     beginning = find_beginning(config, sessions) if begin is None else None
-    run = Run.create(composed.folder)
-    seed = draw_seed() if config.seed is None else config.seed
-    config, plain = dataclasses.replace(config, seed=seed), {**composed.plain, "seed": seed}
+    run = Run.create(composed.folder, status="waiting")
+    plain = {**composed.plain, "seed": draw_seed() if config.seed is None else config.seed}
+    with discarding_refused(run), run.lock(), recording_failure(run):
+        if begin is None:
+            facts = None if beginning is None else beginning.facts()
+            write_provenance(run, plain, composed.command, start_from=facts)
+        else:
+            begin(composed, run)
+        plan_sessions(config, run, sessions, beginning)
+    return run
+
+
+def plan_sessions(
+    config: TrialConfig, run: Run, indices: list[int], beginning: Beginning | None = None
+) -> None:
+    """Record which sessions `train` has to run, and write the weights that they start from, if any.
+
+    beginning: these weights, if they are known.
+    """
+    lacking = [index for index in indices if lacks_beginning(config, run.session(index))]
+    if lacking and (beginning := beginning or find_beginning(config, lacking)) is not None:
+        beginning.write(run)
+    run.set_status("waiting", due=indices)
+
+
+@contextmanager
+def discarding_refused(run: Run) -> Iterator[None]:
+    """Delete a run that is refused in this context before its first step, unless it is part of an
+    experiment."""
     try:
-        with run.lock(), recording_failure(run):
-            if begin is None:
-                facts = None if beginning is None else beginning.facts()
-                write_provenance(run, plain, composed.command, start_from=facts)
-            else:
-                begin(composed, run)
-            return run_sessions(config, plain, run, sessions, beginning)
+        yield
     except LabrlError:
         if run.experiment is None:
             run.discard_unplayed()
@@ -193,14 +213,14 @@ def recording_failure(run: Run) -> Iterator[None]:
 
 def _record_failure(run: Run, error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):
-        if run.recorded_status != "running":
+        if run.recorded_status not in ("waiting", "running"):
             error.add_note(f"training has ended; to make the report: {how_to_report(run.path)}")
         elif run.provenance_json.exists():
             run.set_status("interrupted")
             error.add_note(f"to resume: {how_to_resume(run.path)}")
         else:
             run.discard_unplayed()
-    elif run.recorded_status == "running":
+    elif run.recorded_status in ("waiting", "running"):
         run.set_status("failed")
 
 
@@ -222,27 +242,26 @@ def _inexact(config: TrialConfig) -> dict[str, str]:
     return reasons
 
 
-def run_sessions(
-    config: TrialConfig,
-    plain: Mapping[str, Any],
-    run: Run,
-    indices: list[int],
-    beginning: Beginning | None = None,
-) -> TrialResult:
-    """Run the sessions with the numbers `indices`, each from its newest checkpoint if it has one.
+def train(run: Run) -> TrialResult:
+    """Run the sessions of a run that are due, each from its newest checkpoint if it has one.
 
-    beginning: weights of another run to start from; None: looked up if needed. Returns the results of all
-    sessions of the trial, including those that had finished before, and records them in the run folder.
+    Everything that they need is in the folder. Returns the results of all sessions of the trial, including
+    those that had finished before, and records them in the folder. Raises InputError for wrong input that is
+    found in the first step, and BusyFolderError if another process trains the run.
     """
+    with discarding_refused(run), run.lock(), recording_failure(run):
+        plain = restore(run.read_config())
+        return _train(run, typed(plain, plain), run.read_info()["due"])
+
+
+def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
     assert config.seed is not None
     before = {index: _reached(run.session(index)) for index in indices}
     for index in indices:
         folder = run.session(index)
         for outdated in (folder.result_json, folder.progress_json):
             outdated.unlink(missing_ok=True)
-    lacking = [index for index in indices if lacks_beginning(config, run.session(index))]
-    if lacking and (beginning := beginning or find_beginning(config, lacking)) is not None:
-        beginning.write(run)
+    run.set_status("running")
     if config.meta.distributed:
         forget_shared_weights(run.path)
     inexact = _inexact(config)
@@ -250,7 +269,7 @@ def run_sessions(
         say(f"{key}: {why}, so runs are not reproducible")
     if backend_class(config.env).repeats(config.env.config) == "if new":
         say(f"env.fresh_env_per_episode: {REMADE}")
-        run.set_status("running", fresh_env_per_episode=True)
+        run.update(fresh_env_per_episode=True)
     for key, rate in high_rates(config.agent).items():
         say(
             f"{key} reaches {rate:g}: is that meant? With a learning rate above 1, networks hardly ever learn"
@@ -261,7 +280,7 @@ def run_sessions(
             "has none"
         )
     if inexact:
-        run.set_status("running", inexact=list(inexact))
+        run.update(inexact=list(inexact))
     run.sync()
     done = None
     with ExitStack() as ending, shown_on_wandb(config.wandb, run, indices, say):
@@ -271,7 +290,7 @@ def run_sessions(
             ending.callback(reporting.dismiss, prepared)
         if config.meta.max_session == 1:
             if (group := leading()) is not None:
-                run.set_status("running", ranks=group.ranks.size)
+                run.update(ranks=group.ranks.size)
             code, done = run_session(run, 0)
             codes = {0: code}
         else:
