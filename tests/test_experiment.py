@@ -27,10 +27,10 @@ from labrl.cli import main, replay, send_to_wandb
 from labrl.config.compose import compose
 from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.experiment.grid import plan_grid
-from labrl.experiment.local import LabelledLines
 from labrl.experiment.machine import Machine
 from labrl.run.experiment import Experiment
 from labrl.session.devices import available_cpus
+from labrl.steady_output import LabelledLines
 
 QUICK = [
     "agent=random",

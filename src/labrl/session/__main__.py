@@ -7,34 +7,18 @@ environment through a socket, so that they are never written to disk.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
-import gc
-import importlib
-import json
-import os
-import queue
-import signal
 import sys
-import threading
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from typing import Any
 
-from labrl.errors import DONE, BusyFolderError, LabrlError
-from labrl.processes import (
-    collect_seldom,
-    let_threads_sleep,
-    name_user_and_home,
-    signals_leave,
-    take_signals,
-)
+from labrl.errors import BusyFolderError, LabrlError
+from labrl.processes import collect_seldom, let_threads_sleep, name_user_and_home, signals_leave
 from labrl.run.atomic import write_json
 from labrl.run.run import Run
 from labrl.run.session import SessionResult
-from labrl.script import take_registered
-from labrl.secrets import remembered
 from labrl.seeding import session_seed
+from labrl.session.worker import take_orders
 from labrl.steady_output import refused, steady_output
 
 
@@ -53,7 +37,7 @@ def main() -> int:
     name_user_and_home()
     let_threads_sleep()
     if given.orders is not None:
-        return _take_orders(given.orders)
+        return take_orders(given.orders, "labrl.session.run", _carry_out)
     if len(folders) != len(numbers) or not folders or not all(number.isdigit() for number in numbers):
         parser.error("needs the number of a session after each run folder, as in: runs/a 0 runs/b 0")
     with signals_leave("labrl-session: interrupted\n"), steady_output():
@@ -80,58 +64,8 @@ def _run(folder: str, index: int) -> int:
     return code
 
 
-def _take_orders(descriptor: int) -> int:
-    """Run the sessions that a `Worker` orders until it closes the connection.
-
-    If it does so during a session, because its process has ended, the session saves and ends.
-    """
-    os.set_inheritable(descriptor, False)
-    line, orders, state = Connection(descriptor), queue.SimpleQueue[Any](), _State()
-    take_signals()
-
-    def read() -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                orders.put(json.loads(line.recv_bytes()))
-        if not state.begun:
-            os._exit(DONE)
-        orders.put(None)
-        if state.runs:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=read, name="orders", daemon=True).start()
-    try:
-        with signals_leave():  # while no session handles them
-            importlib.import_module("labrl.session.run")  # while the first order is being written
-            while (order := orders.get()) is not None:
-                state.begun = state.runs = True
-                _prepare(order)
-                code = _run(order["folder"], order["index"])
-                state.runs = False
-                sys.stdout.flush()
-                sys.stderr.flush()
-                with contextlib.suppress(OSError):
-                    line.send_bytes(json.dumps(code).encode())
-    finally:
-        gc.freeze()  # otherwise the interpreter visits all of PyTorch's objects at exit, for 0.3 s
-    return DONE
-
-
-@dataclasses.dataclass
-class _State:
-    begun: bool = False
-    """Whether the first session has begun."""
-    runs: bool = False
-    """Whether a session runs."""
-
-
-def _prepare(order: Mapping[str, Any]) -> None:
-    """Set what a session finds in its process besides its folder."""
-    os.environ.clear()
-    os.environ.update(order["environment"])
-    remembered.update(order["secrets"])
-    sys.path += [folder for folder in order["path"] if folder not in sys.path]
-    take_registered(order["modules"])
+def _carry_out(order: Mapping[str, Any]) -> tuple[int, None]:
+    return _run(order["folder"], order["index"]), None
 
 
 if __name__ == "__main__":

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
+import queue
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import Pipe
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from subprocess import DEVNULL, Popen, TimeoutExpired
+from typing import Any
 
-from labrl.processes import SAVE, SIGNALS
-from labrl.script import registering_modules
+from labrl.errors import DONE
+from labrl.processes import SAVE, SIGNALS, signals_leave, take_signals
+from labrl.script import registering_modules, take_registered
 from labrl.secrets import remembered
 
 LEAVE_SECONDS = 5.0
@@ -30,34 +36,40 @@ class Worker:
     ends. Processes are never forked from this one, in which threads of PyTorch and ALE would be unusable.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, module: str = "labrl.session") -> None:
         """Start the process, which loads PyTorch.
 
-        environment: variables in addition to those of this process, such as the GPUs that it may use.
+        environment: variables in addition to those of this process, such as the GPUs that it may use; module:
+        its program, which calls `take_orders`.
         """
         self.environment = dict(environment or {})
         self.running = False
-        """Whether a session runs, so that `ended` has not returned its exit code yet."""
+        """Whether it carries out an order, so that `ended` has not returned its answer yet."""
+        self.died = False
+        """Whether the process has ended without an answer."""
         self._line, there = Pipe()
+        packages = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
         # The process unblocks signals when it can handle them. Until then, none is lost.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (*SIGNALS, SAVE))
         try:
             self._process = Popen(
-                [sys.executable, "-P", "-m", "labrl.session", "--orders", str(there.fileno())],
+                [sys.executable, "-P", "-m", module, "--orders", str(there.fileno())],
                 pass_fds=[there.fileno()],
                 stdin=DEVNULL,
-                env={**os.environ, **self.environment, "PYTHONPATH": _PACKAGES},
+                env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(packages)},
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             there.close()  # so that the end of the process is noticed
 
-    def run(self, folder: Path, index: int) -> None:
-        """Run session number `index` of the run in `folder`. The session before must have ended."""
-        order = {
+    def run(self, folder: Path, environment: Mapping[str, str] | None = None, **order: Any) -> None:
+        """Order a session or a trial of the run in `folder`. The one before must have ended.
+
+        environment: further variables; order: plain data for the program.
+        """
+        order |= {
             "folder": str(folder),
-            "index": index,
-            "environment": {**os.environ, **self.environment},
+            "environment": {**os.environ, **self.environment, **(environment or {})},
             "secrets": dict(remembered),
             "path": sys.path,
             "modules": registering_modules(),
@@ -66,17 +78,19 @@ class Worker:
         with suppress(OSError):  # It has died, which `ended` will report.
             self._line.send_bytes(json.dumps(order).encode())
 
-    def ended(self) -> int | None:
-        """Return the exit code of the session if it has ended, negative for a signal that killed the process;
-        None while it runs."""
+    def ended(self) -> tuple[int, str | None] | None:
+        """Return the exit code and the error, if there is one, of what was ordered; None while it runs.
+
+        The code is negative for a signal that has killed the process.
+        """
         try:
             if not self._line.poll():
                 return None
-            code: int = json.loads(self._line.recv_bytes())
+            code, error = json.loads(self._line.recv_bytes())
         except (EOFError, OSError):
-            code = self._process.wait()
+            code, error, self.died = self._process.wait(), None, True
         self.running = False
-        return code
+        return code, error
 
     @property
     def alive(self) -> bool:
@@ -129,5 +143,50 @@ def workers_for(count: int) -> Iterator[list[Worker]]:
 
 
 def wait_for(workers: Collection[Worker], seconds: float) -> None:
-    """Wait until one of the sessions has ended, at most `seconds`."""
+    """Wait until one of the orders has ended, at most `seconds`."""
     wait([worker._line for worker in workers if worker.running], seconds)
+
+
+def take_orders(
+    descriptor: int, imports: str, work: Callable[[Mapping[str, Any]], tuple[int, str | None]]
+) -> int:
+    """Carry out what a `Worker` orders, in its process, until it closes the connection. Return DONE.
+
+    If it does so during an order, because its process has ended, SIGTERM lets this process save and end.
+    imports: module to import while the first order is being prepared; work: carries out an order, and returns
+    what `Worker.ended` returns.
+    """
+    os.set_inheritable(descriptor, False)
+    line, orders = Connection(descriptor), queue.SimpleQueue[Any]()
+    begun, busy = threading.Event(), threading.Event()
+    take_signals()
+
+    def read() -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                orders.put(json.loads(line.recv_bytes()))
+        if not begun.is_set():
+            os._exit(DONE)
+        orders.put(None)
+        if busy.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=read, name="orders", daemon=True).start()
+    with signals_leave():  # while no session handles them
+        importlib.import_module(imports)
+        while (order := orders.get()) is not None:
+            begun.set()
+            busy.set()
+            os.environ.clear()
+            os.environ.update(order["environment"])
+            remembered.update(order["secrets"])
+            sys.path += [folder for folder in order["path"] if folder not in sys.path]
+            take_registered(order["modules"])
+            answer = work(order)
+            busy.clear()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            with suppress(OSError):
+                line.send_bytes(json.dumps(answer).encode())
+    gc.freeze()  # otherwise the interpreter visits all of PyTorch's objects at exit, for 0.3 s
+    return DONE

@@ -324,13 +324,13 @@ def _in_processes(config: TrialConfig, folder: Run, indices: list[int]) -> dict[
     with Interruption() as interruption, panel, workers_for(len(indices)) as workers:
         running = dict(zip(indices, workers, strict=True))
         for index, worker in running.items():
-            worker.run(folder.path, index)
+            worker.run(folder.path, index=index)
         told = False
         while len(codes) < len(indices):
             wait_for(workers, 0.25)
             for index, worker in running.items():
-                if index not in codes and (code := worker.ended()) is not None:
-                    codes[index] = _exit_code(code, folder.session(index))
+                if index not in codes and (ended := worker.ended()) is not None:
+                    codes[index] = _exit_code(ended[0], folder.session(index))
             panel.update(list(codes))
             stops = interruption.requested and not told
             for worker in workers if interruption.take_save() else ():
