@@ -129,6 +129,19 @@ def registering_modules() -> list[str]:
     return sorted(found - {"", MAIN})
 
 
+def surroundings() -> dict[str, Any]:
+    """Return what the process of a session needs besides the folder of its run, as plain data: secrets, and
+    where modules are found. None of it is ever written to a file."""
+    return {"secrets": dict(remembered), "path": sys.path, "modules": registering_modules()}
+
+
+def take_surroundings(given: Mapping[str, Any]) -> None:
+    """Take over the `surroundings` of another process."""
+    remembered.update(given["secrets"])
+    sys.path += [folder for folder in given["path"] if folder not in sys.path]
+    take_registered(given["modules"])
+
+
 def take_registered(modules: Iterable[str]) -> None:
     """Import the modules that have registered environments in another process."""
     for module in modules:

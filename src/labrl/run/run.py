@@ -48,7 +48,7 @@ EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "n
 """Columns of the table of recorded episodes, after the name of each episode."""
 
 _log = logging.getLogger(__name__)
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML may lack the fast one
+_Loader = vars(yaml).get("CSafeLoader", yaml.SafeLoader)  # PyYAML may lack the fast one
 
 
 class Run(Folder[RunStatus]):

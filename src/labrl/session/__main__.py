@@ -7,14 +7,12 @@ environment through a socket, so that they are never written to disk.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from labrl.errors import BusyFolderError, LabrlError
 from labrl.processes import collect_seldom, let_threads_sleep, name_user_and_home, signals_leave
-from labrl.run.atomic import write_json
 from labrl.run.run import Run
 from labrl.run.session import SessionResult
 from labrl.seeding import session_seed
@@ -58,8 +56,7 @@ def _run(folder: str, index: int) -> int:
         seed = session_seed(opened.read_config()["seed"], index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
         session = opened.session(index)
-        with session.errors.tolerated(session.result_json):
-            write_json(session.result_json, dataclasses.asdict(result))
+        session.write_result(result)
         code = error.exit_code
     return code
 

@@ -27,6 +27,7 @@ from labrl.run import session_log
 from labrl.run.checkpoint import loading
 from labrl.run.run import Run
 from labrl.run.session import RunSession, SessionResult
+from labrl.script import take_surroundings
 from labrl.secrets import restore
 from labrl.seeding import session_seed
 from labrl.session.beginning import read_beginning
@@ -36,8 +37,8 @@ from labrl.session.torchrun import Group, Launch, leading
 
 _log = logging.getLogger(__name__)
 
-Begin = Callable[[Mapping[str, Any] | None], Ranks]
-"""Starts the session on the other ranks, from a checkpoint's state if there is one; returns the ranks."""
+Begin = Callable[[int | None], Ranks]
+"""Starts the session on the other ranks, from the checkpoint of a frame if there is one, and returns them."""
 
 
 def run(folder: Run, index: int) -> tuple[int, SessionResult]:
@@ -53,7 +54,7 @@ def run(folder: Run, index: int) -> tuple[int, SessionResult]:
     config, session = typed(plain, plain), folder.session(index)
     meta, group, begin = config.meta, leading(), None
     if group is not None:
-        begin = partial(group.begin, plain, session.path)
+        begin = partial(group.begin, folder.path)
     # Even if few sessions remain, because the last bits depend on the number of threads.
     sessions = meta.max_session if group is None else group.ranks.local_size
     num_threads = threads_per_session(meta.num_cpus, sessions)
@@ -186,7 +187,7 @@ def restored_session(
     state = None if checkpoint is None else checkpoint.state
     if state is None:  # a power failure may have damaged files that no checkpoint needs
         shutil.rmtree(folder.replay, ignore_errors=True)
-    ranks = ALONE if begin is None else begin(state)
+    ranks = ALONE if begin is None else begin(None if checkpoint is None else checkpoint.frame)
     if store.broken and checkpoint is not None:
         _log.warning("session %d continues from frame %d", index, checkpoint.frame)
     session = _session(config, index, folder, num_threads, ranks, state)
@@ -206,7 +207,7 @@ def check_restores(config: TrialConfig, folder: RunSession) -> None:
 
 @signals_raise()
 def follow(launch: Launch) -> int:
-    """Train a session that rank 0 sends, on another rank. Return the exit code."""
+    """Train the session that rank 0 names, on another rank. Return the exit code."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handlers do not run while ranks wait.
     group = None
     stop_when_orphaned()
@@ -215,7 +216,7 @@ def follow(launch: Launch) -> int:
         order = group.ranks.told_by_leader(None)
         if order is None:
             return DONE
-        sys.path += [folder for folder in order["path"] if folder not in sys.path]
+        take_surroundings(order)
         return _follow(order, group.ranks)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -233,11 +234,20 @@ def follow(launch: Launch) -> int:
 
 
 def _follow(order: Mapping[str, Any], ranks: Ranks) -> int:
-    config, folder = typed(order["plain"], order["plain"]), RunSession(order["folder"])
+    run = Run.open(order["folder"])
+    plain = restore(run.read_config())
+    config, folder, state = typed(plain, plain), run.session(0), None
+    if order["frame"] is not None:
+        checkpoint = folder.store().at(order["frame"])
+        if checkpoint is None:
+            raise RankLostError(f"{folder.checkpoints} has no checkpoint of frame {order['frame']}")
+        saved = checkpoint.state
+        common = {name: saved[name] for name in ("clock", "episodes", "timers")}
+        state = {**common, **saved["ranks"][ranks.rank - 1], "callbacks": {}}
     use_one_thread()
     keep_freed_memory()
     num_threads = threads_per_session(config.meta.num_cpus, ranks.local_size)
-    session = _session(config, 0, folder, num_threads, ranks, order["state"])
+    session = _session(config, 0, folder, num_threads, ranks, state)
     session.run()
     return DONE if session.interruption.signal is None else session.interruption.exit_code
 

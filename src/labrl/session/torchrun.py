@@ -1,6 +1,6 @@
 """One session on several processes of torchrun: rank 0 leads, and the others follow.
 
-Only rank 0 reads the command line and writes files. The other ranks wait for the configuration that it sends.
+Only rank 0 reads the command line and writes files. The other ranks wait for the run folder that it names.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from labrl.errors import InputError
 from labrl.processes import stop_when_orphaned
 from labrl.run.provenance import Typed, as_typed
+from labrl.script import surroundings
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -139,21 +140,15 @@ class Group:
         if own_gpu:
             torch.cuda.set_device(launch.local_rank)
 
-    def begin(self, plain: Mapping[str, Any], folder: Path, state: Mapping[str, Any] | None) -> Ranks:
-        """Start the session on the other ranks, from `state` if there is one. Called on rank 0.
+    def begin(self, folder: Path, frame: int | None) -> Ranks:
+        """Start the session of the run in `folder` on the other ranks. Called on rank 0.
 
-        plain: the configuration; folder: that of the session. Returns the ranks.
+        frame: that of the checkpoint to start from; None for a new session. Returns the ranks.
         """
         self.begun = True
         signal.signal(signal.SIGTERM, _outlive)
-        orders: list[Any] = [None]
-        for rank in range(1, self.ranks.size):
-            order = {"plain": plain, "folder": folder, "path": sys.path, "state": None}
-            if state is not None:
-                common = {name: state[name] for name in ("clock", "episodes", "timers")}
-                order["state"] = {**common, **state["ranks"][rank - 1], "callbacks": {}}
-            orders.append(order)
-        self.ranks.told_by_leader(orders)
+        order = {"folder": folder, "frame": frame, **surroundings()}
+        self.ranks.told_by_leader([order] * self.ranks.size)
         return self.ranks
 
     def dismiss(self) -> None:

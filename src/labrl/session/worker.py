@@ -20,8 +20,7 @@ from typing import Any
 
 from labrl.errors import DONE
 from labrl.processes import SAVE, SIGNALS, signals_leave, take_signals
-from labrl.script import registering_modules, take_registered
-from labrl.secrets import remembered
+from labrl.script import surroundings, take_surroundings
 
 LEAVE_SECONDS = 5.0
 """Seconds that an idle process has to exit before it is killed."""
@@ -70,9 +69,7 @@ class Worker:
         order |= {
             "folder": str(folder),
             "environment": {**os.environ, **self.environment, **(environment or {})},
-            "secrets": dict(remembered),
-            "path": sys.path,
-            "modules": registering_modules(),
+            **surroundings(),
         }
         self.running = True
         with suppress(OSError):  # It has died, which `ended` will report.
@@ -179,9 +176,7 @@ def take_orders(
             busy.set()
             os.environ.clear()
             os.environ.update(order["environment"])
-            remembered.update(order["secrets"])
-            sys.path += [folder for folder in order["path"] if folder not in sys.path]
-            take_registered(order["modules"])
+            take_surroundings(order)
             answer = work(order)
             busy.clear()
             sys.stdout.flush()

@@ -92,8 +92,7 @@ def check(config: TrialConfig, agent: str = "") -> None:
     check_launch(config)
     _check_room(config.meta.max_session)
     if config.meta.max_session > 1:
-        env: Any = config.env.config
-        refuse_main(getattr(env, "id", None), f"meta.max_session={config.meta.max_session}")
+        refuse_main(vars(config.env.config).get("id"), f"meta.max_session={config.meta.max_session}")
     check_shared_weights(config, images)
     Transforms.build(config.transforms, spaces)
     check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
