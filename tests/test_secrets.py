@@ -226,6 +226,12 @@ def test_masked_value_comes_from_this_process_or_the_environment(monkeypatch: py
     assert restore(masked, "env") == known
 
 
+def test_secret_reaches_the_processes_of_several_sessions_without_a_file() -> None:
+    assert main([*LOCKED, made(), "hydra.run.dir=run", "meta.max_session=2"]) == 0
+    assert {session.read_result()["status"] for session in Run.open("run").sessions} == {"finished"}
+    assert files_with(SECRET, "run") == []
+
+
 def test_run_records_its_secret_nowhere_and_its_resume_asks_for_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

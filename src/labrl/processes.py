@@ -259,13 +259,8 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
     pass
 
 
-def stop_with_the_parent() -> None:
-    """Send SIGTERM to this process when its parent ends, so that it saves its state and ends."""
-    when_the_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
-
-
 def stop_when_orphaned() -> None:
-    """Do the same as `stop_with_the_parent` in a process that was not started by multiprocessing."""
+    """Send SIGTERM to this process when its parent ends, so that it saves its state and ends."""
     parent = os.getppid()
 
     def watch() -> None:
