@@ -473,7 +473,8 @@ def normalized(advantage: Tensor, ranks: Ranks | None = None) -> Tensor:
     size = 1 if ranks is None else ranks.size
     if len(advantage) * size < 2:
         return advantage
-    std, mean = (
-        torch.std_mean(advantage) if ranks is None or size == 1 else ranks.std_mean(advantage.unsqueeze(0))
-    )
+    if ranks is None or size == 1:
+        std, mean = torch.std_mean(advantage)
+    else:
+        std, mean = (each.squeeze() for each in ranks.std_mean(advantage.unsqueeze(0)))
     return (advantage - mean) / (std + 1e-8)
