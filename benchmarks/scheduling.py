@@ -16,9 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from benchmarks.alone import Measured, alone, answer
 from benchmarks.report import Ratio, Report, Row
@@ -75,52 +74,28 @@ def measure(trials: int, seed: int) -> Measured:
 
 @dataclasses.dataclass
 class Stub:
-    """A replacement for a trial, which is planned in no time and then trained by `train_stubs`."""
+    """A replacement for a trial that writes one evaluation row after 10 ms."""
 
     log: Path
-    """File of the number of each trial and the seconds since the previous one of its process ended."""
-
-    def plan(self, task):  # type: ignore[no-untyped-def]
-        """Return what trains the trial of `task`."""
-        from labrl.experiment.scheduler import Planned
-
-        told = {"STUB_NUMBER": str(task.number), "STUB_LOG": str(self.log)}
-        return Planned(folder=task.folder, environment=told, cwd=Path.cwd())
-
-    def outcome(self, planned, code, error):  # type: ignore[no-untyped-def]
-        """Return the outcome of a trial."""
-        from labrl.experiment.scheduler import Outcome
-
-        return Outcome(status="finished", exit_code=code)
-
-    def conclude(self, planned, outcome):  # type: ignore[no-untyped-def]
-        """Return the outcome."""
-        return outcome
-
-
-def train_stubs(descriptor: int) -> int:
-    """Write one evaluation row for each trial after 10 ms, as the process of a worker."""
-    from labrl.run.session import RunSession
-    from labrl.run.tables import CsvTable
-    from labrl.session.worker import take_orders
-
+    """File of the number of each trial and the seconds since the previous one ended."""
     ended: float | None = None
 
-    def train(order: Mapping[str, Any]) -> tuple[int, None]:
-        nonlocal ended
-        gap = -1.0 if ended is None else time.monotonic() - ended
-        number = int(os.environ["STUB_NUMBER"])
-        with open(os.environ["STUB_LOG"], "a", encoding="utf-8") as log:
-            log.write(f"{number} {gap}\n")
-        time.sleep(SECONDS)
-        session = Path(order["folder"]) / "session_0"
-        session.mkdir(parents=True)
-        row = {"frame": 1000, "return_mean": float(number % 37), "wall": SECONDS}
-        CsvTable(RunSession(session).eval_csv).append(row)
-        ended = time.monotonic()
-        return 0, None
+    def __call__(self, task):  # type: ignore[no-untyped-def]
+        """Run the trial of `task`."""
+        from labrl.experiment.scheduler import Outcome
+        from labrl.run.session import RunSession
+        from labrl.run.tables import CsvTable
 
-    return take_orders(descriptor, "labrl.run.tables", train)
+        gap = -1.0 if self.ended is None else time.monotonic() - self.ended
+        with open(self.log, "a", encoding="utf-8") as log:
+            log.write(f"{task.number} {gap}\n")
+        time.sleep(SECONDS)
+        session = task.folder / "session_0"
+        session.mkdir(parents=True)
+        row = {"frame": 1000, "return_mean": float(task.number % 37), "wall": SECONDS}
+        CsvTable(RunSession(session).eval_csv).append(row)
+        self.ended = time.monotonic()
+        return Outcome(status="finished", exit_code=0)
 
 
 def machine(url: str, trials: int, seed: int, home: Path) -> int:
@@ -158,10 +133,7 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
         recipe = Recipe(plan.space, {"agent": "ppo", "env": "cartpole"}, [])
         one = Search(study, recipe, experiment, "{number}", Need(1, None), max_failure_rate=0)
         launcher = WorkersLauncher()
-        launcher.program = "benchmarks.scheduling"
-        os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
-        stub: Any = Stub(home / "ran")
-        launcher.run, launcher.cores = stub, 1
+        launcher.run, launcher.cores = Stub(home / "ran"), 1
         return one.run(launcher, None)[0]
 
 
@@ -198,8 +170,6 @@ def _storage(home: Path) -> Iterator[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--orders":
-        sys.exit(train_stubs(int(sys.argv[2])))
     if sys.argv[1] == "machine":
         address, count, number, folder = sys.argv[2:]
         sys.exit(machine(address, int(count), int(number), Path(folder)))

@@ -5,8 +5,7 @@ configurations (see `compositions`) and examined the machine (see `surroundings`
 each command. This saves the two CPU seconds that a fresh Python needs before the first frame, and half a
 second for destroying its objects at the end. Tests of the start itself, of imports, signals or the exit start
 a fresh Python instead (`[sys.executable, "-m", "labrl"]`). Processes that a command or a test process starts
-with multiprocessing are forked from a copy of the nursery (see `forked`), and those of the sessions of a test
-process from the nursery itself.
+with multiprocessing are forked from a copy of the nursery (see `forked`).
 """
 
 from __future__ import annotations
@@ -26,20 +25,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, NoReturn
 
 from forked import keep_server, take_server, wait_to_serve
-
-from labrl.session import worker
 
 MODULES = (
     "labrl.cli",
     "labrl.experiment.job",
     "labrl.plugins",
     "labrl.trial.find",
-    "labrl.session.run",
+    "labrl.trial.worker",
     "labrl.experiment.grid",
     "labrl.experiment.search.begin",
     "labrl.session.session",
@@ -149,25 +146,22 @@ def start_module(
     output: bool = True,
     stdout: int | None = None,
     stderr: int | None = None,
-    pass_fds: Sequence[int] = (),
 ) -> Command:
     """Start `python -m <module> <arguments>` in a session of its own. It can import the modules of the tests.
 
     output: whether stdout and stderr can be read from `stdout`; otherwise they are dropped. stdout, stderr:
-    descriptors of files that take the command's stdout or stderr instead; pass_fds: one that the command
-    gets, whose number replaces it among the arguments.
+    descriptors of files that take the command's stdout or stderr instead.
     """
     read, write = os.pipe()
     status, tell = os.pipe()
     target = write if output else os.open(os.devnull, os.O_WRONLY)
     env = dict(env or os.environ)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), os.path.dirname(__file__)]))
-    words = ["{}" if word in map(str, pass_fds) else word for word in arguments]
-    request = {"module": module, "arguments": words, "cwd": os.fspath(cwd or Path.cwd()), "env": env}
+    request = {"module": module, "arguments": arguments, "cwd": os.fspath(cwd or Path.cwd()), "env": env}
     door, _ = _nursery()
     data = json.dumps(request).encode()
     streams = [target if own is None else own for own in (stdout, stderr)]
-    socket.send_fds(door, [len(data).to_bytes(8, "big")], [*streams, tell, *pass_fds])
+    socket.send_fds(door, [len(data).to_bytes(8, "big")], [*streams, tell])
     door.sendall(data)
     for each in {write, target, tell}:
         os.close(each)
@@ -193,21 +187,13 @@ def run_ranks(*arguments: str, module: str = "labrl") -> list[tuple[int, str]]:
 
 
 def share_nursery() -> None:
-    """Fork processes that this one starts with multiprocessing, or for sessions, from the nursery, which is
-    started on demand."""
+    """Fork processes that this one starts with multiprocessing from the nursery, started on demand."""
 
     def waiting() -> tuple[socket.socket, int]:
         _, server = _nursery()
         return server
 
     take_server(waiting)
-    worker.Popen = _start_worker  # type: ignore[assignment,misc]
-
-
-def _start_worker(command: list[str], pass_fds: Sequence[int], stdin: int, env: Mapping[str, str]) -> Command:
-    """Start the process of a session, in place of `subprocess.Popen`."""
-    module, *arguments = command[command.index("-m") + 1 :]
-    return start_module(module, *arguments, env=env, output=False, stdout=1, stderr=2, pass_fds=pass_fds)
 
 
 @functools.cache
@@ -258,7 +244,7 @@ def _serve(door: socket.socket, server: socket.socket) -> None:
     server.close()
     children = 0
     while True:
-        size, files, *_ = socket.recv_fds(door, 8, 4)
+        size, files, *_ = socket.recv_fds(door, 8, 3)
         while children and os.waitpid(-1, os.WNOHANG)[0]:  # so that their CPU seconds count as this process's
             children -= 1
         if not size:
@@ -273,15 +259,14 @@ def _serve(door: socket.socket, server: socket.socket) -> None:
             os.close(each)
 
 
-def _start(request: dict, output: int, errors: int, status: int, *passed: int) -> None:
+def _start(request: dict, output: int, errors: int, status: int) -> None:
     """Fork the command of `request` and wait; write its process id and then its exit code to `status`."""
     pid = os.fork()
     if pid == 0:
         os.close(status)
-        request["arguments"] = [(word.format(*passed) if passed else word) for word in request["arguments"]]
         _become(request, output, errors)
-    for each in (output, errors, *passed):
-        os.close(each)
+    os.close(output)
+    os.close(errors)
     os.write(status, b"%16d" % pid)
     _, ended = os.waitpid(pid, 0)
     os.write(status, b"%16d" % os.waitstatus_to_exitcode(ended))

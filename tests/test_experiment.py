@@ -27,10 +27,10 @@ from labrl.cli import main, replay, send_to_wandb
 from labrl.config.compose import compose
 from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.experiment.grid import plan_grid
+from labrl.experiment.local import LabelledLines
 from labrl.experiment.machine import Machine
 from labrl.run.experiment import Experiment
-from labrl.session.devices import available_cpus
-from labrl.steady_output import LabelledLines
+from labrl.trial.devices import available_cpus
 
 QUICK = [
     "agent=random",
@@ -596,31 +596,3 @@ def test_labelled_lines_wrap_between_words_in_a_terminal(
     lines.write("twelve words wide and more\nsho")
     lines.write("rt\n")
     assert stream.getvalue() == printed
-
-
-def test_trials_get_the_variables_of_hydra_and_its_callbacks_are_called_around_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "around.py").write_text(
-        "import os\n"
-        "from hydra.experimental.callback import Callback as Hydras\n"
-        "from labrl.session.callbacks import Callback\n"
-        "class Colour(Callback):\n"
-        "    def finish(self, session):\n"
-        "        (session.folder.path / 'colour').write_text(os.environ['COLOUR'])\n"
-        "class Note(Hydras):\n"
-        "    def on_job_start(self, config, **rest):\n"
-        "        open('notes', 'a').write(f'{config.hydra.job.num} starts\\n')\n"
-        "    def on_job_end(self, config, job_return, **rest):\n"
-        "        status = job_return.return_value.status\n"
-        "        open('notes', 'a').write(f'{config.hydra.job.num} {status}\\n')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    own = ["+callbacks.colour={_target_: around.Colour}", "+hydra.callbacks.note={_target_: around.Note}"]
-    variables = "+hydra.job.env_set={COLOUR: vermilion}"
-    assert main(["-m", *QUICK, *own, variables, "hydra.launcher.n_jobs=1", "seed=1,2"]) == 0
-    written = [path.read_text() for path in the_experiment().glob("*/session_0/colour")]
-    assert written == ["vermilion", "vermilion"]
-    assert "COLOUR" not in os.environ
-    notes = Path("notes").read_text().split("\n")[:-1]
-    assert notes == ["0 starts", "0 finished", "1 starts", "1 finished"]

@@ -58,10 +58,15 @@ def frame(folder: Path, index: int) -> int:
 
 
 def children(process: Command) -> list[int]:
-    """Return the process ids of the trial's sessions, in order."""
-    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    commands = {int(one): Path(f"/proc/{one}/cmdline").read_text() for one in found}
-    return [pid for pid, command in commands.items() if "labrl.session" in command]
+    """Return the process ids of the trial's sessions, in order, which are children of its fork server."""
+
+    def of(pid: int) -> list[int]:
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    servers = [
+        pid for pid in of(process.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == "forkserver"
+    ]
+    return [pid for server in servers for pid in of(server)]
 
 
 def statuses(folder: Path) -> list[str]:

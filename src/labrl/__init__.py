@@ -87,11 +87,10 @@ def train(
         )
     from labrl.run.provenance import Command
     from labrl.run.signature import trusting
-    from labrl.session.torchrun import refuse_torchrun
     from labrl.trial.composed import Composed
     from labrl.trial.request import request_of, trust_in
     from labrl.trial.resume import go_back
-    from labrl.trial.start import run_composed
+    from labrl.trial.torchrun import refuse_torchrun
 
     refuse_torchrun("labrl.train")
     trust, overrides = trust_in(overrides, config_dir)
@@ -109,7 +108,7 @@ def train(
         cfg = compose(overrides, config_dir, with_hydra=True)
         typed = f"labrl.train({json.dumps(list(overrides))})"
         command = Command.of(overrides, choices_of(cfg.hydra), config_dir, typed)
-        result = run_composed(Composed.of(cfg, cfg.hydra.run.dir, command), again)
+        result = Composed.of(cfg, cfg.hydra.run.dir, command).run(again)
     # Imported late, so that help and completion do not wait for torch.
     from labrl.trial.result import TrialError
     from labrl.trial.summary import print_failures

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
@@ -39,20 +39,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not {"--help", "-h"}.isdisjoint(arguments):
         return _ended("labrl", _print_help)
     # Imported late, so that help does not wait for it.
-    from labrl.session.torchrun import Launch, lead
+    from labrl.trial.torchrun import Launch, follow, lead
 
     launch = Launch.here()
     if launch is None:
         return _main(argv)
-    if launch.rank == 0:
-        return lead(lambda: _main(argv))
-    from labrl.session.run import follow
+    return follow(launch, _follow_session) if launch.rank else lead(lambda: _main(argv))
 
-    return follow(launch)
+
+def _follow_session(order: Any, ranks: Any) -> int:
+    from labrl.trial.worker import follow_session  # imports PyTorch
+
+    return follow_session(order, ranks)
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    from labrl.session.torchrun import typed_command
+    from labrl.trial.torchrun import typed_command
 
     with _arguments(argv) as arguments:
         typed = typed_command() if argv is None else ["labrl", *argv]
@@ -108,8 +110,8 @@ def _run(arguments: list[str], typed: Typed) -> int:
 
     from labrl.run.signature import trusting
     from labrl.script import begin
-    from labrl.session.torchrun import refuse_torchrun
     from labrl.trial.request import trust_in
+    from labrl.trial.torchrun import refuse_torchrun
 
     begin("labrl.cli.main")
     _check_place()

@@ -19,7 +19,7 @@ from labrl.errors import InputError, first_line
 from labrl.experiment.launcher import TrialLauncher, check_installed
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import Outcome, Task
-from labrl.session.devices import NUM_CPUS
+from labrl.trial.devices import NUM_CPUS
 
 STOP_SECONDS = 2.0
 """Seconds between two requests to stop, because one that arrives while a trial is being built is lost."""

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import hydra._internal.hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+from hydra.core.utils import JobReturn, run_job, setup_globals
 from hydra.errors import HydraException
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -26,7 +25,7 @@ from labrl.config.extensions import kinds_replace
 from labrl.config.presets import choices_of
 from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
-from labrl.experiment.scheduler import Outcome, Planned, Task, recorded
+from labrl.experiment.scheduler import Outcome, Task, recorded
 from labrl.processes import before_leaving
 from labrl.run.find import is_run
 from labrl.run.folder import place
@@ -34,18 +33,14 @@ from labrl.run.provenance import Command
 from labrl.run.run import Run
 from labrl.run.session_log import print_without_modules
 from labrl.run.signature import present_trust, trusting
-from labrl.script import refuse_main
 from labrl.secrets import redact
 from labrl.session.callbacks.search import CHANNEL
-from labrl.steady_output import labelled_output, print_traceback, printing_to, refused
+from labrl.steady_output import print_traceback, refused
 from labrl.trial.composed import Again, Composed
 from labrl.trial.resume import FinishedError, Resume
-from labrl.trial.start import plan_composed, run_composed
 
 if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
-
-T = TypeVar("T")
 
 PATIENCE = 60.0
 """Seconds that processes of a killed experiment have to save and end before their trial is resumed."""
@@ -87,25 +82,18 @@ class Job:
 
     def __call__(self, cfg: DictConfig) -> Outcome:
         """Run one trial in the folder that Hydra has made for it."""
-        outcome = self._attempt(cfg, self._run)
+        with trusting(self.trust):
+            outcome = self._outcome(cfg)
         self.exit_code = max(self.exit_code, outcome.exit_code)
         return outcome
 
-    def plan(self, cfg: DictConfig) -> Run | Outcome:
-        """Write the folder of one trial, which another process will train.
-
-        Returns the outcome of a trial that is refused or has ended before.
-        """
-        return self._attempt(cfg, _plan)
-
-    def _attempt(self, cfg: DictConfig, act: Callable[[Composed, Again | None], T]) -> T | Outcome:
-        """Return what `act` returns for a trial. An error becomes its outcome."""
-        folder = HydraConfig.get().runtime.output_dir
+    def _outcome(self, cfg: DictConfig) -> Outcome:
+        job = HydraConfig.get()
+        folder = job.runtime.output_dir
         print_without_modules()
         try:
-            with trusting(self.trust):
-                prepare(self.config_dir)
-                return self._compose(cfg, folder, act)
+            prepare(self.config_dir)
+            return self._run(cfg, job, folder)
         except LabrlError as error:
             if self._speaks(error):
                 refused(error, full_error=False)
@@ -125,10 +113,7 @@ class Job:
             print_traceback(error)
         return self.part_of != "grid"
 
-    def _compose(
-        self, cfg: DictConfig, folder: str, act: Callable[[Composed, Again | None], T]
-    ) -> T | Outcome:
-        job: Any = HydraConfig.get()
+    def _run(self, cfg: DictConfig, job: Any, folder: str) -> Outcome:
         place(job.run.dir, "hydra.run.dir")
         # As typed, because interpolations in overrides are resolved in the configuration.
         task: Any = OmegaConf.to_container(job.overrides.task, resolve=False)
@@ -140,15 +125,12 @@ class Job:
         command = Command.of(task, choices_of(job), self.config_dir, self.typed, self.repositories)
         composed = Composed.of(cfg, folder, command)
         try:
-            return act(composed, broken_off or self.again)
+            result = composed.run(broken_off or self.again)
         except FinishedError:
             if broken_off is None:
                 raise
             # A cluster has restarted it after its end.
             return recorded(Run.open(folder))
-
-    def _run(self, composed: Composed, again: Again | None) -> Outcome:
-        result = run_composed(composed, again)
         if not self.part_of:
             # Imported late: a misspelled key must not wait for it.
             from labrl.trial.summary import print_summary
@@ -181,11 +163,6 @@ class Job:
         return again
 
 
-def _plan(composed: Composed, again: Again | None) -> Run:
-    refuse_main(composed.plain["env"].get("id"), "hydra/launcher=local")
-    return plan_composed(composed, again)
-
-
 def _wait_for(run: Run) -> None:
     """Wait until the last process of an earlier attempt has saved the trial.
 
@@ -208,13 +185,8 @@ _existing: Path | None = None
 
 def _run_job(*, config: DictConfig, job_dir_key: str, job_subdir_key: str | None, **rest: Any) -> JobReturn:
     """Run Hydra's `run_job`, which creates the folder of the trial before it calls the job."""
-    _folder_of(config, [key for key in (job_dir_key, job_subdir_key) if key is not None])
-    return run_job(config=config, job_dir_key=job_dir_key, job_subdir_key=job_subdir_key, **rest)
-
-
-def _folder_of(config: DictConfig, keys: Sequence[str]) -> Path:
-    """Return the folder of a trial, whose parts are in `keys`, and normalize these."""
     global _existing
+    keys = [key for key in (job_dir_key, job_subdir_key) if key is not None]
     parts = [str(OmegaConf.select(config, key)) for key in keys]
     parts = [os.path.normpath(part) if part else part for part in parts]
     with read_write(config.hydra):
@@ -222,7 +194,7 @@ def _folder_of(config: DictConfig, keys: Sequence[str]) -> Path:
             OmegaConf.update(config, key, part)  # Of a/../b, Hydra would make the folder a as well.
     folder = Path(os.path.abspath(os.path.join(*parts)))
     _existing = next(path for path in (folder, *folder.parents) if path.exists())
-    return folder
+    return run_job(config=config, job_dir_key=job_dir_key, job_subdir_key=job_subdir_key, **rest)
 
 
 @contextmanager
@@ -274,56 +246,30 @@ class HydraTrial:
             Singleton.set_state(self.state)
             before_leaving.append(remove_unused_folder)
             self.ready = True
-        with changed_environment({CHANNEL: task.channel}):
-            return self._attempt(task, self._run)
-
-    def plan(self, task: Task) -> Planned | Outcome:
-        """Write the folder of the trial, which another process will train.
-
-        Returns the outcome of a trial that is refused or has ended before.
-        """
-        with labelled_output("" if task.log else f"[{task.number}] "):
-            return self._attempt(task, self._plan)
-
-    def outcome(self, planned: Planned, code: int, error: str | None) -> Outcome:
-        """Return the outcome of a trial that another process has trained.
-
-        code: its exit code; error: the error that ended it, if any.
-        """
-        if error is not None:
-            return Outcome.failed(error, code)
-        return recorded(Run.open(planned.folder), code)
-
-    def conclude(self, planned: Planned, outcome: Outcome) -> Outcome:
-        """Call Hydra's callbacks at the end of a trial. Return the outcome."""
-        returned = JobReturn(overrides=planned.config.hydra.overrides.task, status=JobStatus.COMPLETED)
-        returned.return_value = outcome
-        self.hydra_context.callbacks.on_job_end(config=planned.config, job_return=returned)
-        return outcome
-
-    def _attempt(self, task: Task, act: Callable[[Task], T]) -> T | Outcome:
+        os.environ.pop(CHANNEL, None)
+        if task.channel:
+            os.environ[CHANNEL] = task.channel
         try:
-            with printing_to(task.folder / task.log if task.log else None):
+            with _printing_to(task.folder / task.log if task.log else None):
                 try:
-                    return act(task)
+                    return self._run(task)
                 except HydraException as error:
                     return Outcome.failed(str(explain(error, task.overrides, self.job.config_dir)))
         except OSError as error:
             return Outcome.failed(f"{task.folder} cannot be written ({error.strerror or error})")
+        finally:
+            os.environ.pop(CHANNEL, None)
 
-    def _compose(self, task: Task) -> DictConfig:
+    def _run(self, task: Task) -> Outcome:
         with kinds_replace():
             config = self.hydra_context.config_loader.load_sweep_config(self.config, list(task.overrides))
         with open_dict(config):
             config.hydra.job.id = f"{config.hydra.job.name}_{task.number}"
             config.hydra.job.num = task.number
         HydraConfig.instance().set_config(config)
-        return config
-
-    def _run(self, task: Task) -> Outcome:
         ended = _run_job(
             hydra_context=self.hydra_context,
-            config=self._compose(task),
+            config=config,
             task_function=self.job,
             job_dir_key="hydra.sweep.dir",
             job_subdir_key="hydra.sweep.subdir",
@@ -331,40 +277,25 @@ class HydraTrial:
         outcome: Outcome = ended.return_value
         return outcome
 
-    def _plan(self, task: Task) -> Planned | Outcome:
-        experiment = HydraConfig.instance().cfg
-        config = self._compose(task)
-        try:
-            folder = _folder_of(config, ("hydra.sweep.dir", "hydra.sweep.subdir"))
-            with open_dict(config.hydra.runtime), read_write(config.hydra.runtime):
-                config.hydra.runtime.output_dir = str(folder)
-            HydraConfig.instance().set_config(config)
-            variables: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=True)
-            environment = {str(name): str(value) for name, value in variables.items()}
-            cwd = folder if config.hydra.job.chdir else Path.cwd()
-            self.hydra_context.callbacks.on_job_start(config=config, task_function=self.job)
-            own = copy.deepcopy(config)
-            with open_dict(own), read_write(own):
-                del own["hydra"]
-            with changed_environment(environment):
-                run = self.job.plan(own)
-            channel = {CHANNEL: task.channel} if task.channel else {}
-            planned = Planned(folder=folder, environment={**environment, **channel}, cwd=cwd, config=config)
-            return self.conclude(planned, run) if isinstance(run, Outcome) else planned
-        finally:
-            HydraConfig.instance().cfg = experiment
-
 
 @contextmanager
-def changed_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
-    """Set environment variables in this context; None removes one."""
-    before = dict(os.environ)
+def _printing_to(path: Path | None) -> Iterator[None]:
+    """Append the output of this process and its children in this context to a file; None: do nothing."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = [os.dup(1), os.dup(2)]
+    with open(path, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     try:
-        for name, value in variables.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in enumerate(before, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -17,9 +17,6 @@ from labrl.errors import InputError
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.scheduler import Outcome, Queue, Task, run_queue
 from labrl.session.interruption import Interruption
-
-if TYPE_CHECKING:
-    from labrl.experiment.job import HydraTrial
 
 
 class TrialLauncher(Launcher):
@@ -39,9 +36,8 @@ class TrialLauncher(Launcher):
     """Largest number of trials at the same time; None: as many as there is room for."""
     cores: int | None = None
     """Number of cores of this machine to use; None: all."""
-    run: HydraTrial
-    """Function that runs one trial in the calling process; cloudpickle can pickle it. It can also plan one,
-    and conclude it after another process has trained it."""
+    run: Callable[[Task], Outcome]
+    """Function that runs one trial in the calling process; cloudpickle can pickle it."""
 
     def __init__(self) -> None:
         self._jobs: dict[Any, Task] = {}

@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import multiprocessing
+import os
+import pickle
+import shutil
 import signal
-from collections.abc import Mapping, Sequence
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import TextIO
 
 from labrl.errors import InputError
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need, Share
-from labrl.experiment.scheduler import Outcome, Planned, Task
-from labrl.processes import SAVE, exit_code_of, how_it_ended
-from labrl.session.worker import Worker, wait_for
+from labrl.experiment.scheduler import Outcome, Task
+from labrl.processes import (
+    SAVE,
+    exit_code_of,
+    how_it_ended,
+    signals_leave,
+    signals_wait_in_children,
+    stop_with_the_parent,
+    take_signals,
+)
+from labrl.script import Carried
+from labrl.secrets import redact
 
 ASKED_TO_END = (exit_code_of(signal.SIGINT), exit_code_of(signal.SIGTERM), -signal.SIGTERM)
 """Exit codes of a process that a signal has asked to end."""
 
 
 @dataclass(eq=False)
-class _Job:
-    """A trial that a worker trains, or that has ended while it was planned."""
+class _Worker:
+    """A process that runs trials one after another."""
 
-    planned: Planned | Outcome
-    share: Share
-    worker: Worker
+    process: BaseProcess
+    connection: Connection
+    environment: Mapping[str, str]
+    share: Share | None = None
+    """The cores and GPUs of the trial that it runs."""
     told_to_stop: bool = False
 
 
@@ -35,13 +57,10 @@ class WorkersLauncher(TrialLauncher):
     affected; with the pool of joblib, which Hydra's launcher of that name uses, all trials would end.
     """
 
-    program = "labrl.trial"
-    """Module that trains a trial in its process."""
-
     def __init__(self, n_jobs: int = -1) -> None:
         """n_jobs: largest number of trials at once, >= 1; -1 for as many as the machine can run."""
         super().__init__()
-        self._idle: list[Worker] = []
+        self._workers: list[_Worker] = []
         self._n_jobs = n_jobs
         self.limit = None if n_jobs == -1 else n_jobs
 
@@ -57,14 +76,19 @@ class WorkersLauncher(TrialLauncher):
             )
 
     def __enter__(self) -> WorkersLauncher:
+        # Imported late, because Hydra imports this module at every start.
+        import cloudpickle
+
+        self._payload = cloudpickle.dumps((Carried(), self.run))
         self._machine = Machine(self.cores)
         return self
 
     def __exit__(self, *error: object) -> None:
         self.stop()
-        for worker in [*(job.worker for job in self._jobs), *self._idle]:
-            worker.close()
-        self._idle.clear()
+        for worker in self._workers:
+            worker.connection.close()
+            worker.process.join()
+        self._workers.clear()
         super().__exit__()
 
     def has_room(self, need: Need) -> bool:
@@ -77,63 +101,152 @@ class WorkersLauncher(TrialLauncher):
         return share is not None
 
     def start(self, task: Task) -> None:
-        """Plan a trial in this process, and train it in one that uses its cores and GPUs."""
+        """Start a trial in a process that uses its cores and GPUs."""
         share = self._machine.take(task.need)
         assert share is not None, "has_room must return True first"
-        worker = self._worker(share.environment)  # A new one loads PyTorch while this process plans.
-        planned = self.run.plan(task)
-        if isinstance(planned, Planned):
-            worker.run(
-                planned.folder,
-                planned.environment,
-                label=f"[{task.number}] ",
-                log=task.log,
-                cwd=str(planned.cwd),
-            )
-        self._jobs[_Job(planned, share, worker)] = task
+        worker = self._idle(share.environment)
+        worker.share, self._jobs[worker] = share, task
+        with contextlib.suppress(OSError):  # It has died, which `ended` will report.
+            worker.connection.send(task)
 
-    def _outcomes(self, seconds: float) -> Sequence[tuple[_Job, Outcome]]:
-        """Return the trials that have ended, as soon as there is one or after `seconds`."""
-        if all(isinstance(job.planned, Planned) for job in self._jobs):
-            wait_for([job.worker for job in self._jobs], seconds)
-        ended = [(job, outcome) for job in self._jobs if (outcome := self._outcome(job)) is not None]
-        for job, _ in ended:
-            self._machine.give_back(job.share)
-            if not job.worker.died:
-                self._idle.append(job.worker)
+    def _outcomes(self, seconds: float) -> Sequence[tuple[_Worker, Outcome]]:
+        """Return the workers whose trial has ended, as soon as there is one or after `seconds`."""
+        wait([end for worker in self._jobs for end in (worker.connection, worker.process.sentinel)], seconds)
+        ended = [(one, outcome) for one in self._jobs if (outcome := _outcome(one)) is not None]
+        for worker, _ in ended:
+            assert worker.share is not None
+            self._machine.give_back(worker.share)
+            worker.share = None
+        self._workers = [one for one in self._workers if one.share is not None or one.process.is_alive()]
         return ended
-
-    def _outcome(self, job: _Job) -> Outcome | None:
-        """Return the outcome of a trial; None while it runs."""
-        if isinstance(job.planned, Outcome):
-            return job.planned
-        if (ended := job.worker.ended()) is None:
-            return None
-        code, error = ended
-        if job.worker.died:
-            lost = Outcome.lost(f"its process {how_it_ended(code)}", interrupted=code in ASKED_TO_END)
-            return self.run.conclude(job.planned, lost)
-        return self.run.conclude(job.planned, self.run.outcome(job.planned, code, error))
 
     def stop(self) -> None:
         """Ask each trial once to save and end. A second signal would interrupt saving."""
-        for job in self._jobs:
-            if not job.told_to_stop:
-                job.told_to_stop = True
-                job.worker.signal(signal.SIGTERM)
+        for worker in self._workers:
+            if worker.share is None:
+                worker.connection.close()
+            elif not worker.told_to_stop and worker.process.is_alive():
+                worker.told_to_stop = True
+                worker.process.terminate()
 
     def save(self) -> None:
         """Ask each trial to save and go on."""
-        for job in self._jobs:
-            job.worker.signal(SAVE)
+        for worker in self._workers:
+            if worker.share is not None and worker.process.pid is not None and worker.process.is_alive():
+                os.kill(worker.process.pid, SAVE)
 
-    def _worker(self, environment: Mapping[str, str]) -> Worker:
+    def _idle(self, environment: Mapping[str, str]) -> _Worker:
         """Return an idle process with this environment, or a new one."""
-        self._idle = [worker for worker in self._idle if worker.alive]
-        for worker in self._idle:
+        idle = [
+            worker
+            for worker in self._workers
+            if worker.share is None and worker.process.is_alive() and not worker.connection.closed
+        ]
+        for worker in idle:
             if worker.environment == environment:
-                self._idle.remove(worker)
                 return worker
-        if self._idle:  # PyTorch has initialized its GPUs, so it cannot use others.
-            self._idle.pop().close()
-        return Worker(environment, self.program)
+        for worker in idle[:1]:  # PyTorch has initialized its GPUs, so it cannot use others.
+            worker.connection.close()
+        # The threads of PyTorch would be unusable in a forked child.
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        name = f"worker_{len(self._workers)}"
+        process = context.Process(target=_serve, args=(there, self._payload, environment), name=name)
+        with signals_wait_in_children():
+            process.start()
+        there.close()  # so that the end of the process is noticed
+        self._workers.append(_Worker(process, here, environment))
+        return self._workers[-1]
+
+
+def _outcome(worker: _Worker) -> Outcome | None:
+    """Return the outcome of the trial in a process; None while it runs."""
+    alive = worker.process.is_alive()
+    try:
+        if worker.connection.poll():
+            outcome: Outcome = worker.connection.recv()
+            return outcome
+    except (EOFError, OSError, pickle.UnpicklingError):
+        worker.process.join()
+        alive = False
+    if alive:
+        return None
+    code = worker.process.exitcode or 0
+    return Outcome.lost(f"its process {how_it_ended(code)}", interrupted=code in ASKED_TO_END)
+
+
+def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str]) -> None:
+    """Run trials until there are no more or the process that sends them has ended."""
+    os.environ.update(environment)
+    take_signals()
+    stop_with_the_parent()
+    run: Callable[[Task], Outcome] | None = None
+    streams = [LabelledLines(sys.stdout), LabelledLines(sys.stderr)]
+    sys.stdout, sys.stderr = streams
+    try:
+        with signals_leave():  # while no trial handles them
+            while True:
+                task: Task = connection.recv()
+                for stream in streams:
+                    stream.label = "" if task.log else f"[{task.number}] "
+                try:
+                    run = run or pickle.loads(payload)[1]
+                    outcome = run(task)
+                except Exception as error:
+                    outcome = Outcome.failed(f"{type(error).__name__}: {error}")
+                sys.stdout.flush()
+                connection.send(outcome)
+    except (EOFError, OSError):
+        return
+    except KeyboardInterrupt:
+        sys.exit(exit_code_of(signal.SIGTERM))
+
+
+class LabelledLines(io.TextIOBase):
+    """A stream that writes whole lines, each with the label of its trial.
+
+    On a terminal, long lines are wrapped between words. The stream itself is not a terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.label = ""
+        self._stream = stream
+        self._begun = ""
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Write complete lines, and keep the rest. Return the number of characters."""
+        *lines, self._begun = (self._begun + text).split("\n")
+        if lines:
+            self._pass_on("".join(f"{self._labelled(line)}\n" if line.strip() else "\n" for line in lines))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream. An incomplete line waits for its end, or for `close`."""
+        self._pass_on("")
+
+    def close(self) -> None:
+        """Write an incomplete line."""
+        if self._begun:
+            self.write("\n")
+        super().close()
+
+    def _labelled(self, line: str) -> str:
+        whole = redact(f"{self.label}{line}")
+        width = shutil.get_terminal_size().columns
+        if len(whole) <= width or not self._stream.isatty():
+            return whole
+        indent = " " * len(self.label)
+        return textwrap.fill(
+            whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+
+    def _pass_on(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass  # A closed output must not end training.

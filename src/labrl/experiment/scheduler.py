@@ -6,7 +6,7 @@ Tasks and outcomes are plain data that can be sent to other processes and machin
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,20 +45,6 @@ class Task:
     def named(self) -> str:
         """Name of the trial in messages."""
         return self.label or f"trial {self.number}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A trial whose folder is written, so that any process can train it."""
-
-    folder: Path
-    """Its run folder."""
-    environment: Mapping[str, str]
-    """Variables for the process that trains it (`hydra.job.env_set` and others)."""
-    cwd: Path
-    """Working directory of that process."""
-    config: Any = None
-    """Its configuration with the node `hydra`, for Hydra's callbacks."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,5 +174,5 @@ def _mend(path: Path, outcome: Outcome) -> None:
     """Record the end of a killed trial in its run folder, whose status is still `running`."""
     with suppress(LabrlError, OSError):  # A trial that never started has no folder.
         run = Run.open(path)
-        if run.recorded_status in ("waiting", "running"):
+        if run.recorded_status == "running":
             run.set_status(outcome.status, error=outcome.error)

@@ -1,21 +1,24 @@
-"""A trial that is about to run, either new or from an earlier run."""
+"""A trial that is about to run, either new or from an earlier run, and how its processes start."""
 
 from __future__ import annotations
 
+import pkgutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.config.compose import check_with_stand_ins, naming_preset, to_plain, typed
-from labrl.config.keys import key_of
+from labrl.config.compose import check_environment, check_with_stand_ins, naming_preset, to_plain, typed
+from labrl.config.keys import key_of, walk
 from labrl.errors import InputError
+from labrl.processes import start_fork_server
 from labrl.run.provenance import Command
 from labrl.run.run import Run
 from labrl.run.trust import check_composed
+from labrl.session import callbacks
 from labrl.steady_output import doing
 from labrl.trial.past import overrides_of
 
@@ -50,6 +53,16 @@ class Composed:
                 doing("loading PyTorch")
             config = typed(cfg, plain)
         return cls(cfg, plain, config, folder, command)
+
+    def run(self, again: Again | None = None) -> TrialResult:
+        """Run a new trial, or continue or repeat the earlier run `again`."""
+        if again is None:
+            check_environment(self.plain["env"], self.command.choices.get("env", ""))
+        _start_session_server(self.plain)
+        # Imported late: the server loads PyTorch meanwhile, and a misspelled key must not wait for it.
+        from labrl.trial.trial import run_trial
+
+        return run_trial(self) if again is None else again.run(self)
 
 
 def resolved(cfg: DictConfig, agent: str) -> dict[str, Any]:
@@ -114,12 +127,27 @@ class Again(ABC):
         return self.past.config_dir
 
     @abstractmethod
-    def plan(self, composed: Composed) -> Run:
-        """Write the folder of the trial that `overrides` compose, or what changes in it. Return the run.
+    def run(self, composed: Composed) -> TrialResult:
+        """Run the trial that `overrides` compose.
 
-        Raises InputError, before anything is written, if the configuration contradicts the past of the run.
+        Raises InputError, before anything runs, if the configuration contradicts the past of the run.
         """
 
-    def conclude(self, result: TrialResult) -> TrialResult:
-        """Return the result of the trial, after anything that is left to do."""
-        return result
+
+_SESSION = (
+    "labrl.trial.worker",
+    *(f"{callbacks.__name__}.{one.name}" for one in pkgutil.iter_modules(callbacks.__path__)),
+)
+"""Modules that every session imports."""
+
+
+def _start_session_server(plain: Mapping[str, Any]) -> None:
+    """Start the server from which sessions are forked, while this process checks the configuration.
+
+    The server imports the modules of labrl that the sessions of `plain` need, and none of the user's. Without
+    it, each session would import PyTorch itself, which takes seconds. A trial of one session needs no server.
+    """
+    if plain["meta"]["max_session"] > 1:
+        targets = [str(value) for key, value in walk(plain) if key.endswith("_target_")]
+        modules = {target.rpartition(".")[0] for target in targets if target.startswith("labrl.")}
+        start_fork_server([*_SESSION, *sorted(modules)])

@@ -22,15 +22,16 @@ from labrl.run.checkpoint import CheckpointStore, copy_replay
 from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
-from labrl.session.torchrun import check_resume
 from labrl.steady_output import doing
 from labrl.trial.composed import Again, Composed
 from labrl.trial.find import find_run
 from labrl.trial.past import check_past, described, overrides_of, say_differences
 from labrl.trial.request import Request, frame_of
+from labrl.trial.torchrun import check_resume
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
+    from labrl.trial.result import TrialResult
 
 # Functions below import the trial late: a misspelled override must not wait for PyTorch.
 
@@ -95,16 +96,16 @@ class Fork(Again):
         """The run to fork from. Raises DamagedFileError if it is damaged or incomplete."""
         return check_past(Run.open(self.folder))
 
-    def plan(self, composed: Composed) -> Run:
-        """Plan a trial in a new folder that starts from the checkpoint.
+    def run(self, composed: Composed) -> TrialResult:
+        """Run a trial in a new folder that starts from the checkpoint.
 
         Raises InputError, and leaves no folder, if the checkpoint cannot be loaded with the edits.
         """
-        from labrl.trial.trial import plan_trial
+        from labrl.trial.trial import run_trial
 
         changed = self.check(composed.plain)
         check_resume(self.past)
-        return plan_trial(composed, partial(self._begin, changed))
+        return run_trial(composed, partial(self._begin, changed))
 
     def check(self, plain: Mapping[str, Any]) -> list[Change]:
         """Return the changes from the run in the resolved configuration of a trial.
@@ -159,10 +160,10 @@ class Fork(Again):
             "edits": [one for one in typed if one not in before_edits and not is_hydras(one)],
             "changed": [change.as_json() for change in changed],
         }
-        run.update(fork=entry)
+        run.set_status("running", fork=entry)
         now = write_provenance(run, composed.plain, composed.command)
         differs = differences(self.past.read_provenance(), now)
-        run.update(fork={**entry, "differs": differs})
+        run.set_status("running", fork={**entry, "differs": differs})
         say_differences(differs)
 
     def _copy(self, old: RunSession, new: RunSession) -> None:
@@ -206,7 +207,7 @@ class Fork(Again):
 
     def _check_fits(self, changed: Sequence[Change], config: TrialConfig, run: Run) -> None:
         """Raise InputError if a session cannot load its checkpoint, with the key that prevents it."""
-        from labrl.session.run import check_restores
+        from labrl.trial.worker import check_restores
 
         edits = contradictions(changed)
         try:
@@ -226,7 +227,7 @@ class Fork(Again):
 
     def _loads(self, change: Change, session: RunSession) -> bool:
         """Return whether a session can load its checkpoint with only this change."""
-        from labrl.session.run import check_restores
+        from labrl.trial.worker import check_restores
 
         cfg = OmegaConf.create(self.past.config)
         OmegaConf.update(cfg, change.key, change.new, merge=False)

@@ -33,11 +33,14 @@ class Rerun(Again):
             )
         super().__init__(past, edits, force)
 
-    def plan(self, composed: Composed) -> Run:
-        """Plan a new trial. Raises InputError with a table if its values contradict those of the run."""
+    def run(self, composed: Composed) -> TrialResult:
+        """Run a new trial, and record in its result and its folder whether it equals the earlier run.
+
+        Raises InputError with a table if its values contradict those of the earlier run.
+        """
         # Imported late: a misspelled override must not wait for PyTorch.
         from labrl.trial.summary import say
-        from labrl.trial.trial import plan_trial
+        from labrl.trial.trial import run_trial
 
         then = self.past
         if not self.force:
@@ -45,14 +48,12 @@ class Rerun(Again):
         if keys := [change.key for change in then.changes(edited_config(then))]:
             edited = f"{then.config_yaml} was edited after the run ({', '.join(keys)})"
             say(f"{edited}; +rerun ignores the edits")
-        return plan_trial(composed)
-
-    def conclude(self, result: TrialResult) -> TrialResult:
-        """Record in the result and its folder whether it equals the earlier run."""
-        equal, result.comparison = compare(self.past, result)
+        result = run_trial(composed)
+        equal, result.comparison = compare(then, result)
         if not equal:
             result.exit_code = result.exit_code or FAILED
-        Run.open(result.folder).update(rerun_of=str(self.past.path), equal=equal)
+        run = Run.open(result.folder)
+        run.set_status(run.recorded_status, rerun_of=str(then.path), equal=equal)
         return result
 
 

@@ -1,4 +1,4 @@
-"""The result of a trial."""
+"""Results of trials."""
 
 from __future__ import annotations
 

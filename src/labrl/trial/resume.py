@@ -21,7 +21,7 @@ from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.secrets import note_typed, origins
 from labrl.session.callbacks.stop import Stop
-from labrl.session.torchrun import check_resume
+from labrl.steady_output import doing
 from labrl.trial.composed import Again, Composed
 from labrl.trial.find import find_run
 from labrl.trial.fork import Fork
@@ -35,9 +35,11 @@ from labrl.trial.past import (
 )
 from labrl.trial.request import Request
 from labrl.trial.rerun import Rerun
+from labrl.trial.torchrun import check_resume
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
+    from labrl.trial.result import TrialResult
 
 # Functions below import labrl.trial.trial late: a misspelled key must not wait for PyTorch.
 
@@ -90,48 +92,49 @@ class Resume(Again):
         """The overrides of the run, changes in its `config.yaml`, edits typed now, and its folder."""
         return [*super().overrides, f"hydra.run.dir={quoted(str(self.past.path))}"]
 
-    def plan(self, composed: Composed) -> Run:
-        """Plan the sessions that have not used up their budget, each from its newest checkpoint.
+    def run(self, composed: Composed) -> TrialResult:
+        """Run the sessions that have not used up their budget, each from its newest checkpoint.
 
-        Raises InputError with a table if new values contradict the past of the run,
+        Before anything runs, raises InputError with a table if new values contradict the past of the run,
         BusyFolderError if the run is still running, and FinishedError if nothing is left to do.
         """
-        from labrl.session.run import check_restores
+        from labrl.envs.sample import kept_for_the_run
         from labrl.trial.playback import make_videos
         from labrl.trial.summary import say
-        from labrl.trial.trial import check, plan_sessions, recording_failure
+        from labrl.trial.trial import check, recording_failure, run_sessions
+        from labrl.trial.worker import check_restores
 
         run, config = self.past, composed.config
         if not self.force:
             check_changes(run, composed.cfg, composed.plain, f"+resume={run.path}", self._edited)
         changed = self.past.changes(composed.plain)
-        check(config)
-        with run.lock():
-            check_resume(run)
-            reached = frames_reached(run)
-            check_budget(self.past, config, lambda: reached)
-            left = _sessions_left(run, config)
-            if not left:
-                # Killed before it recorded its end.
-                if run.recorded_status in ("waiting", "running", "interrupted"):
-                    sessions = [one.read_result() for one in run.sessions]
-                    run.set_status("finished", sessions=sessions, videos_due=config.meta.videos)
-                make_videos(run)
-                raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
-            _check_saved(run, left, reached)
-            saved = [one for one in run.sessions if one.index in left and one.index in reached]
-            if saved and contradictions(changed):
-                # With forced values that do not fit, the run would be left without a usable state.
-                check_restores(config, saved[0])
-            begins = {index: reached.get(index, 0) for index in left}
-            with recording_failure(run):
-                differs = self._record(begins, changed, composed)
-                for line in origins() if run.experiment is None else ():
-                    say(line)
-                edited = [one for one in changed if one.key in self._edited]
-                _announce(run, begins, reached, edited, differs)
-                plan_sessions(config, run, left)
-        return run
+        with kept_for_the_run():
+            check(config)
+            with run.lock():
+                check_resume(run)
+                reached = frames_reached(run)
+                check_budget(self.past, config, lambda: reached)
+                left = _sessions_left(run, config)
+                if not left:
+                    if run.recorded_status in ("running", "interrupted"):  # killed before it recorded its end
+                        sessions = [one.read_result() for one in run.sessions]
+                        run.set_status("finished", sessions=sessions, videos_due=config.meta.videos)
+                    make_videos(run)
+                    raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
+                _check_saved(run, left, reached)
+                saved = [one for one in run.sessions if one.index in left and one.index in reached]
+                if saved and contradictions(changed):
+                    # With forced values that do not fit, the run would be left without a usable state.
+                    check_restores(config, saved[0])
+                begins = {index: reached.get(index, 0) for index in left}
+                with recording_failure(run):
+                    differs = self._record(begins, changed, composed)
+                    for line in origins() if run.experiment is None else ():
+                        say(line)
+                    edited = [one for one in changed if one.key in self._edited]
+                    _announce(run, begins, reached, edited, differs)
+                    doing("restoring the run")
+                    return run_sessions(config, composed.plain, run, left)
 
     def _record(self, begins: Mapping[int, int], changed: Sequence[Change], composed: Composed) -> list[str]:
         """Write the provenance of this resume, and an entry in `run.json`.
@@ -158,7 +161,7 @@ class Resume(Again):
             "commits": {name: facts.get("commit") for name, facts in now["git"].items()},
             "edited_in_config_yaml": sorted(self._edited),
         }
-        run.set_status("waiting", resumes=[*resumes, entry])
+        run.set_status("running", resumes=[*resumes, entry])
         return differs
 
 
