@@ -100,6 +100,14 @@ def test_fork_that_is_killed_and_resumed_equals_the_original_run(trunk: Path, tm
     assert differences(trunk, folder) == []
 
 
+def test_fork_of_a_read_only_run_can_write_its_own_files(trunk: Path) -> None:
+    shutil.copytree(trunk, "archived")
+    for path in [Path("archived"), *Path("archived").rglob("*")]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    assert main([*fork("archived"), SHORT, "hydra.run.dir=forked"]) == 0
+    assert all(path.stat().st_mode & 0o200 for path in Path("forked").rglob("*"))
+
+
 def test_edits_that_a_resume_refuses_change_only_the_future_of_a_fork(trunk: Path) -> None:
     assert refusal(f"+resume={trunk}", EDIT, "env.max_frame=4800").code == "changed-past"
     assert main([*fork(trunk), EDIT, "hydra.run.dir=forked"]) == 0

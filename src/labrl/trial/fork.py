@@ -180,7 +180,10 @@ class Fork(Again):
                 if table.exists():
                     copy_synced(table, new.path / table.name)
             if old.episodes.is_dir():
-                shutil.copytree(old.episodes, new.episodes)
+                # Without the permissions of the files, which may be read-only in an archive.
+                new.episodes.mkdir(exist_ok=True)
+                for episode in sorted(old.episodes.iterdir()):
+                    shutil.copyfile(episode, new.episodes / episode.name)
             if replay is not None:
                 copy_replay(replay, new.replay)
         except FileNotFoundError as error:  # The run is still running.
