@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from labrl.analysis.intervals import method_of
+from labrl.analysis.methods import method_of
 from labrl.secrets import redact
 
 UNKNOWN = "–"

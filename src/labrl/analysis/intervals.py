@@ -18,19 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from labrl.analysis.methods import BOOTSTRAP, RUNS_FOR_IQM
+
 Array = NDArray[np.float64]
 Scores = Array | Sequence[ArrayLike]
 
 CONFIDENCE = 0.95
-RUNS_FOR_IQM = 10
-"""Number of runs from which the interquartile mean and the bootstrap are used; below, the mean and Student's
-t."""
 RUNS_FOR_INTERVAL = 3
 """Number of runs of a task below which there is no interval: that of two is 25 standard errors wide."""
-BOOTSTRAP = "stratified bootstrap"
-STUDENT = "Student's t"
-METHODS = f"{STUDENT} for 3 to 9 seeds, {BOOTSTRAP} from 10 on"
-"""Names of the methods of all intervals but those of a probability of improvement."""
 SCORE_METHOD = "Newcombe's score interval"
 PAIR_METHODS = f"{SCORE_METHOD} for fewer than 10 seeds and for probabilities of 0 and 1, else {BOOTSTRAP}"
 """Names of the methods of the intervals of probabilities of improvement."""
@@ -123,13 +118,6 @@ def _score_interval(value: float, m: int, n: int) -> tuple[float, float]:
 def statistic_of(number_of_runs: int) -> str:
     """Return the statistic for a number of runs: `iqm` from RUNS_FOR_IQM on, or `mean`."""
     return "iqm" if number_of_runs >= RUNS_FOR_IQM else "mean"
-
-
-def method_of(number_of_runs: int | None) -> str:
-    """Return the name of the method of the interval of a number of runs; None names that of any number."""
-    if number_of_runs is None:
-        return METHODS
-    return BOOTSTRAP if number_of_runs >= RUNS_FOR_IQM else STUDENT
 
 
 def score_method(value: float, *numbers_of_runs: int) -> str:

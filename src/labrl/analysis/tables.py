@@ -10,7 +10,8 @@ import polars as pl
 
 from labrl.analysis.formats import UNKNOWN, brackets, number
 from labrl.analysis.groups import value_text
-from labrl.analysis.intervals import METHODS, PAIR_METHODS, statistic_of
+from labrl.analysis.intervals import PAIR_METHODS, statistic_of
+from labrl.analysis.methods import METHODS
 from labrl.analysis.statistics import MEASURES, improvement, ranked
 
 ESTIMATES = {
