@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from labrl.learning.compute import Compute, Record
 from labrl.learning.flat import Network, trainable, views
 from labrl.learning.kernels.operation import Changes
-from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer
+from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_tensor
 from labrl.learning.optimizers import takes_tensors
 
 WARM_UP = 3
@@ -144,11 +145,8 @@ class DeviceLearner(Learner[Network]):
     def placed(self, observation: NDArray | Tensor) -> NDArray | Tensor:
         """Return observations in the network's layout; images on the device, where that is faster."""
         layout: Any = self.network.layout
-        if isinstance(observation, Tensor):
-            return layout(observation)
-        if not self._images or observation.dtype.names is not None:
-            return layout(observation)
-        return layout(self.tensor(observation))
+        as_it_is = not self._images or (isinstance(observation, np.ndarray) and observation.dtype.names)
+        return layout(observation if as_it_is else self.tensor(observation))
 
     def tensors(self, arrays: Mapping[str, NDArray]) -> dict[str, Tensor]:
         """Return arrays as tensors on the device, moved together if they have the same type."""
@@ -175,13 +173,11 @@ class DeviceLearner(Learner[Network]):
     ) -> tuple[Tensor, float | Tensor]:
         """Make one update, like Learner, without waiting. The next update may overwrite the results."""
         rate: Any = self.scalar("lr", lr)
+        compute = partial(super().update, loss, samples=samples, after=after)
 
         def function(tensors: Mapping[str, Tensor]) -> tuple[Tensor, float | Tensor]:
             at: Any = dataclasses.replace(minibatch, **tensors) if tensors else minibatch  # type: ignore[type-var]
-            statistics, norm = self.gradient(loss, at, samples=samples), self.step(rate)
-            if after is not None:
-                after(statistics, norm)
-            return statistics, norm
+            return compute(at, rate)
 
         if not (self._usable and isinstance(minibatch, Replaceable)):
             return function({})
@@ -208,7 +204,7 @@ class DeviceLearner(Learner[Network]):
             return type(output)._make(parts)
 
         given = {
-            str(place): _as_tensor(each)
+            str(place): as_tensor(each)
             for place, each in enumerate(inputs)
             if each is not None and 0 not in each.shape
         }
@@ -259,10 +255,3 @@ class DeviceLearner(Learner[Network]):
         if place not in replies:
             replies[place] = torch.empty_like(result, device="cpu", pin_memory=True)
         return replies[place].copy_(result, non_blocking=True)
-
-
-def _as_tensor(array: NDArray | Tensor) -> Tensor:
-    """Return an array as a tensor in main memory, float64 as float32; tensors are returned unchanged."""
-    if isinstance(array, Tensor):
-        return array
-    return torch.from_numpy(array.astype(np.float32) if array.dtype == np.float64 else array)

@@ -247,9 +247,8 @@ class Learner(Generic[Network]):
         """
         if array is None or isinstance(array, Tensor):
             return array
-        narrow = array.astype(np.float32) if array.dtype == np.float64 else array
         # The call returns when the array has been read, and does not wait for a GPU to have it.
-        return torch.from_numpy(narrow).to(self.device, non_blocking=True)
+        return as_tensor(array).to(self.device, non_blocking=True)
 
     def tensors(self, arrays: Mapping[str, NDArray]) -> dict[str, Tensor]:
         """Return arrays as tensors like `tensor`."""
@@ -333,6 +332,13 @@ class Autocast:
 def squared_norm(vector: Tensor) -> float:
     """Return the squared Euclidean norm, in double precision because noise is a difference of two of them."""
     return float(torch.linalg.vector_norm(vector, dtype=torch.float64)) ** 2
+
+
+def as_tensor(array: NDArray | Tensor) -> Tensor:
+    """Return an array as a tensor in main memory, float64 as float32; tensors are returned unchanged."""
+    if isinstance(array, Tensor):
+        return array
+    return torch.from_numpy(array.astype(np.float32) if array.dtype == np.float64 else array)
 
 
 def as_arrays(output: Any) -> Any:
