@@ -84,7 +84,7 @@ def test_report_has_no_errors_and_fits_any_width(
 def test_run_with_one_row_has_visible_points_and_distinct_ticks(browser: Browser, tmp_path: Path) -> None:
     """Regression test: a single row was drawn as one pixel, with five ticks that were all `-3e-9`."""
     rows = rows_of([4096], [20.0], loss=[-3e-9])
-    path = write_run(tmp_path / "run", [rows, rows_of([4096], [30.0], loss=[-3e-9])])
+    path = write_run(tmp_path / "run", [rows, rows_of([4096], [30.0], loss=[-3e-9]), rows])
     with opened(browser, build(path).path) as window:
         for figure in window.page.locator("figure").all():
             words = figure.locator("svg text:not(.empty)").all_text_contents()
