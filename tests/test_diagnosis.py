@@ -175,7 +175,7 @@ def test_command_and_report_show_what_was_seen(tmp_path: Path, capsys: pytest.Ca
     write_run(tmp_path / "bad", [bad, good, bad], config=config)
     write_run(tmp_path / "good", [good], config=config)
     (finding,) = diagnose_run(load_run(tmp_path / "bad"))
-    assert (finding.sign.name, finding.sessions) == ("entropy gone early", (0, 2))
+    assert (finding.name, finding.sessions) == ("entropy gone early", (0, 2))
     assert list_runs(["--diagnose", str(tmp_path / "bad")]) == DONE
     shown = capsys.readouterr().out
     for text in ("entropy", "sessions 0 and 2", "10,000", "20,000", "agent.entropy_coef=0.01"):
@@ -252,7 +252,7 @@ def signs_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[
         folder = tmp_path / "run"
         assert labrl.train([*overrides, *QUIET, f"hydra.run.dir={folder}"]).exit_code == 0
         write_baseline(folder)
-        return {finding.sign.name for finding in diagnose_run(load_run(folder))}
+        return {sign.name for sign in diagnose_run(load_run(folder))}
 
     return train
 

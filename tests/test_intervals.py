@@ -10,7 +10,7 @@ import pytest
 import rliable_numbers
 
 from labrl.analysis import intervals
-from labrl.analysis.intervals import aligned, common_grid, on_grid
+from labrl.analysis.intervals import align_curves, common_grid, interpolate_on
 
 CASES = rliable_numbers.arrays()
 RLIABLE = json.loads(rliable_numbers.NUMBERS.read_text())
@@ -177,13 +177,13 @@ def test_curve_without_any_run_is_nan() -> None:
 
 def test_curves_with_equal_frames_are_unchanged() -> None:
     frames = np.array([10.0, 20, 30])
-    grid, values = aligned([frames, frames], [np.array([1.0, 2, 3]), np.array([4.0, 5, 6])])
+    grid, values = align_curves([frames, frames], [np.array([1.0, 2, 3]), np.array([4.0, 5, 6])])
     assert grid.tolist() == [10, 20, 30]
     assert values.tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
 def test_curves_are_interpolated_linearly_and_never_extrapolated() -> None:
-    grid, values = aligned(
+    grid, values = align_curves(
         [np.array([10.0, 30]), np.array([20.0, 40])], [np.array([1.0, 3]), np.array([10.0, 20])]
     )
     assert grid.tolist() == [10, 20, 30, 40]
@@ -192,12 +192,12 @@ def test_curves_are_interpolated_linearly_and_never_extrapolated() -> None:
 
 def test_row_without_a_return_is_ignored() -> None:
     nan = float("nan")
-    assert on_grid(np.array([1.0, 2, 3]), np.array([1.0, 2, 3]), np.array([1.0, nan, 3])).tolist() == [
+    assert interpolate_on(np.array([1.0, 2, 3]), np.array([1.0, 2, 3]), np.array([1.0, nan, 3])).tolist() == [
         1,
         2,
         3,
     ]
-    assert np.isnan(on_grid(np.array([1.0]), np.array([1.0]), np.array([nan]))).all()
+    assert np.isnan(interpolate_on(np.array([1.0]), np.array([1.0]), np.array([nan]))).all()
 
 
 def test_thinned_grid_keeps_its_ends() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from run_cases import config_with, rising, write_run
 
-from labrl.analysis.groups import grouped
+from labrl.analysis.groups import group_runs
 from labrl.analysis.listing import as_table, entries
 from labrl.analysis.statistics import group_statistics
 from labrl.cli import list_runs
@@ -164,7 +164,7 @@ def test_list_and_report_count_the_same_sessions(tmp_path: Path) -> None:
     result = home / "0" / "session_0" / "result.json"
     result.write_text(json.dumps({**json.loads(result.read_text()), "seed": 0}))
     (entry,) = entries(tmp_path / "runs")
-    (group,) = grouped(find_runs([home]))
+    (group,) = group_runs(find_runs([home]))
     found = group_statistics(group.runs)
     assert (entry["final_return"], entry["seeds"]) == (15.0, 2)
     assert ([one["run"] for one in found["left_out"]], found["counted"]) == (["2", "3"], 2)

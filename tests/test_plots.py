@@ -14,7 +14,7 @@ from report_cases import report_of, write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
 from labrl.analysis.charts import Axis, Chart, Line, View
-from labrl.analysis.colours import DASHES, GREY, PALETTE, Style, agent_style, group_styles, mixed
+from labrl.analysis.colours import DASHES, GREY, PALETTE, Style, agent_style, group_styles, mix_colour
 from labrl.analysis.figures import (
     AVERAGE,
     COLUMN,
@@ -23,7 +23,7 @@ from labrl.analysis.figures import (
     ShortNumbers,
     moving_average,
     save_sheets,
-    shorten,
+    shorten_names,
 )
 from labrl.analysis.formats import short_number, time_unit
 from labrl.analysis.report.build import build, build_comparison
@@ -91,7 +91,7 @@ def test_colours_have_enough_contrast_on_white_and_on_black() -> None:
 
     for colour in (*PALETTE, GREY):
         assert 1.05 / (luminance(colour) + 0.05) > 2
-        assert (luminance(mixed(colour, 0.28)) + 0.05) / 0.055 > 3, (
+        assert (luminance(mix_colour(colour, 0.28)) + 0.05) / 0.055 > 3, (
             "too dark for the dark report, which lightens colours"
         )
     assert len(DASHES) == len(set(DASHES))
@@ -187,7 +187,7 @@ def test_step_lines_points_and_named_ticks_are_drawn(tmp_path: Path) -> None:
     points = Line("a", "dots", style, {"x": view}, "points", mark="cross")
     names = ["a long name that ends in 1", "a long name that ends in 2", "short"]
     text = chart_svg(tmp_path / "points", points, axis=Axis("", names))
-    assert all(f">{name}<" in text for name in shorten(names, 12))
+    assert all(f">{name}<" in text for name in shorten_names(names, 12))
 
 
 def test_numbers_are_shortened() -> None:
@@ -198,8 +198,8 @@ def test_numbers_are_shortened() -> None:
 def test_shortened_names_stay_different() -> None:
     """Regression test: two groups had the same tick label after shortening."""
     names = [f"ppo lr={k} and a very long tail" for k in range(3)]
-    assert len(set(shorten(names, 12))) == 3
-    assert shorten(["ppo", "a_very_long_name"], 9) == ["ppo", "a_ve…name"]
+    assert len(set(shorten_names(names, 12))) == 3
+    assert shorten_names(["ppo", "a_very_long_name"], 9) == ["ppo", "a_ve…name"]
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,8 @@ def test_figures_need_no_display_and_keep_the_users_matplotlib_settings(tmp_path
         "import sys, matplotlib\n"
         "matplotlib.rcParams['font.size'] = 31\n"
         "import labrl.analysis.report.build\n"
-        "from labrl.analysis.figures import styled\n"
-        "with styled():\n"
+        "from labrl.analysis.figures import use_style\n"
+        "with use_style():\n"
         "    assert matplotlib.rcParams['font.size'] == 8\n"
         "assert matplotlib.rcParams['font.size'] == 31\n"
         "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules\n"

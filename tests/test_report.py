@@ -13,7 +13,7 @@ import pytest
 from report_cases import ReportPage, report_of, write_experiment, write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
-from labrl.analysis.charts import Axis, Chart, Line, View, kept
+from labrl.analysis.charts import Axis, Chart, Line, View, thin_curve
 from labrl.analysis.colours import Style
 from labrl.analysis.report.build import build
 from labrl.analysis.report.page import SMALL_VIDEO
@@ -291,7 +291,7 @@ def test_long_curves_are_thinned_but_keep_spikes_and_gaps(tmp_path: Path) -> Non
     values = np.sin(np.arange(50_000) / 5000)
     values[[17, 31_000]] = 50, -50
     values[40_000] = np.nan
-    index = kept(values, 500)
+    index = thin_curve(values, 500)
     assert len(index) <= 3 * 250 + 2
     assert {0, 17, 31_000, 40_000, 49_999} <= set(index.tolist())
     assert (np.diff(index) > 0).all()

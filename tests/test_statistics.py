@@ -15,7 +15,7 @@ from run_cases import config_with, rising, rows_of, write_run, write_session
 
 from labrl.analysis import intervals
 from labrl.analysis.baselines import baseline_path
-from labrl.analysis.groups import grouped
+from labrl.analysis.groups import group_runs
 from labrl.analysis.report.build import build
 from labrl.analysis.statistics import MEASURES, compare, group_statistics, trial_statistics
 from labrl.run.find import find_runs, load_run
@@ -225,7 +225,7 @@ def test_sessions_of_several_runs_are_pooled_and_repetitions_count_once(tmp_path
     for seed in (1, 2):
         write_run(tmp_path / str(seed), [rising(10), rising(20)], config=config_with(seed=seed))
     write_run(tmp_path / "again", [rising(10), rising(20)], config=config_with(seed=1))
-    (group,) = grouped(find_runs([tmp_path / name for name in ("1", "2", "again")]))
+    (group,) = group_runs(find_runs([tmp_path / name for name in ("1", "2", "again")]))
     statistics = group_statistics(group.runs)
     assert statistics["counted"] == 4
     assert reasons(statistics) == [f"the same seed and configuration as session {k} of 1" for k in (0, 1)]
@@ -253,7 +253,7 @@ def experiment(tmp_path: Path) -> Path:
 
 
 def test_environments_are_compared_separately_with_a_warning(tmp_path: Path) -> None:
-    statistics = compare(grouped(find_runs([experiment(tmp_path / "runs")])))
+    statistics = compare(group_runs(find_runs([experiment(tmp_path / "runs")])))
     assert {env["env"]: [group["name"] for group in env["groups"]] for env in statistics["envs"]} == {
         env: ["ppo", "dqn"] for env in ("pong", "breakout", "cartpole")
     }
@@ -268,7 +268,7 @@ def test_environments_are_compared_separately_with_a_warning(tmp_path: Path) -> 
 
 
 def test_atari_games_are_also_compared_by_human_normalized_score(tmp_path: Path) -> None:
-    statistics = compare(grouped(find_runs([experiment(tmp_path / "runs")])))
+    statistics = compare(group_runs(find_runs([experiment(tmp_path / "runs")])))
     across = statistics["across"]
     assert (across["envs"], across["left_out"]) == (["pong", "breakout"], ["cartpole"])
     scores = {
@@ -282,14 +282,14 @@ def test_atari_games_are_also_compared_by_human_normalized_score(tmp_path: Path)
     ppo = next(group for group in across["groups"] if group["name"] == "ppo")
     assert ppo["sessions"] == 6
     assert ppo["human_normalized"]["iqm"] == by_hand["iqm"]._asdict()
-    assert compare(grouped(find_runs([tmp_path / "runs" / "ppo_pong"])))["across"] is None
+    assert compare(group_runs(find_runs([tmp_path / "runs" / "ppo_pong"])))["across"] is None
 
 
 def test_groups_with_different_scores_or_budgets_get_a_warning(tmp_path: Path) -> None:
     write_run(tmp_path / "a", [rising(10)], agent="ppo")
     config = config_with(meta__rigorous_eval=5, agent__lr=0.5)
     write_run(tmp_path / "b", [rising(10, frames=500)], agent="dqn", config=config)
-    warnings = compare(grouped(find_runs([tmp_path])))["envs"][0]["warnings"]
+    warnings = compare(group_runs(find_runs([tmp_path])))["envs"][0]["warnings"]
     kinds, frames = warnings
     assert "ppo" in kinds
     assert "dqn" in kinds
@@ -304,7 +304,7 @@ def test_comparison_lists_every_key_that_differs_and_names_those_that_nobody_typ
 
     write("ppo", ["agent.lr=0.1"], agent__lr=0.1)
     write("mine", ["agent.lr=0.2"], agent__lr=0.2, env__num_envs=8, agent__own=1)
-    (env,) = compare(grouped(find_runs([tmp_path])))["envs"]
+    (env,) = compare(group_runs(find_runs([tmp_path])))["envs"]
     names = [group["name"] for group in env["groups"]]
     by_group = {key: dict(zip(names, values, strict=True)) for key, values in env["differing"].items()}
     assert by_group == {
@@ -323,7 +323,7 @@ def test_comparison_lists_every_key_that_differs_and_names_those_that_nobody_typ
     # A comparison of one agent compares whatever differs.
     shutil.rmtree(tmp_path / "mine")
     write_run(tmp_path / "other", [rising(10)], config=config_with(env__num_envs=8))
-    (env,) = compare(grouped(find_runs([tmp_path])))["envs"]
+    (env,) = compare(group_runs(find_runs([tmp_path])))["envs"]
     assert [*env["differing"]] == ["agent.lr", "env.num_envs"]
     assert env["not_compared"] == []
 
@@ -332,14 +332,14 @@ def test_names_and_warnings_of_search_trials_round_their_values(tmp_path: Path) 
     for number, lr in enumerate((0.0012050248228654657, 2.2253804472835358e-05, 0.5, 0.25, 0.125)):
         config = config_with(agent__lr=lr)
         write_run(tmp_path / str(number), [rising(10, frames=500 + 100 * number)], config=config)
-    groups = grouped(find_runs([tmp_path]))
+    groups = group_runs(find_runs([tmp_path]))
     assert [group.name for group in groups][:3] == ["ppo lr=0.001205", "ppo lr=2.225e-05", "ppo lr=0.5"]
     (warning,) = compare(groups)["envs"][0]["warnings"]
     assert re.findall(r"[\d,]+", warning) == ["500", "900"]
     near = [0.12344999, 0.12344998]
     for number, lr in enumerate(near):
         write_run(tmp_path / "near" / str(number), [rising(10)], config=config_with(agent__lr=lr))
-    assert [group.name for group in grouped(find_runs([tmp_path / "near"]))] == [
+    assert [group.name for group in group_runs(find_runs([tmp_path / "near"]))] == [
         f"ppo lr={lr}" for lr in near
     ]
 
@@ -353,7 +353,7 @@ def test_schedules_are_named_by_their_short_form(tmp_path: Path) -> None:
     ]
     for number, lr in enumerate(schedules):
         write_run(tmp_path / str(number), [rising(10)], config=config_with(agent__lr=lr))
-    names = [group.name for group in grouped(find_runs([tmp_path]))]
+    names = [group.name for group in group_runs(find_runs([tmp_path]))]
     assert names[:2] == ["ppo lr=linear:0.0003333:0:100000", "ppo lr=cosine:0.0003333:0:100000:500"]
     assert names[2].startswith("ppo lr={kind: piecewise")
 
@@ -362,7 +362,7 @@ def test_many_groups_are_compared_only_with_the_best(tmp_path: Path) -> None:
     for number in range(12):
         config = config_with(agent__lr=float(number))
         write_run(tmp_path / f"{number:02}", [rows_of([100], [float(number)])], config=config)
-    pairs = compare(grouped(find_runs([tmp_path])))["envs"][0]["improvement"]
+    pairs = compare(group_runs(find_runs([tmp_path])))["envs"][0]["improvement"]
     assert len(pairs) == 11
     assert {pair["x"] for pair in pairs} == {"ppo lr=11"}
 
@@ -406,7 +406,7 @@ def test_group_is_best_only_if_it_differs_clearly_from_every_other(
         sessions = [rising(level + seed) for seed in range(seeds)]
         config = config_with(agent___target_=f"x.{agent}")
         write_run(tmp_path / agent, sessions, config=config, agent=agent)
-    (entry,) = compare(grouped(find_runs([tmp_path])))["envs"]
+    (entry,) = compare(group_runs(find_runs([tmp_path])))["envs"]
     assert entry["best"] == best
     (pair,) = entry["improvement"]
     assert (pair["value"], pair["low"]) == (0.0, 0.0)

@@ -10,7 +10,7 @@ import pytest
 from options import options
 
 from labrl.config.compose import compose, resolve
-from labrl.dashboards.login import chosen, has_login
+from labrl.dashboards.login import choose_mode, has_login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.errors import InputError
 from labrl.run.experiment import Experiment, TrialRecord
@@ -27,7 +27,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def mode(**changes: str) -> str:
     """Return the mode that is chosen for a configuration with these changes."""
-    return chosen(options("wandb", **changes))[0]
+    return choose_mode(options("wandb", **changes))[0]
 
 
 def settings(path: Path, text: str) -> None:
@@ -56,7 +56,7 @@ def test_configured_mode_overrides_the_environment(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("WANDB_API_KEY", "k")
     monkeypatch.setenv("WANDB_MODE", "online")
     assert mode(mode="offline") == "offline"
-    assert chosen(options("wandb", mode="disabled")) == ("disabled", None)
+    assert choose_mode(options("wandb", mode="disabled")) == ("disabled", None)
 
 
 def test_auto_follows_settings_files_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

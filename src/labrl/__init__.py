@@ -166,8 +166,8 @@ def runs(
     import os
     from pathlib import Path
 
-    from labrl.analysis.groups import agreeing
+    from labrl.analysis.groups import filter_runs
     from labrl.run.find import find_runs
 
     found = find_runs([places] if isinstance(places, str | os.PathLike) else places)
-    return agreeing(found, filters, Path())
+    return filter_runs(found, filters, Path())

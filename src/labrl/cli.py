@@ -627,11 +627,11 @@ def report(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         args = parser.parse_args(argv)
         if args.adaptive:
-            from labrl.analysis.groups import grouped
+            from labrl.analysis.groups import group_runs
             from labrl.analysis.statistics import compare_in_stages
             from labrl.run.find import find_runs
 
-            print("\n".join(compare_in_stages(grouped(find_runs(args.places), args.by))))
+            print("\n".join(compare_in_stages(group_runs(find_runs(args.places), args.by))))
             return DONE
         from labrl.trial.reporting import report_on
 

@@ -73,38 +73,32 @@ def random_baseline(env: Mapping[str, Any]) -> Baseline | None:
             return Baseline(float(facts["mean"]), facts["std"], int(facts["episodes"]), "measured")
         except (OSError, ValueError, KeyError, TypeError):
             continue  # not measured yet, or damaged
-    published = _atari().get(str(env.get("game")))
+    published = human_range(env)
     return Baseline(published[0], None, None, "published") if published else None
 
 
 def human_range(env: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the published returns of the random policy and of a human in the game; None for other
-    environments."""
-    return _atari().get(str(env.get("game")))
+    environments.
+
+    From Mnih et al., 2015, doi:10.1038/nature14236, and Wang et al., 2016.
+    """
+    found = _table("atari57.csv").get(str(env.get("game")))
+    return None if found is None else (float(found["random"]), float(found["human"]))
 
 
 def threshold_of(env: Mapping[str, Any]) -> Threshold | None:
     """Return the return that counts as solved: Gymnasium's threshold for the id, or a human's return in an
     Atari game; or None."""
-    solved = _solved().get(str(env.get("id")))
+    solved = _table("solved.csv").get(str(env.get("id")))
     if solved is not None:
-        return Threshold(solved, "gymnasium")
+        return Threshold(float(solved["return"]), "gymnasium")
     human = human_range(env)
     return Threshold(human[1], "human") if human else None
 
 
 @functools.cache
-def _atari() -> dict[str, tuple[float, float]]:
-    """Return random and human score by game (Mnih et al., 2015, doi:10.1038/nature14236; Wang et al.,
-    2016)."""
-    return {row["game"]: (float(row["random"]), float(row["human"])) for row in _table("atari57.csv")}
-
-
-@functools.cache
-def _solved() -> dict[str, float]:
-    return {row["id"]: float(row["return"]) for row in _table("solved.csv")}
-
-
-def _table(name: str) -> list[dict[str, str]]:
+def _table(name: str) -> dict[str, dict[str, str]]:
+    """Return the rows of a file in `data/` by their first cell."""
     text = importlib.resources.files("labrl.analysis").joinpath("data", name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+    return {next(iter(row.values())): row for row in csv.DictReader(text.splitlines())}

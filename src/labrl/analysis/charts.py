@@ -65,7 +65,7 @@ class Line:
         """Return the line as data for `Chart.spec`."""
         views = {}
         for name, view in self.views.items():
-            index = kept(view.y, most) if self.role != "points" else slice(None)
+            index = thin_curve(view.y, most) if self.role != "points" else slice(None)
             arrays = {"x": view.x, "y": view.y}
             if self.role != "seed" and view.low is not None and view.high is not None:
                 arrays |= {"low": view.low, "high": view.high}
@@ -112,7 +112,7 @@ class Chart:
         return spec | {"lines": lines, "can_log": can_log and not self.fixed_y}
 
 
-def kept(y: NDArray[np.float64], most: int) -> NDArray[np.intp]:
+def thin_curve(y: NDArray[np.float64], most: int) -> NDArray[np.intp]:
     """Return the increasing indices of about `most` values of a curve to keep, including both ends.
 
     y: [points]. The curve is divided into stretches of equal length. The lowest and the highest finite value

@@ -83,7 +83,7 @@ def group_styles(agents: Sequence[str]) -> list[Style]:
         style, before, number = owns[agent], agents[:index].count(agent), counts[agent]
         if number > 1 and len(counts) > 1:
             dash = DASHES[(DASHES.index(style.dash) + before) % len(DASHES)]
-            style = Style(mixed(style.colour, 1.1 * before / (number - 1) - 0.5), dash)
+            style = Style(mix_colour(style.colour, 1.1 * before / (number - 1) - 0.5), dash)
         elif number > 1:
             start = PALETTE.index(style.colour) if style.colour in PALETTE else 0
             colour = PALETTE[(start + before) % len(PALETTE)]
@@ -99,7 +99,7 @@ def _free(wanted: Style, taken: Sequence[Style]) -> Style:
     if _channels(wanted.colour) not in colours:
         return wanted
     near = (
-        Style(mixed(colour, share), dash)
+        Style(mix_colour(colour, share), dash)
         for dash in (wanted.dash, *DASHES)
         for colour in (wanted.colour, *PALETTE)
         for share in (0.0, -0.4, 0.4, -0.2, 0.2)
@@ -114,7 +114,7 @@ def _channels(colour: str) -> list[int]:
     return [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
 
 
-def mixed(colour: str, share: float) -> str:
+def mix_colour(colour: str, share: float) -> str:
     """Return `colour` mixed with a fraction of white, or of black if `share` is below 0."""
     other = 255 if share > 0 else 0
     return "#" + "".join(f"{round(c + (other - c) * abs(share)):02X}" for c in _channels(colour))

@@ -57,14 +57,17 @@ class Sign(NamedTuple):
     """What it usually means."""
     overrides: tuple[str, ...]
     """Overrides to try, one at a time, for keys that the configuration has."""
+    sessions: tuple[int, ...] = (0,)
+    """Sessions in which it was seen; the other fields are those of the first of them."""
+
+    @property
+    def where(self) -> str:
+        """The sessions and rows in which it was seen."""
+        return f"{sessions_text(self.sessions)}, frames {self.first:,} to {self.last:,}"
 
 
-class Seen(NamedTuple):
-    """What a check saw."""
-
-    text: str
-    frames: Column
-    """Frames of the rows in which it was seen."""
+Seen = tuple[str, Column]
+"""What a check saw, and the frames of the rows in which it did."""
 
 
 @dataclass(frozen=True)
@@ -134,27 +137,75 @@ class Evidence:
         return float(returns[: max(len(returns) // 4, 1)].mean()), "in the first quarter of the rows"
 
 
+Check = Callable[[Evidence], Seen | None]
+
+
+class Rule(NamedTuple):
+    """A sign and how it is recognized."""
+
+    name: str
+    means: str
+    """What it usually means."""
+    attempts: tuple[str, ...]
+    """Overrides; `key*factor` stands for the value of the key times a factor."""
+    check: Check
+
+
+RULES: list[Rule] = []
+"""All signs, in the order in which they are shown."""
+
+
+def rule(name: str, means: str, *attempts: str) -> Callable[[Check], Check]:
+    """Register a function as the check of a rule; see `Rule`."""
+
+    def register(check: Check) -> Check:
+        RULES.append(Rule(name, means, attempts, check))
+        return check
+
+    return register
+
+
 def _late(frames: Column, after: float = 0.5) -> Any:
     """Return a mask of the rows after a fraction of the frames; of none if there are too few rows."""
     return frames > (after * frames[-1] if len(frames) >= FEWEST_ROWS else np.inf)
 
 
+@rule(
+    "episodes never end",
+    "the environment neither terminates nor truncates, so there is no return to learn or to report",
+    "env.max_episode_steps=1000",
+)
 def _endless(of: Evidence) -> Seen | None:
     frames = of.rows["frame"]
     steps = of.last("frame") / (of.option("env.num_envs") or 1)
     if of.last("episode") or steps < EPISODE_STEPS:
         return None
-    return Seen(f"no episode ended in {number(steps)} steps of each environment", frames)
+    return (f"no episode ended in {number(steps)} steps of each environment", frames)
 
 
+@rule(
+    "too few updates",
+    "the budget ends before learning has begun, or a rollout or minibatch is large for it",
+    "env.max_frame*10",
+    "agent.learning_starts*0.1",
+    "agent.horizon*0.25",
+    "agent.updates_per_frame*4",
+)
 def _few_updates(of: Evidence) -> Seen | None:
     updates = of.last("opt_step")
     learned = updates and of.final is not None and of.final > of.random[0]
     if updates >= FEWEST_UPDATES or of.progress < 0.5 or learned:
         return None
-    return Seen(f"{number(updates)} updates in {number(of.last('frame'))} frames", of.rows["frame"])
+    return (f"{number(updates)} updates in {number(of.last('frame'))} frames", of.rows["frame"])
 
 
+@rule(
+    "returns not above random",
+    "nothing was learned: look at the other signs, and at the rewards of a few episodes (+enjoy)",
+    "agent.gamma=0.99",
+    "agent.lr*0.1",
+    "env.max_frame*10",
+)
 def _no_better_than_random(of: Evidence) -> Seen | None:
     if of.final is None or of.progress < 0.2 or of.last("opt_step") < FEWEST_UPDATES:
         return None
@@ -163,9 +214,15 @@ def _no_better_than_random(of: Evidence) -> Seen | None:
         return None
     frames, _ = of.known("return_mean", updates=False)
     late = frames > 0.9 * frames[-1]
-    return Seen(f"final return {number(of.final)}, not above that {name}, {number(limit)}", frames[late])
+    return (f"final return {number(of.final)}, not above that {name}, {number(limit)}", frames[late])
 
 
+@rule(
+    "entropy gone early",
+    "the policy stopped exploring before the middle of the run and cannot find better actions",
+    "agent.entropy_coef=0.01",
+    "agent.lr*0.1",
+)
 def _no_entropy(of: Evidence) -> Seen | None:
     # The entropy of real-valued actions has no lowest value.
     column = "entropy" if "action_top_share" in of.rows else "policy_std"
@@ -177,9 +234,16 @@ def _no_entropy(of: Evidence) -> Seen | None:
     if not gone[late].all():
         return None
     share = number(100 * float(values[gone].max() / values.max()), 2)
-    return Seen(f"{column} at most {share} % of its highest value", frames[gone])
+    return (f"{column} at most {share} % of its highest value", frames[gone])
 
 
+@rule(
+    "policy steps too large",
+    "an update changes the policy so much that its data no longer describes it, and it may collapse",
+    "agent.lr*0.1",
+    "agent.epochs*0.5",
+    "agent.target_kl=0.02",
+)
 def _large_steps(of: Evidence) -> Seen | None:
     for column, large, largest in (
         ("kl", LARGE_KL, LARGEST_KL),
@@ -187,18 +251,34 @@ def _large_steps(of: Evidence) -> Seen | None:
     ):
         frames, values = of.known(column)
         if len(values) and ((values > large).mean() >= 0.2 or values.max() > largest):
-            return Seen(f"{column} up to {number(float(values.max()), 3)}", frames[values > large])
+            return (f"{column} up to {number(float(values.max()), 3)}", frames[values > large])
     return None
 
 
+@rule(
+    "explained variance below zero",
+    "values predict returns worse than a constant: they do not fit, or all returns are equal",
+    "transforms/reward=normalize",
+    "agent.gamma=0.99",
+    "agent.lr*0.1",
+    "agent.value_coef*2",
+)
 def _unexplained(of: Evidence) -> Seen | None:
     frames, values = of.known("explained_variance")
     late = _late(frames)
     if not late.any() or np.median(values[late]) >= 0:
         return None
-    return Seen(f"explained_variance {number(float(np.median(values[late])), 3)} (median)", frames[late])
+    return (f"explained_variance {number(float(np.median(values[late])), 3)} (median)", frames[late])
 
 
+@rule(
+    "value loss growing",
+    "values diverge: their targets depend on themselves and grow faster than the returns",
+    "agent.lr*0.1",
+    "agent.max_grad_norm=0.5",
+    "transforms/reward=normalize",
+    "agent=double_dqn",
+)
 def _growing_values(of: Evidence) -> Seen | None:
     return_frames, returns = of.known("return_mean", updates=False)
     if len(returns) < FEWEST_ROWS:
@@ -209,7 +289,7 @@ def _growing_values(of: Evidence) -> Seen | None:
     if late.any() and of.option("transforms.reward._target_") is None:
         size = float(np.median(np.abs(values[late])))
         if size > GROWTH * max(float(sizes.max()), 1.0):
-            return Seen(f"Q values of {number(size)}, returns of {number(float(sizes.max()))}", frames[late])
+            return (f"Q values of {number(size)}, returns of {number(float(sizes.max()))}", frames[late])
     early_returns = sizes[~_late(return_frames, 1 / 3)]
     last = float(np.median(sizes[_late(return_frames, 2 / 3)]))
     first = float(np.median(early_returns)) if len(early_returns) else last
@@ -221,18 +301,32 @@ def _growing_values(of: Evidence) -> Seen | None:
         then, now = float(np.median(values[early])), float(np.median(values[late]))
         # Losses are squared errors of values, which grow as returns do.
         if now > GROWTH * max(then, 1e-3) * max(1.0, float(last / max(first, 1e-9)) ** 2):
-            return Seen(f"{column} grew from {number(then)} to {number(now)} (medians)", frames[late])
+            return (f"{column} grew from {number(then)} to {number(now)} (medians)", frames[late])
     return None
 
 
+@rule(
+    "actions at the bounds",
+    "the policy's outputs are far outside the action space, so that its gradient hardly changes actions",
+    "agent.lr*0.1",
+    "transforms/reward=normalize",
+    "transforms/observation=normalize",
+)
 def _at_bounds(of: Evidence) -> Seen | None:
     frames, values = of.known("action_bound_share", updates=False)
     late = _late(frames)
     if not late.any() or np.median(values[late]) < AT_BOUNDS:
         return None
-    return Seen(f"{100 * float(np.median(values[late])):.0f} % of the actions at their bounds", frames[late])
+    return (f"{100 * float(np.median(values[late])):.0f} % of the actions at their bounds", frames[late])
 
 
+@rule(
+    "gradient always clipped",
+    "every update is cut to a tiny part, so the learning rate no longer says how far weights move",
+    "transforms/reward=normalize",
+    "transforms/observation=normalize",
+    "agent.max_grad_norm*10",
+)
 def _clipped(of: Evidence) -> Seen | None:
     frames, values = of.known("grad_norm")
     limit = of.option("agent.max_grad_norm")
@@ -241,105 +335,34 @@ def _clipped(of: Evidence) -> Seen | None:
     ratio = float(np.median(values) / limit)
     if ratio < CLIPPED:
         return None
-    return Seen(f"grad_norm {number(ratio, 2)} times agent.max_grad_norm={limit} (median)", frames)
+    return (f"grad_norm {number(ratio, 2)} times agent.max_grad_norm={limit} (median)", frames)
 
 
+@rule(
+    "reward scale",
+    "values are far from the size that learning rates, clipping and initial weights are made for",
+    "transforms/reward=normalize",
+)
 def _reward_scale(of: Evidence) -> Seen | None:
     size = of.reward
     if size is None or SMALL_REWARD <= size <= LARGE_REWARD:
         return None
     frames, _ = of.known("return_mean", updates=False)
-    return Seen(f"rewards of {number(size, 3)} per step, as the learner sees them", frames)
+    return (f"rewards of {number(size, 3)} per step, as the learner sees them", frames)
 
 
+@rule(
+    "observations unscaled",
+    "rewards are of an ordinary size, so large observations make the gradient large and saturate layers",
+    "transforms/observation=normalize",
+)
 def _unscaled_observations(of: Evidence) -> Seen | None:
     normalized = of.option("transforms.observation._target_") is not None
     if normalized or of.option("env.game") is not None or of.reward is None or _reward_scale(of) is not None:
         return None
-    seen = _clipped(of)
-    if seen is None:
+    if (seen := _clipped(of)) is None:
         return None
-    return seen._replace(text=f"{seen.text}, with rewards of {number(of.reward, 3)} per step")
-
-
-class _Rule(NamedTuple):
-    name: str
-    check: Callable[[Evidence], Seen | None]
-    means: str
-    """What it usually means."""
-    attempts: tuple[str, ...]
-    """Overrides; `key*factor` stands for the value of the key times a factor."""
-
-
-RULES = (
-    _Rule(
-        "episodes never end",
-        _endless,
-        "the environment neither terminates nor truncates, so there is no return to learn or to report",
-        ("env.max_episode_steps=1000",),
-    ),
-    _Rule(
-        "too few updates",
-        _few_updates,
-        "the budget ends before learning has begun, or a rollout or minibatch is large for it",
-        ("env.max_frame*10", "agent.learning_starts*0.1", "agent.horizon*0.25", "agent.updates_per_frame*4"),
-    ),
-    _Rule(
-        "returns not above random",
-        _no_better_than_random,
-        "nothing was learned: look at the other signs, and at the rewards of a few episodes (+enjoy)",
-        ("agent.gamma=0.99", "agent.lr*0.1", "env.max_frame*10"),
-    ),
-    _Rule(
-        "entropy gone early",
-        _no_entropy,
-        "the policy stopped exploring before the middle of the run and cannot find better actions",
-        ("agent.entropy_coef=0.01", "agent.lr*0.1"),
-    ),
-    _Rule(
-        "policy steps too large",
-        _large_steps,
-        "an update changes the policy so much that its data no longer describes it, and it may collapse",
-        ("agent.lr*0.1", "agent.epochs*0.5", "agent.target_kl=0.02"),
-    ),
-    _Rule(
-        "explained variance below zero",
-        _unexplained,
-        "values predict returns worse than a constant: they do not fit, or all returns are equal",
-        ("transforms/reward=normalize", "agent.gamma=0.99", "agent.lr*0.1", "agent.value_coef*2"),
-    ),
-    _Rule(
-        "value loss growing",
-        _growing_values,
-        "values diverge: their targets depend on themselves and grow faster than the returns",
-        ("agent.lr*0.1", "agent.max_grad_norm=0.5", "transforms/reward=normalize", "agent=double_dqn"),
-    ),
-    _Rule(
-        "actions at the bounds",
-        _at_bounds,
-        "the policy's outputs are far outside the action space, so that its gradient hardly changes actions",
-        ("agent.lr*0.1", "transforms/reward=normalize", "transforms/observation=normalize"),
-    ),
-    _Rule(
-        "gradient always clipped",
-        _clipped,
-        "every update is cut to a tiny part, so the learning rate no longer says how far weights move",
-        ("transforms/reward=normalize", "transforms/observation=normalize", "agent.max_grad_norm*10"),
-    ),
-    _Rule(
-        "reward scale",
-        _reward_scale,
-        "values are far from the size that learning rates, clipping and initial weights are made for",
-        ("transforms/reward=normalize",),
-    ),
-    _Rule(
-        "observations unscaled",
-        _unscaled_observations,
-        "rewards are of an ordinary size, so large observations make the gradient large and saturate layers",
-        ("transforms/observation=normalize",),
-    ),
-)
-"""All signs, in the order in which they are shown."""
+    return f"{seen[0]}, with rewards of {number(of.reward, 3)} per step", seen[1]
 
 
 def diagnose(of: Evidence) -> Iterator[Sign]:
@@ -349,11 +372,10 @@ def diagnose(of: Evidence) -> Iterator[Sign]:
     if of.final is not None and of.solved is not None and of.final >= of.solved:
         return
     for rule in RULES:
-        seen = rule.check(of)
-        if seen is not None and len(seen.frames):
+        text, frames = rule.check(of) or ("", np.empty(0))
+        if len(frames):
             overrides = tuple(filter(None, (_override(one, of) for one in rule.attempts)))
-            first, last = int(seen.frames[0]), int(seen.frames[-1])
-            yield Sign(rule.name, seen.text, first, last, rule.means, overrides)
+            yield Sign(rule.name, text, int(frames[0]), int(frames[-1]), rule.means, overrides)
 
 
 def _override(attempt: str, of: Evidence) -> str:
@@ -378,43 +400,23 @@ def _override(attempt: str, of: Evidence) -> str:
     return attempt if has and not (present and float(present) >= 0.9 * float(value)) else ""
 
 
-class Finding(NamedTuple):
-    """A sign in one or several sessions of a run."""
-
-    sign: Sign
-    """The sign in the first of them."""
-    sessions: tuple[int, ...]
-
-    @property
-    def where(self) -> str:
-        """The sessions and rows in which it was seen."""
-        return f"{sessions_text(self.sessions)}, frames {self.sign.first:,} to {self.sign.last:,}"
-
-
-def diagnose_run(run: Run) -> list[Finding]:
+def diagnose_run(run: Run) -> list[Sign]:
     """Return the signs in the sessions of a run, each only once."""
     env = run.config.get("env", {})
     baseline, threshold = random_baseline(env), threshold_of(env)
-    found: dict[str, list[tuple[int, Sign]]] = {}
+    found: dict[str, Sign] = {}
     for session in run.sessions:
         evidence = Evidence(session.train, run.config, baseline, threshold.value if threshold else None)
         for sign in diagnose(evidence):
-            found.setdefault(sign.name, []).append((session.index, sign))
-    order = [rule.name for rule in RULES]
-    return [
-        Finding(pairs[0][1], tuple(index for index, _ in pairs))
-        for _, pairs in sorted(found.items(), key=lambda item: order.index(item[0]))
-    ]
+            first = found.get(sign.name, sign._replace(sessions=()))
+            found[sign.name] = first._replace(sessions=(*first.sessions, session.index))
+    return [found[rule.name] for rule in RULES if rule.name in found]
 
 
-def as_text(findings: list[Finding]) -> str:
-    """Return the findings for a terminal, a paragraph for each."""
-    if not findings:
-        return "no known sign of failing to learn"
-    parts = []
-    for finding in findings:
-        sign = finding.sign
-        lines = [f"{sign.name}: {sign.seen} ({finding.where})", f"  usually means: {sign.means}"]
+def as_text(signs: list[Sign]) -> str:
+    """Return the signs for a terminal, a paragraph for each."""
+    lines = []
+    for sign in signs:
+        lines += [f"{sign.name}: {sign.seen} ({sign.where})", f"  usually means: {sign.means}"]
         lines += [f"  try: {'   or   '.join(sign.overrides)}"] if sign.overrides else []
-        parts.append("\n".join(lines))
-    return "\n".join(parts)
+    return "\n".join(lines or ["no known sign of failing to learn"])

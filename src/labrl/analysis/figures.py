@@ -20,8 +20,8 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from labrl.analysis.charts import Chart, Line, View
-from labrl.analysis.colours import mixed
-from labrl.analysis.formats import distinct_texts, short_number, shortened
+from labrl.analysis.colours import mix_colour
+from labrl.analysis.formats import distinct_texts, short_number, shorten
 
 COLUMN, TEXT = 3.25, 6.75
 """Widths of a column and of the text of a conference paper, in inches."""
@@ -64,7 +64,7 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
     written: list[Path] = []
     figure: Figure | None = None
     shown: list[Chart] = []
-    with styled():
+    with use_style():
         for sheet in sheets:
             charts = [
                 chart
@@ -93,7 +93,7 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
 
 
 @contextmanager
-def styled() -> Iterator[None]:
+def use_style() -> Iterator[None]:
     """Draw with labrl's style in this context, independent of the user's Matplotlib settings."""
     with mpl.rc_context():
         mpl.rc_file(STYLE)
@@ -125,9 +125,9 @@ def moving_average(values: NDArray[np.float64], rows: int) -> NDArray[np.float64
     return known.rolling_mean(rows, min_samples=1).fill_null(float("nan")).to_numpy()
 
 
-def shorten(names: Sequence[str], most: int) -> list[str]:
+def shorten_names(names: Sequence[str], most: int) -> list[str]:
     """Cut names in the middle so that they fit, unless different names would become equal."""
-    short = [shortened(name, most) for name in names]
+    short = [shorten(name, most) for name in names]
     return short if len(set(short)) == len(set(names)) else list(names)
 
 
@@ -148,7 +148,9 @@ def _single(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
     for artist, name in zip(*axes.get_legend_handles_labels(), strict=True):
         if name in (*shown, AVERAGE):
             handles.setdefault(name, artist)
-    figure.legend(handles.values(), shorten(list(handles), 44), loc="lower left", bbox_to_anchor=(0.02, 0.0))
+    figure.legend(
+        handles.values(), shorten_names(list(handles), 44), loc="lower left", bbox_to_anchor=(0.02, 0.0)
+    )
     return figure
 
 
@@ -219,7 +221,7 @@ def _draw(axes: Axes, sheet: Sheet, chart: Chart, ticks: int = 5) -> None:
     axes.set_xlabel(axis.label)
     low, high = axes.dataLim.intervalx
     if axis.ticks:
-        names = shorten(axis.ticks, 12)
+        names = shorten_names(axis.ticks, 12)
         crowded = sum(map(len, names)) > (36 if ticks > 3 else 16)
         turned: Any = {"rotation": 35, "ha": "right"} if crowded else {"rotation": 0, "ha": "center"}
         axes.set_xticks(range(len(names)), names, **turned)
@@ -243,7 +245,7 @@ def _curve(axes: Axes, line: Line, view: View, alone: bool) -> None:
     """Draw a line with its band, a marker for each isolated value, and a bar for each isolated interval."""
     style, place = line.style, "steps-post" if line.step else "default"
     y = np.where(np.isfinite(view.y), view.y, np.nan)
-    colour = style.colour if alone else mixed(style.colour, line.shade / 100)
+    colour = style.colour if alone else mix_colour(style.colour, line.shade / 100)
     if view.low is not None and view.high is not None and (line.role == "center" or alone):
         grey = "#7F7F7F" if line.role == "seed" else colour
         step: Any = "post" if line.step else None

@@ -92,7 +92,7 @@ def brackets(value: float | None, low: float | None, high: float | None) -> str:
     return f"{text} [{', '.join(ends)}]"
 
 
-def shortened(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """Cut text in the middle to `width` characters, because the end usually distinguishes names."""
     if len(text) <= width:
         return text
@@ -100,7 +100,7 @@ def shortened(text: str, width: int) -> str:
     return f"{text[:front]}…{text[len(text) - (width - 1 - front) :]}"
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
+def join_names(names: Sequence[str], most: int = 3) -> str:
     """Join names, of which at most `most` are written: `a`, `a, b and c`, `a, b, c and 5 more`."""
     more = [f"{len(names) - most} more"] if len(names) > most else []
     *others, last = [*names[:most], *more]

@@ -47,7 +47,7 @@ class Group(NamedTuple):
         return [session for run in self.runs for session in run.sessions]
 
 
-def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
+def group_runs(runs: Sequence[Run], by: str | None = None) -> list[Group]:
     """Return `runs` as groups, in the order of their first runs.
 
     by: None for groups that differ in more than the seed; `agent`; `env`; or a key of the configuration. With
@@ -55,7 +55,7 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
     this key.
     """
     if by is None:
-        collected = list(together(runs, lambda run: run.group_key).values())
+        collected = list(group_by_key(runs, lambda run: run.group_key).values())
         names = _names([group[0] for group in collected])
     else:
         if by not in ("agent", "env") and all(value_at(run, by) is None for run in runs):
@@ -65,7 +65,7 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
                 code="unknown-key",
                 key="--by",
             )
-        collected = list(together(runs, lambda run: (_value(run, by), run.env)).values())
+        collected = list(group_by_key(runs, lambda run: (_value(run, by), run.env)).values())
         values = [_value(group[0], by) for group in collected]
         names = values if by in ("agent", "env") else [f"{_short(by)}={value}" for value in values]
     return [
@@ -78,7 +78,7 @@ def grouped(runs: Sequence[Run], by: str | None = None) -> list[Group]:
 
 def by_env(groups: Iterable[Group]) -> dict[str, list[Group]]:
     """Return the groups of each environment. Returns of different environments have no common scale."""
-    return together(groups, lambda group: group.env)
+    return group_by_key(groups, lambda group: group.env)
 
 
 def value_at(run: Run, key: str) -> Any:
@@ -93,7 +93,7 @@ def value_at(run: Run, key: str) -> Any:
     return node
 
 
-def varied(runs: Sequence[Run]) -> dict[str, list[Any]]:
+def differing_keys(runs: Sequence[Run]) -> dict[str, list[Any]]:
     """Return every key in which runs differ, with a value for each run, those that were typed first.
 
     The seed and keys that do not affect rows are left out. The value is None for a run without the key.
@@ -103,15 +103,15 @@ def varied(runs: Sequence[Run]) -> dict[str, list[Any]]:
     return {**_typed(runs), **_differing({key: [config.get(key) for config in configs] for key in keys})}
 
 
-def compared(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the keys of `varied` that were typed if these tell all groups apart, and otherwise all."""
+def distinguishing_keys(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the `differing_keys` that were typed if these tell all groups apart, and otherwise all."""
     typed = _typed(runs)
     pairs = {(repr(values), run.group_key) for *values, run in zip(*typed.values(), runs, strict=True)}
     separated = len({values for values, _ in pairs}) == len({run.group_key for run in runs})
-    return typed if typed and separated else varied(runs)
+    return typed if typed and separated else differing_keys(runs)
 
 
-def unasked(runs: Sequence[Run]) -> list[str]:
+def unrequested_keys(runs: Sequence[Run]) -> list[str]:
     """Return the keys in which runs of different agents differ that all of them have but that nobody typed.
 
     They are from presets and from the files of the agents. Runs of one agent compare whatever differs, and so
@@ -121,7 +121,7 @@ def unasked(runs: Sequence[Run]) -> list[str]:
     if len({run.agent for run in runs}) == 1 or {"experiment", "preset"} & typed.keys():
         return []
     asked = ("agent._target_", *(key.replace("/", ".") for key in typed if key != "agent"))
-    shared = (key for key in varied(runs) if all(key in config for config in configs))
+    shared = (key for key in differing_keys(runs) if all(key in config for config in configs))
     return [key for key in shared if not any(f"{key}.".startswith(f"{one}.") for one in asked)]
 
 
@@ -171,7 +171,7 @@ def _rounded(value: Any, digits: int) -> Any:
     return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
 
-def together(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+def group_by_key(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
     """Return the items of each key, in their order."""
     found: dict[Key, list[Item]] = {}
     for item in items:
@@ -187,8 +187,8 @@ def _names(firsts: Sequence[Run]) -> list[str]:
     """Name runs after their agent, and add the differences if others in the environment have the same
     agent."""
     named = {}
-    for rivals in together(firsts, lambda run: (run.agent, run.env)).values():
-        different = compared(rivals) if len(rivals) > 1 else {}
+    for rivals in group_by_key(firsts, lambda run: (run.agent, run.env)).values():
+        different = distinguishing_keys(rivals) if len(rivals) > 1 else {}
         columns = [
             (_short(key), distinct_texts(values, _brief_text)) for key, values in [*different.items()][:3]
         ]
@@ -210,7 +210,7 @@ def _short(key: str) -> str:
     return re.sub(r"^(agent|env|transforms)[./]", "", key)
 
 
-def agreeing(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Run]:
+def filter_runs(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list[Run]:
     """Return the runs that match all `filters`.
 
     filters: each is `<key>=<value>`, with `status`, `agent`, `env`, `name` or a key of the configuration, and

@@ -64,21 +64,21 @@ def aggregates(scores: Scores, target: float | None = None) -> dict[str, Estimat
     `optimality_gap` is the mean amount by which scores are below `target`; scores above it count as equal to
     it.
     """
-    tasks = _tasks(scores)
-    functions = dict(STATISTICS)
+    tasks, functions = _tasks(scores), dict(STATISTICS)
+    of_means = {"mean": tasks}
     if target is not None:
         functions["optimality_gap"] = lambda tasks: target - _mean([np.minimum(one, target) for one in tasks])
-    if not _few(tasks):
-        draws = _draw(tasks, REPLICATES, np.random.default_rng(_SEED)) if _enough(tasks) else None
-        return {
-            name: _estimate(float(function(tasks)), None if draws is None else function(draws))
-            for name, function in functions.items()
-        }
+        of_means["optimality_gap"] = [np.minimum(one, target) for one in tasks]
     found = {name: Estimate(float(function(tasks)), None, None) for name, function in functions.items()}
-    if (half := _student(tasks)) is not None:
-        found["mean"] = _around(found["mean"].value, half)
-    if target is not None and (half := _student([np.minimum(one, target) for one in tasks])) is not None:
-        found["optimality_gap"] = _around(found["optimality_gap"].value, half)
+    if _few(tasks):
+        for name, values in of_means.items():
+            if (half := _student(values)) is not None:
+                value = found[name].value
+                found[name] = Estimate(value, value - half, value + half)
+    elif _enough(tasks):
+        draws = _draw(tasks, REPLICATES, np.random.default_rng(_SEED))
+        for name, function in functions.items():
+            found[name] = _estimate(found[name].value, function(draws))
     return found
 
 
@@ -256,10 +256,6 @@ def _student(tasks: Sequence[Array]) -> float | None:
     return None if freedom < 2 else float(_T[freedom] * np.sqrt(parts.sum()) / len(tasks))
 
 
-def _around(value: float, half: float) -> Estimate:
-    return Estimate(value, value - half, value + half)
-
-
 def _enough(tasks: Sequence[Array]) -> bool:
     """Return whether resampling can vary anything."""
     return max(len(runs) for runs in tasks) > 1
@@ -275,9 +271,7 @@ def _ends(replicates: Array) -> tuple[Array, Array]:
     return low, high
 
 
-def _estimate(value: float, replicates: Array | None) -> Estimate:
-    if replicates is None:
-        return Estimate(value, None, None)
+def _estimate(value: float, replicates: Array) -> Estimate:
     low, high = _ends(replicates)
     return Estimate(value, float(low), float(high))
 
@@ -295,7 +289,7 @@ def common_grid(ticks: Sequence[Array], max_points: int = MAX_POINTS) -> Array:
     return places[np.linspace(0, len(places) - 1, max_points).round().astype(int)]
 
 
-def on_grid(grid: Array, ticks: Array, values: Array) -> Array:
+def interpolate_on(grid: Array, ticks: Array, values: Array) -> Array:
     """Interpolate one session's values linearly on the grid, with nan before its first row and after its
     last.
 
@@ -307,8 +301,8 @@ def on_grid(grid: Array, ticks: Array, values: Array) -> Array:
     return np.interp(grid, ticks[there], values[there], left=np.nan, right=np.nan)
 
 
-def aligned(ticks: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
+def align_curves(ticks: Sequence[Array], values: Sequence[Array]) -> tuple[Array, Array]:
     """Return the common grid of all sessions, [points], and their values on it, [sessions, points]."""
     grid = common_grid(ticks)
-    rows = [on_grid(grid, own, value) for own, value in zip(ticks, values, strict=True)]
+    rows = [interpolate_on(grid, own, value) for own, value in zip(ticks, values, strict=True)]
     return grid, np.array(rows).reshape(len(rows), len(grid))

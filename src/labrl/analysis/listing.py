@@ -6,12 +6,13 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labrl.analysis.formats import score, short_number, shortened, time_unit, widths_that_fit
-from labrl.analysis.groups import agreeing, grouped, varied
+from labrl.analysis.formats import score, short_number, shorten, time_unit, widths_that_fit
+from labrl.analysis.groups import differing_keys, filter_runs, group_runs
 from labrl.analysis.returns import group_return
 from labrl.analysis.search import SearchResult, read_search, runs_of
 from labrl.analysis.statistics import reasons_to_leave_out
@@ -40,11 +41,11 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the runs and experiments at or below `root` that match all `filters`, newest first, as plain
     data.
 
-    filters: as for `agreeing`; an experiment is included with its matching trials. Experiments that cannot be
-    read are skipped with a warning. Raises InputError if there is no run, or no run has a key. Each entry
-    has: `folder`, relative to `root`; `kind`: `run`, `grid` or `search`; `status`, `agent`, `env`, `created`;
-    `frames` of the session that came furthest; `max_frame`, the budget of a session, or the largest one of
-    the trials; `sessions` and `max_session`, the finished and the planned ones; `trials`, for a search
+    filters: as for `filter_runs`; an experiment is included with its matching trials. Experiments that
+    cannot be read are skipped with a warning. Raises InputError if there is no run, or no run has a key.
+    Each entry has: `folder`, relative to `root`; `kind`: `run`, `grid` or `search`; `status`, `agent`, `env`,
+    `created`; `frames` of the session that came furthest; `max_frame`, the budget of a session, or the
+    largest one of the trials; `sessions` and `max_session`, the finished and the planned ones; `trials`, for a search
     without the runs that confirm its best; `groups`: for trials that differ at most in the seed, or for the
     winner of a confirmed search and the default on fresh seeds, `name`, `agent`, `env`, `overrides` (the keys
     in which groups differ), `trials` and their return;
@@ -56,7 +57,7 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
     own = Path(os.path.abspath(root.expanduser()))
     found = []
     by_experiment: dict[Path, list[Run]] = {}
-    for run in agreeing(runs, filters, root):
+    for run in filter_runs(runs, filters, root):
         home = run.experiment
         if home is not None and own in home.parents:
             by_experiment.setdefault(home, []).append(run)
@@ -94,7 +95,7 @@ def as_table(found: Iterable[Mapping[str, Any]], width: int | None = None) -> st
     for row in [dict(zip(COLUMNS, COLUMNS, strict=True)), *cells]:
         parts = []
         for name in widths:
-            text = shortened(row[name], widths[name])
+            text = shorten(row[name], widths[name])
             parts.append(text.rjust(widths[name]) if name in _RIGHT else text.ljust(widths[name]))
         lines.append("  ".join(parts).rstrip())
     return "\n".join(lines)
@@ -140,12 +141,11 @@ def _entry(
     expected = (run.config.get("meta", {}).get("max_session") or len(run.sessions) for run in trials)
     # The best configuration of a search comes first.
     single = groups[0] if len(groups) == 1 or (groups and about["kind"] == "search") else _returned(())
-    agents, envs = {run.agent for run in trials}, {run.env for run in trials}
+    kinds = {"agent": {run.agent for run in trials}, "env": {run.env for run in trials}}
     return {
         **{name: single[name] for name in ("final_return", "low", "high", "seeds")},
         **about,
-        "agent": agents.pop() if len(agents) == 1 else f"{len(agents)} kinds",
-        "env": envs.pop() if len(envs) == 1 else f"{len(envs)} kinds",
+        **{name: min(found) if len(found) == 1 else f"{len(found)} kinds" for name, found in kinds.items()},
         "frames": max((int(outcome.get("frame") or 0) for outcome in outcomes), default=0),
         "max_frame": max((run.max_frame or 0 for run in trials), default=0) or None,
         "sessions": sum(outcome["status"] == "finished" for outcome in outcomes),
@@ -158,8 +158,8 @@ def _entry(
 
 def _scores(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Return the final return of each group of `runs`."""
-    groups = grouped(runs)
-    differing = varied([group.runs[0] for group in groups]) if len(groups) > 1 else {}
+    groups = group_runs(runs)
+    differing = differing_keys([group.runs[0] for group in groups]) if len(groups) > 1 else {}
     return [
         {
             **_returned(final_returns(group.runs)),
@@ -202,10 +202,14 @@ def _rows(entry: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     played = short_number(min(frames, budget or frames), 3) + (
         f"/{short_number(budget, 3)}" if budget else ""
     )
-    yield (
-        *(entry[key] for key in ("status", "agent", "env")),
-        *(played, reached, seeds, _age(entry["created"]), entry["folder"]),
-    )
+    age = "-"
+    with suppress(ValueError, TypeError):
+        seconds = (datetime.now(UTC) - datetime.fromisoformat(entry["created"])).total_seconds()
+        unit, size = time_unit(seconds)
+        short = {"days": "d", "hours": "h", "minutes": "min", "seconds": "s"}[unit]
+        age = f"{max(seconds, 0) / size:.0f} {short}"
+    head = [entry[key] for key in ("status", "agent", "env")]
+    yield (*head, played, reached, seeds, age, entry["folder"])
     if not several:
         return
     envs = {group["env"] for group in groups}
@@ -215,17 +219,6 @@ def _rows(entry: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield ("", group["agent"], group["env"], "", reached, seeds, "", name)
     if len(groups) > MOST_GROUPS:
         yield (*[""] * 7, f"  and {len(groups) - MOST_GROUPS} more, see --json")
-
-
-def _age(created: str) -> str:
-    """Format the time since `created`."""
-    try:
-        seconds = (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds()
-    except (ValueError, TypeError):
-        return "-"
-    unit, size = time_unit(seconds)
-    short = {"days": "d", "hours": "h", "minutes": "min", "seconds": "s"}[unit]
-    return f"{max(seconds, 0) / size:.0f} {short}"
 
 
 class RankedTrial(NamedTuple):
@@ -297,7 +290,7 @@ def best_trial(experiment: Path, agrees: Callable[[Run], bool]) -> RankedTrial |
     return found[0] if found and found[0].comparable else None
 
 
-def listed(experiment: Path, command: str) -> str:
+def list_trials(experiment: Path, command: str) -> str:
     """Return a line for each trial with its result, the best first. command: the command that a run folder
     follows."""
     found = ranked_trials(experiment)

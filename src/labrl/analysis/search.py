@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -281,10 +282,9 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
 
     trials: the runs of the search; path: the experiment folder, which contains the confirming runs.
     """
-    played = {
-        "search": trials,
-        "confirmation": [run for one in search.confirmed for run in runs_of(one, path)],
-    }
+    confirming = [run for one in search.confirmed for run in runs_of(one, path)]
+    played = {"search": trials, "confirmation": confirming}
+    best = search.ranked()[:1]
     return {
         "objective": [search.objective],
         "winner": None if search.winner is None else search.winner.trial,
@@ -303,7 +303,7 @@ def summary(search: SearchResult, trials: Iterable[Run], path: Path) -> dict[str
             for one in search.confirmed
         ],
         "best_in_the_search": [
-            {"trial": one.number, "value": one.value, "of": len(search.valued)} for one in search.ranked()[:1]
+            {"trial": one.number, "value": one.value, "of": len(search.valued)} for one in best
         ],
         "frames": {
             name: sum(int(one.outcome.get("frame") or 0) for run in runs for one in run.sessions)
@@ -349,15 +349,9 @@ def importances(search: SearchResult) -> Importances:
     trials = [trial for trial in search.valued if set(trial.params) >= {one.key for one in search.parameters}]
     # There must be several best ones.
     top = min(0.5, max(0.1, MOST_FOR_TOP / max(len(trials), 1)))
-    return Importances(
-        _shares(search, trials, top), f"PedAnovaImportanceEvaluator(target_quantile={top:.2g})", top
-    )
-
-
-def _shares(search: SearchResult, trials: Sequence[SearchTrial], top: float) -> dict[str, float]:
-    """Return the importance of each key in `trials`, of which the fraction `top` counts as the best."""
+    name = f"PedAnovaImportanceEvaluator(target_quantile={top:.2g})"
     if len(trials) < FEWEST_FOR_IMPORTANCE or len({trial.value for trial in trials}) < 2:
-        return {}
+        return Importances({}, name, top)
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -372,10 +366,9 @@ def _shares(search: SearchResult, trials: Sequence[SearchTrial], top: float) -> 
         )
         for trial in trials
     )
-    try:
+    found: Mapping[str, float] = {}
+    with suppress(RuntimeError, ValueError):
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=top)
         found = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    except (RuntimeError, ValueError):
-        return {}
     known = {key: float(share) for key, share in found.items() if math.isfinite(share)}
-    return known if sum(known.values()) > 0 else {}
+    return Importances(known if sum(known.values()) > 0 else {}, name, top)

@@ -8,7 +8,7 @@ import numpy as np
 
 from labrl.analysis.charts import Axis, View
 from labrl.analysis.formats import time_unit
-from labrl.analysis.intervals import MAX_POINTS, curve, on_grid, statistic_of
+from labrl.analysis.intervals import MAX_POINTS, curve, interpolate_on, statistic_of
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.run.tables import Column, known
@@ -97,5 +97,5 @@ def middle(curves: Sequence[View]) -> View | None:
     start, end = (sorted(one.x[place] for one in usable)[(len(usable) - 1) // 2] for place in (0, -1))
     points = min(max(2, *(len(one.x) for one in usable)), MAX_POINTS)
     grid = np.linspace(start, end, points) if end > start else np.array([end])
-    band = curve([on_grid(grid, one.x, one.y) for one in usable], statistic_of(len(usable)))
+    band = curve([interpolate_on(grid, one.x, one.y) for one in usable], statistic_of(len(usable)))
     return View(grid, band.value, *((band.low, band.high) if np.isfinite(band.low).any() else ()))

@@ -16,13 +16,13 @@ import polars as pl
 
 from labrl.analysis import adastop, measures
 from labrl.analysis.baselines import Baseline, Threshold, human_range, random_baseline, threshold_of
-from labrl.analysis.formats import listed
-from labrl.analysis.groups import SEVERAL, Group, by_env, together, unasked, varied
+from labrl.analysis.formats import join_names
+from labrl.analysis.groups import SEVERAL, Group, by_env, differing_keys, group_by_key, unrequested_keys
 from labrl.analysis.intervals import (
     RUNS_FOR_INTERVAL,
     Estimate,
     aggregates,
-    aligned,
+    align_curves,
     curve,
     performance_profile,
     probability_of_improvement,
@@ -174,14 +174,14 @@ def group_statistics(
         for (run, session), reason in zip(sessions, reasons, strict=True)
     ]
     scores = [one.scores for (_, one), reason in zip(sessions, reasons, strict=True) if reason is None]
-    grid, returns = aligned([one["frame"] for one in scores], [one["return_mean"] for one in scores])
+    grid, returns = align_curves([one["frame"] for one in scores], [one["return_mean"] for one in scores])
     agents = list(dict.fromkeys(run.agent for run in runs))
     left_out = [
         {"run": entry["run"], "session": entry["index"], "reason": reason.text}
         for entry, reason in zip(entries, reasons, strict=True)
         if reason is not None
     ]
-    measured = {measure: _counted(entries, measure) for measure in MEASURES}
+    measured = {measure: values_of({"sessions": entries}, measure) for measure in MEASURES}
     estimated = ["final_return", "area_under_curve", *(["human_normalized"] if human is not None else [])]
     everywhere = np.isfinite(returns).all(axis=0)  # the points at which every session has a return
     strengths = measures.strength(returns[:, everywhere], baseline.mean) if baseline else None
@@ -280,10 +280,6 @@ def reasons_to_leave_out(
             yield None
 
 
-def _counted(sessions: Sequence[Mapping[str, Any]], measure: str) -> np.ndarray:
-    return np.array([one[measure] for one in sessions if one["counted"]], dtype=np.float64)
-
-
 def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, float | None]]:
     return {name: one._asdict() for name, one in estimates.items()}
 
@@ -310,10 +306,10 @@ def _warnings(
     """
     several = len(runs) > 1
     said = [(warning, run.name) for run in runs for warning in run.warnings]
-    for warning, pairs in together(said, lambda pair: pair[0]).items():
-        yield f"{listed([name for _, name in pairs])}: {warning}" if several else warning
+    for warning, pairs in group_by_key(said, lambda pair: pair[0]).items():
+        yield f"{join_names([name for _, name in pairs])}: {warning}" if several else warning
     left_out = [(one, why) for one, why in zip(entries, reasons, strict=True) if why is not None]
-    for those in together(left_out, lambda pair: pair[1].why).values():
+    for those in group_by_key(left_out, lambda pair: pair[1].why).values():
         who, are = _named([one for one, _ in those], several), "is" if len(those) == 1 else "are"
         yield f"{who} {are} left out of the statistics: {those[0][1].of([why for _, why in those])}"
     unfinished = [
@@ -321,7 +317,7 @@ def _warnings(
         for one, why in zip(entries, reasons, strict=True)
         if one["status"] in ("interrupted", "killed") and (why is None or why.frame is None)
     ]
-    for status, ended in together(unfinished, lambda one: str(one["status"])).items():
+    for status, ended in group_by_key(unfinished, lambda one: str(one["status"])).items():
         yield f"{_named(ended, several)} {'was' if len(ended) == 1 else 'were'} {status} before the end"
     counted = len(entries) - len(left_out)
     early = [entry["frames"] for entry in entries if entry["stop"] and entry["counted"]]
@@ -346,7 +342,7 @@ def _named(entries: Sequence[Mapping[str, Any]], several: bool) -> str:
     """Return the names of sessions. several: whether they may belong to different runs."""
     if not several:
         return sessions_text([entry["index"] for entry in entries])
-    return listed([f"{entry['run']} (session {entry['index']})" for entry in entries])
+    return join_names([f"{entry['run']} (session {entry['index']})" for entry in entries])
 
 
 def compare(groups: Sequence[Group]) -> dict[str, Any]:
@@ -372,8 +368,8 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
                 "best": _best(found, pairs),
                 "profile": _profile(scores),
                 "branches": _branches(own, found),
-                "differing": varied([group.runs[0] for group in own]),
-                "not_compared": unasked([group.runs[0] for group in own]),
+                "differing": differing_keys([group.runs[0] for group in own]),
+                "not_compared": unrequested_keys([group.runs[0] for group in own]),
                 "warnings": list(_unlike(found)),
             }
         )
@@ -428,7 +424,7 @@ def improvement(entry: Mapping[str, Any], x: str, y: str) -> Estimate | None:
     return None
 
 
-def ranked(entries: Sequence[Mapping[str, Any]]) -> list[tuple[GroupReturn, Mapping[str, Any]]]:
+def rank_groups(entries: Sequence[Mapping[str, Any]]) -> list[tuple[GroupReturn, Mapping[str, Any]]]:
     """Return the groups with a final return, the highest first."""
     found = [(estimate, entry) for entry in entries if (estimate := final_return(entry)) is not None]
     return sorted(found, key=lambda pair: -pair[0].value)
@@ -436,30 +432,28 @@ def ranked(entries: Sequence[Mapping[str, Any]]) -> list[tuple[GroupReturn, Mapp
 
 def _best(statistics: Sequence[Mapping[str, Any]], pairs: Sequence[Mapping[str, Any]]) -> str | None:
     """Return the group that is likely better than every other; None if the seeds do not tell."""
-    first, *others = [entry["name"] for _, entry in ranked(statistics)] or [""]
+    first, *others = [entry["name"] for _, entry in rank_groups(statistics)] or [""]
     found = [improvement({"improvement": pairs}, first, other) for other in others]
     sure = all(one is not None and one.low is not None and one.low > 0.5 for one in found)
-    sure = sure and all(entry["counted"] >= FEWEST_FOR_BEST for _, entry in ranked(statistics))
+    sure = sure and all(entry["counted"] >= FEWEST_FOR_BEST for _, entry in rank_groups(statistics))
     return first if others and sure else None
 
 
 def values_of(entry: Mapping[str, Any], measure: str) -> np.ndarray:
     """Return a measure of the sample of a group's statistics. [sessions]"""
-    return _counted(entry["sessions"], measure)
+    return np.array([one[measure] for one in entry["sessions"] if one["counted"]], dtype=np.float64)
 
 
 def _improvements(scores: Mapping[str, Sequence[np.ndarray]]) -> Iterator[dict[str, Any]]:
     """Yield `x`, `y`, and the probability that a session of x beats one of y, with its interval."""
     pairs = combinations(scores, 2)
     if len(scores) > ALL_PAIRS:
-        best = max(scores, key=lambda name: _middle(scores[name]))
+        best = max(
+            scores, key=lambda name: aggregates(scores[name])[statistic_of(sum(map(len, scores[name])))].value
+        )
         pairs = ((best, other) for other in scores if other != best)  # type: ignore[assignment]
     for x, y in pairs:
         yield {"x": x, "y": y, **probability_of_improvement(scores[x], scores[y])._asdict()}
-
-
-def _middle(scores: Sequence[np.ndarray]) -> float:
-    return aggregates(scores)[statistic_of(sum(map(len, scores)))].value
 
 
 def _profile(scores: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from labrl.analysis.formats import UNKNOWN, brackets, number
 from labrl.analysis.groups import value_text
 from labrl.analysis.intervals import PAIR_METHODS, statistic_of
 from labrl.analysis.methods import METHODS
-from labrl.analysis.statistics import MEASURES, improvement, ranked
+from labrl.analysis.statistics import MEASURES, improvement, rank_groups
 
 ESTIMATES = {
     "final_return": "final return",
@@ -35,10 +35,12 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
     session of the group beats one of the rival, the group with the highest final return in the environment.
     Then one for each key in which groups differ.
     """
-    rows = []
+    rows, settings = [], []
     for env in comparison["envs"]:
-        rival = next((entry["name"] for _, entry in ranked(env["groups"])), None)
-        for group in env["groups"]:
+        differing = env.get("differing", {})
+        rival = next((entry["name"] for _, entry in rank_groups(env["groups"])), None)
+        for place, group in enumerate(env["groups"]):
+            settings.append({key: value_text(values[place]) for key, values in differing.items()})
             measures, threshold = group["measures"], group["threshold"]
             row: dict[str, Any] = {"env": env["env"], "group": group["name"], "agent": group["agent"]}
             row |= {"runs": len(group["runs"]), "seeds": group["counted"], "left_out": len(group["left_out"])}
@@ -63,15 +65,10 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
     )
     keys = dict.fromkeys(key for env in comparison["envs"] for key in env.get("differing", ()))
     return table.with_columns(
-        pl.Series(key, [text for env in comparison["envs"] for text in _texts(env, key)], pl.String)
+        pl.Series(key, [texts.get(key) for texts in settings], pl.String)
         for key in keys
         if key not in table.columns
     )
-
-
-def _texts(env: Mapping[str, Any], key: str) -> list[str | None]:
-    values = env.get("differing", {}).get(key)
-    return [None] * len(env["groups"]) if values is None else [value_text(value) for value in values]
 
 
 def differences(env: Mapping[str, Any]) -> list[list[str]]:

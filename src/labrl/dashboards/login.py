@@ -18,7 +18,7 @@ _MODES: dict[str, Mode] = {"offline": "offline", "dryrun": "offline", "disabled"
 """Values in W&B's own settings that override the default mode."""
 
 
-def chosen(config: WandbConfig) -> tuple[Mode, str | None]:
+def choose_mode(config: WandbConfig) -> tuple[Mode, str | None]:
     """Return the mode for a run, and a line to print at its start, if there is one.
 
     Raises InputError if `wandb.mode` is online and there is no login, because labrl never asks for one.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from labrl.config.validate import dataclass_of
-from labrl.dashboards.login import Mode, chosen
+from labrl.dashboards.login import Mode, choose_mode
 from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
 from labrl.run.folder import read_json
@@ -45,7 +45,7 @@ def shown_on_wandb(
     results in one line at the end. say: function that prints a line; only the first trial of an experiment
     prints whether its runs are sent. Raises InputError if `wandb=online` has no login.
     """
-    mode, line = chosen(config)
+    mode, line = choose_mode(config)
     if line and run.is_first_of_experiment:
         say(line)
     process = None if mode == "disabled" else _started(config, mode, run, sessions)
@@ -75,7 +75,7 @@ def send(run: Run, changes: Mapping[str, Any], say: Callable[[str], None]) -> bo
         ) from None
     sessions = [one.index for one in run.sessions]
     with run.lock():
-        mode, line = chosen(config)
+        mode, line = choose_mode(config)
         if line:
             say(line)
         process = _started(config, mode, run, sessions)

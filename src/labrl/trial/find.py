@@ -158,9 +158,9 @@ def _best_of(experiment: Path, newest: Run, wanted: Mapping[str, str], verb: Ver
 
 def _trials_of(experiment: Path, verb: Verb) -> str:
     """Return a list of the trials of an experiment, for a command that takes one run."""
-    from labrl.analysis.listing import listed
+    from labrl.analysis.listing import list_trials
 
-    return listed(experiment, _TYPED[verb][1])
+    return list_trials(experiment, _TYPED[verb][1])
 
 
 def _latest_run(wanted: Mapping[str, str], key: str) -> Run:

@@ -199,7 +199,7 @@ def wants_report(folder: Path) -> bool:
 def report_on(places: Sequence[str], out: str | None, by: str | None, form: str | None) -> None:
     """Run `labrl-report`: make the report, and print the table and the path of the report.
 
-    places: folders, globs, or `latest`; out: folder for the files; by: see `grouped`; form: format of the
+    places: folders, globs, or `latest`; out: folder for the files; by: see `group_runs`; form: format of the
     table, `md`, `csv` or `latex`, for which nothing else is printed on standard output. Raises InputError.
     """
     from labrl.analysis.report.build import build, build_comparison

@@ -101,7 +101,7 @@ def check(config: TrialConfig, agent: str = "") -> None:
     Transforms.build(config.transforms, spaces)
     check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
     check_callbacks(config)
-    login.chosen(config.wandb)
+    login.choose_mode(config.wandb)
 
 
 def high_rates(agent: Component) -> dict[str, float]:

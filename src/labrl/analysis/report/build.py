@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from labrl.analysis.figures import Sheet, save_sheets
-from labrl.analysis.groups import grouped
+from labrl.analysis.groups import group_runs
 from labrl.analysis.report.comparison import comparison_report
 from labrl.analysis.report.page import render
 from labrl.analysis.report.trial import trial_report
@@ -52,7 +52,7 @@ def build(folder: str | os.PathLike[str], out: Path | None = None) -> Built:
     if not (path / MARKER).exists():
         return build_comparison(find_runs([path]), out or path)
     run = load_run(path)
-    comparison = compare(grouped([run]))
+    comparison = compare(group_runs([run]))
     statistics = trial_statistics(run, group=comparison["envs"][0]["groups"][0])
     content, sheets = trial_report(run, statistics)
     table = pl.DataFrame(statistics["sessions"], infer_schema_length=None)
@@ -69,7 +69,7 @@ def build_comparison(
 ) -> Built:
     """Build a report that compares runs.
 
-    by: as for `grouped`; experiment: the experiment of the runs, if all are of one.
+    by: as for `group_runs`; experiment: the experiment of the runs, if all are of one.
     """
     if not runs:
         place = experiment.path if experiment else out
@@ -78,7 +78,7 @@ def build_comparison(
             code="not-found",
             key=str(place),
         )
-    content, sheets, statistics = comparison_report(grouped(runs, by), out, title, experiment)
+    content, sheets, statistics = comparison_report(group_runs(runs, by), out, title, experiment)
     written = _write(out, render("groups", content, out), sheets, statistics, comparison_rows(statistics))
     return Built(written, statistics, content["warnings"], content["verdict"])
 

@@ -12,10 +12,10 @@ import numpy as np
 from labrl.analysis.charts import Axis, Chart, Line, View
 from labrl.analysis.colours import GREY, Style, group_styles
 from labrl.analysis.figures import Sheet
-from labrl.analysis.formats import UNKNOWN, interval, moment, number
-from labrl.analysis.groups import Group, by_env, compared, value_text
-from labrl.analysis.intervals import PAIR_METHODS, curve, score_method
-from labrl.analysis.report.page import relative
+from labrl.analysis.formats import UNKNOWN, interval, join_names, moment, number
+from labrl.analysis.groups import Group, by_env, distinguishing_keys, group_by_key, value_text
+from labrl.analysis.intervals import PAIR_METHODS, aggregates, score_method
+from labrl.analysis.report.page import commit_text, relative
 from labrl.analysis.report.search import search_content
 from labrl.analysis.returns import NAMES, GroupReturn, group_return, statistic_name
 from labrl.analysis.search import read_search, summary, verdict
@@ -24,7 +24,7 @@ from labrl.analysis.statistics import (
     compare,
     final_return,
     improvement,
-    ranked,
+    rank_groups,
     statistic_of,
     values_of,
 )
@@ -97,14 +97,14 @@ def comparison_report(
         "best": [
             (entry["env"], *found[0])
             for entry in entries[:MOST_VERDICTS]
-            if (found := ranked(entry["groups"]))
+            if (found := rank_groups(entry["groups"]))
         ],
         "trials": list(_trials(statistics, groups, folder, experiment)),
         "several_sessions": any(len(run.sessions) > 1 for run in runs),
         "groups": groups,
         "info": info,
         "differences": differences,
-        "versions": sorted({_code(run) for run in runs}),
+        "versions": sorted(set(map(_code, runs))),
         "title": title,
         "subtitle": moment(info["created"]) if info.get("created") else "",
         "status": experiment.status if experiment else going_on,
@@ -140,7 +140,7 @@ class EnvComparison:
         self.entry, self._axes, entries = entry, axes, entry["groups"]
         slug = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in entry["env"])
         self.suffix, self.where = (f"_{slug}", f" on {entry['env']}") if several else ("", "")
-        order = [one["name"] for _, one in ranked(entries)]
+        order = [one["name"] for _, one in rank_groups(entries)]
         order += [one["name"] for one in entries if one["name"] not in order]
         best = set(order[:MOST_NAMED])
         styles = iter(group_styles([group.agent for group in groups if group.name in best]))
@@ -261,12 +261,15 @@ def _setting_charts(groups: Sequence[Group], entries: Sequence[Mapping[str, Any]
     agents = np.array([group.agent for group in groups])
     names = list(dict.fromkeys(agents.tolist()))
     styles = dict(zip(names, group_styles(names), strict=True))
-    means = {
-        title: np.array([_interval(values_of(entry, measure)) for entry in entries])
-        for measure, title in SETTING_MEASURES.items()
-    }
+    means = {}
+    for measure, title in SETTING_MEASURES.items():
+        samples = [values[np.isfinite(values)] for values in (values_of(one, measure) for one in entries)]
+        estimates = [aggregates(sample)["mean"] if len(sample) else (None,) * 3 for sample in samples]
+        means[title] = np.array(estimates, dtype=np.float64)  # [groups, (value, low, high)], None as nan
     found: dict[str, list[Chart]] = {}
-    for key, values in compared([group.runs[0] for group in groups]).items() if len(groups) > 1 else ():
+    for key, values in (
+        distinguishing_keys([group.runs[0] for group in groups]).items() if len(groups) > 1 else ()
+    ):
         pairs = {(agent, repr(value)) for agent, value in zip(agents, values, strict=True)}
         nested = key.endswith("_target_") or any(isinstance(value, dict | list) for value in values)
         if nested or len(pairs) == len(names) or len(found) == MOST_KEYS:
@@ -299,18 +302,9 @@ def _setting_axis(key: str, values: Sequence[Any]) -> tuple[Axis, np.ndarray]:
     return Axis(key, log=log, whole=whole), np.log10(places) if log else places
 
 
-def _interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Return the mean of a measure over sessions and its interval, nan if there is none."""
-    values = values[np.isfinite(values)]
-    if not len(values):
-        return (np.nan, np.nan, np.nan)
-    band = curve(values[:, None], "mean")
-    return float(band.value[0]), float(band.low[0]), float(band.high[0])
-
-
 def _verdict(entry: Mapping[str, Any]) -> str:
     """Return the group with the highest return, and whether its seeds differ from those of the next one."""
-    found, env = ranked(entry["groups"]), entry["env"]
+    found, env = rank_groups(entry["groups"]), entry["env"]
     if not found:
         return f"{env}: no group has a return yet."
     (best, first), *others = found
@@ -339,13 +333,13 @@ def _warnings(
         yield from (f"{where}{warning}" for warning in entry["warnings"])
         if keys := ", ".join(entry["not_compared"]):
             yield f"{where}besides what was typed, the groups differ in {keys}"
-        said: dict[str, list[str]] = {}
-        for group in entry["groups"]:
-            for warning in group["warnings"]:
-                said.setdefault(warning, []).append(group["name"])
-        for warning, names in said.items():
-            who = "every group" if len(names) == len(entry["groups"]) else ", ".join(names[:3])
-            who += " and others" if 3 < len(names) < len(entry["groups"]) else ""
+        said = [(warning, group["name"]) for group in entry["groups"] for warning in group["warnings"]]
+        for warning, pairs in group_by_key(said, lambda pair: pair[0]).items():
+            who = (
+                "every group"
+                if len(pairs) == len(entry["groups"])
+                else join_names([name for _, name in pairs])
+            )
             yield warning if len(groups) == 1 else f"{where}{who}: {warning}"
 
 
@@ -362,8 +356,10 @@ def _trials(
         sessions = iter(entry["sessions"])
         for run in group.runs:
             played = [next(sessions) for _ in run.sessions]
-            finals, bests = ([one[key] for one in played] for key in ("final_return", "best_return"))
-            finals = [value for value in finals if value is not None]
+            finals, bests = (
+                [one[key] for one in played if one[key] is not None]
+                for key in ("final_return", "best_return")
+            )
             page = run.path / "report.html"
             found[run.path.resolve()] = {
                 "run": run.name,
@@ -372,27 +368,24 @@ def _trials(
                 "status": run.status,
                 "seed": run.seed,
                 "final": final.value if (final := group_return(finals)) else None,
-                "best": max((value for value in bests if value is not None), default=None),
+                "best": max(bests, default=None),
                 "frames": max((one["frames"] for one in played), default=None),
                 "error": "",
             }
-    number = 0
+    # The trials of an experiment, also those without a run, and then runs that are no trials.
+    trials = experiment.info.get("trials", []) if experiment else []
     blank = {"run": UNKNOWN, "link": "", "group": "", **dict.fromkeys(("seed", "final", "best", "frames"))}
-    for trial in experiment.info.get("trials", []) if experiment else []:
+    for place, trial in enumerate(trials):
         known = found.pop((experiment.path / str(trial.get("folder"))).resolve(), {}) if experiment else {}
-        number, status = trial.get("number", number), str(trial.get("status", ""))
+        status = str(trial.get("status", ""))
         if known and status in ("", "running"):
             status = known["status"]
-        facts = {"number": number, "status": status, "error": str(trial.get("error") or "")}
-        yield {**blank, **known, **facts}
-        number += 1
-    listed = len(experiment.info.get("trials", [])) if experiment else 0
-    yield from ({**known, "number": place} for place, known in enumerate(found.values(), listed))
+        facts = {"number": trial.get("number", place), "error": str(trial.get("error") or "")}
+        yield {**blank, **known, **facts, "status": status}
+    yield from ({**known, "number": place} for place, known in enumerate(found.values(), len(trials)))
 
 
 def _code(run: Run) -> str:
-    git = (run.provenance.get("git") or {}).get("labrl") or {}
     version = run.provenance.get("packages", {}).get("labrl", UNKNOWN)
-    commit = str(git.get("commit") or "")[:10]
-    changed = " with changes" if git.get("dirty") else ""
-    return f"labrl {version}" + (f", commit {commit}{changed}" if commit else "")
+    git = (run.provenance.get("git") or {}).get("labrl")
+    return f"labrl {version}, {commit_text(git)}" if git else f"labrl {version}"

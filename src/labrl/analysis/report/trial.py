@@ -15,9 +15,10 @@ from labrl.analysis.charts import Chart, Line, View
 from labrl.analysis.colours import agent_style
 from labrl.analysis.diagnosis import diagnose_run
 from labrl.analysis.figures import Sheet
-from labrl.analysis.formats import UNKNOWN, moment, number, typed
+from labrl.analysis.formats import moment, number, typed
 from labrl.analysis.groups import value_text
 from labrl.analysis.measures import SLM_WINDOW
+from labrl.analysis.report.page import commit_text
 from labrl.analysis.returns import NAMES
 from labrl.analysis.series import AXES, TimeAxes
 from labrl.analysis.statistics import MEASURES, final_return, statistic_of
@@ -69,15 +70,6 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
     reasons = {entry["session"]: entry["reason"] for entry in statistics["left_out"]}
     stops = {entry["index"]: entry["stop"] for entry in statistics["sessions"]}
     notes = {s.index: s.result.get("error") or stops[s.index] or reasons.get(s.index) for s in run.sessions}
-    again = run.provenance.get("overrides")
-    if fork := run.info.get("fork"):
-        again = [f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]
-    elif again is not None:  # the last of several overrides for one key counts
-        again = list(dict.fromkeys(map(str, reversed(again))))[::-1]
-        if "seed" in run.config and not any(override.startswith("seed=") for override in again):
-            again.append(f"seed={run.config['seed']}")
-        if folder := run.provenance.get("config_dir"):
-            again = ["--config-dir", str(folder), *again]
     content = {
         "title": f"{run.agent} on {run.env}",
         "subtitle": f"{moment(run.created)} · {seeds} session{'' if seeds == 1 else 's'} · {run.name}",
@@ -94,7 +86,7 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
         "notes": {index: str(note or "") for index, note in notes.items()},
         "measures": _shown_measures(run, statistics),
         "aggregate_names": NAMES,
-        "again": None if again is None else shlex.join(["labrl", *map(str, again)]),
+        "again": command_again(run),
         "changed": _changed(run),
         "origin": _origin(run, packages),
         "typed_command": typed(run.first_provenance.get("command")),
@@ -102,6 +94,20 @@ def trial_report(run: Run, statistics: Mapping[str, Any]) -> tuple[dict[str, Any
         "resumes": [_resume(_dict(entry)) for entry in run.info.get("resumes") or []],
     }
     return content, list(curves.sheets())
+
+
+def command_again(run: Run) -> str | None:
+    """Return the command that trains the same again; None if it was not recorded."""
+    again = run.provenance.get("overrides")
+    if fork := run.info.get("fork"):
+        again = [f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]
+    elif again is not None:  # the last of several overrides for one key counts
+        again = list(dict.fromkeys(map(str, reversed(again))))[::-1]
+        if "seed" in run.config and not any(override.startswith("seed=") for override in again):
+            again.append(f"seed={run.config['seed']}")
+        if folder := run.provenance.get("config_dir"):
+            again = ["--config-dir", str(folder), *again]
+    return None if again is None else shlex.join(["labrl", *map(str, again)])
 
 
 class TrialCurves:
@@ -283,6 +289,7 @@ def _changed(run: Run) -> list[list[str]] | None:
 def _origin(run: Run, packages: Mapping[str, str]) -> dict[str, str]:
     """Return code, machine and packages of a run by name; empty if a fact is not known."""
     facts, fork, machine = run.provenance, _dict(run.info.get("fork")), _dict(run.provenance.get("machine"))
+    gits = _dict(facts.get("git"))
     memory, cores = machine.get("memory"), machine.get("cores")
     processor = [str(machine.get("processor") or "")]
     processor += [f"{machine.get('cores_usable', cores)} of {cores} cores"] if cores else []
@@ -293,7 +300,7 @@ def _origin(run: Run, packages: Mapping[str, str]) -> dict[str, str]:
         "started": moment(run.created),
         "last updated": moment(run.info.get("updated", "")),
         "seed": value_text(facts.get("seed", run.seed)),
-        **{f"code of {name.replace('_', ' ')}": _code(git) for name, git in _dict(facts.get("git")).items()},
+        **{f"code of {name.replace('_', ' ')}": commit_text(_dict(git)) for name, git in gits.items()},
         "Python": str(_dict(facts.get("python")).get("version", "")),
         "packages": ", ".join(f"{name} {packages[name]}" for name in IMPORTANT if name in packages),
         "machine": ", ".join(str(machine[key]) for key in ("name", "system") if machine.get(key)),
@@ -314,12 +321,6 @@ def _beginning(facts: Any) -> str:
     taken = f"{len(facts['taken'])} weights of {facts['run']} ({'; '.join(sorted(sources))})"
     new = ", ".join(facts["begun_anew"])
     return f"{taken}, newly initialized: {new}" if new else taken
-
-
-def _code(git: Any) -> str:
-    facts = _dict(git)
-    changes = f", with uncommitted changes ({facts.get('diff', 'not kept')})" if facts.get("dirty") else ""
-    return f"commit {facts.get('commit') or UNKNOWN}{changes}"
 
 
 def _resume(facts: Mapping[str, Any]) -> list[str]:
