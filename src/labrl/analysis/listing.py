@@ -45,10 +45,10 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
     cannot be read are skipped with a warning. Raises InputError if there is no run, or no run has a key.
     Each entry has: `folder`, relative to `root`; `kind`: `run`, `grid` or `search`; `status`, `agent`, `env`,
     `created`; `frames` of the session that came furthest; `max_frame`, the budget of a session, or the
-    largest one of the trials; `sessions` and `max_session`, the finished and the planned ones; `trials`, for a search
-    without the runs that confirm its best; `groups`: for trials that differ at most in the seed, or for the
-    winner of a confirmed search and the default on fresh seeds, `name`, `agent`, `env`, `overrides` (the keys
-    in which groups differ), `trials` and their return;
+    largest one of the trials; `sessions` and `max_session`, the finished and the planned ones; `trials`, for
+    a search without the runs that confirm its best; `groups`: for trials that differ at most in the seed, or
+    for the winner of a confirmed search and the default on fresh seeds, `name`, `agent`, `env`, `overrides`
+    (the keys in which groups differ), `trials` and their return;
     `final_return`, `low`, `high` and `seeds`: the return of its only group, or for a search that of its best
     configuration, with its 95 % interval and its number of sessions, None if there is none;
     `best_in_the_search`: `trial`, `objective`, `value`, and `of`, the number of trials.
