@@ -16,13 +16,12 @@ from labrl.learning.compute import Compute
 from labrl.learning.flat import Network, trainable, views
 from labrl.learning.kernels.operation import Changes
 from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_array
-from labrl.learning.reduced_precision import FastNatureCNN, NarrowWeights, install_packed
+from labrl.learning.reduced_precision import NarrowWeights
 
 Result = TypeVar("Result")
 
-LEAST_ROWS, LEAST_ROWS_PACKED = 16, 8
-"""Rows of a slice from which a separate thread is worthwhile for acting in bfloat16, with plain and with
-packed weights."""
+MIN_ROWS = 16
+"""Rows of a slice from which a separate thread is worthwhile for acting in bfloat16."""
 
 
 class SlicedLearner(Learner[Network]):
@@ -60,11 +59,9 @@ class SlicedLearner(Learner[Network]):
         self._narrow = narrow or None
         copies = [self.flat.replica(self.network, same_buffers=True)] if narrow else [self.network]
         copies += [self.flat.replica(self.network) for _ in range(count - 1)]
-        self._packed: list[FastNatureCNN] = []
         if narrow:
             for each in copies:
                 narrow.give_to(each)
-            self._packed = install_packed(copies)
         self._copies = copies
         self._parameters = [trainable(each) for each in copies]
         self._places = views(self._parameters[0], self.flat.gradient)
@@ -88,16 +85,13 @@ class SlicedLearner(Learner[Network]):
         tensors = [self.tensor(each) for each in inputs]
         size = next(len(each) for each in tensors if each is not None)
         self._follow()
-        if self._packed and not self._packed[0].packed.fresh:
-            self._packed[0].packed.refresh()
 
         def work(number: int, part: slice) -> Any:
             sliced = [None if each is None else each[part] for each in tensors]
             with torch.inference_mode():
                 return self._network(number)(*sliced, **options)
 
-        least = LEAST_ROWS_PACKED if self._packed else LEAST_ROWS if self._narrow else 1
-        return _joined(self._map(work, size, least))
+        return _joined(self._map(work, size, MIN_ROWS if self._narrow else 1))
 
     def gradient(
         self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, alone: bool = False
@@ -155,8 +149,6 @@ class SlicedLearner(Learner[Network]):
         changed, self._changed = self._changed or self.flat.shared, False
         if self._narrow is not None and (changed or self._narrow.behind):
             self._narrow.refresh()
-            for torso in self._packed:
-                torso.packed.fresh = False
 
     def _map(self, work: Callable[[int, slice], Result], size: int, least: int = 1) -> list[Result]:
         """Call `work(worker, slice)` on all workers in parallel, and return the results in order.

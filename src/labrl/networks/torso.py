@@ -83,21 +83,15 @@ class PixelConvolution(nn.Conv2d):
     def forward(self, observation: Tensor) -> Tensor:
         """Compute the maps. [batch, height, width, channels] -> [batch, maps, h, w]"""
         device = autocast_device()
-        pixels = self.pixels(
-            observation, torch.float32 if device is None else torch.get_autocast_dtype(device)
-        )
-        return nn.functional.conv2d(pixels, self.weight / self.divisor, self.bias, self.stride, self.padding)
-
-    def pixels(self, observation: Tensor, dtype: torch.dtype) -> Tensor:
-        """Convert bytes to floats without dividing them. [batch, h, w, channels] -> [batch, channels, h, w]
-
-        Fast convolutions accept a permuted view of channels-last bytes, so one pass converts them (bfloat16
-        represents every byte exactly).
-        """
+        dtype = torch.float32 if device is None else torch.get_autocast_dtype(device)
         pixels = observation.permute(0, 3, 1, 2)
         if self.shares is not None:
-            return self.shares(pixels.float()).to(dtype)
-        return pixels.to(dtype, memory_format=torch.channels_last)
+            pixels = self.shares(pixels.float()).to(dtype)
+        else:
+            # Fast convolutions accept a permuted view of channels-last bytes, so one pass converts them.
+            # bfloat16 represents every byte exactly.
+            pixels = pixels.to(dtype, memory_format=torch.channels_last)
+        return nn.functional.conv2d(pixels, self.weight / self.divisor, self.bias, self.stride, self.padding)
 
 
 def image_shape(space: gym.Space[Any]) -> tuple[int, int, int, bool]:
