@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.record import session_rows
 from labrl.analysis.intervals import Estimate, aggregates
 from labrl.analysis.statistics import group_statistics
 from labrl.run.run import Run
@@ -131,6 +132,41 @@ def judged(cell: Cell, run: Run | None) -> Result:
     return Result(cell, verdict, score, final, finished, tuple(scores.tolist()))
 
 
+def as_rows(result: Result, run: Run) -> list[dict[str, Any]]:
+    """Return a row for each session of the run of a result, from which `from_rows` restores the result."""
+    entries = {entry["index"]: entry for entry in group_statistics([run])["sessions"]}
+    rows = []
+    for row in session_rows(run):
+        entry = entries[row["session"]]
+        about = {"environment": result.cell.env_id, "agent": result.cell.agent, "verdict": result.verdict}
+        rows.append({**about, **row, "score": entry["slm_final"], "final": entry["final_return"]})
+    return rows
+
+
+def from_rows(cell: Cell, rows: Sequence[Mapping[str, str]]) -> Result:
+    """Return the result of `cell` that was recorded as `rows`.
+
+    Its interval and verdict are computed again, except where only the mean of the sessions was recorded.
+    """
+    first = rows[0]
+    scores, finals = (np.array([float(row[key]) for row in rows if row[key]]) for key in ("score", "final"))
+    if first["session"]:
+        score, final = aggregates(scores)["mean"], float(aggregates(finals)["iqm"].value)
+        sessions = sum(row["status"] == "finished" for row in rows)
+    else:
+        score = Estimate(scores[0], float(first["score_low"]), float(first["score_high"]))
+        final, sessions, scores = float(finals[0]), int(first["sessions"]), np.array([])
+    verdict = compare(cell, score) if first["verdict"] in VERDICTS else first["verdict"]
+    return Result(cell, verdict, score, final, sessions, tuple(scores.tolist()))
+
+
+def newer(known: Result | None, found: Result) -> Result:
+    """Return `found`, or the `known` result if `found` has no run, or if only `known` has a finished run."""
+    if known is None or found.verdict in VERDICTS:
+        return found
+    return known if known.verdict in VERDICTS or found.verdict == "not run" else found
+
+
 def compare(cell: Cell, score: Estimate) -> str:
     """Return the verdict of an equivalence test: two one-sided tests of MARGIN, and of a difference.
 
@@ -148,14 +184,15 @@ def compare(cell: Cell, score: Estimate) -> str:
     return "better" if score.value > cell.score else "worse"
 
 
-def as_markdown(results: Sequence[Result], origins: Mapping[str, str]) -> str:
+def as_markdown(results: Sequence[Result], origins: Mapping[str, Mapping[str, str]]) -> str:
     """Return the table of all cells as Markdown; cells in which labrl is worse are bold.
 
-    origins: the commit of each cell by its name.
+    origins: commit, configuration and machine of each cell by its name, as `Records.origin` returns them.
     """
     lines = [
-        "| environment | frames | agent | published | labrl | final return (IQM) | verdict | commit |",
-        "|---|---:|---|---:|---:|---:|---|---|",
+        "| environment | frames | agent | published | labrl | final return (IQM) | verdict "
+        "| commit | configuration | machine |",
+        "|---|---:|---|---:|---:|---:|---|---|---|---|",
     ]
     for result in results:
         cell = result.cell
@@ -168,10 +205,10 @@ def as_markdown(results: Sequence[Result], origins: Mapping[str, str]) -> str:
             _formatted(result.score) + ("" if result.scores or result.score is None else " \\*"),
             number(result.final),
             result.verdict + progress,
-            origins.get(cell.name, "") if result.score else "–",
         ]
         if result.verdict == "worse":
             cells = [f"**{text}**" for text in cells]
+        cells += origins[cell.name].values() if result.score else ("–", "–", "–")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

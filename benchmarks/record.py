@@ -1,53 +1,107 @@
-"""Keep measured numbers as CSV files beside the page, because the runs may be elsewhere or deleted."""
+"""Keep measured numbers and curves beside the page, because the runs may be elsewhere or deleted.
+
+`sessions.csv` has a row for each session of each cell of the page, `curves.csv` the returns of these sessions
+over frames, and `configs/<cell>.yaml` the configuration of each cell.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
 
-from benchmarks.published import VERDICTS, Cell, Result, compare
-from labrl.analysis.intervals import Estimate, aggregates
 from labrl.run.atomic import write_atomic
 from labrl.run.run import Run
 
+NUMBERS, CURVES, CONFIGS = "sessions.csv", "curves.csv", "configs"
+"""Names of the files and of the folder."""
 
-def read(file: Path) -> dict[str, dict[str, str]]:
-    """Return the rows of a file by their `name`, all columns as text; {} if the file does not exist."""
-    if not file.exists():
-        return {}
-    return {row["name"]: row for row in csv.DictReader(file.read_text().splitlines())}
+COLUMNS = (
+    *("name", "environment", "agent", "session", "seed", "status", "frames", "budget", "return", "best"),
+    *("score", "score_low", "score_high", "final", "sessions", "verdict", "set", "commit", "machine"),
+)
+"""Columns of NUMBERS. Where only the mean of several `sessions` is known, one row has no `session`."""
 
+POINTS = 50
+"""Largest number of points of the curve of a session."""
 
-def write(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write `rows`, each of which has a `name`, in the given order."""
-    file.parent.mkdir(exist_ok=True)
-    rows = list(rows)
-    text = io.StringIO(newline="")
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([{key: "" if value is None else value for key, value in row.items()} for row in rows])
-    write_atomic(file, text.getvalue())
+NOT_RECORDED = "not recorded"
+
+Row = Mapping[str, Any]
 
 
-def source(run: Run, name: str, folder: Path) -> dict[str, str]:
-    """Return the columns `commit` and `machine`, which are empty if they are unknown.
+class Records:
+    """The numbers and curves in a folder, by the name of their cell."""
 
-    Also saves the configuration of the run as `folder`/configs/`name`.yaml.
-    """
-    configs = folder / "configs"
-    configs.mkdir(parents=True, exist_ok=True)
-    write_atomic(configs / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(run.config)))
-    machine = run.provenance.get("machine") or {}
-    cores = machine.get("cores_usable") or machine.get("cores")
-    parts = [machine.get("processor"), f"{cores} cores" if cores else None, *(machine.get("gpus") or ())]
-    return {"commit": commit(run), "machine": ", ".join(str(part) for part in parts if part)}
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.numbers: dict[str, list[dict[str, str]]] = _read(folder / NUMBERS)
+        self.curves: dict[str, list[dict[str, str]]] = _read(folder / CURVES)
+
+    def keep(self, name: str, rows: Iterable[Row], run: Run, evaluated: bool = False) -> None:
+        """Replace what is known of the cell `name` by `rows`, one for each session of `run`, and its curves.
+
+        evaluated: whether the curves show the returns of evaluation episodes, not those of training.
+        """
+        origin = {"name": name, "commit": commit(run), "machine": _machine(run)}
+        self.numbers[name] = [_as_text({**row, **origin}) for row in rows]
+        self.curves[name] = [_as_text({"name": name, **point}) for point in _points(run, evaluated)]
+        (self.folder / CONFIGS).mkdir(parents=True, exist_ok=True)
+        write_atomic(self.folder / CONFIGS / f"{name}.yaml", OmegaConf.to_yaml(OmegaConf.create(run.config)))
+
+    def write(self, names: Sequence[str]) -> None:
+        """Write the files; the cells are in the order of `names`, which contains all of them."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _write(self.folder / NUMBERS, COLUMNS, self.numbers, names)
+        _write(self.folder / CURVES, ("name", "session", "frame", "return"), self.curves, names)
+
+    def curve(self, name: str) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return frames and returns of each session of a cell; [] if they were not kept."""
+        sessions: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for row in self.curves.get(name, ()):
+            sessions[row["session"]].append((float(row["frame"]), float(row["return"])))
+        return [(points[:, 0], points[:, 1]) for points in map(np.array, sessions.values())]
+
+    def origin(self, name: str) -> dict[str, str]:
+        """Return commit, configuration and machine of a cell for a table, or what is not known of them."""
+        row = self.numbers[name][0]
+        commits = [
+            f"`{one[:8]}`{' with changes' if one.endswith('+') else ''}" for one in row["commit"].split()
+        ]
+        config = f"{CONFIGS}/{name}.yaml"
+        kept = (self.folder / config).exists()
+        return {
+            "commit": ", then ".join(commits) or NOT_RECORDED,
+            "configuration": f"[YAML]({self.folder.name}/{config})" if kept else NOT_RECORDED,
+            "machine": row["machine"] or NOT_RECORDED,
+        }
+
+
+def session_rows(run: Run, evaluated: bool = False) -> list[dict[str, Any]]:
+    """Return what NUMBERS has of each session that has a row: frames, and the last and the highest return."""
+    rows = []
+    for session in run.sessions:
+        table = session.eval if evaluated else session.train
+        if not len(table.get("return_mean", ())):
+            continue
+        rows.append(
+            {
+                "session": session.index,
+                "seed": session.seed,
+                "status": session.status,
+                "frames": int(table["frame"][-1]),
+                "budget": int(run.config["env"]["max_frame"]),
+                "return": round(float(table["return_mean"][-1]), 2),
+                "best": round(float(np.nanmax(table["return_mean"])), 2),
+            }
+        )
+    return rows
 
 
 def commit(run: Run) -> str:
@@ -62,50 +116,42 @@ def commit(run: Run) -> str:
     return " ".join(dict.fromkeys(filter(None, found)))
 
 
-def origin(row: Mapping[str, Any], folder: Path) -> str:
-    """Return the commit of a row, shortened, for a table, or what is not known of its origin."""
-    commits = str(row.get("commit") or "").split()
-    if not commits:
-        return "not recorded"
-    texts = [f"`{one[:8]}`{' with changes' if one.endswith('+') else ''}" for one in commits]
-    complete = (folder / "configs" / f"{row['name']}.yaml").exists()
-    return ", then ".join(texts) + ("" if complete else ", configuration not recorded")
+def _machine(run: Run) -> str:
+    """Return the processor, the number of cores and the GPUs of a run, or '' if they are unknown."""
+    machine = run.provenance.get("machine") or {}
+    cores = machine.get("cores_usable") or machine.get("cores")
+    parts = [machine.get("processor"), f"{cores} cores" if cores else None, *(machine.get("gpus") or ())]
+    return ", ".join(str(part) for part in parts if part)
 
 
-def as_row(result: Result) -> dict[str, Any]:
-    """Return a result as a row, from which `from_row` restores it."""
-    value, low, high = result.score or (None, None, None)
-    return {
-        "name": result.cell.name,
-        "verdict": result.verdict,
-        "sessions": result.sessions,
-        "score": value,
-        "score_low": low,
-        "score_high": high,
-        "scores": " ".join(map(str, result.scores)),
-        "final": result.final,
-    }
+def _points(run: Run, evaluated: bool) -> Iterable[dict[str, Any]]:
+    """Return at most POINTS finite points of each session's curve, among them its last."""
+    for session in run.sessions:
+        table = session.eval if evaluated else session.train
+        returns = np.asarray(table.get("return_mean", ()), dtype=float)
+        known = np.flatnonzero(np.isfinite(returns))
+        for place in known[:: -len(known) // POINTS or -1][::-1]:
+            frame = int(table["frame"][place])
+            yield {"session": session.index, "frame": frame, "return": f"{returns[place]:.5g}"}
 
 
-def from_row(cell: Cell, row: Mapping[str, str]) -> Result:
-    """Return the result of `cell` that `as_row` wrote as `row`.
-
-    Its interval and verdict are computed again if it has the score of each session.
-    """
-    scores = tuple(map(float, row.get("scores", "").split()))
-    value, low, high = (
-        float(row[f"score{end}"]) if row[f"score{end}"] else None for end in ("", "_low", "_high")
-    )
-    score = None if value is None else Estimate(value, low, high)
-    if scores:
-        score = aggregates(np.array(scores))["mean"]
-    verdict = compare(cell, score) if score and row["verdict"] in VERDICTS else row["verdict"]
-    final = float(row["final"]) if row["final"] else None
-    return Result(cell, verdict, score, final, int(row["sessions"]), scores)
+def _as_text(row: Row) -> dict[str, str]:
+    return {key: "" if value is None else str(value) for key, value in row.items()}
 
 
-def newer(known: Result | None, found: Result) -> Result:
-    """Return `found`, or the `known` result if `found` has no run, or if only `known` has a finished run."""
-    if known is None or found.verdict in VERDICTS:
-        return found
-    return known if known.verdict in VERDICTS or found.verdict == "not run" else found
+def _read(file: Path) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of a file by their `name`, all columns as text; {} if the file does not exist."""
+    found: dict[str, list[dict[str, str]]] = {}
+    for row in csv.DictReader(file.read_text().splitlines()) if file.exists() else ():
+        found.setdefault(row["name"], []).append(row)
+    return found
+
+
+def _write(
+    file: Path, columns: Sequence[str], rows: Mapping[str, Iterable[Row]], names: Sequence[str]
+) -> None:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row for name in names for row in rows.get(name, ()))
+    write_atomic(file, text.getvalue())

@@ -15,8 +15,9 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import curves, record, studies
-from benchmarks.published import Result, as_markdown, cells, judged, summary
+from benchmarks import chapters, curves, studies
+from benchmarks.published import Result, as_markdown, as_rows, cells, from_rows, judged, newer, summary
+from benchmarks.record import Records
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
 from labrl.run.experiment import Experiment
 from labrl.run.find import load_run
@@ -31,8 +32,8 @@ PREFACE = """# Results beside SLM Lab's
 A cell is one agent in one environment, with the number of frames, the number of environments and the
 checkpoint frequency of SLM Lab's published score (`experiment=slm_lab/<environment>`): four sessions with
 labrl's preset for the agent and the environment. `make results` trains the missing cells and writes this
-page; `docs/results/` contains the numbers of each cell with its commit, its machine and its configuration.
-It refuses to train with uncommitted changes.
+page and the [curves](results/curves.md). It refuses to train with uncommitted changes. `docs/results/`
+contains `sessions.csv` with every session of every table on this page, `curves.csv`, and the configurations.
 
 SLM Lab searched for the hyperparameters of its cells. For DDQN+PER on LunarLander, labrl uses SLM Lab's.
 Presets that were tuned by hand on their own cell have a [study](#studies); the others were tuned by hand
@@ -50,8 +51,9 @@ with other budgets, or not at all.
   distance from the random policy (a test of equivalence). *better*, *worse*: the published score is outside
   labrl's interval. *undecided*: the sessions cannot tell. The spread of published scores is not known, so
   they count as exact. Cells in which labrl is worse are bold.
-- *commit*: the code that ran, where it was recorded. Cells without one are from an early version of labrl and
-  cannot be repeated exactly.
+- *commit*, *configuration*, *machine*: the code that ran, its whole configuration and the processor. What was
+  not recorded is not known: cells without a commit are from an early version of labrl and cannot be repeated
+  exactly, and neither can those *with changes*, which were trained with code that was not committed.
 
 """
 
@@ -60,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train missing cells and write the page. Return the exit code, which is 1 if a cell failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__)
     published = {cell.name: cell.overrides for cell in cells()}
-    known = published | curves.OVERRIDES | studies.overrides()
+    known = published | chapters.OVERRIDES | studies.overrides()
     names = (
         f"of {', '.join(published)} (the default is all of these), {', '.join([*known][len(published) :])}"
     )
@@ -117,34 +119,36 @@ def command(overrides: Sequence[str], folder: Path) -> list[str]:
     return [*overrides, "seed=0", f"hydra.run.dir={folder}"]
 
 
-def results(root: Path) -> list[Result]:
+def results(root: Path, records: Records) -> list[Result]:
     """Return the result of every cell, from its run below `root` or its record, and update the records."""
-    folder = PAGE.with_suffix("")
-    rows = record.read(folder / "cells.csv")
-    found, written = [], []
+    found = []
     for cell in cells():
-        run, row = _run_in(root / cell.name), rows.get(cell.name)
-        known, present = None if row is None else record.from_row(cell, row), judged(cell, run)
-        result = record.newer(known, present)
+        run, rows = _run_in(root / cell.name), records.numbers.get(cell.name)
+        present = judged(cell, run)
+        result = newer(from_rows(cell, rows) if rows else None, present)
         found.append(result)
         if run is not None and result is present and result.verdict != "not run":
-            written.append(record.as_row(result) | record.source(run, cell.name, folder))
-        elif row is not None:
-            written.append(record.as_row(result) | {key: row.get(key, "") for key in ("commit", "machine")})
-    record.write(folder / "cells.csv", written)
+            records.keep(cell.name, as_rows(result, run), run)
     return found
 
 
 def write_page(root: Path) -> str:
-    """Write docs/results.md. Return the numbers of cells with each verdict as a line of text."""
-    found, folder = results(root), PAGE.with_suffix("")
-    rows = record.read(folder / "cells.csv")
+    """Write docs/results.md and the page of curves, and update the records beside them.
+
+    Returns the numbers of cells with each verdict as a line of text.
+    """
+    records = Records(PAGE.with_suffix(""))
+    found = results(root, records)
+    chapter_texts = [
+        chapters.section(chapter, _with_rows(root, chapter.overrides), records)
+        for chapter in chapters.CHAPTERS
+    ]
     page = f"{PREFACE}{summary(found)}.\n\n"
-    page += as_markdown(found, {name: record.origin(row, folder) for name, row in rows.items()})
-    page += _studies(root)
-    for chapter in curves.CHAPTERS:
-        page += curves.section(chapter, _with_rows(root, chapter.overrides), folder)
+    page += as_markdown(found, {name: records.origin(name) for name in records.numbers})
+    page += _studies(root) + "".join(chapter_texts)
+    records.write([*(cell.name for cell in cells()), *chapters.OVERRIDES])
     PAGE.write_text(page)
+    curves.write_page(records)
     return summary(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import re
 from pathlib import Path
@@ -12,9 +13,9 @@ import pytest
 import yaml
 from run_cases import config_with, rows_of, write_run
 
-from benchmarks import record, results
-from benchmarks.published import ENVS, Cell, as_markdown, cells, judged, summary
-from labrl.analysis.intervals import aggregates
+from benchmarks import results
+from benchmarks.published import ENVS, Cell, as_markdown, as_rows, cells, from_rows, judged, summary
+from benchmarks.record import COLUMNS, POINTS, Records, session_rows
 from labrl.config.compose import compose, to_plain
 from labrl.errors import WRONG_INPUT
 from labrl.run.find import load_run
@@ -64,9 +65,11 @@ def test_other_setting_interrupted_or_missing_run_is_not_compared(tmp_path: Path
 
 def test_table_has_every_cell_and_worse_ones_in_bold(tmp_path: Path) -> None:
     found = [judged(CELL, run_with(tmp_path / "a", [400.0, 410, 405, 415])), judged(CELL, None)]
-    lines = as_markdown(found, {CELL.name: "`abc`"}).splitlines()
+    origin = {"commit": "`abc`", "configuration": "none", "machine": "Abacus"}
+    lines = as_markdown(found, {CELL.name: origin}).splitlines()
     assert lines[2].startswith("| **CartPole-v1** | **1,000** | **ppo** | **450.0** | **407.5 [")
-    assert lines[3] == "| CartPole-v1 | 1,000 | ppo | 450.0 | – | – | not run | – |"
+    assert lines[2].endswith("| `abc` | none | Abacus |")
+    assert lines[3] == "| CartPole-v1 | 1,000 | ppo | 450.0 | – | – | not run | – | – | – |"
     assert summary(found) == "1 worse, 1 not run"
 
 
@@ -126,9 +129,7 @@ def test_benchmark_starts_resumes_and_skips_cells(
     assert "cartpole_nobody" in capsys.readouterr().err
 
 
-def test_page_has_frames_and_a_curve_for_each_atari_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_has_the_frames_of_each_atari_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
     for name, score in {"pong_ppo": 3.0, "pong_a2c": -20.5}.items():
         config = config_with(env__id="ale_py:ALE/Pong-v5", env__name="pong", env__max_frame=1e7)
@@ -138,9 +139,7 @@ def test_page_has_frames_and_a_curve_for_each_atari_run(
     page = (tmp_path / "results.md").read_text()
     assert "| pong | ppo | 5,000 | 10,000,000 | 3.0 | 3.0 | `" in page
     assert "| pong | a2c | 5,000 | 10,000,000 | -20.5 | -20.5 | `" in page
-    assert "![pong_ppo](results/pong_ppo.svg)" in page
     assert "breakout" not in page
-    assert (tmp_path / "results" / "pong_ppo.svg").read_text().startswith("<?xml")
     results.write_page(tmp_path / "another machine")
     assert (tmp_path / "results.md").read_text() == page
 
@@ -178,40 +177,107 @@ def test_page_keeps_earlier_results_when_their_run_is_missing(
 
     page = page_after_run("first", 480.0)
     assert "| sarsa | 430.9 | 480.0 [" in page
-    (row,) = record.read(tmp_path / "results" / "cells.csv").values()
-    assert re.fullmatch(r"[0-9a-f]{40}\+?|", row["commit"])
-    assert "cores" in row["machine"]
-    assert [float(score) for score in row["scores"].split()] == [479, 480, 480, 481]
+    rows = Records(tmp_path / "results").numbers["cartpole_sarsa"]
+    assert all(re.fullmatch(r"[0-9a-f]{40}\+?|", row["commit"]) for row in rows)
+    assert all("cores" in row["machine"] for row in rows)
+    assert [float(row["score"]) for row in rows] == [479, 480, 480, 481]
+    assert [row["session"] for row in rows] == ["0", "1", "2", "3"]
     kept = yaml.safe_load((tmp_path / "results" / "configs" / "cartpole_sarsa.yaml").read_text())
     assert kept == load_run(tmp_path / "first" / sarsa.name).config
     results.write_page(tmp_path / "another machine")
     assert (tmp_path / "results.md").read_text() == page
-    assert record.read(tmp_path / "results" / "cells.csv") == {"cartpole_sarsa": row}
+    assert Records(tmp_path / "results").numbers == {"cartpole_sarsa": rows}
     assert page_after_run("interrupted", 460.0, session_status="interrupted") == page
     assert "| sarsa | 430.9 | 490.0 [" in page_after_run("run again", 490.0)
+
+
+def records_with(folder: Path, *rows: dict[str, str]) -> Records:
+    """Write rows with the given values, all others empty, as recorded sessions, and return the records."""
+    with (folder / "sessions.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+    return Records(folder)
 
 
 def test_cell_of_unknown_origin_is_marked(tmp_path: Path) -> None:
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "a.yaml").touch()
-    assert record.origin({"name": "a", "commit": "0123456789"}, tmp_path) == "`01234567`"
-    assert record.origin({"name": "a", "commit": "0123456789+ abcdefghij"}, tmp_path) == (
-        "`01234567` with changes, then `abcdefgh`"
+    records = records_with(
+        tmp_path,
+        {"name": "a", "commit": "0123456789", "machine": "Abacus, 2 cores"},
+        {"name": "b", "commit": "0123456789+ abcdefghij"},
+        {"name": "c"},
     )
-    assert "not recorded" in record.origin({"name": "b", "commit": "0123456789"}, tmp_path)
-    assert record.origin({"name": "a", "commit": ""}, tmp_path) == "not recorded"
+    known = records.origin("a")
+    assert (known["commit"], known["machine"]) == ("`01234567`", "Abacus, 2 cores")
+    assert f"({tmp_path.name}/configs/a.yaml)" in known["configuration"]
+    changed = records.origin("b")
+    assert changed["commit"] == "`01234567` with changes, then `abcdefgh`"
+    assert {changed["configuration"], changed["machine"]} == set(records.origin("c").values())
 
 
-def test_interval_and_verdict_of_a_record_are_those_of_its_scores() -> None:
-    row = {"name": CELL.name, "verdict": "equal", "sessions": "4", "score": "1", "score_low": "1"}
-    row |= {"score_high": "1", "scores": "480 490 485 495", "final": "490"}
-    result = record.from_row(CELL, row)
-    assert result.score == aggregates(np.array([480.0, 490, 485, 495]))["mean"]
-    assert (result.verdict, result.final) == ("better", 490)
-    early = record.from_row(
-        CELL, {**row, "scores": "", "score": "450", "score_low": "400", "score_high": "500"}
+def test_result_is_restored_from_its_rows(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "a", [480, 490, 485, 495])
+    result = judged(CELL, run)
+    records = Records(tmp_path)
+    records.keep(CELL.name, as_rows(result, run), run)
+    records.write([CELL.name])
+    rows = Records(tmp_path).numbers[CELL.name]
+    assert from_rows(CELL, rows) == result
+    # The interval and the verdict are those of the scores, whatever verdict was recorded.
+    assert from_rows(CELL, [row | {"verdict": "equal"} for row in rows]).verdict == "better"
+
+
+def test_result_of_which_only_the_mean_is_known_keeps_its_interval(tmp_path: Path) -> None:
+    row = {"name": CELL.name, "verdict": "equal", "sessions": "4", "score": "450", "final": "490"}
+    records = records_with(tmp_path, row | {"score_low": "400", "score_high": "500"})
+    result = from_rows(CELL, records.numbers[CELL.name])
+    assert (result.score, result.sessions, result.scores) == ((450, 400, 500), 4, ())
+    assert (result.verdict, result.final) == ("undecided", 490)
+
+
+def test_recorded_curve_is_thinned_and_ends_with_the_last_row(tmp_path: Path) -> None:
+    long = rows_of(range(10, 10 * 4 * POINTS + 1, 10), [math.nan, *range(4 * POINTS - 1)])
+    run = load_run(write_run(tmp_path / "run", [long, rows_of([10, 20], [1.0, 2.0])]))
+    records = Records(tmp_path)
+    records.keep("a", session_rows(run), run)
+    records.write(["a"])
+    (frames, returns), short = Records(tmp_path).curve("a")
+    assert POINTS / 2 < len(frames) <= POINTS
+    assert (frames[-1], returns[-1]) == (40 * POINTS, 4 * POINTS - 2)
+    assert np.isfinite(returns).all()
+    assert [list(values) for values in short] == [[10, 20], [1, 2]]
+    assert Records(tmp_path).curve("b") == []
+
+
+def test_page_of_curves_has_a_picture_with_the_published_score_or_names_the_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    (tmp_path / "results").mkdir()
+    records_with(
+        tmp_path / "results",
+        {"name": "cartpole_sarsa", "score": "1", "score_low": "0", "score_high": "2", "final": "1"}
+        | {"sessions": "4", "verdict": "undecided"},
+        {"name": "breakout_ppo", "session": "0", "frames": "5", "budget": "5", "return": "1", "best": "1"},
+        {"name": "pong_a2c", "session": "0", "frames": "5", "budget": "5", "return": "1", "best": "1"},
     )
-    assert (early.verdict, early.score) == ("undecided", (450, 400, 500))
+    (tmp_path / "results" / "breakout_ppo.svg").write_text("an earlier picture")
+    run_with(tmp_path / "runs" / "acrobot_ppo", [-90.0, -80])
+    run_with(tmp_path / "runs" / "pong_ppo", [3.0])
+    results.write_page(tmp_path / "runs")
+    page = (tmp_path / "results" / "curves.md").read_text()
+    pictures = re.findall(r"\]\(([^)]*\.svg)\)", page)
+    assert pictures == ["curves_acrobot.svg", "curves_atari.svg", "breakout_ppo.svg"]
+    drawn = {name: (tmp_path / "results" / name).read_text() for name in pictures}
+    assert ">published</text>" in drawn["curves_acrobot.svg"]
+    assert ">published</text>" not in drawn["curves_atari.svg"]
+    assert "- `cartpole_sarsa`" in page
+    assert "- `pong_a2c`" in page
+    results.write_page(tmp_path / "another machine")
+    assert (tmp_path / "results" / "curves.md").read_text() == page
+    assert {name: (tmp_path / "results" / name).read_text() for name in pictures} == drawn
 
 
 @pytest.mark.parametrize("agent", ["ppo", "a2c", "dqn", "rainbow"])

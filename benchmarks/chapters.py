@@ -1,0 +1,228 @@
+"""Chapters of the results page: Atari, MuJoCo, newer agents, offline data, and kernels beside autograd."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.record import Records, session_rows
+from labrl.analysis.intervals import aggregates
+from labrl.run.run import Run
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A chapter of the results page about a group of runs."""
+
+    name: str
+    """Name in the file of its curves."""
+    title: str
+    text: str
+    """Explanation of the runs and the columns."""
+    overrides: Mapping[str, list[str]]
+    """Overrides of each run, by its name `<environment>_<agent>`."""
+    with_curves: bool = True
+    """Whether the page of curves shows the runs."""
+    evaluated: bool = False
+    """Whether returns are those of evaluation episodes, as in runs that learn from data only."""
+
+
+ATARI = Chapter(
+    name="atari",
+    title="Atari",
+    text="""One session each with `experiment=atari/v5` (sticky actions), most of them stopped before the end
+of their budget for lack of time: `make results ARGS="pong_ppo --minutes 120"`. A frame is one
+step of the agent, four of the emulator. *Return* is the raw score, the mean over the last 100
+training episodes.""",
+    overrides={
+        f"{game}_{agent}": ["experiment=atari/v5", f"agent={agent}", f"env={game}", "meta.max_session=1"]
+        for game in ("pong", "breakout")
+        for agent in ("ppo", "a2c")
+    },
+)
+
+MUJOCO = Chapter(
+    name="mujoco",
+    title="MuJoCo",
+    text="""Two sessions of a million frames each, otherwise with the settings of SLM Lab's cells (16
+environments), but with two networks of 64 x 64 units instead of 256 x 256: `make results
+ARGS=hopper_ppo`. *Return* is the mean over the last 100 training episodes. SLM Lab publishes,
+over four million frames and four sessions, 950 for InvertedPendulum, -5.0 for Reacher, 282 for
+Swimmer and 1,654 for Hopper; these runs are a quarter as long and are not compared with them.""",
+    overrides={
+        f"{env}_ppo": [
+            *(f"experiment=slm_lab/{env}", "agent=ppo"),
+            *("env.max_frame=1e6", "meta.max_session=2"),
+        ]
+        for env in ("inverted_pendulum", "reacher", "swimmer", "hopper")
+    },
+)
+
+PAIRS = Chapter(
+    name="pairs",
+    title="PQN and TQC",
+    text="""All agents with their presets: PQN in three sessions with the budget of DQN, whose scores are in
+the first table, and TQC beside SAC with the same number of frames: `make results
+ARGS=lunar_lander_pqn`. *Return* is the mean over the last 100 training episodes. On one otherwise
+idle core of an AMD EPYC, PQN makes about 4,200 frames per second on LunarLander and DQN 1,330, so
+300,000 frames take 72 and 225 seconds. On BipedalWalker, which is solved at a return of 300,
+neither agent learns to walk within 50,000 frames.""",
+    overrides={
+        name: [
+            f"agent={name.rpartition('_')[2]}",
+            f"env={env}",
+            f"env.max_frame={frames}",
+            f"meta.max_session={n}",
+        ]
+        for name, env, frames, n in (
+            ("cartpole_pqn", "cartpole", "1e5", 3),
+            ("lunar_lander_pqn", "lunar_lander", "3e5", 3),
+            ("pendulum_10k_sac", "pendulum", "1e4", 2),
+            ("pendulum_10k_tqc", "pendulum", "1e4", 2),
+            ("bipedal_walker_sac", "bipedal_walker", "5e4", 1),
+            ("bipedal_walker_tqc", "bipedal_walker", "5e4", 1),
+        )
+    },
+)
+
+KERNELS = Chapter(
+    name="kernels",
+    title="Kernels and autograd",
+    text="""Agents with hand-derived gradients learn as well with these kernels (`_kernel`) as with autograd
+(`_autograd`, `meta.kernels=torch`). Four sessions each, with fewer frames than the usual budget:
+`make results ARGS="cartpole_kernel_ppo cartpole_autograd_ppo"`. *Return* is the mean over the last 100
+training episodes.""",
+    overrides={
+        f"{env}_{way}_{agent}": [
+            *(f"agent={agent}", f"env={env}", f"env.max_frame={frames}"),
+            *("meta.max_session=4", f"meta.kernels={kernels}"),
+        ]
+        for env, agent, frames in (
+            ("cartpole", "ppo", "5e4"),
+            ("cartpole", "a2c", "1e5"),
+            ("cartpole", "reinforce", "1e5"),
+            ("cartpole", "dqn", "4e4"),
+            ("pendulum", "td3", "5e3"),
+            ("pendulum", "sac", "5e3"),
+        )
+        for way, kernels in (("kernel", "auto"), ("autograd", "torch"))
+    },
+    with_curves=False,
+)
+
+COLLECTED = "pendulum_collected_sac"
+"""The run from whose replay buffer the agents of OFFLINE learn."""
+
+OFFLINE = Chapter(
+    name="offline",
+    title="Offline data",
+    text="""IQL and TD3+BC learn from the replay buffer of a run and never act themselves. They are compared
+with behaviour cloning of the same data by the same agents (*cloned*). The data is of mixed
+quality: all transitions of SAC in its first 10,000 frames on Pendulum, from random actions to
+good ones. Four sessions of 5,000 updates each: `make results ARGS="pendulum_collected_sac
+pendulum_offline_iql pendulum_cloned_iql"`. *Return* is the mean over the 20 episodes of the last
+evaluation.""",
+    overrides={
+        COLLECTED: [
+            *("agent=sac", "env=pendulum", "env.max_frame=1e4", "meta.max_session=1"),
+            *("meta.rigorous_eval=4", "meta.eval_episodes=5"),
+        ],
+        **{
+            f"pendulum_{way}_{agent}": [
+                *(f"agent={agent}", "env=pendulum", "env.max_frame=5e3", "meta.max_session=4", *weight),
+                *("agent/offline=run", f"agent.offline.folder=runs/results/{COLLECTED}"),
+                *("agent.collect_until=0", "meta.rigorous_eval=4", "meta.eval_episodes=5"),
+            ]
+            for agent, beside in (("iql", "inverse_temperature"), ("td3_bc", "alpha"))
+            for way, weight in (("offline", ()), ("cloned", (f"agent.{beside}=0",)))
+        },
+    },
+    with_curves=False,
+    evaluated=True,
+)
+
+CHAPTERS = (ATARI, MUJOCO, PAIRS, OFFLINE, KERNELS)
+
+MEAN = "mean [95 % interval, Student's t]"
+
+_TEXTS = ("environment", "agent", "further overrides", "commit", "configuration", "machine")
+"""Columns of text, which are aligned to the left."""
+
+OVERRIDES = {name: overrides for chapter in CHAPTERS for name, overrides in chapter.overrides.items()}
+"""Overrides of each run of all chapters, by its name."""
+
+
+def section(chapter: Chapter, runs: Mapping[str, Run], records: Records) -> str:
+    """Return the text of a chapter about the given runs and those recorded. Returns '' without any run.
+
+    Records the given runs that have at least as many frames as what is recorded of them.
+    """
+    for name, run in runs.items():
+        rows, known = session_rows(run, chapter.evaluated), records.numbers.get(name)
+        if known is None or _frames(rows) >= _frames(known):
+            agent = _agent_of(chapter.overrides[name])
+            about = {"environment": name.removesuffix(f"_{agent}"), "agent": agent, "set": _set(name, run)}
+            records.keep(name, [about | row for row in rows], run, chapter.evaluated)
+    table = []
+    for name in chapter.overrides:
+        rows = records.numbers.get(name, [])
+        if rows:
+            returns = [float(row["return"]) for row in rows]
+            table.append(
+                {
+                    "environment": rows[0]["environment"],
+                    "agent": rows[0]["agent"],
+                    "frames": f"{_frames(rows):,}",
+                    "of a budget of": f"{int(rows[0]['budget']):,}",
+                    "return": _numbers(returns),
+                    MEAN: _mean(returns),
+                    "best return": _numbers(float(row["best"]) for row in rows),
+                    "further overrides": f"`{rows[0]['set']}`" if rows[0]["set"] else "",
+                    **records.origin(name),
+                }
+            )
+    if not table:
+        return ""
+    columns = [name for name in table[0] if any(each[name] for each in table)]
+    aligned = ("---" if name in _TEXTS else "---:" for name in columns)
+    lines = [_line(columns), f"|{'|'.join(aligned)}|"]
+    lines += [_line(each[name] for name in columns) for each in table]
+    return f"\n# {chapter.title}\n\n{chapter.text}\n\n" + "\n".join(lines) + "\n"
+
+
+def _frames(rows: Iterable[Mapping[str, Any]]) -> int:
+    return min(int(row["frames"]) for row in rows)
+
+
+def _set(name: str, run: Run) -> str:
+    """Return the overrides of the agent and the environment that a run had besides those of its chapter."""
+    return " ".join(
+        shlex.quote(override)
+        for override in run.provenance.get("overrides", ())
+        if override.startswith(("agent.", "env.")) and override not in OVERRIDES[name]
+    )
+
+
+def _agent_of(overrides: Iterable[str]) -> str:
+    return next(one.removeprefix("agent=") for one in overrides if one.startswith("agent="))
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _numbers(returns: Iterable[float]) -> str:
+    """Format the returns of the sessions, such as '16.6, 12.1'."""
+    return ", ".join(f"{each:,.1f}" for each in returns)
+
+
+def _mean(returns: Sequence[float]) -> str:
+    """Format the mean with its 95 % interval (Student's t); '' for fewer than three sessions."""
+    if len(returns) < 3:
+        return ""
+    mean = aggregates(np.array(returns))["mean"]
+    return f"{mean.value:,.1f} [{mean.low:,.1f}, {mean.high:,.1f}]"
