@@ -614,29 +614,62 @@ def report(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "places", nargs="+", metavar="folder", help="run or experiment folders, globs, or latest"
     )
-    out = "folder to write to; by default the folder itself, or ./comparison for several folders"
+    out = "folder to write to; by default the folder itself, or for several ./comparison, or ./paper"
     by = "key to group by, such as agent.lr; by default a group is all runs that differ only in the seed"
-    form = "print only the table, in this format"
+    form = (
+        "md, csv or latex prints only the table; with pdf, svg or png, or options of the paper, tables and "
+    )
+    form += "figures are written to --out, such as latex,pdf"
     parser.add_argument("--out", metavar="DIR", help=out)
     parser.add_argument("--by", metavar="agent|env|KEY", help=by)
-    parser.add_argument("--format", choices=("md", "csv", "latex"), help=form)
+    parser.add_argument("--format", metavar="FORMAT,...", help=form)
+    paper = parser.add_argument_group("options of the paper, with --format")
+    name = "another name of a group; groups with one come first, in this order"
+    paper.add_argument("--name", action="append", default=[], metavar="GROUP=NAME", help=name)
+    paper.add_argument("--title", metavar="TEXT", help="title of the figures, may be empty")
+    axis = "horizontal axis of the curves (default: frame)"
+    paper.add_argument("--axis", choices=("frame", "wall"), help=axis)
+    size = "width of the figures, or width x height in inches (default: column)"
+    paper.add_argument("--size", metavar="column|text|WxH", help=size)
+    paper.add_argument("--no-seeds", action="store_true", help="draw no thin line for each seed")
     stages = "print only which groups are better, tested in stages of five seeds, and how many more to run"
     parser.add_argument("--adaptive", action="store_true", help=stages)
     _take_trust(parser)
 
     def command() -> int:
         args = parser.parse_args(argv)
+        from labrl.run.find import find_runs
+        from labrl.trial.find import newest_folder
+
+        places = [str(newest_folder()) if place == "latest" else place for place in args.places]
         if args.adaptive:
             from labrl.analysis.groups import group_runs
             from labrl.analysis.statistics import compare_in_stages
-            from labrl.run.find import find_runs
 
-            print("\n".join(compare_in_stages(group_runs(find_runs(args.places), args.by))))
+            print("\n".join(compare_in_stages(group_runs(find_runs(places), args.by))))
             return DONE
-        from labrl.trial.reporting import report_on
-
+        options = {"axis": args.axis, "size": args.size, "title": args.title, "names": args.name or None}
+        options = {name: value for name, value in options.items() if value is not None}
+        options |= {"seeds": False} if args.no_seeds else {}
+        if options and not args.format:
+            flag = f"--{next(iter(options))}".replace("names", "name").replace("seeds", "no-seeds")
+            raise InputError(
+                f"{flag} is an option of the table and figures of a paper: add --format latex,pdf",
+                code="usage",
+                key=flag,
+            )
         with signals_raise(), _trusting(args):
-            report_on(args.places, args.out, args.by, args.format)
+            if options or args.format not in (None, "md", "csv", "latex"):
+                from labrl.analysis.paper import Layout, write_paper
+
+                out = Path(args.out or "paper").expanduser()
+                formats = args.format.split(",")
+                for path in write_paper(find_runs(places), out, formats, args.by, Layout(**options)):
+                    print(path)
+            else:
+                from labrl.trial.reporting import report_on
+
+                report_on(places, args.out, args.by, args.format)
         return DONE
 
     return _ended(parser.prog, command)

@@ -35,6 +35,9 @@ PANELS = 3
 SMOOTHED = 20
 """Number of rows from which on a single curve also shows its moving average."""
 
+_DATES = {"svg": "Date", "pdf": "CreationDate"}
+"""Metadata with the present time, which would change the bytes, by format."""
+
 STYLE = Path(__file__).with_name("data") / "figures.mplstyle"
 
 
@@ -49,16 +52,21 @@ class Sheet(NamedTuple):
     title: str
     only: str = ""
     """Key of the lines that are drawn; empty for all."""
+    seeds: bool = True
+    """Whether the thin lines of seeds are drawn."""
+    size: tuple[float | None, float | None] = (None, None)
+    """Width and height in inches; None for the usual one."""
 
     def lines(self, chart: Chart) -> list[Line]:
         """Return the lines of one of the charts that are drawn."""
-        return [line for line in chart.lines if self.axis in line.views and self.only in ("", line.key)]
+        lines = [line for line in chart.lines if self.axis in line.views and self.only in ("", line.key)]
+        return [line for line in lines if self.seeds or line.role != "seed"]
 
 
-def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
-    """Write `<name>.png` and `<name>.svg` for each sheet that has a value to show. Return their paths.
+def save_sheets(sheets: Iterable[Sheet], folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """Write `<name>.<format>` for each sheet that has a value to show. Return the paths.
 
-    Equal sheets give equal bytes.
+    formats: `png`, `svg` or `pdf`. Equal sheets give equal bytes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
@@ -80,15 +88,19 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path) -> list[Path]:
             figure = (_panels if len(sheet.charts) > 1 else _single)(sheet, charts, figure if same else None)
             shown = charts
             name = os.fsdecode(sheet.name.encode())  # whatever the locale
-            png, svg = folder / f"{name}.png", folder / f"{name}.svg"
             dpi = DPI * 2 / 3 if figure.get_figwidth() > COLUMN else DPI
             for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
                 if not axis.get_label_text():  # otherwise all ticks are measured to place an empty label
                     axis.set_label_coords(0, 0)
-            # Takes a third less time for a wide PNG than zlib's default of 6, and 6 % more bytes.
-            figure.savefig(png, dpi=dpi, metadata={"Software": "labrl"}, pil_kwargs={"compress_level": 3})
-            figure.savefig(svg, metadata={"Date": None, "Creator": "labrl"})
-            written += [png, svg]
+            for form in formats:
+                options: dict[str, Any] = {
+                    "metadata": {_DATES.get(form, "Software"): None, "Creator": "labrl"}
+                }
+                if form == "png":
+                    # Takes a third less time for a wide PNG than zlib's default of 6, and 6 % more bytes.
+                    options = {"metadata": {"Software": "labrl"}, "pil_kwargs": {"compress_level": 3}}
+                written.append(folder / f"{name}.{form}")
+                figure.savefig(written[-1], dpi=dpi, **options)
     return written
 
 
@@ -140,7 +152,7 @@ def _single(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
     if chart.axes[sheet.axis].ticks:
         shown = []  # the names are at the axis
     legend = 0.15 * len(shown) if shown else 0.3
-    figure, (axes,) = _figure(used, COLUMN, 2.1 + legend, bottom=0.42 + legend)
+    figure, (axes,) = _figure(used, sheet.size, (COLUMN, 2.1 + legend), bottom=0.42 + legend)
     _draw(axes, sheet, chart)
     axes.set_title(sheet.title, loc="left")
     axes.set_ylabel(chart.title.lower())
@@ -156,7 +168,7 @@ def _single(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
 
 def _panels(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figure:
     rows, columns = -(-len(charts) // PANELS), min(PANELS, len(charts))
-    figure, panels = _figure(used, TEXT, 0.85 + 1.2 * rows, rows, columns, top=0.42)
+    figure, panels = _figure(used, sheet.size, (TEXT, 0.85 + 1.2 * rows), rows, columns, top=0.42)
     for axes, chart in zip(panels, charts, strict=False):
         _draw(axes, sheet, chart, ticks=3)
         axes.set_title(chart.title, loc="left", pad=3)
@@ -174,16 +186,16 @@ def _panels(sheet: Sheet, charts: Sequence[Chart], used: Figure | None) -> Figur
 
 def _figure(
     used: Figure | None,
-    width: float,
-    height: float,
+    wanted: tuple[float | None, float | None],
+    usual: tuple[float, float],
     rows: int = 1,
     columns: int = 1,
     top: float = 0.22,
     bottom: float = 0.4,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with its axes, row by row: `used`, if it has the same charts, or a new one. Sizes are
-    in inches.
+    """Return a figure with its axes, row by row: `used`, if it has the same charts, or a new one.
 
+    wanted, usual: width and height in inches, where None of the former stands for the latter.
     The margins are fixed, because measuring every label takes as long as drawing.
     """
     if used is not None:
@@ -195,6 +207,7 @@ def _figure(
         for legend in used.legends:
             legend.remove()
         return used, used.axes
+    width, height = wanted[0] or usual[0], wanted[1] or usual[1]
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
     left, right, beside, between = 0.52, 0.1, 0.45, 0.42

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from labrl.analysis.formats import UNKNOWN, brackets, number
+from labrl.analysis.formats import UNKNOWN, brackets, brackets_by_width, number
 from labrl.analysis.groups import value_text
 from labrl.analysis.intervals import PAIR_METHODS, statistic_of
 from labrl.analysis.methods import METHODS
@@ -32,8 +32,9 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
     `env group agent runs seeds left_out`; `statistic`, `iqm` or `mean`; `<estimate>`, that statistic over the
     sessions, with `_low` and `_high`, and `_iqm`, `_mean` and `_std`; `threshold`, `reached`, the mean over
     the sessions of each other measure; `rival` and `improvement`, `_low`, `_high`: the probability that a
-    session of the group beats one of the rival, the group with the highest final return in the environment.
-    Then one for each key in which groups differ.
+    session of the group beats one of the rival, the group with the highest final return in the environment;
+    `best`: whether the seeds decide that no other group is as good. Then one for each key in which groups
+    differ.
     """
     rows, settings = [], []
     for env in comparison["envs"]:
@@ -57,9 +58,10 @@ def comparison_rows(comparison: Mapping[str, Any]) -> pl.DataFrame:
             pair = improvement(env, group["name"], rival) if rival else None
             chance = zip(("", "_low", "_high"), pair or (None, None, None), strict=True)
             row |= {"consistency": group["consistency"], "rival": rival if pair else None}
-            rows.append(row | {f"improvement{end}": value for end, value in chance})
+            row |= {f"improvement{end}": value for end, value in chance}
+            rows.append(row | {"best": group["name"] == env.get("best")})
     text, whole = ("env", "group", "agent", "statistic", "rival"), ("runs", "seeds", "left_out", "reached")
-    kinds = {**dict.fromkeys(text, pl.String), **dict.fromkeys(whole, pl.Int64)}
+    kinds = {**dict.fromkeys(text, pl.String), **dict.fromkeys(whole, pl.Int64), "best": pl.Boolean}
     table = pl.DataFrame(
         rows, {name: kinds.get(name, pl.Float64) for row in rows[:1] for name in row}, strict=False
     )
@@ -91,10 +93,11 @@ def as_csv(table: pl.DataFrame) -> str:
     return table.write_csv() if table.width else "\n"
 
 
-def as_markdown(table: pl.DataFrame) -> str:
-    """Return the table in GitHub Markdown, with intervals as `value [low, high]`."""
+def as_markdown(table: pl.DataFrame, for_paper: bool = False) -> str:
+    """Return the table in GitHub Markdown, with intervals as `value [low, high]`. for_paper: see
+    `readable`."""
     # The cells after the first two are numbers, whose brackets are not escaped.
-    return markdown_lines(readable(table), texts=2)
+    return markdown_lines(readable(table, for_paper), texts=2)
 
 
 def markdown_lines(lines: Sequence[Sequence[str]], texts: int) -> str:
@@ -120,18 +123,16 @@ def markdown_lines(lines: Sequence[Sequence[str]], texts: int) -> str:
 
 
 def as_latex(table: pl.DataFrame) -> str:
-    """Return a `tabular` for the booktabs package. The highest final return of each environment is bold."""
-    head, *body = readable(table) or [[]]
+    """Return a `tabular` for the booktabs package, with the digits of a paper. The final return of the group
+    that is the best of its environment is bold, if the seeds decide that one is."""
+    head, *body = readable(table, for_paper=True) or [[]]
     if not head:
         return ""
-    final = pl.col("final_return")
-    highest = (final == final.max().over("env")) & (final.count().over("env") > 1)
-    best = table.select(highest.fill_null(value=False)).to_series()
     lines = [rf"\begin{{tabular}}{{ll{'r' * (len(head) - 2)}}}", r"\toprule"]
-    lines.append(" & ".join(map(_latex, head)) + r" \\")
+    lines.append(" & ".join(map(escape_latex, head)) + r" \\")
     env = None
-    for row, cells, is_best in zip(table["env"], body, best, strict=True):
-        texts = [_latex(cell) for cell in cells]
+    for row, cells, is_best in zip(table["env"], body, table["best"], strict=True):
+        texts = [escape_latex(cell) for cell in cells]
         if row == env:
             texts[0] = ""
         else:
@@ -143,11 +144,13 @@ def as_latex(table: pl.DataFrame) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
-def readable(table: pl.DataFrame) -> list[list[str]]:
+def readable(table: pl.DataFrame, for_paper: bool = False) -> list[list[str]]:
     """Return the headings, then a line for each row, with every cell as text; empty without rows.
 
-    Columns without any known value are left out.
+    for_paper: whether an interval determines the digits of its estimate, see `brackets_by_width`. Columns
+    without any known value are left out.
     """
+    text_of = brackets_by_width if for_paper else brackets
     if table.is_empty():
         return []
     rows = table.to_dicts()
@@ -160,14 +163,16 @@ def readable(table: pl.DataFrame) -> list[list[str]]:
         for row in rows
     ]
     for measure, name in ESTIMATES.items():
-        columns[f"{name} ({statistic})"] = [_estimate(row, measure) for row in rows]
+        columns[f"{name} ({statistic})"] = [
+            text_of(row[measure], row[f"{measure}_low"], row[f"{measure}_high"]) for row in rows
+        ]
     columns[f"frames to {number(threshold[0]) if len(threshold) == 1 else 'threshold'}"] = [
         number(row["frames_to_threshold"])
         + (f" ({row['reached']} of {row['seeds']})" if 0 < row["reached"] < row["seeds"] else "")
         for row in rows
     ]
     columns[f"P(better than {rival[0] if len(rival) == 1 else 'the best'})"] = [
-        _estimate(row, "improvement") for row in rows
+        text_of(row["improvement"], row["improvement_low"], row["improvement_high"]) for row in rows
     ]
     shown = {name: cells for name, cells in columns.items() if set(cells) != {UNKNOWN}}
     return [list(shown), *map(list, zip(*shown.values(), strict=True))]
@@ -177,10 +182,6 @@ def has_intervals(table: pl.DataFrame) -> bool:
     """Return whether a number in the table has an interval, which LEGEND explains."""
     ends = [name for name in ("final_return_low", "improvement_low") if name in table.columns]
     return any(table[name].count() for name in ends)
-
-
-def _estimate(row: Mapping[str, Any], key: str) -> str:
-    return brackets(row[key], row[f"{key}_low"], row[f"{key}_high"])
 
 
 def _markdown(text: str) -> str:
@@ -207,7 +208,7 @@ _LATEX = {
 }
 
 
-def _latex(text: str) -> str:
+def escape_latex(text: str) -> str:
     """Escape the characters that have a meaning in TeX, and protect a cell that begins with [ or *."""
     text = re.sub(r"(?<![\w-])-(?=\d)", "−", text)
     escaped = "".join(_LATEX.get(sign, sign) for sign in re.sub(r"\s+", " ", text))

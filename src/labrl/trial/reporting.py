@@ -26,7 +26,6 @@ from labrl.run.experiment import Experiment
 from labrl.run.run import MARKER, Run
 from labrl.steady_output import doing
 from labrl.trial import baseline
-from labrl.trial.find import newest_folder
 from labrl.trial.past import table as table_of
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ def wants_report(folder: Path) -> bool:
 def report_on(places: Sequence[str], out: str | None, by: str | None, form: str | None) -> None:
     """Run `labrl-report`: make the report, and print the table and the path of the report.
 
-    places: folders, globs, or `latest`; out: folder for the files; by: see `group_runs`; form: format of the
+    places: folders or globs; out: folder for the files; by: see `group_runs`; form: format of the
     table, `md`, `csv` or `latex`, for which nothing else is printed on standard output. Raises InputError.
     """
     from labrl.analysis.report.build import build, build_comparison
@@ -215,7 +214,6 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
     from labrl.run.find import find_runs
 
     target = Path(os.path.expanduser(out)) if out else None
-    places = [str(newest_folder()) if place == "latest" else place for place in places]
     if len(places) == 1 and by is None and Path(os.path.expanduser(places[0])).is_dir():
         folder = Path(os.path.expanduser(places[0]))
         if (folder / MARKER).exists():

@@ -133,10 +133,16 @@ class EnvComparison:
     """The comparison of the groups in one environment."""
 
     def __init__(
-        self, entry: Mapping[str, Any], groups: Sequence[Group], axes: TimeAxes, several: bool
+        self,
+        entry: Mapping[str, Any],
+        groups: Sequence[Group],
+        axes: TimeAxes,
+        several: bool,
+        by_rank: bool = True,
     ) -> None:
         """entry: the statistics of the environment; groups: its groups, in the same order; several: whether
-        there are several environments, so that anchors, files and titles include its name."""
+        there are several environments, so that anchors, files and titles include its name; by_rank: whether
+        scores start with the best group."""
         self.entry, self._axes, entries = entry, axes, entry["groups"]
         slug = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in entry["env"])
         self.suffix, self.where = (f"_{slug}", f" on {entry['env']}") if several else ("", "")
@@ -150,7 +156,9 @@ class EnvComparison:
             else Member(group, one, final_return(one), Style(GREY), False, f"others{self.suffix}")
             for group, one in zip(groups, entries, strict=True)
         ]
-        self.ranked = sorted(self.members, key=lambda one: order.index(one.group.name))
+        self.ranked = self.members
+        if by_rank:
+            self.ranked = sorted(self.members, key=lambda one: order.index(one.group.name))
         self.legend = [Line(one.key, one.group.name, one.style, {}) for one in self.members if one.named]
         if others := len(self.members) - len(self.legend):
             self.legend.append(Line(f"others{self.suffix}", f"{others} others", Style(GREY), {}))

@@ -1,0 +1,177 @@
+"""`labrl-report --format latex,pdf,svg`: table and figures of a comparison for a paper, with captions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from labrl.analysis.figures import COLUMN, TEXT, Sheet, save_sheets
+from labrl.analysis.groups import Group, by_env, group_runs
+from labrl.analysis.intervals import PAIR_METHODS, RUNS_FOR_INTERVAL, SCORE_METHOD
+from labrl.analysis.methods import RUNS_FOR_IQM, method_of
+from labrl.analysis.report.comparison import EnvComparison
+from labrl.analysis.returns import MEANING, statistic_name
+from labrl.analysis.series import AXES, TimeAxes
+from labrl.analysis.statistics import FEWEST_FOR_BEST, compare
+from labrl.analysis.tables import as_csv, as_latex, as_markdown, comparison_rows, escape_latex
+from labrl.errors import InputError
+from labrl.mistakes.spelling import did_you_mean
+from labrl.run.atomic import write_atomic
+from labrl.run.run import Run
+
+TABLES = ("md", "csv", "latex")
+FIGURES = ("pdf", "svg", "png")
+
+
+class Layout(NamedTuple):
+    """What a paper needs other than a report."""
+
+    names: Sequence[str] = ()
+    """`<group>=<name>` for groups that get another name, in the order in which they come first."""
+    title: str | None = None
+    """Title of the figures, may be empty; None for that of the environment."""
+    axis: str = "frame"
+    """Horizontal axis of the curves, `frame` or `wall`."""
+    size: str = "column"
+    """`column` or `text`, their width in a paper with two columns, or `<width>[x<height>]` in inches."""
+    seeds: bool = True
+    """Whether each seed is a thin line."""
+
+
+def write_paper(
+    runs: Sequence[Run],
+    out: Path,
+    formats: Sequence[str],
+    by: str | None = None,
+    layout: Layout | None = None,
+) -> list[Path]:
+    """Write the table, the figures and `captions.txt` of a comparison into `out`. Return their paths.
+
+    formats: some of TABLES and FIGURES; by: as for `group_runs`. With `latex` and `pdf`, a file
+    `<figure>.tex` includes each figure with its caption. Raises InputError for wrong options, and if the
+    files cannot be written.
+    """
+    layout = layout or Layout()
+    for form in formats:
+        if form not in TABLES + FIGURES:
+            raise InputError(
+                f"--format {form}: must be one or several of {', '.join(TABLES + FIGURES)}, with commas",
+                code="range",
+                key="--format",
+            )
+    size = _size(layout.size)
+    groups = _renamed(group_runs(runs, by), layout.names)
+    comparison, axes = compare(groups), TimeAxes(runs)
+    sheets, captions = [], {"table": _caption(comparison["envs"], "")}
+    several = len(comparison["envs"]) > 1
+    for entry, own in zip(comparison["envs"], by_env(groups).values(), strict=True):
+        env = EnvComparison(entry, own, axes, several, by_rank=not layout.names)
+        for sheet in env.sheets():
+            if sheet.axis in AXES and sheet.axis != layout.axis:
+                continue
+            title = sheet.title if layout.title is None else layout.title
+            if layout.title and several:
+                title += env.where
+            sheets.append(sheet._replace(title=title, size=size, seeds=layout.seeds))
+            captions[sheet.name] = _caption([entry], env.where, sheet, layout.seeds)
+    try:
+        written = save_sheets(sheets, out, [form for form in formats if form in FIGURES])
+        rows, texts = comparison_rows(comparison), {}
+        if "csv" in formats:
+            texts["table.csv"] = as_csv(rows)
+        if "md" in formats:
+            texts["table.md"] = f"{as_markdown(rows, for_paper=True)}\n{captions['table']}\n"
+        if "latex" in formats:
+            texts["table.tex"] = _float("table", as_latex(rows), captions["table"], "booktabs")
+            for path in (path for path in written if path.suffix == ".pdf"):
+                content = f"\\includegraphics{{{path.name}}}\n"
+                texts[f"{path.stem}.tex"] = _float("figure", content, captions[path.stem], "graphicx")
+        there = {"table", *(path.stem for path in written)}
+        known = [f"{name}: {text}\n" for name, text in captions.items() if name in there]
+        texts["captions.txt"] = "\n".join(known)
+        for name, text in texts.items():
+            write_atomic(out / name, text)
+    except OSError as error:
+        raise InputError(
+            f"{out} cannot be written ({error.strerror or error}). Choose another folder with --out <folder>",
+            code="usage",
+            key=str(out),
+        ) from error
+    return [*written, *(out / name for name in texts)]
+
+
+def _size(text: str) -> tuple[float, float | None]:
+    """Return width and height in inches, None for the usual height."""
+    known = {"column": f"{COLUMN}", "text": f"{TEXT}"}
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:x(\d+(?:\.\d+)?))?", known.get(text, text))
+    width, height = found.groups() if found else ("0", None)
+    if not (1 <= float(width) <= 50 and (height is None or 1 <= float(height) <= 50)):
+        raise InputError(
+            f"--size {text}: must be column ({COLUMN} inches), text ({TEXT} inches), or a width, or width x "
+            "height, of 1 to 50 inches, such as 5x3",
+            code="range",
+            key="--size",
+        )
+    return float(width), None if height is None else float(height)
+
+
+def _renamed(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
+    """Return the groups with their new names, those that have one first, in the order of `names`."""
+    known = [group.name for group in groups]
+    new: dict[str, str] = {}
+    for text in names:
+        # The names of groups contain equals signs: ppo lr=0.1
+        old = max((one for one in known if text.startswith(f"{one}=")), key=len, default="")
+        if not old or not text.removeprefix(f"{old}="):
+            guess = did_you_mean(text.rpartition("=")[0] or text, known)
+            raise InputError(
+                f"--name {text}: must be <group>=<name>. The groups are {', '.join(known)}.{guess}",
+                code="unknown-option",
+                key="--name",
+            )
+        new[old] = text.removeprefix(f"{old}=")
+    shown = [(group.env, new.get(group.name, group.name)) for group in groups]
+    if twice := next((one for one in shown if shown.count(one) > 1), None):
+        raise InputError(f"--name: two groups are called {twice[1]}", code="contradiction", key="--name")
+    ordered = sorted(groups, key=lambda one: list(new).index(one.name) if one.name in new else len(new))
+    return [group._replace(name=new.get(group.name, group.name)) for group in ordered]
+
+
+def _caption(
+    envs: Sequence[Mapping[str, Any]], where: str, sheet: Sheet | None = None, seeds: bool = True
+) -> str:
+    """Return the caption of a sheet, or of the table: what is shown, of how many seeds, by which method.
+
+    envs: entries of `envs` in a comparison; seeds: whether the curves of seeds are drawn.
+    """
+    counts = sorted({group["counted"] for env in envs for group in env["groups"] if group["counted"]}) or [0]
+    number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    over = f"over {number} seed{'' if number == '1' else 's'}"
+    methods = " or ".join(dict.fromkeys(map(method_of, counts)))
+    spread = f", with its 95 % interval ({methods})" if counts[-1] >= RUNS_FOR_INTERVAL else ""
+    statistic = f"{' or '.join(dict.fromkeys(map(statistic_name, counts)))} {over}{spread}"
+    if sheet is None:
+        text = f"{statistic[0].upper()}{statistic[1:]}. {MEANING.capitalize()}."
+        if any(env["best"] for env in envs):
+            method = SCORE_METHOD if counts[0] < RUNS_FOR_IQM else PAIR_METHODS
+            return (
+                f"{text} Bold: better than every other group, because the 95 % interval ({method}) of the "
+                "probability that one of its seeds beats one of the other group is above one half, for each "
+                f"of them, and all groups have at least {FEWEST_FOR_BEST} seeds."
+            )
+        several = any(len(env["groups"]) > 1 for env in envs)
+        return f"{text} The seeds do not decide which group is the best." if several else text
+    titles = ", ".join(chart.title for chart in sheet.charts).capitalize()
+    if sheet.axis == "score":
+        return f"Performance profile{where}: fraction of seeds above each final return, {over}."
+    if sheet.axis in AXES:
+        return f"{titles} {sheet.charts[0].unit}{where}: {statistic}{'; thin lines: each seed' * seeds}."
+    return f"{titles}{where}: {statistic}{'; crosses: each seed' * (sheet.axis == 'group')}."
+
+
+def _float(kind: str, content: str, caption: str, package: str) -> str:
+    """Return a `table` or `figure` of LaTeX, which needs `package`."""
+    lines = [rf"% \usepackage{{{package}}}", rf"\begin{{{kind}}}", r"\centering"]
+    return "\n".join([*lines, rf"\caption{{{escape_latex(caption)}}}", content + rf"\end{{{kind}}}", ""])
