@@ -16,7 +16,7 @@ import labrl
 import labrl.cli
 import labrl.experiment.job
 from labrl.config.compose import check_environment, compose, resolve, to_plain
-from labrl.errors import InputError, LabrlError, Mistake
+from labrl.errors import InputError, LabrlError
 from labrl.mistakes.names import all_keys, other_names
 from labrl.run.run import MARKER, Run
 
@@ -150,7 +150,7 @@ WRONG = {
 
 
 @pytest.fixture
-def mistakes_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tuple[Mistake, ...]]:
+def mistakes_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tuple[LabrlError, ...]]:
     """Return a function that runs a wrong `labrl <line>` and returns its mistakes."""
     monkeypatch.chdir(tmp_path)
     errors: list[LabrlError] = []
@@ -163,7 +163,7 @@ def mistakes_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
     monkeypatch.setattr(labrl.cli, "refused", recorded)
     monkeypatch.setattr(labrl.experiment.job, "refused", recorded)
 
-    def mistakes(line: str) -> tuple[Mistake, ...]:
+    def mistakes(line: str) -> tuple[LabrlError, ...]:
         assert labrl.cli.main(shlex.split(line)) == 2
         assert not list(tmp_path.glob("runs/*"))
         (error,) = errors
@@ -174,7 +174,7 @@ def mistakes_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
 
 @pytest.mark.parametrize("line", WRONG)
 def test_wrong_command_line_prints_each_mistake_and_leaves_no_folder(
-    line: str, mistakes_of: Callable[[str], tuple[Mistake, ...]], capsys: pytest.CaptureFixture[str]
+    line: str, mistakes_of: Callable[[str], tuple[LabrlError, ...]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert [(one.code, one.key) for one in mistakes_of(line)] == WRONG[line]
     printed = capsys.readouterr()
@@ -272,7 +272,7 @@ MEANT = {
 
 @pytest.mark.parametrize("line", MEANT)
 def test_other_syntax_is_answered_with_the_intended_command(
-    line: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
+    line: str, mistakes_of: Callable[[str], tuple[LabrlError, ...]]
 ) -> None:
     (mistake,) = mistakes_of(line)
     assert mistake.message.endswith(f" {MEANT[line]}")
@@ -293,7 +293,7 @@ NEAR = {
 
 @pytest.mark.parametrize("line", NEAR)
 def test_unknown_option_is_answered_with_near_names_of_its_group(
-    line: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
+    line: str, mistakes_of: Callable[[str], tuple[LabrlError, ...]]
 ) -> None:
     (mistake,) = mistakes_of(line)
     near = re.findall(r"Did you mean (.*?)(?: or .*)?\?", mistake.message)
@@ -416,7 +416,7 @@ TYPED: dict[str, dict[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("line", TYPED)
 def test_value_of_another_library_is_kept_or_converted(
-    line: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
+    line: str, mistakes_of: Callable[[str], tuple[LabrlError, ...]]
 ) -> None:
     (mistake,) = mistakes_of(line)
     for suggestion, values in TYPED[line].items():
@@ -428,7 +428,7 @@ def test_value_of_another_library_is_kept_or_converted(
 
 @pytest.mark.parametrize("name", ["symlog", "ml_type", "bidirectional"])
 def test_name_without_a_corresponding_key_is_known(
-    name: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
+    name: str, mistakes_of: Callable[[str], tuple[LabrlError, ...]]
 ) -> None:
     (mistake,) = mistakes_of(f"{name}=1")
     assert (mistake.code, mistake.key) == ("unknown-key", name)
@@ -437,7 +437,7 @@ def test_name_without_a_corresponding_key_is_known(
 
 @pytest.mark.parametrize("place", ["", "agent.", "meta.", "+", "+agent.", "+meta."])
 def test_names_from_other_libraries_are_answered_with_labrls_key(
-    place: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
+    place: str, mistakes_of: Callable[[str], tuple[LabrlError, ...]]
 ) -> None:
     names = {name: key for name, key in ELSEWHERE.items() if f"{place.lstrip('+')}{name}" != key}
     mistakes = mistakes_of(" ".join(f"{place}{name}=1" for name in names))
@@ -516,14 +516,14 @@ def accepted(home: str, texts: list[str], key: str) -> bool:
 
 
 def test_key_of_other_agents_is_answered_with_agents_that_have_it(
-    mistakes_of: Callable[[str], tuple[Mistake, ...]],
+    mistakes_of: Callable[[str], tuple[LabrlError, ...]],
 ) -> None:
     (mistake,) = mistakes_of("agent=dqn n_steps=5")
     assert {"agent.horizon", "agent=ppo,", "agent.n_step"} <= set(mistake.message.split())
 
 
 def test_key_of_other_agents_is_not_suggested_for_itself(
-    mistakes_of: Callable[[str], tuple[Mistake, ...]],
+    mistakes_of: Callable[[str], tuple[LabrlError, ...]],
 ) -> None:
     (mistake,) = mistakes_of("agent=ppo agent.learning_starts=3")
     assert mistake.message.count("agent.learning_starts") == 1
@@ -542,7 +542,7 @@ def test_package_option_shows_a_key_whose_value_is_null(
     "typed", ["callbacks.mine._target_=mine.Callback", "callbacks.mine.name=a", "env.kwargs.frame_stack=2"]
 )
 def test_unknown_key_in_a_group_of_the_users_is_answered_with_a_plus(
-    typed: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
+    typed: str, mistakes_of: Callable[[str], tuple[LabrlError, ...]]
 ) -> None:
     (mistake,) = mistakes_of(typed)
     assert (mistake.code, mistake.key) == ("unknown-key", typed.partition("=")[0])
@@ -550,7 +550,7 @@ def test_unknown_key_in_a_group_of_the_users_is_answered_with_a_plus(
 
 
 def test_value_that_needs_quotes_is_answered_with_quotes(
-    mistakes_of: Callable[[str], tuple[Mistake, ...]],
+    mistakes_of: Callable[[str], tuple[LabrlError, ...]],
 ) -> None:
     (mistake,) = mistakes_of("hydra.run.dir=läufe/eins")
     assert mistake.code == "syntax"
@@ -566,7 +566,7 @@ def test_train_function_refuses_flags(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("key", ["hydra.run.dir", "start_from.run"])
 def test_unexpanded_tilde_is_answered_with_home(
-    key: str, mistakes_of: Callable[[str], tuple[Mistake, ...]]
+    key: str, mistakes_of: Callable[[str], tuple[LabrlError, ...]]
 ) -> None:
     (mistake,) = mistakes_of(f"'{key}=~/mine'")
     assert (mistake.code, mistake.key) == ("syntax", key)

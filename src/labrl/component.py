@@ -77,8 +77,9 @@ class Component:
         except (Exception, SystemExit) as error:
             if self.target.partition(".")[0] == "labrl":
                 raise
-            message = f"{self.named} {what}: {type(error).__name__}: {error}. Correct its keys or the class."
-            raise InputError(message, code="target", key=self.key or None) from error
+            why = f"{self.target} {what}: {type(error).__name__}: {error}"
+            fix = "Correct its keys or the class"
+            raise InputError.about(self.key or self.target, why, fix, code="target") from error
 
     @property
     def named(self) -> str:

@@ -6,9 +6,9 @@ tests, check its class, `code` and `key`, never the sentence.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, Self, get_args
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 """Exit codes: success; a run failed; the input is wrong, so nothing was started; Ctrl-C; SIGTERM."""
@@ -50,14 +50,15 @@ def first_line(error: object) -> str:
     return lines[0]
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """A single mistake in the input."""
+def sentences(text: str, fix: str = "") -> str:
+    """Return `text`, followed by what to type instead.
 
-    code: Code
-    key: str | None
-    """The full configuration key, command-line argument or file that must be changed; None if unknown."""
-    message: str
+    fix: overrides to set (`agent.lr=1e-3`), or a sentence that begins with a capital letter; '' if unknown.
+    """
+    fix = fix.strip()
+    if fix and not fix[0].isupper():
+        fix = f"Set {fix}"
+    return f"{text.rstrip('.')}. {fix}" if fix else text
 
 
 class LabrlError(Exception):
@@ -74,27 +75,118 @@ class LabrlError(Exception):
         `--by`) or path of the file that must be changed, None if there is no single one.
         """
         super().__init__(message)
+        self.message = message
         self.code: Code = code or self.codes[0]
         self.key = key
-        self.mistakes: tuple[Mistake, ...] = (Mistake(self.code, key, message),)
-        """All mistakes; several if several values of a configuration are wrong."""
+        self._found: tuple[LabrlError, ...] = ()
+
+    @property
+    def mistakes(self) -> tuple[LabrlError, ...]:
+        """All mistakes, as one error each; several if several values of a configuration are wrong."""
+        return self._found or (self,)
+
+    @classmethod
+    def about(
+        cls,
+        place: str | os.PathLike[str],
+        why: str,
+        fix: str = "",
+        *,
+        code: Code | None = None,
+        key: str | None = None,
+    ) -> Self:
+        """Return the error `<place>: <why>. <fix>`.
+
+        place: a setting (`agent.lr` or `agent.lr=3`), another argument of a command, or the path of a file;
+        fix: see `sentences`; key: None for `place`, without the value if it is text.
+        """
+        own = str(place).partition("=")[0] if isinstance(place, str) else str(place)
+        return cls(sentences(f"{place}: {why}", fix), code=code, key=key or own)
+
+    def within(self, place: str) -> InputError:
+        """Return an input error with `<place>: ` before the message of every mistake."""
+        return InputError.of(
+            InputError(f"{place}: {one.message}", code=one.code, key=one.key) for one in self.mistakes
+        )
 
 
 class InputError(LabrlError):
     """Wrong input: an override, an option, a configuration file, or an impossible request.
 
-    It is raised before anything is started.
+    It is raised before anything is started. Each class method makes the error of one kind from its data:
+    `why` is a clause, and `fix` is what to type, as in `sentences`.
     """
 
     exit_code = WRONG_INPUT
 
     @classmethod
-    def of(cls, mistakes: Iterable[Mistake]) -> InputError:
+    def of(cls, mistakes: Iterable[LabrlError]) -> InputError:
         """Return one error for several mistakes, with the code and key of the first."""
         found = tuple(mistakes)
         error = cls("\n".join(one.message for one in found), code=found[0].code, key=found[0].key)
-        error.mistakes = found
+        error._found = found
         return error
+
+    @classmethod
+    def value(
+        cls, key: str, got: object, allowed: str, *, why: str = "", fix: str = "", code: Code = "range"
+    ) -> Self:
+        """Return the error `<key> must <allowed>, got <got>: <why>. <fix>`.
+
+        allowed: what completes "must", such as "be at least 1"; code: range, type, unknown-option or target,
+        or contradiction if other values determine what is allowed.
+        """
+        match got:
+            case None | bool():
+                given = {None: "null", True: "true", False: "false"}[got]
+            case float():
+                given = f"{got:g}"
+            case _:
+                given = str(got)
+        text = f"{key} must {allowed}, got {given}{': ' * bool(why)}{why}"
+        return cls(sentences(text, fix), code=code, key=key)
+
+    @classmethod
+    def contradiction(cls, setting: str, other: str, why: str = "", fix: str = "") -> Self:
+        """Return the error `<setting> contradicts <other>: <why>. <fix>`, with the key of `setting`."""
+        text = f"{setting} contradicts {other}{': ' * bool(why)}{why}"
+        return cls(sentences(text, fix), code="contradiction", key=setting.partition("=")[0])
+
+    @classmethod
+    def missing(cls, key: str, why: str = "", fix: str = "") -> Self:
+        """Return the error `<key> must be given: <why>. <fix>`."""
+        text = f"{key} must be given{': ' * bool(why)}{why}"
+        return cls(sentences(text, fix or f"{key}=<value>"), code="missing", key=key)
+
+    @classmethod
+    def unsupported(cls, setting: str, why: str, fix: str = "") -> Self:
+        """Return the error for what the agent, network, buffer or environment cannot do; see `about`."""
+        return cls.about(setting, why, fix, code="unsupported")
+
+    @classmethod
+    def not_found(cls, place: str | os.PathLike[str], why: str, fix: str = "") -> Self:
+        """Return the error for a file, folder, run, checkpoint or session that is not there; see `about`."""
+        return cls.about(place, why, fix, code="not-found")
+
+    @classmethod
+    def not_installed(cls, setting: str, package: str, install: str, otherwise: str = "") -> Self:
+        """Return the error `<setting> needs <package>, which is not installed: pip install '<install>'`.
+
+        install: package, or `labrl[<extra>]`; otherwise: what to type to do without it.
+        """
+        text = f"{setting} needs {package}, which is not installed"
+        fix = f"Type pip install '{install}'{', or set ' * bool(otherwise)}{otherwise}"
+        return cls(sentences(text, fix), code="not-installed", key=setting.partition("=")[0])
+
+    @classmethod
+    def resources(cls, setting: str, why: str, fix: str = "") -> Self:
+        """Return the error for too little memory, disk, cores or GPUs; see `about`."""
+        return cls.about(setting, why, fix, code="resources")
+
+    @classmethod
+    def usage(cls, place: str | os.PathLike[str], why: str, fix: str = "") -> Self:
+        """Return the error for a command or function that cannot be called in this way; see `about`."""
+        return cls.about(place, why, fix, code="usage")
 
 
 class DamagedFileError(LabrlError):

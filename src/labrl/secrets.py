@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from labrl.errors import InputError, Mistake
+from labrl.errors import InputError
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ def restore(node: Any, key: str = "") -> Any:
     They come from configurations that this function has seen before in this process, or from environment
     variables, as named by `variable`. Raises InputError with a mistake for each secret that is in neither.
     """
-    missing: list[Mistake] = []
+    missing: list[InputError] = []
     restored = _restored(node, key, _known(), is_secret(key), missing)
     if missing:
         raise InputError.of(missing)
@@ -180,7 +180,7 @@ def _below(key: str, name: Any) -> str:
 
 
 def _restored(
-    node: Any, key: str, known: re.Pattern[str] | None, hidden: bool, missing: list[Mistake]
+    node: Any, key: str, known: re.Pattern[str] | None, hidden: bool, missing: list[InputError]
 ) -> Any:
     """Return `node` with its secrets, and add those that are not known to `missing`.
 
@@ -206,11 +206,9 @@ def _restored(
         _sources[key] = f"the environment variable {name}"
         return os.environ[name]
     plus = "+" if key.startswith(ENV_SET) else ""
-    message = (
-        f"{key}={node}: {MASK} stands for a secret, which is not recorded. Set the environment variable "
-        f"{name} to the whole value, or type {plus}{key}=<value>"
-    )
-    missing.append(Mistake("missing", key, message))
+    why = f"{MASK} stands for a secret, which is not recorded"
+    fix = f"Set the environment variable {name} to the whole value, or type {plus}{key}=<value>"
+    missing.append(InputError.about(f"{key}={node}", why, fix, code="missing"))
     return node
 
 

@@ -169,7 +169,7 @@ def flat_space(space: gym.Space[Any]) -> gym.Space[Any]:
 
 
 def _unsupported(what: str) -> InputError:
-    return InputError(f"env: {what}", code="unsupported", key="env")
+    return InputError.unsupported("env", what)
 
 
 def array_dtype(space: gym.Space[Any]) -> np.dtype:

@@ -127,12 +127,12 @@ class Workspace:
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
-                raise LabrlError(
-                    f"agent.memory: the disk of {self.folder} is full. The replay buffer will need "
-                    f"{gigabytes(math.prod(shape) * dtype.itemsize)} GB in all for agent.memory.capacity="
-                    f"{capacity}. Make room and resume, or start again with a smaller capacity.",
+                total = gigabytes(math.prod(shape) * dtype.itemsize)
+                raise LabrlError.about(
+                    f"agent.memory.capacity={capacity}",
+                    f"the disk of {self.folder} is full, and the replay buffer will need {total} GB in all",
+                    "Make room and resume, or start again with a smaller capacity",
                     code="resources",
-                    key="agent.memory.capacity",
                 ) from None
         return rows
 
@@ -162,12 +162,11 @@ class Workspace:
         other = "ram" if in_files else "mmap, which stores it on the disk"
         fits = capacity * available // needed
         fits -= fits % 10 ** max(len(str(fits)) - 2, 0)  # two significant digits
-        return InputError(
-            f"agent.memory.capacity={capacity} needs {gigabytes(needed)} GB {place}, but only "
-            f"{gigabytes(available)} GB are available{each} (set agent.memory.capacity={fits}, "
-            f"or agent.memory.storage={other}).",
-            code="resources",
-            key="agent.memory.capacity",
+        there = f"{gigabytes(available)} GB are available{each}"
+        return InputError.resources(
+            f"agent.memory.capacity={capacity}",
+            f"it needs {gigabytes(needed)} GB {place}, and {there}",
+            f"agent.memory.capacity={fits}, or agent.memory.storage={other}",
         )
 
 
@@ -260,9 +259,9 @@ def _open_file(path: Path, wanted: Layout) -> NDArray:
 
 
 def _unfit(path: Path, why: str) -> DamagedFileError:
-    return DamagedFileError(
-        f"agent.memory: {path} {why}: the file is damaged or was written with another configuration. Set "
-        "agent.memory.capacity, env.num_envs and agent.n_step to their earlier values, or remove "
-        f"{path.parent} to start over.",
-        key=str(path),
+    return DamagedFileError.about(
+        path,
+        f"this file of the replay buffer {why}, so it is damaged or was written with another configuration",
+        "Set agent.memory.capacity, env.num_envs and agent.n_step to their earlier values, or remove "
+        f"{path.parent} to start over",
     )

@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from labrl.config import config_folder
 from labrl.config.keys import key_of, split_override, walk, written
 from labrl.config.stand_ins import with_stand_ins
-from labrl.errors import InputError, LabrlError, Mistake, first_line
+from labrl.errors import Code, InputError, LabrlError, first_line
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -112,11 +111,9 @@ def prepare(
     from labrl.mistakes.arguments import refuse_ignored
 
     if config_dir is not None and not os.path.isdir(config_dir):
-        problem = "is not a folder" if os.path.exists(config_dir) else "no such folder"
-        raise InputError(
-            f"--config-dir {config_dir}: {problem}. If it was moved, write --config-dir=<its new path>",
-            code="not-found",
-            key="--config-dir",
+        problem = "it is not a folder" if os.path.exists(config_dir) else "no such folder"
+        raise InputError.not_found(
+            f"--config-dir={config_dir}", problem, "If it was moved, write --config-dir=<its new path>"
         )
     refuse_ignored(overrides, multirun)
     register()
@@ -238,8 +235,7 @@ def to_plain(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
             missing[f"{key}._target_"] = ", or extend one of labrl's files (defaults: [gymnasium, _self_])"
     if missing:
         raise InputError.of(
-            Mistake("missing", key, f"{key} must be given: set {key}=<value>{other}")
-            for key, other in missing.items()
+            InputError.missing(key, fix=f"{key}=<value>{other}") for key, other in missing.items()
         )
     try:
         plain = OmegaConf.to_container(own, resolve=True)
@@ -256,8 +252,10 @@ def _unresolved(error: OmegaConfBaseException) -> InputError:
     lost = re.search(r"Interpolation key '([^']*)' not found(?: \(resolved to '([^']*)')?", str(error))
     source = (lost[2] or lost[1]) if lost else ""
     key = source if owners_of(source) else error.full_key  # a known key that was removed, or a typing error
-    message = f"{error.full_key}: {str(error).splitlines()[0]}. Set {key}=<value>"
-    return InputError(message, code="missing" if lost else "type", key=key)
+    code: Code = "missing" if lost else "type"
+    return InputError.about(
+        error.full_key or "", str(error).splitlines()[0], f"{key}=<value>", code=code, key=key
+    )
 
 
 def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None = None) -> TrialConfig:
@@ -298,7 +296,9 @@ def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
         if preset != "none" and not is_labrls("agent", agent):
             inherited = " If it is set by a preset that the agent inherits (--info presets), set preset=none."
             mistakes = [
-                replace(one, message=one.message + inherited * (one.code == "unknown-key"))
+                InputError(one.message + inherited, code=one.code, key=one.key)
+                if one.code == "unknown-key"
+                else one
                 for one in mistakes
             ]
         raise InputError.of(mistakes) from error
@@ -307,11 +307,10 @@ def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
 def check_no_search(space: Mapping[str, Any] | None) -> None:
     """Raise InputError if a trial that belongs to no search has a space to search in."""
     if space:
-        raise InputError(
-            "search=<space> is for a search, which needs its sweeper. Type labrl -m hydra/sweeper=optuna "
-            "search=<space> ..., or set search=none",
-            code="usage",
-            key="search",
+        raise InputError.usage(
+            "search=<space>",
+            "this is not a search, which needs its sweeper",
+            "Type labrl -m hydra/sweeper=optuna search=<space> ..., or set search=none",
         )
 
 
@@ -338,28 +337,28 @@ def check_environment(env: Mapping[str, Any], option: str) -> None:
     name, played = env["name"], env.get("game", env.get("id"))
     if played is None:  # the user's own class
         if name == option in ids and env.get("make") is not None:
-            raise InputError(
-                f"env.make={env['make']['_target_']} has the name of env={option}. Set env.name=<name>, or "
-                "without the presets of that environment env=gymnasium env.id=null env.name=<name>.",
-                code="contradiction",
-                key="env.name",
+            raise InputError.contradiction(
+                f"env.name={name}",
+                f"env.make={env['make']['_target_']}",
+                f"that is the name of env={option}",
+                "env.name=<name>, or without its presets env=gymnasium env.id=null env.name=<name>",
             )
         return
     here = meant(played) or (f"env=gymnasium env.id={played}" if key == "env.id" else "")
     if here and option in ids and here != f"env={option}" and played != ids[option]:
-        raise InputError(
-            f"{key}={played} is not env={option}, whose name, presets and budget the run would have. "
-            f"Type {here} instead.",
-            code="contradiction",
-            key=key,
+        raise InputError.contradiction(
+            f"{key}={played}",
+            f"env={option}",
+            "the run would have the name, presets and budget of another environment",
+            f"Type {here} instead",
         )
     other = meant(name)
     if other and other not in (f"env={option}", here) and ids.get(name, name) != played:
-        raise InputError(
-            f"env.name={name} only names the run, which plays {key}={played}. Type {other}, or choose "
-            "another name.",
-            code="contradiction",
-            key="env.name",
+        raise InputError.contradiction(
+            f"env.name={name}",
+            f"{key}={played}",
+            "the name does not choose the environment",
+            f"Type {other}, or choose another name",
         )
 
 
@@ -394,19 +393,23 @@ def typed(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> Tria
         found = [one for one in error.mistakes if str(composed.get(one.key or "")) not in echoes]
         raise InputError.of(found) from None
     if isinstance(config.env.config, dict):
-        raise InputError(
-            f"env._target_: {config.env.target} is not a labrl environment. For a Gymnasium environment, set "
-            f"env=gymnasium env.id=null env.name=<name> 'env.make={{_target_: {config.env.target}}}'",
+        raise InputError.value(
+            "env._target_",
+            config.env.target,
+            "be an environment of labrl",
+            fix="For a Gymnasium environment, set env=gymnasium env.id=null env.name=<name> "
+            f"'env.make={{_target_: {config.env.target}}}'",
             code="target",
-            key="env._target_",
         )
     config.agent.check("check_config", config.env.config)
     env = config.env.config
     if env.num_envs > env.max_frame:
-        raise InputError(
-            f"env.num_envs={env.num_envs} environments need at least that many frames, one step of each, but "
-            f"env.max_frame={env.max_frame}. Set fewer environments, such as env.num_envs=8.",
+        raise InputError.value(
+            "env.num_envs",
+            env.num_envs,
+            f"be at most env.max_frame={env.max_frame}",
+            why="a session needs at least one step of each environment",
+            fix="env.num_envs=8",
             code="contradiction",
-            key="env.num_envs",
         )
     return config

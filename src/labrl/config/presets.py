@@ -44,7 +44,7 @@ def file_of(folder: Path, group: str, option: str) -> Path:
     """Return the file of an option. Raises InputError for a name that leads out of the group's folder."""
     file = folder / group / f"{option}.yaml"
     if not Path(os.path.normpath(file)).is_relative_to(folder / group):
-        raise InputError(f"{group}={option} is not an option, but a path", code="not-found", key=group)
+        raise InputError.not_found(f"{group}={option}", "this is a path, not the name of an option")
     return file
 
 
@@ -71,7 +71,7 @@ def _parsed(file: Path, changed: int) -> tuple[Any, bool]:
 
 def wrong_file(file: Path, why: object) -> InputError:
     """Return the error for a file that cannot be used."""
-    return InputError(f"{file}: {' '.join(str(why).split())}", code="syntax", key=str(file))
+    return InputError.about(file, " ".join(str(why).split()), code="syntax")
 
 
 def sections(folder: Path, env: str) -> dict[str, dict[str, Any]]:

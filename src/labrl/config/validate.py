@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, TypeVar, cast, get_args
 
@@ -19,7 +19,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator
 from labrl.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.keys import NEW, walk, written
 from labrl.config.traits import hints
-from labrl.errors import Code, InputError, LabrlError, Mistake
+from labrl.errors import Code, InputError, LabrlError, sentences
 from labrl.mistakes.names import option_meant, own_file, setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean
 from labrl.secrets import restore
@@ -140,10 +140,10 @@ def _component_of(node: Any, info: _Info) -> Component:
 # --- pydantic's errors as mistakes ---
 
 
-def _mistakes(error: ValidationError, node: Any, key: str, groups: _Groups) -> list[Mistake]:
-    """Return one mistake for each wrong key in `node`."""
+def _mistakes(error: ValidationError, node: Any, key: str, groups: _Groups) -> list[InputError]:
+    """Return one error for each wrong key in `node`."""
     places = dict(walk(node, key))
-    found: dict[str, list[Mistake]] = {}
+    found: dict[str, list[InputError]] = {}
     for one in error.errors(include_url=False):
         full = key
         for part in one["loc"]:  # a part that is not a key names a member of a union
@@ -183,8 +183,8 @@ _BOUNDS = {"greater": "at least", "less": "at most"}
 """Words for bounds that are allowed values themselves, by pydantic's word."""
 
 
-def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> Mistake:
-    """Return the mistake for a pydantic error at `key`."""
+def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> InputError:
+    """Return the error for a pydantic error at `key`."""
     kind, context, given = one["type"], one.get("ctx", {}), one["input"]
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         key = _below(key, context["discriminator"].strip("'"))
@@ -209,16 +209,16 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
             if name == "_target_" and made:
                 hint = f"write `{made[0]}:` above it and above the keys of the class, and indent them"
                 belongs = f"this class belongs to {_below(parent, made[0])}. In the YAML file, {hint}"
-                return Mistake("unknown-key", key, f"{key}: {belongs}")
+                return InputError.about(key, belongs, code="unknown-key")
             here = [_below(parent, own) for own in known]
             mistake = unknown_key(key, shown.strip("'"), dict.fromkeys([*others, *here]))
             if (target := str(places[parent].get("_target_", "labrl."))).startswith("labrl."):
                 return mistake
             advice = f"To replace the whole part, write ~{parent} '+{parent}={{_target_: {target}}}'"
-            return replace(mistake, message=f"{mistake.message.removesuffix('.')}. {advice}")
+            return InputError(sentences(mistake.message, advice), code=mistake.code, key=mistake.key)
         case "missing" | "union_tag_not_found":
             null = f" or {key}=null" if type(None) in get_args(known.get(name)) else ""
-            return Mistake("missing", key, f"{key} must be given: set {setting_of(key)}{null}")
+            return InputError.missing(key, fix=f"{setting_of(key)}{null}")
         case "union_tag_invalid" | "literal_error":
             text = context.get("expected_tags") or context["expected"]
             text = text.replace(" or ", ", ").replace("False", "false").replace("True", "true")
@@ -236,16 +236,17 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
             message = str(context["error"])
             word = re.match(r"\w*(?:\.\w+)*", message)[0]  # type: ignore[index]  # matches '' too
             if word.partition(".")[0] not in given:
-                return Mistake("contradiction", key or None, f"{key}: {message}".lstrip(": "))
-            return Mistake("contradiction", _below(key, word), _below(key, message))
+                text = f"{key}: {message}".lstrip(": ")
+                return InputError(text, code="contradiction", key=key or None)
+            return InputError(_below(key, message), code="contradiction", key=_below(key, word))
         case "value_error":
             code, allowed = "range", str(context["error"])
         case "target":
-            key = _below(key, "_target_")
-            return Mistake("target", key, f"{key}: {allowed}")
+            return InputError.about(_below(key, "_target_"), allowed, code="target")
         case own if own in get_args(Code):
             code = own
-    return Mistake(code, key, f"{key} {_TYPES.get(kind, allowed)}, got {shown:.80}.{hint}")
+    allowed = _TYPES.get(kind, allowed).removeprefix("must ")
+    return InputError.value(key, f"{shown:.80}", allowed, fix=hint, code=code)
 
 
 def _below(key: str, part: str | int) -> str:

@@ -68,7 +68,7 @@ def send(run: Run, changes: Mapping[str, Any], say: Callable[[str], None]) -> bo
     except InputError as error:  # the user typed an option of labrl-wandb, not a key
         flags = {f"wandb.{name}": f"--{name}" for name in changes}
         raise InputError.of(
-            dataclasses.replace(one, key=flags[one.key], message=one.message.replace(one.key, flags[one.key]))
+            InputError(one.message.replace(one.key, flags[one.key]), code=one.code, key=flags[one.key])
             if one.key in flags
             else one
             for one in error.mistakes

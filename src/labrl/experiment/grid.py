@@ -456,14 +456,7 @@ def _named(trial: _Trial, trials: Sequence[list[str]]) -> Iterator[None]:
         own = " ".join(override for override in trial.record.overrides if override not in shared)
         if not own:
             raise
-        raise _of_trial(own, error) from error
-
-
-def _of_trial(named: str, error: LabrlError) -> InputError:
-    """Return the error with the name of its trial."""
-    return InputError.of(
-        dataclasses.replace(one, message=f"trial {named}: {one.message}") for one in error.mistakes
-    )
+        raise error.within(f"trial {own}") from error
 
 
 def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> None:
@@ -481,7 +474,7 @@ def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: Experi
             try:
                 check_budget(trial.past, resolve(trial.cfg), functools.partial(frames_reached, trial.past))
             except LabrlError as error:
-                raise _of_trial(f"{trial.record.number}, {trial.record.folder}", error) from error
+                raise error.within(f"trial {trial.record.number}, {trial.record.folder}") from error
 
 
 def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> str:

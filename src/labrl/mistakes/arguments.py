@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 
 from labrl.config import config_folder
-from labrl.errors import Code, InputError, Mistake
+from labrl.errors import Code, InputError
 from labrl.mistakes.names import (
     VERBS,
     choice_of,
@@ -101,14 +101,14 @@ def _is_package(name: str) -> bool:
     return name.isidentifier() and importlib.util.find_spec(name) is not None
 
 
-def stray_arguments(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]:
+def stray_arguments(arguments: Sequence[str]) -> tuple[list[InputError], list[str]]:
     """Return the mistakes for arguments that are neither flags, key=value nor ~key, and the overrides.
 
     Such arguments are commands of other programs (train, --env pong, -s 3), options without their group
     (pong), or overrides that the shell has split (env = pong, key=[1, 2]). A single mistake shows the correct
     command line for all of them. Otherwise Hydra would print its usage, or take -s for its flag -sc.
     """
-    mistakes: list[Mistake] = []
+    mistakes: list[InputError] = []
     overrides: list[str] = []
     wrong: list[str] = []
     line = ["labrl"]
@@ -117,7 +117,7 @@ def stray_arguments(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]
         if not left[0].strip():
             empty = shlex.quote(left.pop(0))
             why = f"{empty}: the argument is empty (perhaps a shell variable is not set): leave it out"
-            mistakes.append(Mistake("missing", empty, why))
+            mistakes.append(InputError(why, code="missing", key=empty))
             continue
         parts, argument = _taken(left)
         typed = " ".join(parts)
@@ -126,7 +126,7 @@ def stray_arguments(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]
             line.append(typed)
             if not _takes(name, equals, value):
                 message = f"{typed}: {name} takes {FLAGS[name] or 'no value'}"
-                mistakes.append(Mistake("unknown-option" if value else "missing", name, message))
+                mistakes.append(InputError(message, code="unknown-option" if value else "missing", key=name))
         elif len(parts) == 1 and (argument.startswith("~") or (equals and not argument.startswith("-"))):
             overrides.append(argument)
             line.append(shlex.quote(argument))
@@ -139,7 +139,7 @@ def stray_arguments(arguments: Sequence[str]) -> tuple[list[Mistake], list[str]]
         command = next((part for part in line if part.startswith("labrl-")), " ".join(filter(None, line)))
         message = f"{', '.join(wrong)}: not of the form key=value, without spaces. Write: {command}"
         code: Code = "unknown-option" if wrong[0].startswith("-") else "syntax"
-        mistakes.insert(0, Mistake(code, wrong[0].split()[0], message))
+        mistakes.insert(0, InputError(message, code=code, key=wrong[0].split()[0]))
     return mistakes, overrides
 
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from labrl.config import config_folder
 from labrl.config.keys import walk
 from labrl.envs.games import environments
-from labrl.errors import Mistake
+from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import nearest, suggested
 
 VERBS = ("resume", "rerun", "fork", "enjoy", "force", "pin", "trust")
@@ -68,7 +68,9 @@ def owners_of(key: str, known: Sequence[str] = ()) -> list[str]:
     return []
 
 
-def from_preset(mistakes: Sequence[Mistake], preset: str, keys: Sequence[str], agent: str) -> list[Mistake]:
+def from_preset(
+    mistakes: Sequence[LabrlError], preset: str, keys: Sequence[str], agent: str
+) -> list[LabrlError]:
     """Return the mistakes, with one for all unknown keys that a preset of labrl for other agents sets.
 
     preset, agent: the options of these groups; keys: those that the preset sets.
@@ -79,13 +81,13 @@ def from_preset(mistakes: Sequence[Mistake], preset: str, keys: Sequence[str], a
     agents = sorted((file.stem for file in (config_folder() / "agent").glob("*.yaml")), key=len)
     owner = next((name for name in reversed(agents) if preset.startswith(f"{name}_")), None)
     other = f", or set agent={owner}" if owner not in (None, agent) else ""
-    keys_found = some([one.key or "" for one in found])
-    message = (
-        f"preset={preset} sets keys that agent={agent} does not have: {keys_found}. "
-        f"Leave it out, because the presets of agent={agent} apply automatically{other}"
+    wrong = InputError.contradiction(
+        f"preset={preset}",
+        f"agent={agent}",
+        f"the agent does not have {some([one.key or '' for one in found])}",
+        f"Leave out preset={preset}, because the presets of agent={agent} apply automatically{other}",
     )
-    rest = [one for one in mistakes if one not in found]
-    return [Mistake("contradiction", "preset", message), *rest]
+    return [wrong, *(one for one in mistakes if one not in found)]
 
 
 def setting_of(key: str) -> str:
@@ -224,8 +226,8 @@ def other_commands() -> dict[str, str]:
     return commands
 
 
-def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
-    """Return the mistake for an unknown `key=value`. known: all keys of the composed configuration."""
+def unknown_key(key: str, value: str, known: Iterable[str]) -> InputError:
+    """Return the error for an unknown `key=value`. known: all keys of the composed configuration."""
     keys = sorted(known, key=lambda name: name.count("."))
     parent, _, leaf = key.rpartition(".")
     elsewhere = [name for name in keys if name.rpartition(".")[2] == leaf]
@@ -234,7 +236,8 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
     is_users = parent.startswith("callbacks") or parent.endswith((".kwargs", ".options"))
     for one in [] if is_users else other_names().get(leaf.lower(), []):
         if not one.key:
-            return Mistake("unknown-key", key, f"{key}: no such key, and none corresponds: {one.meaning}")
+            why = f"no such key, and none corresponds: {one.meaning}"
+            return InputError.about(key, why, code="unknown-key")
         typed = [
             f"{text} as in {library}" if library else text
             for library, text in one.typed_by_library(value).items()
@@ -247,15 +250,15 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
         if one.key != key and (owners := owners_of(one.key, parents)):
             suggestions[one.meaning] = f"{one.key} ({one.meaning}; exists with {some(owners)}{text}"
     if suggestions:
-        return Mistake("unknown-key", key, f"{key}: no such key. Use {'; or '.join(suggestions.values())}")
+        fix = f"Use {'; or '.join(suggestions.values())}"
+        return InputError.about(key, "no such key", fix, code="unknown-key")
     if parent or not elsewhere:
         places = [key] if parent else [f"{node}.{leaf}" for node in ("agent", "env")]
         for place in places:
             if owners := owners_of(place, keys):
                 what = "It" if place == key else place
-                return Mistake(
-                    "unknown-key", key, f"{key}: no such key here. {what} exists with {some(owners)}"
-                )
+                fix = f"{what} exists with {some(owners)}"
+                return InputError.about(key, "no such key here", fix, code="unknown-key")
     beside = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == parent}
     if not parent:
         beside |= {verb: f"+{verb}={value or 'latest'}" for verb in VERBS}
@@ -267,7 +270,8 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> Mistake:
     else:
         hint = f" To add it, write +{key}={value or '<value>'}."
     node = "hydra" if key.startswith("hydra.") else "job"
-    return Mistake("unknown-key", key, f"{key}: no such key.{hint} labrl --cfg {node} prints every key.")
+    fix = f"{hint} To see every key, type labrl --cfg {node}"
+    return InputError.about(key, "no such key", fix, code="unknown-key")
 
 
 def option_named(name: str) -> str:

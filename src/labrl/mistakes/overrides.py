@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import BooleanNode, DictConfig, EnumNode, IntegerNode, ListConfig, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.errors import LabrlError, Mistake, first_line
+from labrl.errors import InputError, LabrlError, first_line
 from labrl.mistakes.names import (
     SOME,
     all_keys,
@@ -38,7 +38,7 @@ Check = Callable[[DictConfig], object]
 
 def wrong_overrides(
     overrides: Sequence[str], loader: ConfigLoader, check: Check, multirun: bool = False
-) -> tuple[list[Mistake], list[Override], DictConfig]:
+) -> tuple[list[LabrlError], list[Override], DictConfig]:
     """Return the mistakes in `overrides`, the correct overrides, and the configuration that these compose.
 
     check: checks the values of a configuration; multirun: whether overrides may have several values. The
@@ -55,13 +55,13 @@ def wrong_overrides(
 
 def _trials(
     overrides: Sequence[str], loader: ConfigLoader, multirun: bool
-) -> tuple[list[Mistake], list[Override], Iterator[tuple[Override, ...]]]:
+) -> tuple[list[LabrlError], list[Override], Iterator[tuple[Override, ...]]]:
     """Return the unreadable overrides as mistakes, those with several values without -m, and all others for
     each trial.
 
     Trials have the first of several values of a key, and every option of a group.
     """
-    mistakes: list[Mistake] = []
+    mistakes: list[LabrlError] = []
     several: list[Override] = []
     parsed: list[list[Override]] = []
     parser = OverridesParser.create(loader)
@@ -87,7 +87,7 @@ def _trials(
     return mistakes, several, itertools.product(*parsed)
 
 
-def _several_values(one: Override, cfg: DictConfig, loader: ConfigLoader, check: Check) -> Mistake:
+def _several_values(one: Override, cfg: DictConfig, loader: ConfigLoader, check: Check) -> InputError:
     """Explain several values of one trial. Only a key that accepts a list is shown how to write one."""
     override = str(one.input_line)
     key, _, values = override.partition("=")
@@ -97,10 +97,10 @@ def _several_values(one: Override, cfg: DictConfig, loader: ConfigLoader, check:
         if _wrong_value(whole, cfg, check) == []:
             as_list = f", or {whole.input_line} for a list"
     message = f"write labrl -m '{override}' for an experiment with several values{as_list}"
-    return Mistake("usage", one.key_or_group, f"{override}: {message}")
+    return InputError(f"{override}: {message}", code="usage", key=one.key_or_group)
 
 
-def _wrong_value(one: Override, cfg: DictConfig, check: Check) -> list[Mistake] | None:
+def _wrong_value(one: Override, cfg: DictConfig, check: Check) -> list[LabrlError] | None:
     """Return the mistakes in the value of an override that adds or replaces a key of `cfg`.
 
     Returns None if the override cannot be applied, or not be checked, as with the keys of Hydra.
@@ -123,7 +123,7 @@ def _wrong_value(one: Override, cfg: DictConfig, check: Check) -> list[Mistake] 
     return []
 
 
-def _bad_syntax(override: str, parser: OverridesParser) -> Mistake:
+def _bad_syntax(override: str, parser: OverridesParser) -> InputError:
     key, equals, value = override.partition("=")
     cleaned = f"{key}={value.strip('=,')}"
     advice = (
@@ -149,7 +149,9 @@ def _bad_syntax(override: str, parser: OverridesParser) -> Mistake:
             if meant != override and (plain or meant == cleaned) and _is_readable(meant, parser):
                 advice = f"write {typed}"
                 break
-    return Mistake("syntax", key.lstrip("+~") or override, f"{override}: cannot be read: {advice}")
+    return InputError(
+        f"{override}: cannot be read: {advice}", code="syntax", key=key.lstrip("+~") or override
+    )
 
 
 def _is_readable(override: str, parser: OverridesParser) -> bool:
@@ -177,14 +179,14 @@ def _options(group: str, loader: ConfigLoader) -> list[str]:
 
 def _wrong_in_trial(
     overrides: Sequence[Override], loader: ConfigLoader, check: Check
-) -> tuple[list[Mistake], list[Override], DictConfig]:
+) -> tuple[list[LabrlError], list[Override], DictConfig]:
     """Return the mistakes in the overrides of one trial, the correct ones, and what these compose."""
 
     def load(choices: Sequence[Override]) -> DictConfig:
         typed = [str(one.input_line) for one in choices]
         return loader.load_configuration("config", typed, run_mode=RunMode.RUN)
 
-    mistakes: list[Mistake] = []
+    mistakes: list[LabrlError] = []
     # Groups before their parts, and all selections of options before the keys that these contain.
     keys = [one for one in overrides if not _is_choice(one, loader)]
     choices = [one for one in overrides if _is_choice(one, loader)]
@@ -211,18 +213,22 @@ def _wrong_in_trial(
     return mistakes, fine, cfg
 
 
-def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader) -> Mistake:
+def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader) -> InputError:
     """Explain a wrong selection of an option, in addition to those that compose `cfg`."""
     group, override = one.key_or_group, str(one.input_line)
     if isinstance(error, LabrlError):
-        return error.mistakes[0]
+        return InputError.of(error.mistakes[:1])
     options = _options(group, loader)
     if not options:
         near = suggested(nearest(group, _groups(loader), 3))
-        return Mistake("unknown-key", group, f"{group}: no such group.{near} labrl --help lists the groups.")
+        return InputError(
+            f"{group}: no such group.{near} labrl --help lists the groups.", code="unknown-key", key=group
+        )
     if one.is_delete():
         none = f", {group}=none to leave it out" if "none" in options else ""
-        return Mistake("missing", group, f"{override}: cannot be removed; set {group}=<option>{none}")
+        return InputError(
+            f"{override}: cannot be removed; set {group}=<option>{none}", code="missing", key=group
+        )
     if isinstance(error, MissingConfigException) and str(error.missing_cfg_file).startswith(f"{group}/"):
         option = str(error.missing_cfg_file).removeprefix(f"{group}/")
         return _unknown_option(group, option, list(dict.fromkeys([*(error.options or []), *options])))
@@ -237,7 +243,7 @@ def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: Conf
         if not one.is_add():
             is_loop = isinstance(error, RecursionError)
             why = "the defaults list of its file contains a cycle" if is_loop else first_line(error)
-            return Mistake("syntax", group, f"{override}: {why}")
+            return InputError(f"{override}: {why}", code="syntax", key=group)
         message = f"the group exists; write {override.lstrip('+')}, without the plus"
     elif owners := owners_of(key, all_keys(cfg)):
         whole = key.partition(".")[0]
@@ -245,10 +251,10 @@ def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: Conf
         message = f"{has} has no such part; it exists with {some(owners)}"
     else:
         message = f"no option of this group is selected yet; write +{override.lstrip('+')}"
-    return Mistake("unknown-key", group, f"{override}: {message}")
+    return InputError(f"{override}: {message}", code="unknown-key", key=group)
 
 
-def _unknown_option(group: str, option: str, options: Sequence[str]) -> Mistake:
+def _unknown_option(group: str, option: str, options: Sequence[str]) -> InputError:
     near = [f"{group}={name}" for name in nearest(option.replace("-", "_"), options, 3)]
     lists = f"Known: {', '.join(options)}." if len(options) <= SOME else "labrl --help lists the options."
     if group == "env":
@@ -261,7 +267,9 @@ def _unknown_option(group: str, option: str, options: Sequence[str]) -> Mistake:
         lists += own_file(group, option)
     if meant := other_option(group, option) or ("" if near else option_named(option)):
         near = [meant]
-    return Mistake("unknown-option", group, f"{group}={option}: no such option.{suggested(near)} {lists}")
+    return InputError(
+        f"{group}={option}: no such option.{suggested(near)} {lists}", code="unknown-option", key=group
+    )
 
 
 def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:
@@ -273,7 +281,7 @@ def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:
 
 def _wrong_key(
     one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader, check: Check
-) -> Mistake:
+) -> InputError:
     """Explain a wrong override of a key in `cfg`."""
     key, override, known = one.key_or_group, str(one.input_line), all_keys(cfg)
     value = override.partition("=")[2]
@@ -283,7 +291,7 @@ def _wrong_key(
         inner = OmegaConf.select(OmegaConf.create({key: one.value()}), full.replace(key, f"[{key}]", 1))
         mistake = unknown_key(full, "" if OmegaConf.is_config(inner) else str(inner), known)
         advice = f" Groups of keys are merged; to replace the whole group, write ~{key} '+{override}'."
-        return Mistake(mistake.code, full, mistake.message + advice)
+        return InputError(mistake.message + advice, code=mistake.code, key=full)
     if re.sub(r"\[\d+\]", "", key) not in known:
         parents = (key.rsplit(".", count)[0] for count in range(1, key.count(".") + 1))
         above = next((name for name in parents if name in known), None)
@@ -294,32 +302,36 @@ def _wrong_key(
                 others = [f"{group}={name}" for name in _options(group, loader)]
                 message = f"{above}={value} has no keys below it"
                 advice = f"write {some(others)}" if others else f"write {above}=<value>"
-                return Mistake("unknown-key", key, f"{override}: {message}; {advice}")
+                return InputError(f"{override}: {message}; {advice}", code="unknown-key", key=key)
             if (
                 not len(node) and above != key.rpartition(".")[0]
             ):  # such as callbacks, whose keys are the user's
-                return Mistake("unknown-key", key, f"{key}: no such key. To add it, write +{override}")
+                return InputError(
+                    f"{key}: no such key. To add it, write +{override}", code="unknown-key", key=key
+                )
         return unknown_key(key, value, known)
     if one.is_add():
         if isinstance(one.value(), str) and OmegaConf.is_dict(OmegaConf.select(cfg, key)):
             message = f"{key} is a group of keys.{own_file(key.replace('.', '/'), value)}"
-            return Mistake("unknown-option", key, f"{override}: {message}")
+            return InputError(f"{override}: {message}", code="unknown-option", key=key)
         message = f"the key exists; write {override.lstrip('+')}, without the plus"
-        return Mistake("unknown-key", key, f"{override}: {message}")
+        return InputError(f"{override}: {message}", code="unknown-key", key=key)
     if one.is_delete():
-        return Mistake("contradiction", key, f"{override}: the key has another value; write {key}=<value>")
+        return InputError(
+            f"{override}: the key has another value; write {key}=<value>", code="contradiction", key=key
+        )
     if value == "null":
-        return Mistake("type", key, f"{override}: cannot be null; set a value, or leave it out")
+        return InputError(f"{override}: cannot be null; set a value, or leave it out", code="type", key=key)
     wrong = _wrong_value(one, cfg, check)
     if wrong:
-        return wrong[0]
+        return InputError.of(wrong[:1])
     if isinstance(cause, OmegaConfBaseException) and (kind := _wrong_kind(key, value, cause.child_node)):
         return kind
     advice = f"; to replace it by a value of another type, write ~{key} '+{override}'" if wrong == [] else ""
-    return Mistake("type", key, f"{override}: {first_line(cause or error)}{advice}")
+    return InputError(f"{override}: {first_line(cause or error)}{advice}", code="type", key=key)
 
 
-def _wrong_kind(key: str, value: str, node: object) -> Mistake | None:
+def _wrong_kind(key: str, value: str, node: object) -> InputError | None:
     """Return the mistake for a value of a wrong kind, or None if the kind of the key is not known.
 
     Only the keys of Hydra have kinds before the configuration is validated. node: what the key has now.
@@ -328,7 +340,9 @@ def _wrong_kind(key: str, value: str, node: object) -> Mistake | None:
         case EnumNode():
             names = [one.name for one in node.enum_type]
             allowed, typed = f"one of {', '.join(names)}", f"{key}={names[0]}"
-            return Mistake("unknown-option", key, f"{key} must be {allowed}, got {value}. Write {typed}.")
+            return InputError(
+                f"{key} must be {allowed}, got {value}. Write {typed}.", code="unknown-option", key=key
+            )
         case BooleanNode():
             allowed, typed = "true or false", f"{key}=true"
         case IntegerNode():
@@ -342,4 +356,4 @@ def _wrong_kind(key: str, value: str, node: object) -> Mistake | None:
             typed = f"{key}.{next(map(str, node))}=<value>" if len(node) else f"+{key}.<name>=<value>"
         case _:
             return None
-    return Mistake("type", key, f"{key} must be {allowed}, got {value}. Write {typed}.")
+    return InputError(f"{key} must be {allowed}, got {value}. Write {typed}.", code="type", key=key)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -188,10 +187,7 @@ def _changes_in_file(past: Run, config_dir: str | os.PathLike[str] | None) -> tu
         cfg = compose([*overrides_of(past), *overrides], config_dir)
         resolve(cfg)
     except LabrlError as error:
-        raise InputError.of(
-            replace(one, message=f"{past.config_yaml} was edited and cannot be used: {one.message}")
-            for one in error.mistakes
-        ) from error
+        raise error.within(f"{past.config_yaml} was edited and cannot be used") from error
     return overrides, [change.key for change in found]
 
 

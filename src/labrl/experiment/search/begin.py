@@ -344,10 +344,7 @@ def _together(recipe: Recipe, values: Mapping[str, Any], ready: str, keys: Colle
         lacking = [key for key in recipe.space.distributions if key in keys and not _is_key(chosen, key)]
         if lacking:
             raise not_its(ready, lacking, agent) from error
-        raise InputError.of(
-            dataclasses.replace(one, message=f"the search space does not fit: {one.message}")
-            for one in error.mistakes
-        ) from error
+        raise error.within("the search space does not fit") from error
 
 
 def check_ready(name: str, recipe: Recipe) -> None:
