@@ -178,11 +178,11 @@ def test_worker_that_does_not_close_is_killed(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("id", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0", "Acrobot-v1"])
 def test_repeatable_environment_is_not_marked_history_dependent(id: str) -> None:
-    assert gymnasium_env(id).config.sample().repeats == "always"
+    assert gymnasium_env(id).config.probe().repeats == "always"
 
 
 def test_history_dependent_environment_is_recreated_for_each_episode() -> None:
-    assert own_env(Remembers).config.sample().repeats == "if new"
+    assert own_env(Remembers).config.probe().repeats == "if new"
     env = make_env(own_env(Remembers, max_episode_steps=4), seed=0, num_threads=1, num_envs=2)
     env.reset()
     steps = play(env, constant(1, 0), 8)
@@ -196,7 +196,7 @@ def test_history_dependent_environment_is_recreated_for_each_episode() -> None:
 
 def test_bipedal_walker_is_recreated_for_each_episode() -> None:
     pytest.importorskip("Box2D")
-    assert gymnasium_env("BipedalWalker-v3").config.sample().repeats == "if new"
+    assert gymnasium_env("BipedalWalker-v3").config.probe().repeats == "if new"
     # Its second episode must equal that of an environment that has not been used before.
     short = gymnasium_env("BipedalWalker-v3", max_episode_steps=20)
     env = make_env(short, seed=5, num_threads=1, num_envs=2)

@@ -16,7 +16,7 @@ from pictures_env import Drawn
 import labrl
 from labrl.cli import main
 from labrl.envs.make import describe, gives_masks, goals_of, make_env
-from labrl.envs.sample import drop_spares, kept_for_the_run
+from labrl.envs.probe import close_spares, keeping_spares
 from labrl.errors import DONE
 from labrl.trial.baseline import ensure_baseline
 
@@ -128,12 +128,12 @@ def test_known_properties_do_not_create_an_environment_again(log: Path) -> None:
 
 
 def test_spare_environment_is_closed_if_no_session_takes_it(log: Path) -> None:
-    with kept_for_the_run():
+    with keeping_spares():
         describe(own_env(Counted, {"log": str(log)}))
         assert count(log, "closed") == 0
-        drop_spares()
+        close_spares()
         assert count(log, "closed") == 1
-    with kept_for_the_run():
+    with keeping_spares():
         describe(own_env(Counted, {"log": str(log), "masked": True}))
     assert count(log, "made") == count(log, "closed") == 2
 
@@ -153,7 +153,7 @@ class CountedBits(BitFlip):
 
 def test_goals_are_read_without_creating_another_environment(log: Path) -> None:
     component = own_env(CountedBits, {"log": str(log)})
-    with kept_for_the_run():
+    with keeping_spares():
         goals = goals_of(component, describe(component)[0])
         assert goals is not None
         goals.check()

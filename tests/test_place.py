@@ -17,7 +17,6 @@ import pytest
 
 import labrl.cli
 from labrl.dashboards.login import has_login
-from labrl.errors import LabrlError
 from labrl.experiment.search.storage import StudyStorage
 from labrl.processes import name_user_and_home
 from labrl.run.experiment import STUDY_FILE
@@ -105,25 +104,14 @@ def test_unknown_user_gets_a_name_and_a_private_home(tmp_path: Path, monkeypatch
     assert Path.home().stat().st_mode & 0o777 == 0o700
 
 
-def test_workers_are_refused_when_shared_memory_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_need_no_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_shared_memory(self: object) -> NoReturn:
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr("multiprocessing.context.BaseContext.Lock", no_shared_memory)
-    overrides = [
-        "agent=random",
-        "env.num_envs=2",
-        "env.max_frame=100",
-        "env.vectorization=async",
-        "wandb=disabled",
-    ]
-    with pytest.raises(LabrlError) as refused:
-        labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"])
-    assert refused.value.key == "env.vectorization"
-    assert "/dev/shm" in str(refused.value)
-    assert not (tmp_path / "run").exists()
+    overrides = ["agent=random", "env.num_envs=2", "env.max_frame=100", "env.vectorization=async"]
+    quiet = ["wandb=disabled", "meta.report=false", "meta.videos=false"]
+    assert labrl.train([*overrides, *quiet, f"hydra.run.dir={tmp_path / 'run'}"]).exit_code == 0
 
 
 def test_study_is_stored_in_a_folder_with_special_characters(tmp_path: Path) -> None:

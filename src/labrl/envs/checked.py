@@ -1,23 +1,34 @@
-"""Check that the return values of an environment fit its spaces and Gymnasium's interface.
+"""One environment, of which every answer is checked against its spaces and Gymnasium's interface.
 
 Without the check, an observation that does not fit would be broadcast or rounded when it is copied into an
-array.
+array, and a wrapper would fail with an error about tuples that does not name the class at fault.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Never
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
-from numpy.typing import NDArray
 
 from labrl.envs.info import numbers_of
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of
 from labrl.envs.single import MakeEnv
 from labrl.errors import EnvironmentFailedError
+
+RETURNED = {
+    "reset": ("observation", "info"),
+    "step": ("observation", "reward", "terminated", "truncated", "info"),
+}
+"""Values that the methods of an environment return."""
+
+NUMBERS = (float, np.float64, np.float32, int)
+"""Types of rewards that float64 represents exactly."""
+
+FLAGS = (bool, np.bool_)
 
 LATE = (
     f"it returns info['{KEY}'], but its first reset and step did not, so the agent was built without "
@@ -29,215 +40,230 @@ class MisfitError(EnvironmentFailedError):
     """An environment returned a value that does not fit its spaces or Gymnasium's interface."""
 
 
-class AnswerCheck:
-    """Check that the return values of one environment fit its spaces and Gymnasium's interface.
+class CheckedEnv:
+    """One environment, in the session's process or in a worker, of which every answer is checked.
 
-    Every step is checked, except for numbers that are not finite, which `VectorEnv` detects for all
-    environments at once. Of `info`, labrl uses only the mask and the numbers of `env.info_keys`.
+    Numbers that are not finite are left to `VectorEnv`, which detects them for all environments at once. Of
+    `info`, labrl uses only the mask and the numbers of `env.info_keys`.
     """
-
-    def __init__(
-        self,
-        env: gymnasium.Env[Any, Any],
-        name: str,
-        number: int = 0,
-        masked: bool | None = None,
-        wanted: bool = False,
-        numbers: Sequence[str] = (),
-    ) -> None:
-        """name: name of the environment; number: its number in the session; masked: whether it returned a
-        mask in the check before the run; if not None, infos are reduced to the mask, as flags, and the
-        numbers; wanted: whether masks would be used if the environment returned any; numbers: names of the
-        numbers to keep of the infos of steps."""
-        self._name, self._index = name, number
-        self._as_given = masked is None
-        self._unmasked, self._numbers = wanted and masked is False, numbers
-        self._num_flags = sum(choices(env.action_space)) if masked else 0
-        self._in_dict = carries_mask(env.observation_space, env.action_space)
-        self._expected = expected(env.observation_space, "its observation")
-
-    def reset(self, observation: Any, info: Any) -> tuple[Any, Mapping[str, Any]]:
-        """Check and return the result of a reset. Raises MisfitError."""
-        return observation, self._checked(observation, info, 0)
-
-    def step(
-        self, number: int, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
-    ) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-        """Check and return the result of step `number` of an episode, with a float reward and bool flags.
-
-        Raises MisfitError.
-        """
-        if type(reward) is not float:
-            reward = self._one_number(reward, number)
-        if type(terminated) is not bool:
-            terminated = self._flag(terminated, "terminated", number)
-        if type(truncated) is not bool:
-            truncated = self._flag(truncated, "truncated", number)
-        kept = self._checked(observation, info, number)
-        if self._numbers:
-            kept = {**numbers_of(info, self._numbers, terminated or truncated), **kept}
-        return observation, reward, terminated, truncated, kept
-
-    def _one_number(self, reward: Any, step: int) -> float:
-        try:
-            if isinstance(reward, str | bytes):
-                raise TypeError
-            return float(reward.item() if isinstance(reward, np.ndarray) else reward)
-        except (TypeError, ValueError):
-            self._refuse(f"its reward is {_shown(reward)}, but must be one number", step)
-
-    def _flag(self, given: Any, called: str, step: int) -> bool:
-        """Return a value equal to True or False as a bool, also from NumPy or in an array of one element."""
-        one = given.item() if isinstance(given, np.ndarray) and given.size == 1 else given
-        if not isinstance(one, np.bool_ | bool | int | float | np.number) or one not in (0, 1):
-            self._refuse(f"its {called} is {_shown(given)}, but must be True or False", step)
-        return bool(one)
-
-    def _refuse(self, what: str, step: int) -> Never:
-        when = f"after step {step} of its episode" if step else "after its reset"
-        raise MisfitError(f"{self._name}: environment {self._index} {when}: {what}", key="env") from None
-
-    def _checked(self, observation: Any, info: Any, step: int) -> Mapping[str, Any]:
-        """Check an observation and an info. Return the part of the info for the caller."""
-        if type(info) is not dict and not isinstance(info, Mapping):
-            self._refuse(f"its info is {_shown(info)}, but must be a dict", step)
-        try:
-            self._expected.check(observation)
-            if self._as_given:
-                return info
-            if self._unmasked and KEY in info:
-                raise ValueError(LATE)
-            if not self._num_flags:
-                return {}
-            given = observation[KEY] if self._in_dict else info.get(KEY)
-            return {} if given is None else {KEY: flags_of(given, self._num_flags)}
-        except ValueError as error:
-            self._refuse(str(error), step)
-
-
-class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Environment whose return values are checked, for worker processes and for the check before a run."""
 
     def __init__(
         self,
         make: MakeEnv,
         name: str,
         number: int = 0,
+        env: gymnasium.Env[Any, Any] | None = None,
+        *,
         masked: bool | None = None,
         wanted: bool = False,
         numbers: Sequence[str] = (),
+        renew: bool = False,
     ) -> None:
-        """make: function that makes the environment; others: arguments of `AnswerCheck`."""
-        super().__init__(make())
-        self._check = AnswerCheck(self.env, name, number, masked, wanted, numbers)
-        self._steps = 0
+        """make: makes the environment; name, number: its name, and its number in the session, for messages;
+        env: an environment that was already made; masked: whether the probe got a mask from such an
+        environment, None in the probe itself, which gets infos unchanged; wanted: whether masks would be
+        used; numbers: names of the numbers to keep of the infos of steps; renew: whether to make a new
+        environment for every episode, because a seeded reset depends on earlier episodes."""
+        self.env = make() if env is None else env
+        self._make, self._name, self._number = make, name, number
+        self._is_probe, self._must_lack_mask = masked is None, wanted and masked is False
+        self._numbers, self._renews = numbers, renew
+        self._space, actions = self.env.observation_space, self.env.action_space
+        plain = isinstance(self._space, Box) and not numbers and not self._is_probe
+        self._plain_shape, self._dtype = self._space.shape if plain else None, self._space.dtype
+        """Shape and type of observations that need no further check; None if each answer needs one."""
+        self._num_flags = sum(choices(actions)) if masked else 0
+        self._has_mask_in_dict = carries_mask(self._space, actions)
+        self._steps = -1
+        """Number of steps since the last reset; -1 before the first."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Reset the environment. Raises MisfitError."""
-        self._steps = 0
-        # Gymnasium's worker processes pass the dict that is left without the mask of the environments.
-        return self._check.reset(*self.env.reset(seed=seed, options=options or None))
+    def reset(self, seed: int) -> tuple[Any, Mapping[str, Any]]:
+        """Start an episode. Returns the observation and the part of the info that labrl uses.
 
-    def step(self, action: Any) -> Any:
-        """Step the environment. The reward is returned as a float and the flags as bools."""
+        Raises MisfitError.
+        """
+        if self._renews and self._steps >= 0:
+            self.env.close()
+            self.env = self._make()
+        self._steps = 0
+        given: dict[str, Any] = {"seed": seed, "options": None}
+        try:
+            answer: Any = self.env.reset(**given)
+        except (TypeError, ValueError, IndexError) as problem:
+            if re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", str(problem)):
+                signature = "reset(self, *, seed=None, options=None)"
+                self._refuse(f"{_path(self.env.unwrapped)}.reset() must be defined as {signature}: {problem}")
+            self._check_innermost("reset", given)
+            raise
+        observation, info = self._as_values("reset", answer, given)
+        return observation, self._check(observation, info)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+        """Act. Returns the observation, one number, two flags, and the part of the info that labrl uses.
+
+        Raises MisfitError.
+        """
         self._steps += 1
-        return self._check.step(self._steps, *self.env.step(action))
+        try:
+            answer: Any = self.env.step(action)
+        except (TypeError, ValueError, IndexError):
+            self._check_innermost("step", {"action": action})
+            raise
+        if type(answer) is not tuple or len(answer) != 5:
+            answer = self._as_values("step", answer, {"action": action})
+        observation, reward, terminated, truncated, info = answer
+        # Comparing types and shape suffices for the values that most environments return.
+        if (
+            type(observation) is np.ndarray
+            and observation.dtype == self._dtype
+            and observation.shape == self._plain_shape
+            and type(reward) in NUMBERS
+            and type(terminated) in FLAGS
+            and type(truncated) in FLAGS
+            and type(info) is dict
+            and KEY not in info
+        ):
+            return observation, reward, terminated, truncated, {}
+        if type(reward) not in NUMBERS:
+            try:
+                if isinstance(reward, str | bytes):
+                    raise TypeError
+                reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
+            except (TypeError, ValueError):
+                self._refuse(f"its reward is {_shown(reward)}, but must be one number")
+        if type(terminated) not in FLAGS:
+            terminated = self._flag(terminated, "terminated")
+        if type(truncated) not in FLAGS:
+            truncated = self._flag(truncated, "truncated")
+        used = self._check(observation, info)
+        if self._numbers:
+            used = {**numbers_of(info, self._numbers, terminated or truncated), **used}
+        return observation, reward, terminated, truncated, used
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _as_values(self, method: str, answer: Any, given: dict[str, Any], env: Any = None) -> tuple[Any, ...]:
+        """Return the answer of a method as a tuple. Raises MisfitError for another number of values.
+
+        given: arguments of the method; env: environment inside all wrappers, if the answer is its own.
+        """
+        wanted, several = RETURNED[method], isinstance(answer, tuple | list)
+        if several and len(answer) == len(wanted):
+            return tuple(answer)
+        if env is None:
+            # A wrapper may only have passed it on.
+            self._check_innermost(method, given)
+            env = self.env
+            while isinstance(env, gymnasium.Wrapper) and type(env).__module__.startswith("gymnasium."):
+                env = env.env
+        came = f"{len(answer)} values ({', '.join(map(_kind, answer))})" if several else _kind(answer)
+        hint = ""
+        if method == "step" and several and len(answer) == 4:
+            hint = ". This is Gym's old interface: replace `done` by `terminated, truncated`"
+        elif method == "reset" and not several:
+            hint = ". Return `observation, {}` if there is no info"
+        return self._refuse(
+            f"{_path(env)}.{method}() must return {len(wanted)} values, ({', '.join(wanted)}), but returned "
+            f"{came}{hint}"
+        )
+
+    def _check_innermost(self, method: str, given: dict[str, Any]) -> None:
+        """Call the environment inside all wrappers again. Raises MisfitError if it caused their failure."""
+        if (inner := self.env.unwrapped) is self.env:
+            return
+        try:
+            answer = inner.reset(**given) if method == "reset" else inner.step(*given.values())
+        except Exception:  # the first error is the one to report
+            return
+        self._as_values(method, answer, given, inner)
+
+    def _flag(self, given: Any, called: str) -> bool:
+        """Return a value equal to True or False as a bool, also from NumPy or in an array of one element."""
+        one = given.item() if isinstance(given, np.ndarray) and given.size == 1 else given
+        if not isinstance(one, np.bool_ | bool | int | float | np.number) or one not in (0, 1):
+            self._refuse(f"its {called} is {_shown(given)}, but must be True or False")
+        return bool(one)
+
+    def _check(self, observation: Any, info: Any) -> Mapping[str, Any]:
+        """Check an observation and an info. Return the part of the info that labrl uses."""
+        if type(info) is not dict and not isinstance(info, Mapping):
+            self._refuse(f"its info is {_shown(info)}, but must be a dict")
+        try:
+            check_observation(self._space, observation)
+            if self._is_probe:
+                return info
+            if self._must_lack_mask and KEY in info:
+                raise ValueError(LATE)
+            given = None
+            if self._num_flags:
+                given = observation[KEY] if self._has_mask_in_dict else info.get(KEY)
+            return {} if given is None else {KEY: flags_of(given, self._num_flags)}
+        except ValueError as error:
+            self._refuse(str(error))
+
+    def _refuse(self, what: str) -> Never:
+        when = f"after step {self._steps} of its episode" if self._steps else "after its reset"
+        raise MisfitError(f"{self._name}: environment {self._number} {when}: {what}", key="env") from None
+
+
+def check_observation(space: Space[Any], given: Any, called: str = "its observation") -> None:
+    """Raise ValueError if an observation lacks a part of its space, or does not fit its shape or type.
+
+    Additional entries are ignored. The bounds of a Box are not checked, because many environments exceed
+    them slightly, and neither are unsupported spaces, which are refused before a run.
+    """
+    # Most discrete observations are plain numbers; converting them to arrays would dominate the cost.
+    if type(space) is Discrete and type(given) in (int, np.int64) and 0 <= given - space.start < space.n:
+        return
+    if isinstance(space, Dict | Tuple):
+        kind, name = ((Mapping,), "dict") if isinstance(space, Dict) else ((tuple, list), "tuple")
+        if not isinstance(given, kind):
+            raise ValueError(f"{called} is a {type(given).__name__}; its space is a {name}")
+        inner: Any = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        for key, part in inner:
+            try:
+                value = given[key]
+            except LookupError:
+                raise ValueError(f"{called} lacks {key!r}, which its space has") from None
+            check_observation(part, value, f"{called}[{key!r}]")
+        return
+    if not isinstance(space, Box | Discrete | MultiBinary | MultiDiscrete):
+        return
+    wrong = ""
+    try:
+        array = np.asarray(given)
+    except ValueError:  # lists of several lengths
+        raise ValueError(f"{called} is not an array; its space is {space}") from None
+    if array.shape != space.shape:
+        wrong = f"has the shape {array.shape}"
+    elif array.dtype.kind not in "biuf":
+        wrong = f"is of type {array.dtype if isinstance(given, np.ndarray) else type(given).__name__}"
+    elif np.dtype(space.dtype).kind != "f" and not np.can_cast(array.dtype, space.dtype):
+        with np.errstate(invalid="ignore"):
+            altered = array.astype(space.dtype) != array
+        if np.count_nonzero(altered):
+            wrong = f"contains {array[altered].flat[0]}, which {space.dtype} cannot represent"
+    if not wrong and not isinstance(space, Box):
+        least: Any = 0 if isinstance(space, MultiBinary) else space.start
+        count: Any = 2
+        if not isinstance(space, MultiBinary):
+            count = space.n if isinstance(space, Discrete) else space.nvec
+        if not ((least <= array) & (array < least + count)).all():
+            wrong = f"is {given}"
+    if wrong:
+        raise ValueError(f"{called} {wrong}; its space is {space}")
+
+
+def _path(env: Any) -> str:
+    return f"{type(env).__module__}.{type(env).__qualname__}"
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 def _shown(given: Any) -> str:
     text = repr(given)
     return text if len(text) <= 80 else f"{text[:80]}..."
-
-
-class _Array:
-    """Check of an array or number in an observation."""
-
-    def __init__(self, space: Space[Any], called: str, batch: int | None) -> None:
-        self._space, self._called = space, called
-        self._shape, self._dtype = space.shape, np.dtype(space.dtype)
-        if batch is not None and space.shape is not None:
-            self._shape = (batch, *space.shape)
-        self._ends: tuple[Any, Any] | None = None
-        """Smallest and largest values of discrete spaces. The bounds of a Box are not checked, because many
-        environments exceed them slightly."""
-        self._single = isinstance(space, Discrete) and batch is None
-        if isinstance(space, Discrete):
-            self._ends = int(space.start), int(space.start) + int(space.n) - 1
-        elif isinstance(space, MultiDiscrete):
-            self._ends = space.start, space.start + (space.nvec - 1)
-        elif isinstance(space, MultiBinary):
-            self._ends = 0, 1
-
-    def check(self, given: Any) -> None:
-        """Raise ValueError for a wrong shape, and for values outside the type or range of the space."""
-        kind = type(given)
-        fits = kind is np.ndarray and given.dtype == self._dtype and given.shape == self._shape
-        # Most discrete observations are plain numbers; converting them to arrays would dominate the cost.
-        fits = fits or (self._single and kind in (int, np.int64))
-        array = given if fits else self._array(given)
-        if self._ends is not None:
-            least, most = self._ends
-            if not (least <= array <= most if self._single else ((least <= array) & (array <= most)).all()):
-                self._refuse(f"is {given}")
-
-    def _array(self, given: Any) -> NDArray:
-        try:
-            array = np.asarray(given)
-        except ValueError:  # lists of several lengths
-            self._refuse("is not an array")
-        if array.shape != self._shape:
-            self._refuse(f"has the shape {array.shape}")
-        if array.dtype.kind not in "biuf":
-            self._refuse(
-                f"is of type {array.dtype if isinstance(given, np.ndarray) else type(given).__name__}"
-            )
-        if self._dtype.kind == "f" or np.can_cast(array.dtype, self._dtype):
-            return array
-        with np.errstate(invalid="ignore"):
-            altered = array.astype(self._dtype) != array
-        if np.count_nonzero(altered):
-            self._refuse(f"contains {array[altered].flat[0]}, which {self._dtype} cannot represent")
-        return array
-
-    def _refuse(self, what: str) -> Never:
-        raise ValueError(f"{self._called} {what}; its space is {self._space}")
-
-
-class _Several:
-    """Check of a dict or tuple of arrays."""
-
-    def __init__(self, space: Dict | Tuple, called: str, batch: int | None) -> None:
-        self._kind: Any = Mapping if isinstance(space, Dict) else tuple | list
-        self._called = called
-        inner = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
-        self._parts = {key: expected(part, f"{called}[{key!r}]", batch) for key, part in inner}
-
-    def check(self, given: Any) -> None:
-        """Raise ValueError if an entry is missing or does not fit. Additional entries are ignored."""
-        if not isinstance(given, self._kind):
-            kind = "dict" if self._kind is Mapping else "tuple"
-            raise ValueError(f"{self._called} is a {type(given).__name__}; its space is a {kind}")
-        for key, part in self._parts.items():
-            try:
-                value = given[key]
-            except LookupError:
-                raise ValueError(f"{self._called} lacks {key!r}, which its space has") from None
-            part.check(value)
-
-
-class _Anything:
-    """Check that accepts everything, for unsupported spaces, which are refused before a run."""
-
-    def check(self, given: Any) -> None:
-        """Do nothing."""
-
-
-def expected(space: Space[Any], called: str, batch: int | None = None) -> _Array | _Several | _Anything:
-    """Return the check for observations in a space, or for batches of `batch` observations."""
-    if isinstance(space, Dict | Tuple):
-        return _Several(space, called, batch)
-    return (
-        _Array(space, called, batch)
-        if isinstance(space, Box | Discrete | MultiBinary | MultiDiscrete)
-        else _Anything()
-    )

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Space, Tuple
+from gymnasium.spaces import Dict, Space, Tuple
 from numpy.typing import NDArray
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from labrl.component import Component
 from labrl.config.schema import EnvironmentConfig
-from labrl.envs.checked import AnswerCheck, Checked
+from labrl.envs.checked import CheckedEnv
 from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.goals import GoalEnv, has_goals
 from labrl.envs.info import batched
-from labrl.envs.masks import KEY, OBSERVATION, carries_mask, choices, observation_of, without_mask
+from labrl.envs.masks import KEY, OBSERVATION, choices, without_mask
+from labrl.envs.probe import EnvProbe, known_probe, probe_of
 from labrl.envs.protocol import Backend, Repeats, Transition
-from labrl.envs.sample import Sample, done_with, known_sample, sample_of
-from labrl.envs.single import EnvFactory, FreshFactory, MakeEnv
+from labrl.envs.single import EnvFactory
 from labrl.envs.vector import ENDLESS
 from labrl.envs.workers import Workers
-from labrl.spaces import array_dtype, flat_space, packed, places
+from labrl.spaces import array_dtype, flat_space, places
 from labrl.types import PositiveInt
 
 _log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class GymnasiumConfig(EnvironmentConfig):
     limit, evaluation episodes are truncated after 27,000 steps."""
     fresh_env_per_episode: bool | None
     """Whether to make a new environment for every episode, which is needed if a seeded reset depends on
-    earlier episodes; null: determined by playing at most 150 steps before the run."""
+    earlier episodes; null: found out by playing a few short episodes before the run."""
     action_mask: bool
     """Whether agents that support masks take only valid actions, given by the environment as
     `info["action_mask"]` or as that entry of a dict observation."""
@@ -88,16 +88,16 @@ class GymnasiumConfig(EnvironmentConfig):
             longest=longest,
         )
 
-    def sample(self) -> Sample:
+    def probe(self) -> EnvProbe:
         """Return the properties of these environments, by making one if needed.
 
         Raises InputError if it cannot be made.
         """
-        return sample_of(self.factory(), self.action_mask, self.fresh_env_per_episode is None)
+        return probe_of(self.factory(), self.action_mask, self.fresh_env_per_episode is None)
 
-    def known_sample(self) -> Sample | None:
+    def known_probe(self) -> EnvProbe | None:
         """Return the properties of these environments if they are known in this process, else None."""
-        return known_sample(self.factory(), self.action_mask, self.fresh_env_per_episode is None)
+        return known_probe(self.factory(), self.action_mask, self.fresh_env_per_episode is None)
 
     def classic(self, num_envs: int) -> ClassicControl | None:
         """Make labrl's implementation of a classic control task.
@@ -112,21 +112,12 @@ class GymnasiumConfig(EnvironmentConfig):
         return None if task is None or limit is None else ClassicControl(task, num_envs, limit, self.name)
 
 
-NUMBERS = (float, np.float64, np.float32, int)
-"""Types of rewards that float64 represents exactly."""
-
-FLAGS = (bool, np.bool_)
-
-
 class GymnasiumEnv(Backend):
     """Backend for Gymnasium environments, none of which resets by itself.
 
     Environments in this process are stepped here, one after the other, because the overhead of Gymnasium's
     `SyncVectorEnv` is several times the cost of a CartPole step. Otherwise they are in worker processes, of
     which at most `num_threads` step at the same time.
-
-    Every return value is checked immediately. For values of the expected plain types, comparing types and
-    shape suffices; all others go through `AnswerCheck`.
     """
 
     Config = GymnasiumConfig
@@ -138,57 +129,48 @@ class GymnasiumEnv(Backend):
         num_envs: int,
         num_threads: int,
         evaluation: bool = False,
-        known: Sample | None = None,
+        known: EnvProbe | None = None,
     ) -> None:
         """known: properties of these environments; None to find them out by making one."""
-        self.name = config.name
-        self.num_envs = num_envs
-        self._all = np.ones(num_envs, np.bool_)
-        self.frame_skip = 1
-        # Otherwise the evaluation of a policy that is stuck would never end.
-        longest = LONGEST_EVALUATION if evaluation else None
+        self.name, self.num_envs, self.frame_skip = config.name, num_envs, 1
         self.workers: Workers | None = None
         """Processes of the environments; None if they are stepped in this process."""
-        self.envs: list[gymnasium.Env[Any, Any]] = []
+        self.envs: list[CheckedEnv] = []
         """Environments that are stepped one after the other in this process."""
-        factory, sample = config.factory(longest), known or config.sample()
-        factory.spaces = sample.observation_space, sample.action_space
-        make: MakeEnv = factory
-        self.masked = sample.masked
-        check = self.masked, config.action_mask, tuple(config.info_keys or ())
-        if config.fresh_env_per_episode or sample.repeats == "if new":
-            make = FreshFactory(make)
+        # Without a limit, the evaluation of a policy that is stuck would never end.
+        factory, probe = config.factory(LONGEST_EVALUATION if evaluation else None), known or config.probe()
+        factory.spaces = given, self.action_space = probe.observation_space, probe.action_space
+        self.masked = probe.masked
+        renew = config.fresh_env_per_episode or probe.repeats == "if new"
+        make: Callable[..., CheckedEnv] = partial(
+            CheckedEnv,
+            factory,
+            config.name,
+            masked=self.masked,
+            wanted=config.action_mask,
+            numbers=tuple(config.info_keys or ()),
+            renew=renew,
+        )
         if config.vectorization == "async":
-            makes = [partial(Checked, make, config.name, number, *check) for number in range(num_envs)]
-            self.workers = Workers(makes, num_threads)
-            given, self.action_space = self.workers.single_observation_space, self.workers.single_action_space
+            self.workers = Workers([partial(make, number) for number in range(num_envs)], num_threads)
         else:
-            ready = sample.take() if make is factory and known is None else None
-            self.envs += [] if ready is None else [factory.limited(ready)]
-            while len(self.envs) < num_envs:
-                self.envs.append(make())
-            self._checks = [
-                AnswerCheck(env, config.name, number, *check) for number, env in enumerate(self.envs)
-            ]
-            given, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
-        sample.close()
-        self._in_dict = carries_mask(given, self.action_space)
-        own_space = without_mask(given, self.action_space)
-        self._several = isinstance(own_space, Dict | Tuple)
+            ready = None if renew or known is not None else probe.take()
+            self.envs += [] if ready is None else [make(0, factory.limited(ready))]
+            self.envs += [make(number) for number in range(len(self.envs), num_envs)]
+        probe.close()
+        self._given, own_space = given, without_mask(given, self.action_space)
         self.observation_space: Space[Any] = flat_space(own_space)
         self._dtype = array_dtype(self.observation_space)
-        self._shape = () if self._several else self.observation_space.shape or ()
-        self._uses_infos = bool(config.info_keys)
-        plain = isinstance(given, Box) and not self._uses_infos
-        self._plain_shape = self._shape if plain else None
-        """Shape of observations in a Box; None for other spaces, and if `AnswerCheck` must see every info."""
+        several = isinstance(own_space, Dict | Tuple)
+        self._shape = () if several else self.observation_space.shape or ()
         sole = isinstance(given, Dict) and given.spaces.get(OBSERVATION) is own_space
         above = (OBSERVATION,) if sole else ()
         self._inputs = [(name, (*above, *path)) for name, path in places(own_space)]
         """Fields of labrl's observation, each with its path of keys in the environment's observation."""
-        self._present = np.empty((num_envs, *self._shape), self._dtype)
-        """Latest observation of each environment in this process. [num_envs, *obs]"""
-        self._steps, self._began = 0, [0] * num_envs
+        self._is_single = given is own_space and not several
+        self._observation = np.empty((num_envs, *self._shape), self._dtype)
+        """Latest observations. [num_envs, *obs]"""
+        self._uses_infos = bool(config.info_keys)
         self._infos: list[Mapping[str, Any]] = [{}] * num_envs  # of the last step, as reduced by the checks
         self.action_mask: NDArray[np.bool_] | None = None
         if self.masked:
@@ -206,18 +188,18 @@ class GymnasiumEnv(Backend):
         """Return observation and action space of one environment. Raises InputError if it cannot be made."""
         if (classic := config.classic(1)) is not None:
             return classic.observation_space, classic.action_space
-        sample = config.sample()
-        done_with(sample)
-        return flat_space(without_mask(sample.observation_space, sample.action_space)), sample.action_space
+        probe = config.probe()
+        probe.release()
+        return flat_space(without_mask(probe.observation_space, probe.action_space)), probe.action_space
 
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
         """Return whether the environment provides action masks and `env.action_mask` allows their use."""
         if not config.action_mask or config.classic(1) is not None:
             return False
-        sample = config.sample()
-        masked = sample.masked
-        done_with(sample)
+        probe = config.probe()
+        masked = probe.masked
+        probe.release()
         return masked
 
     @classmethod
@@ -225,9 +207,9 @@ class GymnasiumEnv(Backend):
         """Return when these environments repeat an episode; `always` if `fresh_env_per_episode` is set."""
         if config.fresh_env_per_episode is not None or config.classic(1) is not None:
             return "always"
-        sample = config.sample()
-        repeats = sample.repeats
-        done_with(sample)
+        probe = config.probe()
+        repeats = probe.repeats
+        probe.release()
         return repeats
 
     @classmethod
@@ -235,82 +217,52 @@ class GymnasiumEnv(Backend):
         """Return an object that computes rewards of other goals; None if observations have no goals."""
         if not has_goals(space):
             return None
-        known = config.known_sample()
+        known = config.known_probe()
         lend = {} if known is None else {"lend": known.lend}
         return GoalEnv(config.factory(), space, config.name, **lend)
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
-        if self.workers is not None:
-            # Gymnasium takes one seed for every environment; the ALE takes one per masked environment.
-            given, info = self.workers.reset(seed=seeds.tolist(), options={"reset_mask": mask})
-            return self._taken(given, info, mask)
-        present = self._present.copy()
+        observations = self._observation.copy()
         valid = None if self.action_mask is None else self.action_mask | mask[:, None]
-        for index in mask.nonzero()[0].tolist():
-            observation, info = self.envs[index].reset(seed=int(seeds[index]))
-            self._began[index] = self._steps
-            if (
-                type(observation) is np.ndarray
-                and observation.dtype == self._dtype
-                and observation.shape == self._plain_shape
-                and type(info) is dict
-                and KEY not in info
-            ):
-                present[index] = observation
-                continue
-            observation, info = self._checks[index].reset(observation, info)
-            self._place(present, index, observation)
+        begun = {env: int(seeds[env]) for env in mask.nonzero()[0].tolist()}
+        answers: Iterable[Any]
+        if self.workers is None:
+            answers = (self.envs[env].reset(seed) for env, seed in begun.items())
+        else:
+            answers = self.workers.call("reset", begun)
+        for env, (observation, info) in zip(begun, answers, strict=True):
+            self._place(observations, env, observation)
             if valid is not None and KEY in info:
-                valid[index] = info[KEY]
-        self._present, self.action_mask = present, valid
-        return present
+                valid[env] = info[KEY]
+        self._observation, self.action_mask = observations, valid
+        return observations
 
     def step(self, actions: NDArray) -> Transition:
         """Act in every environment. actions: [num_envs, *action]."""
-        if self.workers is not None:
-            given, reward, terminated, truncated, info = self.workers.step(actions)
-            observation = self._taken(given, info, self._all)
-            self.info = info
-            return Transition(observation, reward, terminated, truncated, terminated)
-        dtype, shape = self._dtype, self._plain_shape
-        present = np.empty((self.num_envs, *self._shape), dtype)
+        observations = np.empty((self.num_envs, *self._shape), self._dtype)
         rewards = np.empty(self.num_envs)
-        ended, cut = np.empty(self.num_envs, np.bool_), np.empty(self.num_envs, np.bool_)
+        ended, truncated = np.empty(self.num_envs, np.bool_), np.empty(self.num_envs, np.bool_)
         valid = None if self.action_mask is None else np.ones_like(self.action_mask)
-        self._steps += 1
-        for index, env in enumerate(self.envs):
-            observation, reward, terminated, truncated, info = env.step(actions[index])
-            if (
-                type(observation) is np.ndarray
-                and observation.dtype == dtype
-                and observation.shape == shape
-                and type(reward) in NUMBERS
-                and type(terminated) in FLAGS
-                and type(truncated) in FLAGS
-                and type(info) is dict
-                and KEY not in info
-            ):
-                # Copied at once, because environments may return the same array in every step, or share it.
-                present[index], rewards[index] = observation, reward
-                ended[index], cut[index] = terminated, truncated
-                continue
-            number = self._steps - self._began[index]
-            observation, rewards[index], ended[index], cut[index], info = self._checks[index].step(
-                number, observation, reward, terminated, truncated, info
-            )
-            self._place(present, index, observation)
-            self._infos[index] = info
+        answers: Iterable[Any]
+        if self.workers is None:
+            answers = map(CheckedEnv.step, self.envs, actions)
+        else:
+            answers = self.workers.call("step", dict(enumerate(actions)))
+        for env, answer in enumerate(answers):
+            # Copied at once, because environments may return the same array in every step, or share it.
+            if self._is_single:
+                observations[env] = answer[0]
+            else:
+                self._place(observations, env, answer[0])
+            _, rewards[env], ended[env], truncated[env], info = answer
+            self._infos[env] = info
             if valid is not None and KEY in info:
-                valid[index] = info[KEY]
-        self._present, self.action_mask = present, valid
+                valid[env] = info[KEY]
+        self._observation, self.action_mask = observations, valid
         if self._uses_infos:
             self.info = batched(self._infos)
-        return Transition(present, rewards, ended, cut, ended)
-
-    def render(self) -> Any:
-        """Return an image of each environment."""
-        return self.workers.render() if self.workers is not None else [env.render() for env in self.envs]
+        return Transition(observations, rewards, ended, truncated, ended)
 
     def close(self) -> None:
         """Close the environments and end the worker processes. Calling it again has no effect."""
@@ -328,33 +280,16 @@ class GymnasiumEnv(Backend):
         if self.goals is not None:
             self.goals.close()
 
-    def _place(self, present: NDArray, index: int, observation: Any) -> None:
-        """Copy the possibly nested observation of one environment into its row of `present`.
+    def _place(self, observations: NDArray, env: int, observation: Any) -> None:
+        """Copy the possibly nested observation of one environment into its row of `observations`.
 
-        present: [num_envs, *obs].
+        observations: [num_envs, *obs].
         """
         for name, path in self._inputs:
             part = observation
             for key in path:
                 part = part[key]
             if name:
-                present[name][index] = part
+                observations[name][env] = part
             else:
-                present[index] = part
-
-    def _taken(self, observation: Any, info: Mapping[str, Any], fresh: NDArray[np.bool_]) -> NDArray:
-        """Return all observations as one array that is not modified later, and update the masks.
-
-        observation: batch from the workers; fresh: environments whose masks are updated, [num_envs]. All
-        actions of an environment that returns no mask are valid. Returns [num_envs, *obs].
-        """
-        if self.action_mask is not None:
-            valid = self.action_mask | fresh[:, None]
-            if KEY in info:
-                given = fresh & info[f"_{KEY}"]
-                valid[given] = info[KEY][given]
-            self.action_mask = valid
-        seen = observation_of(observation) if self._in_dict else observation
-        if self._several:
-            return packed(seen, self._dtype, self.num_envs)
-        return seen.copy()  # Gymnasium's deepcopy takes several times as long.
+                observations[env] = part

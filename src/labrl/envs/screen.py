@@ -71,15 +71,14 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
     """A Gymnasium environment made with a render mode that returns images."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
-        # Known properties of the environments of the run also hold for this one.
-        known = config.known_sample()
-        known = known if known is not None and known.answered else None
         drawing = _drawing(config)
         with warnings.catch_warnings():  # labrl, and not the user, asks for a render mode that may not exist
             warnings.filterwarnings("ignore", ".*render_mode", module="gymnasium")
+            # Known properties of the environments of the run also hold for this one.
+            known = config.known_probe()
             super().__init__(drawing, num_envs=1, num_threads=1, evaluation=True, known=known)
         self._factory = config.factory()
-        drawn = self.envs[0]
+        drawn = self.envs[0].env
         if not _takes_render_mode(config) and drawn.render_mode not in MODES:
             self.close()
             raise InputError(
@@ -94,7 +93,7 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
     def picture(self) -> NDArray[np.uint8]:
         """Return the current image in RGB, [height, width, 3]. Raises InputError if rendering fails."""
         try:
-            rendered = self.render()[0]
+            rendered: Any = self.envs[0].env.render()
         except (Exception, SystemExit) as error:
             raise self._no_picture(f"failed: {type(error).__name__}: {error}".rstrip(": ")) from error
         if isinstance(rendered, list | tuple) and rendered and isinstance(rendered[-1], np.ndarray):

@@ -14,9 +14,9 @@ from typing import Any
 import gymnasium
 from gymnasium import error
 
-from labrl.component import Component, importing
+from labrl.component import Component, importing, signature_of
 from labrl.envs.games import games
-from labrl.errors import EnvironmentFailedError, InputError, LabrlError
+from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
 
 _log = logging.getLogger(__name__)
@@ -31,94 +31,6 @@ _shown: set[str] = set()
 """Warnings of environments that were already shown, so that each is shown only once."""
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
-
-
-_RETURNED = {
-    "reset": ("observation", "info"),
-    "step": ("observation", "reward", "terminated", "truncated", "info"),
-}
-
-
-class AnswerError(EnvironmentFailedError):
-    """`reset` or `step` of an environment does not follow Gymnasium's interface."""
-
-
-class Answers(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Raise AnswerError if `reset` does not return two values, or `step` five.
-
-    Without this, Gymnasium's wrappers would fail with an error about tuples that does not name the class.
-    """
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Reset the environment. Raises AnswerError."""
-        try:
-            answer = self.env.reset(seed=seed, options=options)
-        except (TypeError, ValueError, IndexError) as problem:
-            self._ask_inside(lambda inner: inner.reset(seed=seed, options=options))
-            if not re.search(r"reset\(\) got an unexpected keyword argument '(seed|options)'", str(problem)):
-                raise
-            signature = "reset(self, *, seed=None, options=None)"
-            raise AnswerError(
-                f"{_method(self.env, 'reset')} must be defined as {signature}: {problem}", key="env"
-            ) from problem
-        return answered(self.env, "reset", answer)
-
-    def step(self, action: Any) -> Any:
-        """Step the environment. Raises AnswerError."""
-        try:
-            answer = self.env.step(action)
-        except (TypeError, ValueError, IndexError):
-            self._ask_inside(lambda inner: inner.step(action))
-            raise
-        return answered(self.env, "step", answer)
-
-    def _ask_inside(self, ask: Callable[[Answers], Any]) -> None:
-        """Call the environment inside failed wrappers again. Raises AnswerError if it caused the failure."""
-        if isinstance(self.env, gymnasium.Wrapper):
-            try:
-                ask(Answers(self.env.unwrapped))
-            except AnswerError:
-                raise
-            except Exception:  # the first error is the one to report
-                return
-
-
-def answered(env: Any, method: str, answer: Any) -> tuple[Any, ...]:
-    """Return the result of `reset` or `step` as a tuple. Raises AnswerError if values are missing."""
-    wanted = _RETURNED[method]
-    if type(answer) is tuple and len(answer) == len(wanted):
-        return answer
-    several = isinstance(answer, tuple | list)
-    if several and len(answer) == len(wanted):
-        return tuple(answer)
-    came = f"{len(answer)} values ({', '.join(map(_kind, answer))})" if several else _kind(answer)
-    hint = ""
-    if method == "step" and several and len(answer) == 4:
-        hint = ". This is Gym's old interface: replace `done` by `terminated, truncated`"
-    elif method == "reset" and not several:
-        hint = ". Return `observation, {}` if there is no info"
-    raise AnswerError(
-        f"{_method(env, method)} must return {len(wanted)} values, ({', '.join(wanted)}), but returned "
-        f"{came}{hint}",
-        key="env",
-    )
-
-
-def _method(env: Any, name: str) -> str:
-    return f"{type(env).__module__}.{type(env).__qualname__}.{name}()"
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else type(value).__name__
-
-
-def _answering(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Return `env` with `Answers` around the innermost part that is not Gymnasium's own."""
-    if not type(env).__module__.startswith("gymnasium."):
-        return Answers(env)
-    if isinstance(env, gymnasium.Wrapper):
-        env.env = _answering(env.env)
-    return env
 
 
 class EnvFactory:
@@ -163,11 +75,11 @@ class EnvFactory:
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """Make an environment. Raises InputError if it is unknown, a package is missing, or spaces differ."""
-        env = _answering(self.build())
+        env = self.build()
         if not isinstance(env.metadata, Mapping):
             env.metadata = {}  # Gymnasium's worker processes require a dictionary
         if self.make is not None and self.max_episode_steps is not None:
-            env = _limited(env, self.max_episode_steps)
+            env = gymnasium.wrappers.TimeLimit(env, max_episode_steps=self.max_episode_steps)
         for space in ("observation_space", "action_space"):
             if not isinstance(getattr(env, space, None), gymnasium.Space):
                 raise InputError(
@@ -193,7 +105,12 @@ class EnvFactory:
 
     def limited(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         """Return `env`, with a limit of `longest` steps per episode if nothing else limits it."""
-        return env if self.longest is None or _has_limit(env) else Patience(env, self.longest)
+        part = env
+        while isinstance(part, gymnasium.Wrapper):
+            if isinstance(part, gymnasium.wrappers.TimeLimit):
+                return env
+            part = part.env
+        return env if self.longest is None else FallbackTimeLimit(env, self.longest)
 
     @property
     def identity(self) -> Hashable:
@@ -225,10 +142,11 @@ class EnvFactory:
         return self._registered(self.env_id)
 
     def _own(self, make: Component) -> Any:
-        target = make.load()
+        target, signature = make.load(), signature_of(make.load())
         several = isinstance(target, type) and issubclass(target, gymnasium.vector.VectorEnv)
         settings = {**(make.config if isinstance(make.config, dict) else {}), **self.kwargs}
-        several = several or (takes(target, "num_envs", needed=True) and "num_envs" not in settings)
+        if signature is not None and "num_envs" in signature.parameters and "num_envs" not in settings:
+            several = several or signature.parameters["num_envs"].default is inspect.Parameter.empty
         env = None if several else make.build(**self.kwargs)
         if several or isinstance(env, gymnasium.vector.VectorEnv):
             raise InputError(
@@ -256,7 +174,7 @@ class EnvFactory:
             )
         try:
             with warnings.catch_warnings(record=True) as heard:
-                # Gymnasium's checker costs more than a step of CartPole; `AnswerCheck` replaces it.
+                # Gymnasium's checker costs more than a step of CartPole; `CheckedEnv` replaces it.
                 env = gymnasium.make(
                     env_id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs
                 )
@@ -283,35 +201,7 @@ class EnvFactory:
         return env
 
 
-class FreshPerEpisode(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Make a new environment for every episode, because a seeded reset depends on earlier episodes."""
-
-    def __init__(self, make: MakeEnv) -> None:
-        super().__init__(make())
-        self._make = make
-        self._used = False
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """Reset an unused environment. Returns its first observation and info."""
-        if self._used:
-            self.env.close()
-            self.env = self._make()
-        self._used = True
-        return self.env.reset(seed=seed, options=options)
-
-
-class FreshFactory:
-    """Picklable function object that makes a `FreshPerEpisode` environment."""
-
-    def __init__(self, make: MakeEnv) -> None:
-        self.make = make
-
-    def __call__(self) -> gymnasium.Env[Any, Any]:
-        """Make an environment."""
-        return FreshPerEpisode(self.make)
-
-
-class Patience(gymnasium.wrappers.TimeLimit):
+class FallbackTimeLimit(gymnasium.wrappers.TimeLimit):
     """A time limit that the user has not set. The first episode that reaches it causes a warning."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], steps: int) -> None:
@@ -329,27 +219,6 @@ class Patience(gymnasium.wrappers.TimeLimit):
                 f"{self._limit:,}",
             )
         return observation, reward, terminated, truncated, info
-
-
-def takes(target: Any, name: str, needed: bool = False) -> bool:
-    """Return whether a class or function has a parameter `name`; needed: whether it must lack a default."""
-    try:
-        parameter = inspect.signature(target).parameters.get(name)
-    except (TypeError, ValueError):  # some classes implemented in C have no signature
-        return False
-    return parameter is not None and (not needed or parameter.default is parameter.empty)
-
-
-def _has_limit(env: gymnasium.Env[Any, Any]) -> bool:
-    while isinstance(env, gymnasium.Wrapper):
-        if isinstance(env, gymnasium.wrappers.TimeLimit):
-            return True
-        env = env.env
-    return False
-
-
-def _limited(env: gymnasium.Env[Any, Any], steps: int) -> gymnasium.Env[Any, Any]:
-    return gymnasium.wrappers.TimeLimit(env, max_episode_steps=steps)
 
 
 def _import(module: str) -> None:

@@ -1,24 +1,23 @@
-"""Gymnasium's worker processes, which ignore signals and are ended together when one of them dies."""
+"""Environments in worker processes, which ignore signals."""
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import multiprocessing
-import os
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
+import pickle
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import gymnasium
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode
-from gymnasium.vector.async_vector_env import AsyncState
-
-from labrl.envs.single import EnvFactory, MakeEnv
-from labrl.errors import InputError, LabrlError, LostProcessError
+from labrl.envs.checked import CheckedEnv
+from labrl.errors import LostProcessError
 from labrl.processes import find_place_for_sockets, how_it_ended, ignore_signals, signals_wait_in_children
 from labrl.script import Carried
+
+_log = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 5.0
 """Seconds that workers have to finish their step and close their environments."""
@@ -32,154 +31,109 @@ class InWorkerError(Exception):
     """The traceback of a worker process, used as the cause of the error raised here."""
 
 
-class Workers(AsyncVectorEnv[Any, Any]):
-    """Environments in one process each, none of which resets by itself.
+class Workers:
+    """Environments in one process each, which send their answers through pipes."""
 
-    Gymnasium's class hangs if a worker was killed, or if others wait for a resource that it held.
-    """
+    def __init__(self, makes: Sequence[Callable[[], CheckedEnv]], at_once: int) -> None:
+        """Start the processes and wait until all have made their environment.
 
-    _watch: _Watch | None = None  # still None if the constructor fails because spaces differ
-
-    def __init__(self, makes: Sequence[MakeEnv], at_once: int) -> None:
-        """at_once: largest number of environments that step at the same time."""
-        carried = Carried()
-        with signals_wait_in_children():
-            _check_semaphores()
-            super().__init__(
-                [_WorkerFactory(make, carried) for make in makes],
-                copy=False,
-                context=_start_method(),
-                autoreset_mode=AutoresetMode.DISABLED,
-                max_concurrency=at_once if at_once < len(makes) else None,
-            )
-        self._watch = _Watch(self.processes)
-
-    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
-        """Reset as Gymnasium's method does. Raises EnvironmentLostError."""
-        with self._naming_the_lost():
-            return super().reset(seed=seed, options=options)
-
-    def step(self, actions: Any) -> Any:
-        """Step as Gymnasium's method does. Raises EnvironmentLostError."""
-        with self._naming_the_lost():
-            return super().step(actions)
-
-    @contextlib.contextmanager
-    def _naming_the_lost(self) -> Iterator[None]:
-        try:
-            yield
-        except (EOFError, OSError):
-            if None in self.parent_pipes or self._watch is None:  # the environment has reported its own error
-                raise
-            raise self._watch.why() from None
-
-    def _raise_if_errors(self, successes: Iterable[bool]) -> None:
-        """Raise the first error of a worker with its traceback, which Gymnasium would only print."""
-        failed = list(successes).count(False)
-        if not failed:
-            return
-        errors = [self.error_queue.get() for _ in range(failed)]
-        for index, *_ in errors:
-            self.parent_pipes[index].close()
-            self.parent_pipes[index] = None  # type: ignore[call-overload]  # as Gymnasium does
-        self._state = AsyncState.DEFAULT
-        _, kind, value, trace = errors[0]
-        try:
-            error = value if isinstance(value, LabrlError) else kind(value)
-        except Exception:  # its constructor needs other arguments
-            error = RuntimeError(f"{kind.__name__}: {value}")
-        raise error from InWorkerError(trace)
-
-    def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
-        """Ask the workers to exit, and kill them after LEAVE_SECONDS.
-
-        timeout: replaces LEAVE_SECONDS; terminate: whether to kill them at once.
+        at_once: largest number of environments that step at the same time.
         """
-        for pipe in self.parent_pipes:
-            if pipe is not None and not pipe.closed:
-                with contextlib.suppress(OSError):
-                    pipe.send(("close", None))
-        watch = self._watch or _Watch(self.processes)
-        patience = LEAVE_SECONDS if timeout is None else timeout
-        watch.join(0.0 if terminate else patience)
-        for process in self.processes if watch.is_alive() else ():
+        self._makes, self._at_once = makes, at_once
+        self._carried = Carried()
+        self._workers = [self._start(make) for make in makes]
+        try:
+            for number in range(len(makes)):
+                self._receive(number)
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, method: str, given: Mapping[int, Any]) -> Iterator[Any]:
+        """Call a method of the environments `given`, each with its argument. Yields their answers in order.
+
+        Raises an error of an environment, and EnvironmentLostError if a process has died.
+        """
+        order = list(given)
+        for number in order[: self._at_once]:
+            self._send(number, method, given[number])
+        for position, number in enumerate(order, self._at_once):
+            answer = self._receive(number)
+            if position < len(order):
+                self._send(order[position], method, given[order[position]])
+            yield answer
+
+    def close(self) -> None:
+        """Ask the workers to exit, and kill them after LEAVE_SECONDS."""
+        for pipe, _ in self._workers:
+            pipe.close()  # the worker reads its end
+        left: dict[Any, Any] = {process.sentinel: process for _, process in self._workers}
+        end = time.monotonic() + LEAVE_SECONDS
+        while left and (seconds := end - time.monotonic()) > 0:
+            for sentinel in wait(list(left), seconds):
+                del left[sentinel]
+        for process in left.values():
             process.kill()
-        watch.join()
-        for pipe in self.parent_pipes:
-            if pipe is not None:
-                pipe.close()
+        for _, process in self._workers:
+            process.join()
+
+    def _start(self, make: Callable[[], CheckedEnv]) -> tuple[Connection, Any]:
+        context: Any = multiprocessing.get_context(_start_method())
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(self._carried, make, theirs), daemon=True)
+        with signals_wait_in_children():
+            process.start()
+        theirs.close()  # so that reading fails as soon as the worker has died
+        return ours, process
+
+    def _send(self, number: int, method: str, given: Any) -> None:
+        with suppress(OSError):  # the worker has died, which receiving reports
+            self._workers[number][0].send((method, given))
+
+    def _receive(self, number: int) -> Any:
+        pipe, process = self._workers[number]
+        try:
+            answer, error, trace = pipe.recv()
+        except (EOFError, OSError):
+            process.join(LEAVE_SECONDS)
+            code = process.exitcode
+            ended = "no longer answers" if code is None else how_it_ended(code)
+            what = f"the worker process of environment {number} {ended}"
+            raise EnvironmentLostError(what, key="env") from None
+        if error is not None:
+            raise error from InWorkerError(trace)
+        return answer
 
 
-class _Watch(threading.Thread):
-    """Thread that kills all workers when one of them dies, and remembers which one it was.
+def _serve(carried: Carried, make: Callable[[], CheckedEnv], pipe: Connection) -> None:
+    """Make an environment in a worker process, and call its methods until the pipe is closed.
 
-    Otherwise the death would go unnoticed while the session, or another worker, waits.
+    carried: comes first, because it must be unpickled before `make`.
     """
-
-    def __init__(self, processes: Sequence[BaseProcess]) -> None:
-        super().__init__(name="environment watch", daemon=True)
-        self._processes = list(processes)
-        self._lost: tuple[int, int] | None = None
-        self.start()
-
-    def run(self) -> None:
-        """Watch until no worker is left. A worker that reported an error exits with code 0."""
-        left = {process.sentinel: number for number, process in enumerate(self._processes)}
-        while left:
-            for sentinel in wait(list(left)):
-                assert isinstance(sentinel, int)
-                number = left.pop(sentinel)
-                process = self._processes[number]
-                process.join()
-                if process.exitcode and self._lost is None:
-                    self._lost = number, process.exitcode
-                    for other in left.values():
-                        self._processes[other].kill()
-
-    def why(self) -> EnvironmentLostError:
-        """Return the error to raise if a worker does not answer."""
-        self.join(LEAVE_SECONDS)
-        if self._lost is None:
-            return EnvironmentLostError(
-                "the worker processes of the environments no longer answer", key="env"
-            )
-        number, code = self._lost
-        return EnvironmentLostError(
-            f"the worker process of environment {number} {how_it_ended(code)}", key="env"
-        )
-
-
-class _WorkerFactory:
-    """Make an environment in a worker process, which from then on ignores signals.
-
-    Otherwise Ctrl-C would kill the workers during the step that the session finishes before it writes its
-    checkpoint.
-    """
-
-    def __init__(self, make: MakeEnv, carried: Carried) -> None:
-        self.carried = carried  # first, because it must be unpickled before `make`
-        self.make = make
-        self.owner = os.getpid()
-
-    def __call__(self) -> gymnasium.Env[Any, Any]:
-        """Make an environment."""
-        if os.getpid() != self.owner:
-            ignore_signals()
-        return self.make()
-
-
-def _check_semaphores() -> None:
-    """Raise InputError if this machine cannot create the semaphores that worker processes share."""
+    # Otherwise Ctrl-C would kill workers during the step that the session finishes before its checkpoint.
+    ignore_signals()
+    env = None
     try:
-        context = multiprocessing.get_context("spawn")
-        _ = [context.Lock() for _ in range(8)]  # a few more than Gymnasium makes
-    except (OSError, ImportError) as error:
-        raise InputError(
-            "env.vectorization=async needs shared memory, which this machine does not provide "
-            f"({error}). Mount /dev/shm writable and with free space, or set env.vectorization=sync.",
-            code="resources",
-            key="env.vectorization",
-        ) from error
+        env = make()
+        pipe.send((None, None, ""))
+        while True:
+            method, given = pipe.recv()
+            pipe.send((env.reset(given) if method == "reset" else env.step(given), None, ""))
+    except (EOFError, BrokenPipeError):  # the session has closed the pipe or has died
+        pass
+    except (Exception, SystemExit) as error:
+        pipe.send((None, _picklable(error), traceback.format_exc()))
+    if env is not None:
+        env.close()
+
+
+def _picklable(error: BaseException) -> BaseException:
+    """Return the error, or one with the same text if the session's process could not read it."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _start_method() -> str:
@@ -187,5 +141,5 @@ def _start_method() -> str:
     if "forkserver" not in multiprocessing.get_all_start_methods() or not find_place_for_sockets():
         return "spawn"
     # The server imports the modules that every worker needs once.
-    multiprocessing.get_context("forkserver").set_forkserver_preload([EnvFactory.__module__])
+    multiprocessing.get_context("forkserver").set_forkserver_preload([CheckedEnv.__module__])
     return "forkserver"

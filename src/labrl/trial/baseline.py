@@ -143,10 +143,10 @@ def _measure(
 ) -> Path | None:
     # Imported late: a report with a known baseline must not wait for PyTorch.
     from labrl.envs.make import describe, make_env
-    from labrl.envs.sample import kept_for_the_run
+    from labrl.envs.probe import keeping_spares
 
     started = time.monotonic()
-    with kept_for_the_run():
+    with keeping_spares():
         describe(env)
         num_envs = ENVS if time.monotonic() - started < SLOWLY_MADE else 1
         # With separate workers, no more of them than the trial had.

@@ -97,7 +97,7 @@ class Resume(Again):
         Before anything runs, raises InputError with a table if new values contradict the past of the run,
         BusyFolderError if the run is still running, and FinishedError if nothing is left to do.
         """
-        from labrl.envs.sample import kept_for_the_run
+        from labrl.envs.probe import keeping_spares
         from labrl.trial.playback import make_videos
         from labrl.trial.summary import say
         from labrl.trial.trial import check, recording_failure, run_sessions
@@ -107,7 +107,7 @@ class Resume(Again):
         if not self.force:
             check_changes(run, composed.cfg, composed.plain, f"+resume={run.path}", self._edited)
         changed = self.past.changes(composed.plain)
-        with kept_for_the_run():
+        with keeping_spares():
             check(config)
             with run.lock():
                 check_resume(run)

@@ -22,7 +22,7 @@ from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import backend_class, describe, gives_masks, goals_of
-from labrl.envs.sample import drop_spares, kept_for_the_run
+from labrl.envs.probe import close_spares, keeping_spares
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
 from labrl.learning.compute import Compute
 from labrl.processes import (
@@ -145,7 +145,7 @@ def _check_room(num_sessions: int) -> None:
         )
 
 
-@kept_for_the_run()
+@keeping_spares()
 def run_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None = None) -> TrialResult:
     """Run all sessions in a new run folder, and record the results.
 
@@ -310,7 +310,7 @@ def run_sessions(
 
 def _in_processes(config: TrialConfig, folder: Run, indices: list[int], num_threads: int) -> dict[int, int]:
     """Run each session in a process, so that one that dies leaves the others. Return exit codes by number."""
-    drop_spares()  # The processes make their own.
+    close_spares()  # The processes make their own.
     # Never forked from this process, because the threads of PyTorch and ALE would be unusable there.
     context = session_context()
     carried = Carried()

@@ -1,0 +1,197 @@
+"""Make one environment before a run to find out the properties of all environments of its configuration.
+
+These are its spaces, whether it provides action masks, and whether a seeded reset determines an episode.
+Because making an environment may take seconds, it is then used as the first environment of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from labrl.envs.checked import CheckedEnv, MisfitError
+from labrl.envs.masks import KEY, carries_mask, choices, flags_of, replace_invalid
+from labrl.envs.protocol import Repeats
+from labrl.envs.single import EnvFactory
+from labrl.errors import Code, InputError, LabrlError
+from labrl.spaces import copied, same
+
+STEPS = 20
+"""Number of steps for which episodes are compared."""
+
+_probes: dict[Hashable, EnvProbe] = {}
+"""Probes of this process, by the identity of the environment and the properties to find out."""
+
+_spares_are_kept = False
+
+
+class EnvProbe:
+    """Properties of the environments of one configuration, and one of them until it is taken."""
+
+    def __init__(self, make: EnvFactory, masks: bool, history: bool) -> None:
+        """Make one environment. Raises InputError if that fails.
+
+        masks, history: whether to find out if it provides action masks, and if a seeded reset depends on
+        earlier episodes. Both are False if the configuration already says so.
+        """
+        self._make, self._asks_masks, self._asks_history = make, masks, history
+        self._spare: CheckedEnv | None = CheckedEnv(make, make.named)
+        self._played = False
+        self.observation_space = self._spare.env.observation_space
+        self.action_space = self._spare.env.action_space
+
+    @property
+    def masked(self) -> bool:
+        """Whether environments provide action masks.
+
+        Raises InputError if a mask does not fit the actions or is missing after resets, and if anything fails
+        or does not fit in a few short episodes.
+        """
+        return self._found[0]
+
+    @property
+    def repeats(self) -> Repeats:
+        """When seed and actions repeat an episode. Raises like `masked`."""
+        return self._found[1]
+
+    def lend(self) -> gymnasium.Env[Any, Any] | None:
+        """Return the environment to play in it, without taking it; None if there is none left."""
+        if self._spare is None:
+            return None
+        _ = self._found  # only an unused environment can show a dependence on earlier episodes
+        self._played = True
+        return self._spare.env
+
+    def take(self) -> gymnasium.Env[Any, Any] | None:
+        """Take the environment; None if there is none that behaves like a new one."""
+        if self._played and (self.repeats != "always" or not self._asks_history):
+            self.close()
+        spare, self._spare = self._spare, None
+        return None if spare is None else spare.env
+
+    def close(self) -> None:
+        """Close the environment unless it was taken. Raises InputError if that fails."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            with self._failing("close()"):
+                spare.close()
+
+    def release(self) -> None:
+        """Close the environment unless it is kept for the session that will start."""
+        if not _spares_are_kept:
+            self.close()
+
+    @cached_property
+    def _found(self) -> tuple[bool, Repeats]:
+        """Whether there are masks, and when episodes repeat."""
+        if not (self._asks_masks or self._asks_history):
+            return False, "always"
+        env = self._spare = self._spare or CheckedEnv(self._make, self._make.named)
+        self._played = True
+        self.action_space.seed(0)
+        with self._failing("the environment"):
+            actions = [self.action_space.sample() for _ in range(STEPS if self._asks_history else 1)]
+            first, masked = self._play(env, 1, actions)
+            repeats: Repeats = "always"
+            if self._asks_history:
+                self._play(env, 2, actions)
+                if not same(first, self._play(env, 1, actions)[0]):
+                    new = CheckedEnv(self._make, self._make.named)
+                    repeats = "if new" if same(first, self._play(new, 1, actions)[0]) else "never"
+                    new.close()
+            return masked, repeats
+
+    def _play(self, env: CheckedEnv, seed: int, actions: Sequence[Any]) -> tuple[list[Any], bool]:
+        """Play the start of an episode. Return its trace and whether the reset provides a mask."""
+        space, masked = self.action_space, False
+        observation, info = env.reset(seed)
+        if self._asks_masks:
+            masked = self._has_mask(observation, info)
+        trace: list[Any] = [copied(observation)]
+        for step, action in enumerate(actions):
+            valid = replace_invalid(action, space, observation, info)
+            # Copied because some environments modify their action, and some their earlier observations.
+            observation, reward, terminated, truncated, info = env.step(np.array(valid)[()])
+            trace.append((copied(observation), reward, terminated, truncated))
+            if self._asks_masks and not masked and step == 0 and self._has_mask(observation, info):
+                raise self._unusable(
+                    f"it returns info['{KEY}'] from step() but not from reset(), so the valid first actions "
+                    "are unknown: return it from reset(), too"
+                )
+            if terminated or truncated:
+                break
+        return trace, masked
+
+    def _has_mask(self, observation: Any, info: Any) -> bool:
+        """Return whether there is a mask. Raises InputError if it does not fit the actions."""
+        space = self.action_space
+        carried = carries_mask(self.observation_space, space)
+        if (given := observation[KEY] if carried else info.get(KEY)) is None:
+            return False
+        if not choices(space):
+            raise self._unusable(
+                f"it returns info['{KEY}'], but its actions are {space}; masks need Discrete or "
+                "MultiDiscrete actions, with a flag for each value",
+                "unsupported",
+            )
+        try:
+            flags_of(given, sum(choices(space)))
+        except ValueError as error:
+            raise self._unusable(str(error)) from None
+        return True
+
+    @contextlib.contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        """Convert exceptions of the environment to InputError. what: what has failed, for the message."""
+        try:
+            yield
+        except MisfitError as error:
+            raise InputError(str(error), code="environment", key=self._make.key) from error
+        except LabrlError:
+            raise
+        except (Exception, SystemExit) as error:
+            message = f"{self._make.named}: {what} failed before the run: {type(error).__name__}: {error}"
+            raise InputError(message, code="environment", key=self._make.key) from error
+
+    def _unusable(self, why: str, code: Code = "environment") -> InputError:
+        message = f"{self._make.named}: {why} (env.action_mask=false ignores masks)."
+        return InputError(message, code=code, key="env.action_mask")
+
+
+def probe_of(make: EnvFactory, masks: bool, history: bool) -> EnvProbe:
+    """Return the probe of the environments made by `make`, making one if needed.
+
+    masks, history: see `EnvProbe`. Raises InputError if the environment cannot be made.
+    """
+    if (known := known_probe(make, masks, history)) is not None:
+        return known
+    close_spares()
+    return _probes.setdefault((make.identity, masks, history), EnvProbe(make, masks, history))
+
+
+def known_probe(make: EnvFactory, masks: bool, history: bool) -> EnvProbe | None:
+    """Return the probe of the environments made by `make`; None if there is none in this process."""
+    return _probes.get((make.identity, masks, history))
+
+
+@contextlib.contextmanager
+def keeping_spares() -> Iterator[None]:
+    """Within this context, keep the environments of probes for the session that will start."""
+    global _spares_are_kept
+    before, _spares_are_kept = _spares_are_kept, True
+    try:
+        yield
+    finally:
+        _spares_are_kept = before
+        close_spares()
+
+
+def close_spares() -> None:
+    """Close the environments of all probes that were not taken."""
+    for probe in _probes.values():
+        probe.close()
