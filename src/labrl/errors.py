@@ -170,12 +170,12 @@ class InputError(LabrlError):
 
     @classmethod
     def not_installed(cls, setting: str, package: str, install: str, otherwise: str = "") -> Self:
-        """Return the error `<setting> needs <package>, which is not installed: pip install '<install>'`.
+        """Return the error `<setting> needs <package>, which is not installed. Type pip install "<install>"`.
 
         install: package, or `labrl[<extra>]`; otherwise: what to type to do without it.
         """
         text = f"{setting} needs {package}, which is not installed"
-        fix = f"Type pip install '{install}'{', or set ' * bool(otherwise)}{otherwise}"
+        fix = f'Type pip install "{install}"{", or set " * bool(otherwise)}{otherwise}'
         return cls(sentences(text, fix), code="not-installed", key=setting.partition("=")[0])
 
     @classmethod

@@ -39,18 +39,19 @@ def _check_gpus(device: str, num_gpus: float) -> None:
     """Raise InputError if there are fewer GPUs, or if a GPU is requested but none is granted."""
     there = torch.cuda.device_count()
     if num_gpus > there:
-        raise InputError(
-            f"meta.num_gpus={num_gpus:g} must be at most {there}, the GPUs that PyTorch finds here (null: "
-            "all of them).",
+        raise InputError.value(
+            "meta.num_gpus",
+            num_gpus,
+            f"be at most {there}, the number of GPUs that PyTorch finds here",
+            fix="meta.num_gpus=null for all of them",
             code="resources",
-            key="meta.num_gpus",
         )
     if device == "cuda" and num_gpus == 0:
-        raise InputError(
-            "meta.device=cuda needs a GPU, but meta.num_gpus=0: set meta.num_gpus to more than 0, or to null "
-            "for all.",
-            code="contradiction",
-            key="meta.num_gpus",
+        raise InputError.contradiction(
+            "meta.num_gpus=0",
+            "meta.device=cuda",
+            "it needs a GPU",
+            "meta.num_gpus to more than 0, or to null for all",
         )
 
 
@@ -117,11 +118,10 @@ class Compute:
         if num_gpus is not None:
             _check_gpus(device, num_gpus)
         if device == "cuda" and not torch.cuda.is_available():
-            raise InputError(
-                "meta.device=cuda needs a GPU, and PyTorch finds none here: set meta.device=auto or cpu, or "
-                "install a build of PyTorch for your GPU.",
-                code="resources",
-                key="meta.device",
+            raise InputError.resources(
+                "meta.device=cuda",
+                "PyTorch finds no GPU here",
+                "meta.device=auto or cpu, or install a build of PyTorch for your GPU",
             )
         wanted = device == "cuda" or (device == "auto" and faster_on_gpu and num_gpus != 0)
         on_gpu = wanted and torch.cuda.is_available()

@@ -204,7 +204,7 @@ class Learner(Generic[Network]):
         return InputError(
             f"agent: the loss of {type(self.network).__name__} differentiates with respect to weights. Set "
             "meta.kernels=torch, because a kernel computes a network as one operation, and use the weights "
-            "of the network that the loss receives, which may be a copy.",
+            "of the network that the loss receives, which may be a copy",
             code="unsupported",
             key="meta.kernels",
         )
@@ -216,12 +216,12 @@ class Learner(Generic[Network]):
         weights = self.network.named_parameters()
         new = [name for name, weight in weights if weight.requires_grad and id(weight) not in known]
         if new:
-            raise InputError(
-                f"agent: {', '.join(new)} of {type(self.network).__name__} were added after its learner was "
-                "made, so they would not be learned. Add layers, and parametrizations with new weights, in a "
-                "network of your own (agent.network) instead of the agent.",
-                code="unsupported",
-                key="agent._target_",
+            raise InputError.unsupported(
+                "agent._target_",
+                f"{', '.join(new)} of {type(self.network).__name__} were added after its learner was made, "
+                "so they would not be learned",
+                "Add layers, and parametrizations with new weights, in a network of your own (agent.network) "
+                "instead of the agent",
             )
 
     def step(self, lr: float) -> float:

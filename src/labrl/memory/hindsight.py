@@ -57,11 +57,13 @@ class HindsightReplay(Replay):
             raise _no_goals()
         goals.check()
         if n_step > 1:
-            raise InputError(
-                f"agent.n_step must be 1 with agent/memory=hindsight, got {n_step}: another goal changes the "
-                "reward of every step of a window. Set agent.n_step=1.",
+            raise InputError.value(
+                "agent.n_step",
+                n_step,
+                "be 1 with agent/memory=hindsight",
+                why="another goal changes the reward of every step of a window",
+                fix="agent.n_step=1",
                 code="contradiction",
-                key="agent.n_step",
             )
 
     def add(
@@ -129,10 +131,9 @@ class HindsightReplay(Replay):
 
 
 def _no_goals() -> InputError:
-    return InputError(
-        "agent.memory: hindsight needs a goal environment, whose observations are a dict with the arrays "
-        "achieved_goal and desired_goal, and a method compute_reward(achieved_goal, desired_goal, info). Set "
-        "agent/memory=uniform.",
-        code="unsupported",
-        key="agent.memory",
+    return InputError.unsupported(
+        "agent.memory",
+        "hindsight needs a goal environment, whose observations are a dict with the arrays achieved_goal and "
+        "desired_goal, and a method compute_reward(achieved_goal, desired_goal, info)",
+        "agent/memory=uniform",
     )

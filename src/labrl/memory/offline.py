@@ -90,11 +90,11 @@ class Piece(NamedTuple):
 
     def refused(self, row: int, why: str) -> InputError:
         """Return the error for the transition at `row`."""
-        return InputError(
-            f"agent.offline: {self.origin}, step {self.first + row} (counted from 0): its {why}. Correct the "
-            "data, or choose others.",
+        return InputError.about(
+            "agent.offline",
+            f"{self.origin}, step {self.first + row} (counted from 0): its {why}",
+            "Correct the data, or choose others",
             code="range",
-            key="agent.offline",
         )
 
 
@@ -184,11 +184,9 @@ class OfflineData:
         self._config = config
         total = min(total, config.max_transitions or total)
         if total <= wanted.n_step:
-            raise InputError(
-                f"agent.offline: the source has {total} transitions, but learning needs more than "
-                f"{wanted.n_step}.",
-                code="unsupported",
-                key="agent.offline",
+            raise InputError.unsupported(
+                "agent.offline",
+                f"the source has {total} transitions, but learning needs more than {wanted.n_step}",
             )
         self._memory = PieceReplay(
             ReplayConfig(capacity=total + wanted.n_step, storage="ram", newest_share=0.0),
@@ -268,11 +266,12 @@ class OfflineData:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise InputError if the source has other transitions than when the state was saved."""
         if dict(state) != self.state_dict():
-            raise InputError(
-                "agent.offline: the source no longer contains the transitions that it contained when the "
-                "checkpoint was written. Restore them, or start a new run.",
+            raise InputError.about(
+                "agent.offline",
+                "the source no longer contains the transitions that it contained when the checkpoint was "
+                "written",
+                "Restore them, or start a new run",
                 code="changed-past",
-                key="agent.offline",
             )
 
 

@@ -67,12 +67,13 @@ class StorageConfig:
         """Raise InputError if the buffer cannot keep enough steps of every environment."""
         steps = self.steps_kept(n_step)
         if self.capacity < num_envs * steps:
-            raise InputError(
-                f"agent.memory.capacity must be at least {num_envs * steps}, so that {steps} steps of each "
-                f"environment are kept ({self.reasons(num_envs, n_step)}), got {self.capacity} (set "
-                f"agent.memory.capacity={num_envs * steps} or more).",
+            raise InputError.value(
+                "agent.memory.capacity",
+                self.capacity,
+                f"be at least {num_envs * steps}",
+                why=f"{steps} steps of each environment are kept ({self.reasons(num_envs, n_step)})",
+                fix=f"agent.memory.capacity={num_envs * steps} or more",
                 code="contradiction",
-                key="agent.memory.capacity",
             )
 
 
@@ -640,11 +641,11 @@ class Replay:
         ring = self._ring
         self._reserve(1)
         if not np.can_cast(observation.dtype, ring.dtype, "same_kind"):
-            raise InputError(
-                f"transforms: observations have become {observation.dtype}, but agent.memory stores "
-                f"{ring.dtype}, the type of the environment. Remove the transform, or let it keep the type.",
-                code="unsupported",
-                key="transforms",
+            raise InputError.unsupported(
+                "transforms",
+                f"observations have become {observation.dtype}, but agent.memory stores {ring.dtype}, the "
+                "type of the environment",
+                "Remove the transform, or let it keep the type",
             )
         if self.steps == 0:
             self._written[:] = 0
@@ -691,11 +692,11 @@ class Replay:
         content = saved["content"]
         if (content is None) != (self._folder is not None):
             storage = "mmap" if content is None else "ram"
-            raise InputError(
-                "agent.memory.storage must be the same as when the checkpoint was written "
-                f"(set agent.memory.storage={storage}).",
+            raise InputError.about(
+                "agent.memory.storage",
+                f"it was {storage} when the checkpoint was written",
+                f"agent.memory.storage={storage}",
                 code="changed-past",
-                key="agent.memory.storage",
             )
         if list(saved["extent"]) != self._lengths():
             raise InputError(
@@ -737,9 +738,7 @@ class Replay:
         elif (frames > self._oldest_frames() + self._ring.length).any():
             problem = f"no longer contain the frames of this checkpoint. {_WAY_OUT}"
         if problem is not None:
-            raise DamagedFileError(
-                f"agent.memory: the files in {self._folder} {problem}", key=str(self._folder)
-            )
+            raise DamagedFileError.about(self._folder, f"the files of agent.memory {problem}")
 
 
 def replay_class(memory: Component) -> type[Replay]:
@@ -747,11 +746,13 @@ def replay_class(memory: Component) -> type[Replay]:
     found = memory.load()
     if isinstance(found, type) and issubclass(found, Replay) and isinstance(memory.config, StorageConfig):
         return found
-    raise InputError(
-        f"{memory.named} must be a class that derives from labrl.memory.replay.Replay, with a Config that "
-        "derives from that of the class it extends. Set agent/memory=uniform, or change the class.",
+    raise InputError.value(
+        memory.key or "agent.memory",
+        memory.target,
+        "be a class that derives from labrl.memory.replay.Replay, with a Config that derives from that of "
+        "the class it extends",
+        fix="Set agent/memory=uniform, or change the class",
         code="target",
-        key=memory.key or "agent.memory",
     )
 
 

@@ -61,12 +61,11 @@ def check_room(horizon: int, space: gym.Space[Any], num_envs: int) -> None:
     needed = horizon * num_envs * math.prod(space.shape or ()) * array_dtype(space).itemsize
     available = memory_available()
     if available is not None and needed > available:
-        raise InputError(
-            f"agent.horizon={horizon} x env.num_envs={num_envs}: the observations of a rollout need "
-            f"{gigabytes(needed)} GB of memory, but {gigabytes(available)} GB are available. Set "
-            f"agent.horizon to {max(horizon * available // needed, 1)} or less, or env.num_envs lower.",
-            code="resources",
-            key="agent.horizon",
+        raise InputError.resources(
+            f"agent.horizon={horizon} x env.num_envs={num_envs}",
+            f"the observations of a rollout need {gigabytes(needed)} GB of memory, but "
+            f"{gigabytes(available)} GB are available",
+            f"agent.horizon={max(horizon * available // needed, 1)} or less, or env.num_envs lower",
         )
 
 
@@ -86,12 +85,13 @@ def check_minibatches(horizon: int, batch_size: int, env: Any, unit: int = 1) ->
     """
     rollout = horizon * env.num_envs
     if rollout % batch_size:
-        raise InputError(
-            f"agent.batch_size must divide the rollout of {rollout} steps (agent.horizon="
-            f"{horizon} x env.num_envs={env.num_envs}), got {batch_size}. The nearest "
-            f"value that does is agent.batch_size={nearest_divisor(rollout, batch_size, unit)}.",
+        raise InputError.value(
+            "agent.batch_size",
+            batch_size,
+            f"divide the rollout of {rollout} steps (agent.horizon={horizon} x env.num_envs={env.num_envs})",
+            fix="The nearest value that does is "
+            f"agent.batch_size={nearest_divisor(rollout, batch_size, unit)}",
             code="contradiction",
-            key="agent.batch_size",
         )
 
 
@@ -99,12 +99,13 @@ def check_budget(horizon: int, env: Any) -> None:
     """Raise InputError if training would end before the first update. env: the `env` group."""
     rollout = horizon * env.num_envs
     if env.max_frame < rollout:
-        raise InputError(
-            f"env.max_frame must be at least one rollout of {rollout} frames (agent.horizon={horizon} x "
-            f"env.num_envs={env.num_envs}), got {env.max_frame}. Set env.max_frame={rollout} or a smaller "
-            "agent.horizon, or meta=dev for a quick try.",
+        raise InputError.value(
+            "env.max_frame",
+            env.max_frame,
+            f"be at least one rollout of {rollout} frames (agent.horizon={horizon} x "
+            f"env.num_envs={env.num_envs})",
+            fix=f"env.max_frame={rollout} or a smaller agent.horizon, or meta=dev for a quick try",
             code="contradiction",
-            key="env.max_frame",
         )
 
 

@@ -132,13 +132,14 @@ class SequenceReplay(Replay):
         super().check(config, batch_size=batch_size, num_envs=num_envs, n_step=n_step)
         learned = config.learned
         if batch_size % learned:
-            raise InputError(
-                f"agent.batch_size counts steps and must be a multiple of {learned}, the steps of a sequence "
-                f"after the burn-in (agent.memory.sequence_length={config.sequence_length} minus "
-                f"agent.memory.burn_in={config.burn_in}), got {batch_size} (set "
-                f"agent.batch_size={-(-batch_size // learned) * learned}).",
+            raise InputError.value(
+                "agent.batch_size",
+                batch_size,
+                f"be a multiple of {learned}, the steps of a sequence after the burn-in "
+                f"(agent.memory.sequence_length={config.sequence_length} minus "
+                f"agent.memory.burn_in={config.burn_in})",
+                fix=f"agent.batch_size={-(-batch_size // learned) * learned}",
                 code="contradiction",
-                key="agent.batch_size",
             )
 
     def __len__(self) -> int:
@@ -208,11 +209,12 @@ class SequenceReplay(Replay):
         own = {"sequence_length": self._config.sequence_length, "burn_in": self._config.burn_in}
         for name, length in own.items():
             if state[name] != length:
-                raise InputError(
-                    f"agent.memory.{name} must stay {state[name]}, as it was when the checkpoint was "
-                    f"written, got {length}.",
+                raise InputError.value(
+                    f"agent.memory.{name}",
+                    length,
+                    f"stay {state[name]}, as it was when the checkpoint was written",
+                    fix=f"agent.memory.{name}={state[name]}",
                     code="changed-past",
-                    key=f"agent.memory.{name}",
                 )
         super()._restore(state)
         if state["states"] is not None:

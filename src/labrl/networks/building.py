@@ -60,7 +60,7 @@ def traits_of(torso: Component) -> TorsoTraits:
 
 def refusal(what: str, code: Code = "unsupported") -> InputError:
     """Return the error for a torso that cannot be used."""
-    return InputError(f"{TORSO}: {what}", code=code, key=TORSO)
+    return InputError.about(TORSO, what, code=code)
 
 
 def check_torso(

@@ -66,11 +66,10 @@ class Recurrent(nn.Module):
     def check(cls, config: RecurrentConfig, observation_space: gym.Space[Any]) -> None:
         """Raise InputError if the torso cannot read the observations, or is recurrent itself."""
         if traits_of(config.torso).recurrent:
-            raise InputError(
-                f"agent.network.torso.torso: {config.torso.target} is recurrent itself, and its state would "
-                "be empty at every step. Set another torso, or agent.network.torso.layers=2 for two layers.",
-                code="unsupported",
-                key="agent.network.torso.torso",
+            raise InputError.unsupported(
+                "agent.network.torso.torso",
+                f"{config.torso.target} is recurrent itself, and its state would be empty at every step",
+                "Set another torso, or agent.network.torso.layers=2 for two layers",
             )
         check_reads(config.torso, observation_space)
 

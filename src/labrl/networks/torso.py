@@ -259,10 +259,10 @@ class Inputs(nn.Module):
         names = [name for name, inner in observation_space.spaces.items() if is_image(inner)]
         for name in config.own:
             if name not in names:
-                raise InputError(
-                    f"agent.network.torso.own.{name}: there is no such image; there are {', '.join(names)}",
+                raise InputError.about(
+                    f"agent.network.torso.own.{name}",
+                    f"there is no such image; there are {', '.join(names)}",
                     code="unknown-key",
-                    key=f"agent.network.torso.own.{name}",
                 )
         for name in names:
             check_reads(_of(config, name), observation_space.spaces[name])

@@ -55,12 +55,11 @@ class OfflineMinari(OfflineData):
             ("actions", wanted.action, done, not bounded or same_actions(wanted.action, done)),
         ):
             if not (fits and alike(own, theirs)):
-                raise InputError(
-                    f"agent.offline.dataset={config.dataset}: its {what} are {theirs}, but those of this "
-                    f"environment are {own}. Choose a dataset of this environment (`minari list local` lists "
-                    "the local ones).",
-                    code="contradiction",
-                    key="agent.offline.dataset",
+                raise InputError.contradiction(
+                    f"agent.offline.dataset={config.dataset}",
+                    "the environment",
+                    f"the {what} of the dataset are {theirs}, but those of this environment are {own}",
+                    "Choose a dataset of this environment (`minari list local` lists the local ones)",
                 )
         clipped: dict[str, int] = {}
         pieces = _pieces(dataset, wanted, f"dataset {config.dataset}", clipped)
@@ -78,21 +77,15 @@ class OfflineMinari(OfflineData):
     def check(cls, config: OfflineMinariConfig) -> None:
         """Raise InputError if Minari is not installed or the dataset is not available locally."""
         if importlib.util.find_spec("minari") is None:
-            raise InputError(
-                'agent.offline: Minari is not installed. Install it with: pip install "labrl[offline]"',
-                code="not-installed",
-                key="agent.offline",
-            )
+            raise InputError.not_installed("agent.offline", "Minari", "labrl[offline]")
         import minari
 
         local = list(minari.list_local_datasets())
         if config.dataset not in local:
-            raise InputError(
-                f"agent.offline.dataset={config.dataset} is not among the local datasets"
-                f" ({', '.join(local) or 'there are none'})."
-                f"{did_you_mean(config.dataset, local)} `minari download <id>` downloads one.",
-                code="not-found",
-                key="agent.offline.dataset",
+            raise InputError.not_found(
+                f"agent.offline.dataset={config.dataset}",
+                f"it is not among the local datasets ({', '.join(local) or 'there are none'})",
+                f"{did_you_mean(config.dataset, local)} To download one, type minari download <id>",
             )
 
     @classmethod

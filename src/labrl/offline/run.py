@@ -93,18 +93,15 @@ def _check(path: Path) -> None:
     given = f"{FOLDER}={path}"
     Run(path).check_format()
     if not (path / MARKER).exists():
-        raise InputError(
-            f"{given} is not a run folder: it has no {MARKER}. Choose the folder of a run.",
-            code="not-found",
-            key=FOLDER,
+        raise InputError.not_found(
+            given, f"it is not a run folder, because it has no {MARKER}", "Choose the folder of a run"
         )
     plain = Run.open(path).read_config()
     if "memory" not in plain["agent"]:
-        raise InputError(
-            f"{given}: the agent of this run has no replay buffer. Choose a run of an agent that has "
-            "one, such as DQN or SAC.",
-            code="unsupported",
-            key=FOLDER,
+        raise InputError.unsupported(
+            given,
+            "the agent of this run has no replay buffer",
+            "Choose a run of an agent that has one, such as DQN or SAC",
         )
     seen = [
         name
@@ -112,11 +109,11 @@ def _check(path: Path) -> None:
         if part is not None and "Normalize" in str(part)
     ]
     if seen:
-        raise InputError(
-            f"{given}: the statistics of transforms.{seen[0]} changed during this run, so its stored "
-            "transitions cannot be used. Choose a run without this transform.",
-            code="unsupported",
-            key=FOLDER,
+        raise InputError.unsupported(
+            given,
+            f"the statistics of transforms.{seen[0]} changed during this run, so its stored transitions "
+            "cannot be used",
+            "Choose a run without this transform",
         )
 
 
@@ -142,19 +139,18 @@ def _memories(run: Run, wanted: Wanted) -> dict[int, PieceReplay]:
             if int(state["steps"]):
                 found[folder.index] = _saved(state, folder, wanted)
         except (KeyError, ValueError) as error:
-            raise InputError(
-                f"agent.offline.folder={run.path}: its transitions do not fit this environment and agent "
-                f"(observations {wanted.observation}, actions {wanted.stored}): {error}. Choose a run in the "
-                "same environment.",
-                code="contradiction",
-                key=FOLDER,
+            raise InputError.contradiction(
+                f"{FOLDER}={run.path}",
+                "the environment",
+                f"its transitions do not fit this environment and agent (observations {wanted.observation}, "
+                f"actions {wanted.stored}): {error}",
+                "Choose a run in the same environment",
             ) from None
     if not found:
-        raise InputError(
-            f"agent.offline.folder={run.path}: the run has no checkpoint with transitions yet. Wait for its "
-            "first checkpoint, or choose another run.",
-            code="not-found",
-            key=FOLDER,
+        raise InputError.not_found(
+            f"{FOLDER}={run.path}",
+            "the run has no checkpoint with transitions yet",
+            "Wait for its first checkpoint, or choose another run",
         )
     return found
 
