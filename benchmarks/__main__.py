@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from benchmarks import asynchronous, checkpoint, compiled, overhead, replay, scheduling, solve, speed, startup
@@ -24,11 +25,16 @@ CASES: dict[str, Callable[[int, bool], Report]] = {
     "scheduling": scheduling.run,
 }
 
+GROUPS = {"solve": tuple(f"solve-{name}" for name in solve.TASKS)}
+"""Names that stand for several cases."""
+
 
 def main() -> None:
     """Measure the chosen cases, print them as Markdown, and update results, table and chart in a folder."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("cases", nargs="*", metavar="case", help=f"{', '.join(CASES)} (default: all)")
+    parser.add_argument(
+        "cases", nargs="*", metavar="case", help=f"{', '.join([*GROUPS, *CASES])} (default: all)"
+    )
     parser.add_argument(
         "--repeats", type=int, default=5, metavar="N", help="rounds of each case (default: 5)"
     )
@@ -42,14 +48,17 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="check that the cases run; the numbers mean nothing"
     )
+    parser.add_argument(
+        "--shared", action="store_true", help="other programs use the machine too, so frames count, not times"
+    )
     arguments = parser.parse_args()
-    unknown = sorted(set(arguments.cases) - set(CASES))
+    unknown = sorted(set(arguments.cases) - set(CASES) - set(GROUPS))
     if unknown:
-        parser.error(f"unknown case {', '.join(unknown)} (choose from {', '.join(CASES)})")
+        parser.error(f"unknown case {', '.join(unknown)} (choose from {', '.join([*GROUPS, *CASES])})")
     if arguments.repeats < 1:
         parser.error("--repeats must be at least 1")
-    setting, results = describe_setting(), Results(arguments.out)
-    for case in arguments.cases or CASES:
+    setting, results = describe_setting() | {"shared": arguments.shared}, Results(arguments.out)
+    for case in chain.from_iterable(GROUPS.get(case, (case,)) for case in arguments.cases or CASES):
         report = CASES[case](arguments.repeats, arguments.quick)
         print(report.markdown() + "\n", flush=True)
         # Results are written after each case, so that an interruption loses only the running case.

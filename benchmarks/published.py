@@ -213,6 +213,32 @@ def as_markdown(results: Sequence[Result], origins: Mapping[str, Mapping[str, st
     return "\n".join(lines) + "\n"
 
 
+def extremes(results: Sequence[Result]) -> str:
+    """Return a table with two cells of each environment: labrl furthest ahead of the published score, and
+    furthest behind it, relative to the distance of that score from the random policy.
+    """
+    ahead = {}
+    for result in results:
+        if result.score and result.verdict in VERDICTS:
+            distance = abs(result.cell.score - result.cell.random)
+            ahead[result.cell.name] = (result.score.value - result.cell.score) / distance
+    lines = [
+        "| environment | agent | frames | published | labrl | ahead (+), behind (−) | |",
+        "|---|---|---:|---:|---:|---:|---|",
+    ]
+    for env_id in ENVS:
+        found = [one for one in results if one.cell.env_id == env_id and one.cell.name in ahead]
+        found.sort(key=lambda one: ahead[one.cell.name], reverse=True)
+        for result in dict.fromkeys([*found[:1], *found[-1:]]):
+            cell = result.cell
+            agent, *parts = AGENTS.get(cell.agent, (f"agent={cell.agent}",))
+            names = [f"`{agent.removeprefix('agent=')}`", *(part.rpartition("=")[2] for part in parts)]
+            gap = f"{100 * ahead[cell.name]:+.1f} %".replace("-", "−")
+            cells = [env_id, ", ".join(names), f"{cell.frames:,}", number(cell.score)]
+            lines.append(f"| {' | '.join([*cells, _formatted(result.score), gap, result.verdict])} |")
+    return "\n".join(lines) + "\n"
+
+
 def summary(results: Iterable[Result]) -> str:
     """Return the numbers of cells with each verdict as a line of text."""
     verdicts = [result.verdict for result in results]

@@ -71,13 +71,10 @@ class Records:
     def origin(self, name: str) -> dict[str, str]:
         """Return commit, configuration and machine of a cell for a table, or what is not known of them."""
         row = self.numbers[name][0]
-        commits = [
-            f"`{one[:8]}`{' with changes' if one.endswith('+') else ''}" for one in row["commit"].split()
-        ]
         config = f"{CONFIGS}/{name}.yaml"
         kept = (self.folder / config).exists()
         return {
-            "commit": ", then ".join(commits) or NOT_RECORDED,
+            "commit": commit_text(row["commit"]),
             "configuration": f"[YAML]({self.folder.name}/{config})" if kept else NOT_RECORDED,
             "machine": row["machine"] or NOT_RECORDED,
         }
@@ -109,11 +106,19 @@ def commit(run: Run) -> str:
 
     For a run that was resumed with other code, return the commits of the start and of the last resume.
     """
-    found = []
-    for facts in (run.first_provenance, run.provenance):
-        code = (facts.get("git") or {}).get("labrl") or {}
-        found.append(f"{code.get('commit') or ''}{'+' if code.get('dirty') else ''}")
-    return " ".join(dict.fromkeys(filter(None, found)))
+    codes = [facts.get("git") or {} for facts in (run.first_provenance, run.provenance)]
+    return " ".join(dict.fromkeys(filter(None, (commit_of(code.get("labrl") or {}) for code in codes))))
+
+
+def commit_of(repository: Mapping[str, Any]) -> str:
+    """Return the commit of a repository's facts with a plus for changed files, or '' if it is unknown."""
+    return f"{repository.get('commit') or ''}{'+' if repository.get('dirty') else ''}"
+
+
+def commit_text(commits: str) -> str:
+    """Return what `commit` returned, shortened, for a table, or that it is not known."""
+    texts = [f"`{one[:8]}`{' with changes' if one.endswith('+') else ''}" for one in commits.split()]
+    return ", then ".join(texts) or NOT_RECORDED
 
 
 def _machine(run: Run) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from labrl.run.provenance import describe_machine
+from benchmarks.record import commit_of
+from labrl.run.provenance import describe_code, describe_machine
 
 PACKAGES = ("labrl", "torch", "stable-baselines3", "gymnasium", "ale-py", "numpy")
 
@@ -133,6 +134,7 @@ def describe_setting() -> dict[str, Any]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
+    code = describe_code().get("labrl")
     blas = [str(one.get("architecture")) for one in threadpool_info() if one["user_api"] == "blas"]
     # Such a variable selects the matrix products of another processor, which can take 1.5 times as long.
     variables = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}
@@ -141,6 +143,7 @@ def describe_setting() -> dict[str, Any]:
         "instructions": _instructions(),
         "versions": versions,
         "blas": ", ".join(blas) or None,
+        "commit": commit_of(code[0]) if code else "",
         "variables": variables,
     }
 
@@ -151,12 +154,13 @@ def setting_line(setting: dict[str, Any]) -> str:
     blas = f"; NumPy's products for {setting['blas']}" if setting.get("blas") else ""
     chosen = "".join(f", {name}={value}" for name, value in setting.get("variables", {}).items())
     return (
-        f"{_processor(setting)}; {packages}{blas}{chosen}; medians of interleaved rounds, with 95 % "
+        f"{processor(setting)}; {packages}{blas}{chosen}; medians of interleaved rounds, with 95 % "
         "bootstrap intervals."
     )
 
 
-def _processor(setting: dict[str, Any]) -> str:
+def processor(setting: dict[str, Any]) -> str:
+    """Return the processor, its instructions and the number of cores of a setting."""
     machine = setting["machine"]
     cores = machine.get("cores_usable", machine.get("cores"))
     return f"{machine.get('processor', 'unknown processor')} ({setting['instructions']}), {cores} cores"
@@ -202,7 +206,7 @@ def _draw(cases: list[dict[str, Any]], setting: dict[str, Any], folder: Path) ->
         axes.bar_label(bars, [f"{one:.2g}" for one in value], label_type="center", color="white")
     axes.axvline(1, color="black", linewidth=1)
     figure.suptitle("Times as fast as Stable-Baselines3 (= 1): median and 95 % interval", fontsize=11)
-    axes.set_title(_processor(setting), fontsize=9)
+    axes.set_title(processor(setting), fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     for ending in ("png", "svg"):
         figure.savefig(folder / f"{CHART}.{ending}", dpi=150)

@@ -15,9 +15,20 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import chapters, curves, studies
-from benchmarks.published import Result, as_markdown, as_rows, cells, from_rows, judged, newer, summary
+from benchmarks import chapters, curves, solve, studies
+from benchmarks.published import (
+    Result,
+    as_markdown,
+    as_rows,
+    cells,
+    extremes,
+    from_rows,
+    judged,
+    newer,
+    summary,
+)
 from benchmarks.record import Records
+from benchmarks.report import RESULTS
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
 from labrl.run.experiment import Experiment
 from labrl.run.find import load_run
@@ -26,6 +37,10 @@ from labrl.run.run import Run
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
+
+README = ROOT / "README.md"
+BEGIN, END = "<!-- make results -->", "<!-- end of make results -->"
+"""The lines of the README between which its results stand."""
 
 PREFACE = """# Results beside SLM Lab's
 
@@ -68,6 +83,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("cells", nargs="*", metavar="cell", help=names)
     parser.add_argument("--root", type=Path, default=Path("runs/results"), help="folder of the runs")
+    parser.add_argument(
+        "--bench",
+        type=Path,
+        default=Path("runs/bench"),
+        help="folder of make bench, whose times to a result are recorded",
+    )
     parser.add_argument("--minutes", type=float, help="longest time to train; 0 only writes the page")
     args = parser.parse_args(argv)
     unknown = sorted(set(args.cells) - set(known))
@@ -93,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             break
         if code:
             failed.append(name)
-    print(write_page(args.root))
+    print(write_page(args.root, args.bench))
     if failed:
         print(f"not trained: {', '.join(failed)}", file=sys.stderr)
     return FAILED if failed else DONE
@@ -132,9 +153,10 @@ def results(root: Path, records: Records) -> list[Result]:
     return found
 
 
-def write_page(root: Path) -> str:
+def write_page(root: Path, bench: Path = Path("runs/bench")) -> str:
     """Write docs/results.md and the page of curves, and update the records beside them.
 
+    root: folder of the runs. bench: folder of the results of `make bench`.
     Returns the numbers of cells with each verdict as a line of text.
     """
     records = Records(PAGE.with_suffix(""))
@@ -143,13 +165,27 @@ def write_page(root: Path) -> str:
         chapters.section(chapter, _with_rows(root, chapter.overrides), records)
         for chapter in chapters.CHAPTERS
     ]
-    page = f"{PREFACE}{summary(found)}.\n\n"
+    page = f"{solve.as_markdown(solve.keep(bench / RESULTS, records.folder))}\n"
+    page += f"{PREFACE}{summary(found)}.\n\n"
     page += as_markdown(found, {name: records.origin(name) for name in records.numbers})
     page += _studies(root) + "".join(chapter_texts)
     records.write([*(cell.name for cell in cells()), *chapters.OVERRIDES])
     PAGE.write_text(page)
+    if README.exists():
+        before, _, rest = README.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        README.write_text(f"{before}{BEGIN}\n\n{in_readme(found)}\n{END}{after}")
     curves.write_page(records)
     return summary(found)
+
+
+def in_readme(found: Sequence[Result]) -> str:
+    """Return the part of the README about the results."""
+    return (
+        f"{len(found)} cells: {summary(found)}. The table has two of each environment: that in which labrl is"
+        " furthest ahead of\nthe published score, and that in which it is furthest behind, in percent of the "
+        f"score's distance from a random policy.\n\n{extremes(found)}"
+    )
 
 
 def _studies(root: Path) -> str:

@@ -32,15 +32,65 @@ def test_overrides_of_each_problem_are_valid(name: str) -> None:
 @pytest.mark.parametrize("name", solve.TASKS)
 def test_default_budget_of_each_task_is_within_its_limit(name: str) -> None:
     task = solve.TASKS[name]
-    config = resolve(compose([f"env={task.env}", "seed=0"]))
-    assert config.env.config.id == task.gym_id
+    config = resolve(compose([*task.overrides, "seed=0"]))
     assert config.env.config.max_frame <= task.budget
+    if task.zoo is not None:  # the same environment for both sides
+        assert config.env.config.id == task.gym_id
 
 
 def test_task_is_solved_by_mean_of_a_full_window_of_episodes() -> None:
     assert solve.solved([200.0] * 100, 200)
     assert not solve.solved([200.0] * 99, 200)
     assert not solve.solved([200.0] * 99 + [199.0], 200)
+
+
+def stored(case: str, rows: list[list[float]], folder: Path, **setting: object) -> None:
+    report = Report(case, case, [Row("", values, "") for values in rows])
+    Results(folder).add(report, {**SETTING, "commit": "0123456789", **setting}, len(rows[0]))
+
+
+def cells_of(table: str, task: str) -> list[str]:
+    (line,) = (line for line in table.splitlines() if line.startswith(f"| {solve.TASKS[task].gym_id} |"))
+    return [cell.strip() for cell in line.split("|")[1:-1]]
+
+
+def test_table_of_times_has_medians_of_what_was_measured(tmp_path: Path) -> None:
+    stored(
+        "solve-cartpole",
+        [[60, 120, 90], [240, math.inf, 300], [3e4, 5e4, 4e4], [6e4, math.inf, 7e4]],
+        tmp_path,
+    )
+    stored("solve-pong", [[90.0, math.inf, math.inf], [9e5, math.inf, math.inf]], tmp_path)
+    table = solve.as_markdown(json.loads((tmp_path / "results.json").read_text()))
+    assert cells_of(table, "cartpole") == [
+        *("CartPole-v1", "475", "1.5", "40,000", "3", "5", "70,000 (2 of 3)"),
+        *("`labrl env=cartpole`", "`01234567`", "Abacus (beads), 2 cores"),
+    ]
+    pong = cells_of(table, "pong")
+    assert pong[3].startswith("not reached")
+    assert "(1 of 3)" in pong[3]
+    assert pong[5] == solve.TASKS["pong"].peer
+    assert cells_of(table, "acrobot")[2:] == [
+        *("not run", "–", "–", "not run", "–", "`labrl env=acrobot`", "–", "–")
+    ]
+
+
+def test_times_on_a_shared_machine_are_not_shown(tmp_path: Path) -> None:
+    stored("solve-acrobot", [[60.0], [90.0], [3e4], [4e4]], tmp_path, shared=True)
+    cells = cells_of(solve.as_markdown(json.loads((tmp_path / "results.json").read_text())), "acrobot")
+    assert (cells[2], cells[3], cells[5], cells[6]) == (solve.NOT_ALONE, "30,000", solve.NOT_ALONE, "40,000")
+
+
+def test_recorded_times_are_kept_until_measured_again(tmp_path: Path) -> None:
+    bench, record = tmp_path / "bench", tmp_path / "record"
+    assert solve.keep(bench / "results.json", record) == {}
+    stored("solve-acrobot", [[60.0], [90.0], [3e4], [4e4]], bench)
+    stored("replay", [[1.0]], bench)
+    assert list(solve.keep(bench / "results.json", record)) == ["solve-acrobot"]
+    stored("solve-acrobot", [[30.0], [90.0], [2e4], [4e4]], bench)
+    solve.keep(bench / "results.json", record)
+    kept = solve.keep(tmp_path / "another machine" / "results.json", record)
+    assert kept["solve-acrobot"]["rows"][0]["values"] == [30.0]
 
 
 def test_sides_take_turns_in_alternating_order() -> None:

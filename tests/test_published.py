@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from run_cases import config_with, rows_of, write_run
 
 from benchmarks import results
-from benchmarks.published import ENVS, Cell, as_markdown, as_rows, cells, from_rows, judged, summary
+from benchmarks.published import ENVS, Cell, as_markdown, as_rows, cells, extremes, from_rows, judged, summary
 from benchmarks.record import COLUMNS, POINTS, Records, session_rows
 from labrl.config.compose import compose, to_plain
 from labrl.errors import WRONG_INPUT
@@ -24,8 +25,9 @@ CELL = Cell("CartPole-v1", "ppo", score=450.0, frames=1000, num_envs=4, log_freq
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(results, "README", tmp_path / "README.md")
 
 
 def run_with(path: Path, scores: list[float], session_status: str = "finished", **changes: Any) -> Any:
@@ -71,6 +73,45 @@ def test_table_has_every_cell_and_worse_ones_in_bold(tmp_path: Path) -> None:
     assert lines[2].endswith("| `abc` | none | Abacus |")
     assert lines[3] == "| CartPole-v1 | 1,000 | ppo | 450.0 | – | – | not run | – | – | – |"
     assert summary(found) == "1 worse, 1 not run"
+
+
+def test_readme_shows_for_each_environment_the_cells_ahead_and_behind(tmp_path: Path) -> None:
+    others = [replace(CELL, agent="a2c"), replace(CELL, agent="sac"), replace(CELL, env_id="Acrobot-v1")]
+    scores = [[480.0, 490, 485, 495], [400.0, 410, 405, 415], [455.0, 456, 457, 458], [400.0, 410, 405, 415]]
+    found = [
+        judged(cell, run_with(tmp_path / str(index), score))
+        for index, (cell, score) in enumerate(zip([CELL, *others], scores, strict=True))
+    ]
+    lines = extremes([*found[:3], replace(found[3], verdict="worse"), judged(CELL, None)]).splitlines()[2:]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [
+        ("CartPole-v1", "`ppo`", "better"),
+        ("CartPole-v1", "`a2c`", "worse"),
+        ("Acrobot-v1", "`ppo`", "worse"),  # the only one of its environment
+    ]
+    assert [row[5] for row in rows[:2]] == ["+8.7 %", "−9.9 %"]
+
+
+def test_readme_has_the_recorded_results() -> None:
+    records = Records(results.PAGE.with_suffix(""))
+    found = [from_rows(cell, records.numbers[cell.name]) for cell in cells()]
+    readme = (results.ROOT / "README.md").read_text()
+    stated = readme.partition(results.BEGIN)[2].partition(results.END)[0].strip()
+    assert stated == results.in_readme(found).strip()
+
+
+def test_page_replaces_only_the_results_of_the_readme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    file = tmp_path / "README.md"
+    file.write_text(f"before\n{results.BEGIN}\nold\n{results.END}\nafter\n")
+    summary_line = results.write_page(tmp_path / "runs")
+    text = file.read_text()
+    assert text.startswith(f"before\n{results.BEGIN}\n")
+    assert text.endswith(f"{results.END}\nafter\n")
+    assert "old" not in text
+    assert summary_line in text
 
 
 def test_recipes_have_the_published_settings() -> None:
