@@ -33,7 +33,7 @@ from labrl.config.compose import compose, resolve
 from labrl.memory.rollout import Minibatch
 from labrl.schedules import value_at
 
-sb3 = pytest.importorskip("stable_baselines3", reason="pip install 'labrl[bench]' brings Stable-Baselines3")
+sb3 = pytest.importorskip("stable_baselines3", reason="needs Stable-Baselines3")
 from stable_baselines3.common.logger import configure  # noqa: E402
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike  # noqa: E402
 from stable_baselines3.common.type_aliases import ReplayBufferSamples, RolloutBufferSamples  # noqa: E402

@@ -255,3 +255,9 @@ def test_getattr_and_hasattr_are_rare() -> None:
     probe = r"(?:get|has)attr\((?!self\._?network, name\))"  # wrappers delegate to the network
     probes = [line for file in FILES for line in re.findall(probe, file.read_text())]
     assert len(probes) <= 10
+
+
+def test_commands_that_install_an_extra_come_from_one_function() -> None:
+    """Regression test: messages named labrl[<extra>], which no package index has."""
+    typed = [named(file) for file in FILES if "labrl[" in file.read_text(encoding="utf-8")]
+    assert typed == ["src/labrl/errors.py"], "use InputError.not_installed or install_command"

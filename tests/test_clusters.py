@@ -20,11 +20,12 @@ from test_experiment import ONE_PROCESS, QUICK, needs_proc, started, statuses, w
 
 from labrl.cli import main
 from labrl.config.compose import compose
+from labrl.errors import install_command
 
 needs_submitit = pytest.mark.skipif(
-    importlib.util.find_spec("submitit") is None, reason="pip install 'labrl[submitit]'"
+    importlib.util.find_spec("submitit") is None, reason="needs the extra submitit"
 )
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="pip install 'labrl[ray]'")
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
 
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -267,4 +268,4 @@ def test_error_for_missing_launcher_names_the_package_to_install(
     extra = name.partition("_")[0]
     monkeypatch.setitem(sys.modules, extra, None)  # as if it were not installed
     assert main(["-m", *QUICK, f"hydra/launcher={name}", "seed=0"]) == 2
-    assert f"pip install 'labrl[{extra}]'" in capsys.readouterr().err
+    assert install_command(extra) in capsys.readouterr().err

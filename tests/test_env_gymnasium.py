@@ -26,7 +26,7 @@ import labrl.envs.workers
 from labrl.component import Component
 from labrl.envs.make import describe, make_env
 from labrl.envs.workers import EnvironmentLostError
-from labrl.errors import Code
+from labrl.errors import Code, install_command
 from labrl.processes import SIGNALS
 from labrl.run.find import load_run
 
@@ -367,7 +367,7 @@ def test_missing_extra_is_named_in_the_error(request: pytest.FixtureRequest) -> 
 
     gymnasium.register("LabrlNeedsBox2D-v0", entry_point=needs_box2d)  # type: ignore[arg-type]
     request.addfinalizer(lambda: gymnasium.registry.pop("LabrlNeedsBox2D-v0"))
-    with refused("not-installed", "env.id", 'pip install "labrl[box2d]"'):
+    with refused("not-installed", "env.id", install_command("box2d")):
         describe(gymnasium_env("LabrlNeedsBox2D-v0"))
 
 

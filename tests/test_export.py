@@ -22,7 +22,7 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 import labrl
 from labrl.cli import export_policy
-from labrl.errors import InputError
+from labrl.errors import InputError, install_command
 from labrl.trial.export import TOLERANCE, export
 
 PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "export.md").read_text()
@@ -260,4 +260,4 @@ def test_missing_extra_is_named_in_the_error(folder: Path, monkeypatch: pytest.M
     with pytest.raises(InputError) as error:
         export(str(run_of("ppo", folder)))
     assert (error.value.code, error.value.key) == ("not-installed", "--format")
-    assert "labrl[export]" in str(error.value)
+    assert install_command("export") in str(error.value)

@@ -18,7 +18,7 @@ from labrl.envs.make import describe
 TASKS = {
     file.stem: yaml.safe_load(file.read_text())["id"]
     for file in (config_folder() / "env").glob("*.yaml")
-    if "labrl[mujoco]" in file.read_text()
+    if "the extra mujoco" in file.read_text()
 }
 QUIET = ["meta.progress=false", "meta.tensorboard=false", "meta.report=false", "wandb=disabled", "seed=5"]
 

@@ -25,7 +25,7 @@ import labrl
 from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
-from labrl.errors import Code
+from labrl.errors import Code, install_command
 from labrl.memory.offline import OfflineData, Piece, PieceReplay, Wanted
 from labrl.networks.distributions import BoxActions
 from labrl.offline.minari import stored_actions
@@ -370,12 +370,12 @@ def test_dataset_is_refused_with_the_pip_command_when_minari_is_missing(
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     config = options("agent.offline", "agent=dqn agent/offline=minari agent.offline.dataset=any/of-them-v0")
-    with refused("not-installed", "agent.offline", 'pip install "labrl[offline]"'):
+    with refused("not-installed", "agent.offline", install_command("offline")):
         OfflineMinari.check(config)
 
 
 def test_minari_dataset_gives_its_transitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    minari = pytest.importorskip("minari", reason='Minari is not installed: pip install "labrl[offline]"')
+    minari = pytest.importorskip("minari", reason="needs the extra offline")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     from minari.data_collector import EpisodeBuffer
 
@@ -447,7 +447,7 @@ class Dataset:
 
     def read(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> OfflineData:
         """Write the dataset, and read it for an agent in Pendulum."""
-        minari = pytest.importorskip("minari", reason='Minari is not installed: pip install "labrl[offline]"')
+        minari = pytest.importorskip("minari", reason="needs the extra offline")
         monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder))
         from minari.data_collector import EpisodeBuffer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import shutil
 import site
 import subprocess
@@ -138,6 +139,22 @@ def test_config_dir_adds_to_the_installed_groups(installed: Path, tmp_path: Path
     assert "_target_: labrl.agents.random" in printed
 
 
+@pytest.mark.parametrize("editable", [True, False], ids=["editable", "folder"])
+def test_command_that_a_message_gives_for_an_extra_installs_it(
+    editable: bool, source: Path, tmp_path: Path
+) -> None:
+    """Regression test: messages gave a name that no package index has."""
+    how = ("--no-build-isolation", *(("--editable",) if editable else ()))
+    python = environment_with(source, tmp_path / "venv", *how) / "python"
+    code = "from labrl.errors import install_command; print(install_command('export'))"
+    typed = shlex.split(run(python, "-c", code, cwd=tmp_path).stdout)
+    assert typed[:2] == ["pip", "install"]
+    assert "[export]" in typed[-1]
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    checks = ("--dry-run", "--no-deps", "--no-index", "--no-build-isolation")
+    assert "Would install labrl" in run(*pip, *typed[1:], *checks, cwd=tmp_path).stdout
+
+
 def test_every_dependency_is_pinned_in_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
@@ -180,7 +197,7 @@ def test_declared_extras_are_those_of_the_documentation_and_messages() -> None:
     files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
     for folder, suffix in (("docs", "*.md"), ("src", "*.py"), ("configs", "*.yaml")):
         files += (ROOT / folder).rglob(suffix)
-    installed = re.compile(r"(?:\.|\blabrl)\[([a-z0-9, ]+)\]")  # such as .[dev] or labrl[box2d,mujoco]
+    installed = re.compile(r"(?:\.|\blabrl)\[([a-z0-9, ]+)\]")  # such as .[box2d,mujoco]
     named = {
         extra.strip()
         for file in files

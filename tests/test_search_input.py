@@ -13,7 +13,7 @@ from optuna.samplers import TPESampler
 
 from labrl.cli import main
 from labrl.config.compose import compose, resolve, to_plain
-from labrl.errors import WRONG_INPUT
+from labrl.errors import WRONG_INPUT, install_command
 from labrl.experiment.search.begin import check_ready, check_space, unwatched
 from labrl.experiment.search.space import BEST, Recipe, Space
 
@@ -180,7 +180,7 @@ def test_wilcoxon_pruner_without_scipy_is_refused(
     absent = lambda name, *more: None if name == "scipy" else found(name, *more)  # noqa: E731
     monkeypatch.setattr("labrl.experiment.search.checks.find_spec", absent)
     assert main([*SEARCH, LR, "search/pruner=wilcoxon", "meta.max_session=5"]) == WRONG_INPUT
-    assert 'pip install "labrl[search]"' in capsys.readouterr().err
+    assert install_command("search") in capsys.readouterr().err
 
 
 def test_tpe_models_keys_together_and_knows_running_trials() -> None:

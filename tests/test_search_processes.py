@@ -144,7 +144,7 @@ def postgresql() -> Iterator[str]:
     programs = postgresql_programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    pytest.importorskip("psycopg", reason='psycopg is not installed: pip install "labrl[search]"')
+    pytest.importorskip("psycopg", reason="needs the extra search")
     user = "nobody" if os.geteuid() == 0 else None  # PostgreSQL refuses to run as root
     home = Path("/tmp") / f"labrl_postgresql_{os.getpid()}"  # no other user can read pytest's own folder
     home.mkdir()

@@ -6,9 +6,12 @@ tests, check its class, `code` and `key`, never the sentence.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, distribution
 from typing import ClassVar, Literal, Self, get_args
+from urllib.parse import unquote, urlsplit
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 """Exit codes: success; a run failed; the input is wrong, so nothing was started; Ctrl-C; SIGTERM."""
@@ -48,6 +51,21 @@ def first_line(error: object) -> str:
     while lines[0].endswith(":") and lines[1:]:
         lines[:2] = [f"{lines[0]} {lines[1]}"]
     return lines[0]
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation of labrl, wherever it came from."""
+    try:
+        metadata_file = distribution("labrl").read_text
+        origin = json.loads(metadata_file("direct_url.json") or "{}")
+    except PackageNotFoundError:  # imported from a folder that is not installed
+        origin = {}
+    url = origin.get("url", "")
+    if origin.get("dir_info", {}).get("editable"):
+        return f"pip install -e '{unquote(urlsplit(url).path)}[{extra}]'"
+    if "vcs_info" in origin:
+        url = f"{origin['vcs_info']['vcs']}+{url}"
+    return f"pip install 'labrl[{extra}]{f' @ {url}' if url else ''}'"
 
 
 def sentences(text: str, fix: str = "") -> str:
@@ -169,13 +187,13 @@ class InputError(LabrlError):
         return cls.about(place, why, fix, code="not-found")
 
     @classmethod
-    def not_installed(cls, setting: str, package: str, install: str, otherwise: str = "") -> Self:
-        """Return the error `<setting> needs <package>, which is not installed. Type pip install "<install>"`.
+    def not_installed(cls, setting: str, package: str, extra: str, otherwise: str = "") -> Self:
+        """Return the error `<setting> needs <package>, which is not installed. Type pip install ...`.
 
-        install: package, or `labrl[<extra>]`; otherwise: what to type to do without it.
+        extra: extra of labrl that has the package; otherwise: what to type to do without it.
         """
         text = f"{setting} needs {package}, which is not installed"
-        fix = f'Type pip install "{install}"{", or set " * bool(otherwise)}{otherwise}'
+        fix = f"Type {install_command(extra)}{', or set ' * bool(otherwise)}{otherwise}"
         return cls(sentences(text, fix), code="not-installed", key=setting.partition("=")[0])
 
     @classmethod

@@ -16,7 +16,7 @@ from gymnasium import error
 
 from labrl.component import Component, importing, signature_of
 from labrl.envs.games import games
-from labrl.errors import InputError, LabrlError
+from labrl.errors import InputError, LabrlError, install_command
 from labrl.mistakes.spelling import did_you_mean
 
 _log = logging.getLogger(__name__)
@@ -263,5 +263,5 @@ def _unknown(env_id: str, problem: error.Error) -> str:
 def _missing(env_id: str, problem: Exception) -> str:
     named = re.search(r"gymnasium\[([\w-]+)\]", str(problem))
     if named and named[1] in EXTRAS:
-        return f'env.id={env_id} needs packages that are not installed: pip install "labrl[{named[1]}]"'
+        return f"env.id={env_id} needs packages that are not installed. Type {install_command(named[1])}"
     return f"env.id={env_id} needs a package that is not installed: {problem}"

@@ -157,9 +157,4 @@ def _returned(returned: JobReturn) -> Outcome:
 def check_installed(package: str, launcher: str) -> None:
     """Raise InputError if the extra `package`, which `launcher` needs, is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise InputError(
-            f"hydra/launcher={launcher} needs the package {package}, which is not installed. "
-            f"Type pip install 'labrl[{package}]'",
-            code="not-installed",
-            key="hydra/launcher",
-        )
+        raise InputError.not_installed(f"hydra/launcher={launcher}", package, package)

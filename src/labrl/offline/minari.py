@@ -77,7 +77,7 @@ class OfflineMinari(OfflineData):
     def check(cls, config: OfflineMinariConfig) -> None:
         """Raise InputError if Minari is not installed or the dataset is not available locally."""
         if importlib.util.find_spec("minari") is None:
-            raise InputError.not_installed("agent.offline", "Minari", "labrl[offline]")
+            raise InputError.not_installed("agent.offline", "Minari", "offline")
         import minari
 
         local = list(minari.list_local_datasets())

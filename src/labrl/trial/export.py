@@ -349,12 +349,7 @@ def _write(module: ExportedPolicy, form: Format, path: Path) -> None:
 def _check_installed() -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
-            raise InputError(
-                f"--format onnx needs {package}, which is not installed: pip install 'labrl[export]', or "
-                "--format torch",
-                code="not-installed",
-                key="--format",
-            )
+            raise InputError.not_installed("--format=onnx", package, "export", "--format torch")
 
 
 @contextmanager

@@ -85,8 +85,4 @@ def _check_wilcoxon(pruner: WilcoxonPruner, sessions: int) -> None:
             key="meta.max_session",
         )
     if find_spec("scipy") is None:
-        raise InputError(
-            'search/pruner=wilcoxon needs SciPy: pip install "labrl[search]"',
-            code="not-installed",
-            key="search/pruner",
-        )
+        raise InputError.not_installed("search/pruner=wilcoxon", "SciPy", "search")

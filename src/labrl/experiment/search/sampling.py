@@ -16,7 +16,7 @@ from optuna.samplers import BaseSampler, NSGAIIISampler, NSGAIISampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.errors import InputError, LabrlError, first_line
+from labrl.errors import InputError, LabrlError, first_line, install_command
 from labrl.experiment.search.space import Space
 from labrl.seeding import derived_seed
 
@@ -97,7 +97,7 @@ class NumberedSampler(BaseSampler):
         except Exception as error:
             why = first_line(error)
             if isinstance(error, ImportError):
-                why = f'a package is missing: pip install "labrl[search]" ({why})'
+                why = f"a package is missing ({why}). Type {install_command('search')}"
             raise InputError(
                 f"hydra.sweeper.sampler: {self.name} cannot be created: {why}",
                 code="not-installed" if isinstance(error, ImportError) else "target",

@@ -18,7 +18,7 @@ from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from labrl.errors import InputError, first_line
+from labrl.errors import InputError, first_line, install_command
 from labrl.run.experiment import STUDY_FILE
 from labrl.secrets import redact
 
@@ -90,7 +90,7 @@ class StudyStorage:
         if isinstance(error, ImportError):
             how = "Install its driver for SQLAlchemy"
             if self._kind == "postgresql":
-                how = 'Type pip install "labrl[search]"'
+                how = f"Type {install_command('search')}"
             return f"the driver of this database is missing ({error}). {how}"
         return f"this storage cannot be opened: {first_line(error)}"
 
