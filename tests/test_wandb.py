@@ -6,9 +6,13 @@ The session folders are written by the tests; test_wandb_runs.py has tests with 
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -176,6 +180,115 @@ def test_artifacts_are_the_best_model_the_videos_and_the_report(tmp_path: Path) 
         "videos": ["last.mp4"],
         "report": ["r.html"],
     }
+
+
+def test_videos_are_media_that_the_page_plays(tmp_path: Path) -> None:
+    trial = Trial(tmp_path / "run", "wandb.artifacts=[media]")
+    trial.session.videos.mkdir()
+    for name in ("best_frame_200.mp4", "last.mp4"):
+        (trial.session.videos / name).write_bytes(b"video")
+    trial.play(100, 200)
+    trial.save(200)
+    trial.end()
+    finish(trial.send_to_wandb())
+    (log,) = logs(trial.session.path)
+    found = read_log(log)
+    assert (found.steps, found.artifacts) == ([100, 200, 201], {})
+    row = found.rows[-1]
+    for name in ("best", "last"):
+        assert row[f"videos/{name}/_type"] == "video-file"
+        assert (log.parent / "files" / row[f"videos/{name}/path"]).read_bytes() == b"video"
+
+
+def test_rows_have_the_times_at_which_they_were_made(tmp_path: Path) -> None:
+    """Rows up to a resume follow the start of their part, and later ones precede the last write."""
+    trial = Trial(tmp_path / "run")
+    start = datetime(2026, 1, 2, 12, tzinfo=UTC)
+    resumed = start + timedelta(hours=5)
+    resume = {"time": resumed.isoformat(), "frames": {"0": 200}}
+    trial.run.update(created=start.isoformat(), resumes=[resume])
+    for frame, wall in ((100, 10.0), (200, 20.0), (300, 30.0), (400, 45.0)):
+        CsvTable(trial.session.train_csv).append({"frame": frame, "wall": wall})
+    last = resumed.timestamp() + 28
+    os.utime(trial.session.train_csv, (last, last))
+    trial.save(400)
+    trial.end()
+    finish(trial.send_to_wandb())
+    (log,) = logs(trial.session.path)
+    times = [row["_timestamp"] for row in read_log(log).rows]
+    expected = [start.timestamp() + 10, start.timestamp() + 20, last - 15, last]
+    assert times == pytest.approx(expected, abs=0.01)
+
+
+class FakeTrackio(ModuleType):
+    """The part of Trackio that labrl uses. Rows stay as in its database."""
+
+    def __init__(self) -> None:
+        super().__init__("trackio")
+        self.runs: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def init(self, project: str, name: str, group: str, config: Any, resume: str, embed: bool) -> Any:
+        assert (resume, embed) == ("allow", False)
+        new = {"rows": [], "group": group, "config": config, "artifacts": [], "ended": False}
+        return FakeRun(self.runs.setdefault((project, name), new))
+
+    class Video:
+        """A video."""
+
+        def __init__(self, path: str, caption: str, format: str) -> None:
+            self.path = path
+
+    class Artifact:
+        """Files."""
+
+        def __init__(self, name: str, type: str, metadata: dict[str, Any]) -> None:
+            self.type, self.files = type, list[str]()
+
+        def add_file(self, path: str, name: str) -> None:
+            self.files.append(name)
+
+
+class FakeRun:
+    """A run of `FakeTrackio`."""
+
+    def __init__(self, content: dict[str, Any]) -> None:
+        self.content = content
+        self._next_step = max((step for step, _ in content["rows"]), default=-1) + 1
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        self.content["rows"].append((step, metrics))
+
+    def log_artifact(self, artifact: Any) -> None:
+        self.content["artifacts"].append((artifact.type, artifact.files))
+
+    def finish(self) -> None:
+        self.content["ended"] = True
+
+
+def test_trackio_gets_each_row_once_across_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trackio = FakeTrackio()
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    trial = Trial(tmp_path / "run", "wandb.tracker=trackio", "wandb.artifacts=[videos,media]")
+    trial.session.videos.mkdir()
+    (trial.session.videos / "last.mp4").write_bytes(b"video")
+    first = trial.send_to_wandb("online")
+    trial.play(100, 200, 300)
+    trial.save(200)
+    first.update()
+    trial.go_back(200)  # the sender is killed with the run, and started again by a resume
+    second = trial.send_to_wandb("online")
+    trial.play(300, 400)
+    trial.save(400)
+    trial.end(final_return=4.0)
+    second.finish()
+    ((project, name), found), *others = trackio.runs.items()
+    assert (project, name.startswith("run_"), others) == ("labrl", True, [])
+    assert [step for step, _ in found["rows"]] == [100, 200, 300, 400, 401]
+    assert by_frame([row for _, row in found["rows"][:4]]) == tables(trial.session.path)
+    assert found["rows"][-1][1]["summary/final_return"] == 4.0
+    assert found["rows"][-1][1]["videos/last"].path.endswith("last.mp4")
+    assert (found["artifacts"], found["ended"]) == ([("videos", ["last.mp4"])], True)
+    assert found["config"]["seed"] == 3
 
 
 def test_no_artifacts_are_sent_by_default(tmp_path: Path) -> None:

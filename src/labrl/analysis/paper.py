@@ -56,11 +56,8 @@ def write_paper(
     layout = layout or Layout()
     for form in formats:
         if form not in TABLES + FIGURES:
-            raise InputError(
-                f"--format {form}: must be one or several of {', '.join(TABLES + FIGURES)}, with commas",
-                code="range",
-                key="--format",
-            )
+            allowed = f"be one or several of {', '.join(TABLES + FIGURES)}, with commas"
+            raise InputError.value("--format", form or "nothing", allowed)
     size = _size(layout.size)
     groups = _renamed(group_runs(runs, by), layout.names)
     comparison, axes = compare(groups), TimeAxes(runs)
@@ -94,11 +91,8 @@ def write_paper(
         for name, text in texts.items():
             write_atomic(out / name, text)
     except OSError as error:
-        raise InputError(
-            f"{out} cannot be written ({error.strerror or error}). Choose another folder with --out <folder>",
-            code="usage",
-            key=str(out),
-        ) from error
+        why = f"cannot be written ({error.strerror or error})"
+        raise InputError.usage(out, why, "Choose another folder with --out <folder>") from error
     return [*written, *(out / name for name in texts)]
 
 
@@ -108,12 +102,10 @@ def _size(text: str) -> tuple[float, float | None]:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(?:x(\d+(?:\.\d+)?))?", known.get(text, text))
     width, height = found.groups() if found else ("0", None)
     if not (1 <= float(width) <= 50 and (height is None or 1 <= float(height) <= 50)):
-        raise InputError(
-            f"--size {text}: must be column ({COLUMN} inches), text ({TEXT} inches), or a width, or width x "
-            "height, of 1 to 50 inches, such as 5x3",
-            code="range",
-            key="--size",
+        allowed = (
+            f"be column ({COLUMN} inches), text ({TEXT}), or a width, or width x height, of 1 to 50 inches"
         )
+        raise InputError.value("--size", text, allowed, fix="Set --size 5x3")
     return float(width), None if height is None else float(height)
 
 

@@ -58,14 +58,14 @@ def main() -> None:
 def _start(sessions: Sequence[WandbSession]) -> None:
     """Start all sessions. If the first one cannot reach W&B, all are kept offline, after waiting only
     once."""
-    import wandb  # takes seconds, by which time signals are ignored
-
     first, *others = sessions
-    if first.mode == "online":
+    if first.mode == "online" and first.tracker == "wandb":
         try:
             first.start()
         except Exception as error:
             _log.exception("session %d", first.folder.index)
+            import wandb
+
             wandb.teardown()  # otherwise the id stays in use
             for session in sessions:
                 session.go_offline(error)

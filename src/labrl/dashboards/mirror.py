@@ -62,7 +62,7 @@ def send(run: Run, changes: Mapping[str, Any], say: Callable[[str], None]) -> bo
     changes: options of `WandbConfig` that differ from the run's own. Raises BusyFolderError if the run is
     still running, and InputError if an option is wrong or there is no login.
     """
-    options = {**run.read_config().get("wandb", {}), "mode": "online", **changes}
+    options = {"tracker": "wandb", **run.read_config().get("wandb", {}), "mode": "online", **changes}
     try:
         config = dataclass_of(WandbConfig, options, "wandb")
     except InputError as error:  # the user typed an option of labrl-wandb, not a key
@@ -149,7 +149,8 @@ def _finish(
         say(f"W&B: {warnings[0]} (log: {run.path / LOG})")
         if len(urls) == len(found):
             say(f"W&B: upload the rest with: labrl-wandb {shlex.quote(str(run.path))}")
-    if len(urls) < len(found):
+    arrived = config.tracker == "trackio" or len(urls) == len(found)
+    if not arrived:
         folders = f"{shlex.quote(str(run.path))}/session_*/wandb/offline-run-*"
         say(f"W&B: saved in the run folder; upload it with: wandb sync {folders}")
-    return not warnings and len(urls) == len(found)
+    return not warnings and arrived

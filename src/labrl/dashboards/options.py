@@ -31,6 +31,8 @@ Tag = Annotated[str, _short(64)]
 class WandbConfig:
     """Weights & Biases, with one run for each session, in one group for each trial."""
 
+    tracker: Literal["wandb", "trackio"]
+    """Where runs are sent: Weights & Biases, or Trackio, which keeps them on this machine."""
     mode: Literal["auto", "online", "offline", "disabled"]
     """auto: as in WANDB_MODE or W&B's own settings, otherwise online if there is a login, and off if not."""
     project: Project
@@ -44,7 +46,8 @@ class WandbConfig:
     """Group of the sessions of a trial; null: name of the run folder, after that of its experiment."""
     tags: list[Tag]
     """Tags of the runs, each of 1 to 64 characters."""
-    artifacts: list[Literal["best", "report", "videos"]]
-    """Files to upload besides the numbers: each session's best model and videos, the trial's report."""
+    artifacts: list[Literal["best", "report", "videos", "media"]]
+    """What to upload besides the numbers: each session's best model and videos as files, the trial's report;
+    `media`: the videos so that the page of the run plays them."""
     wait: NonNegativeFloat
     """Seconds for which the end of a trial waits for uploads, >= 0."""

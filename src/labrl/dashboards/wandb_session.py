@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextvars
+import importlib
 import logging
 import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,7 @@ class WandbSession:
         """mode: online or offline; options: a `WandbConfig` as plain data."""
         self.folder: RunSession = run.session(index)
         self.mode = mode
+        self.tracker = str(options["tracker"])
         self.warning: str | None = None
         """The first problem, if any."""
         self.ended = False
@@ -72,14 +76,18 @@ class WandbSession:
     def start(self) -> None:
         """Create or continue the W&B run. Raises the errors of W&B."""
         self._record()  # so that the id survives a kill from now on
-        self._forget_unsent()
-        self._wandb = self._init()
-        self._sent = max(self._logs.values(), default=-1)
-        if self.mode == "online":
-            self._sent = self._wandb.starting_step - 1
-        self._wandb.define_metric("frame")
-        for table in ("train", "eval"):
-            self._wandb.define_metric(f"{table}/*", step_metric="frame")
+        if self.tracker == "trackio":
+            self._wandb = self._init_trackio()
+            self._sent = self._wandb._next_step - 1  # has no public name, and is exact after a kill
+        else:
+            self._forget_unsent()
+            self._wandb = self._init()
+            self._sent = max(self._logs.values(), default=-1)
+            if self.mode == "online":
+                self._sent = self._wandb.starting_step - 1
+            self._wandb.define_metric("frame")
+            for table in ("train", "eval"):
+                self._wandb.define_metric(f"{table}/*", step_metric="frame")
         self._record()
 
     def update(self) -> None:
@@ -93,13 +101,16 @@ class WandbSession:
             evaluated = [int(row["frame"]) for row in self.folder.read_rows("eval")]
             newest = min(newest, max(evaluated, default=-1))
         for frame, metrics in self._rows(newest):
-            self._wandb.log(metrics, step=frame, commit=True)
-            self._sent = frame
+            self._log(metrics, frame)
         self._record()
         self._next = time.monotonic() + _SHARE_OF_READING * (time.monotonic() - now)
 
+    def _log(self, metrics: dict[str, Any], step: int) -> None:
+        self._wandb.log(metrics, step=step, **({"commit": True} if self.tracker == "wandb" else {}))
+        self._sent = step
+
     def wants(self, artifact: str) -> bool:
-        """Return whether `artifact` (best, report, videos) is configured."""
+        """Return whether `artifact` (best, report, videos, media) is configured."""
         return artifact in self._options["artifacts"]
 
     def finish(self, report: Path | None = None) -> None:
@@ -111,8 +122,19 @@ class WandbSession:
         self._next = 0.0
         self.update()
         result = self.folder.read_result() or {"status": "failed"}
-        facts = {key: result.get(key) for key in _SUMMARY}
-        self._wandb.summary.update({key: value for key, value in facts.items() if value is not None})
+        facts = {key: result[key] for key in _SUMMARY if result.get(key) is not None}
+        media = {}
+        if self.wants("media"):
+            video = importlib.import_module(self.tracker).Video
+            for path in sorted(self.folder.videos.glob("*.mp4")):
+                name = path.stem.partition("_")[0]  # best or latest
+                media[f"videos/{name}"] = video(str(path), caption=path.stem.replace("_", " "), format="mp4")
+        if self.tracker == "wandb":
+            self._wandb.summary.update(facts)
+        else:
+            media |= {f"summary/{key}": value for key, value in facts.items()}
+        if media:
+            self._log({"frame": self._sent, **media}, self._sent + 1)
         best = self.folder.checkpoints / "best"
         if self.wants("best") and (manifest := read_json(best / "manifest.json")):
             self._add(
@@ -122,7 +144,8 @@ class WandbSession:
             self._add("videos", "videos", self.folder.videos, "*.mp4")
         if report is not None:
             self._add("report", "report", report.parent, report.name)
-        self._wandb.finish(exit_code=_EXIT_CODES.get(result["status"], FAILED))
+        code = _EXIT_CODES.get(result["status"], FAILED)
+        self._wandb.finish(**({"exit_code": code} if self.tracker == "wandb" else {}))
         self.ended = True
 
     def fail(self, error: Exception) -> None:
@@ -140,23 +163,55 @@ class WandbSession:
 
     def _record(self) -> None:
         url = None
-        if self._wandb is not None:
+        if self._wandb is not None and self.tracker == "wandb":
             self._logs[Path(self._wandb.dir).parent.name] = self._sent
             url = self._wandb.url if self.mode == "online" else None
         facts = {"mode": self.mode, "url": url, "warning": self.warning, "logs": self._logs}
         write_json(self._state, {"id": self._id, **facts})
 
     def _rows(self, upto: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the frames in (`_sent`, `upto`] in order, each with the numbers of both tables."""
+        """Yield the frames in (`_sent`, `upto`] in order, each with the numbers of both tables and, for W&B,
+        the time at which the row was made."""
         merged: dict[int, dict[str, Any]] = {}
         for table in ("train", "eval"):
-            for row in self.folder.read_rows(table):
+            rows = self.folder.read_rows(table)
+            time_of = self._times(table, rows)
+            for row in rows:
                 frame = int(row.pop("frame"))
                 if self._sent < frame <= upto:
                     numbers = {key: value for key, value in row.items() if isinstance(value, int | float)}
                     found = merged.setdefault(frame, {"frame": frame})
                     found.update({f"{table}/{key}": value for key, value in numbers.items()})
+                    if self.tracker == "wandb" and (made := time_of(frame, row.get("wall"))):
+                        found.setdefault("_timestamp", made)
         yield from sorted(merged.items())
+
+    def _times(
+        self, table: str, table_rows: Sequence[Mapping[str, Any]]
+    ) -> Callable[[int, Any], float | None]:
+        """Return a function from the frame and the `wall` of a row to the time at which it was made.
+
+        The file was written with its last row, and rows since the last resume are as many seconds of training
+        older. Earlier rows follow the time at which their part of the run started.
+        """
+        path = self.folder.path / f"{table}.csv"
+        rows = [(row["frame"], row["wall"]) for row in table_rows if isinstance(row.get("wall"), int | float)]
+        info = self._run_folder.read_info()
+        starts = [(0, 0.0, info.get("created"))]
+        for resume in info.get("resumes", []):
+            begin = int(resume["frames"].get(str(self.folder.index), 0))
+            past = [wall for frame, wall in rows if frame <= begin]
+            starts.append((begin, past[-1] if past else 0.0, resume["time"]))
+
+        def time_of(frame: int, wall: Any) -> float | None:
+            if not isinstance(wall, int | float) or not rows:
+                return None
+            begin, past, moment = [start for start in starts if start[0] < frame or start is starts[0]][-1]
+            if begin == starts[-1][0]:
+                return path.stat().st_mtime - (rows[-1][1] - wall)
+            return datetime.fromisoformat(str(moment)).timestamp() + wall - past
+
+        return time_of
 
     def _forget_unsent(self) -> None:
         """Remove logs that never left this machine, because their rows are written again."""
@@ -169,22 +224,15 @@ class WandbSession:
     def _init(self) -> Any:
         import wandb
 
-        several = self._config["meta"]["max_session"] > 1
-        name = self._options["name"] or self._run_folder.path.name
-        experiment = self._run_folder.experiment
-        group = [experiment.name] if experiment else []
         return wandb.init(
+            **self._names(),
             mode="online" if self.mode == "online" else "offline",
             dir=str(self.folder.path),
-            project=self._options["project"],
             entity=self._options["entity"],
             id=self._id,
             resume="allow" if self.mode == "online" else None,
-            name=f"{name}_{self.folder.index}" if several else name,
-            group=self._options["group"] or "/".join([*group, self._run_folder.path.name]),
             job_type="session",
             tags=self._options["tags"],
-            config=self._recorded(experiment),
             allow_val_change=True,
             reinit="create_new",
             settings=wandb.Settings(
@@ -200,6 +248,27 @@ class WandbSession:
                 x_stats_track_process_tree=True,
             ),
         )
+
+    def _init_trackio(self) -> Any:
+        import trackio
+
+        # Trackio finds a run by its name, and ends the one that its context has before it starts another.
+        names = self._names()
+        names["name"] += f"_{self._id}"
+        return contextvars.Context().run(trackio.init, **names, resume="allow", embed=False)
+
+    def _names(self) -> dict[str, Any]:
+        """Return project, name, group and configuration of the run."""
+        several = self._config["meta"]["max_session"] > 1
+        name = self._options["name"] or self._run_folder.path.name
+        experiment = self._run_folder.experiment
+        group = [experiment.name] if experiment else []
+        return {
+            "project": self._options["project"],
+            "name": f"{name}_{self.folder.index}" if several else name,
+            "group": self._options["group"] or "/".join([*group, self._run_folder.path.name]),
+            "config": self._recorded(experiment),
+        }
 
     def _recorded(self, experiment: Path | None) -> dict[str, Any]:
         """Return the trial's configuration, the number of the session, and the provenance."""
@@ -219,10 +288,9 @@ class WandbSession:
         return redact(recorded)
 
     def _add(self, name: str, kind: str, folder: Path, pattern: str, **facts: Any) -> None:
-        import wandb
-
         if files := sorted(folder.glob(pattern)):
-            artifact = wandb.Artifact(f"{self._id}-{name}", type=kind, metadata=facts)
+            kinds = importlib.import_module(self.tracker)
+            artifact = kinds.Artifact(f"{self._id}-{name}", type=kind, metadata=facts)
             for file in files:
                 artifact.add_file(str(file), name=file.name)
             self._wandb.log_artifact(artifact)
