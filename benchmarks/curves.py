@@ -32,7 +32,7 @@ PANELS = 4
 
 @dataclass(frozen=True)
 class Panel:
-    """A cell in a picture."""
+    """A cell in a picture, with the published score if there is one."""
 
     name: str
     title: str
@@ -77,7 +77,11 @@ def _pictures() -> list[tuple[str, str, list[Panel]]]:
         for env_id, group in ((key, list(one)) for key, one in groupby(cells(), lambda cell: cell.env_id))
     ]
     return found + [
-        (chapter.title, f"curves_{chapter.name}", [Panel(name, name) for name in chapter.overrides])
+        (
+            chapter.title,
+            f"curves_{chapter.name}",
+            [Panel(name, name, chapter.published.get(name, (None,))[0]) for name in chapter.overrides],
+        )
         for chapter in chapters.CHAPTERS
         if chapter.with_curves
     ]

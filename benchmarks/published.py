@@ -242,7 +242,11 @@ def extremes(results: Sequence[Result]) -> str:
 def summary(results: Iterable[Result]) -> str:
     """Return the numbers of cells with each verdict as a line of text."""
     verdicts = [result.verdict for result in results]
-    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
+    return ", ".join(
+        f"{verdicts.count(verdict)} {verdict}"
+        for verdict in dict.fromkeys([*VERDICTS, *verdicts])
+        if verdict in verdicts
+    )
 
 
 def _setting(run: Run) -> tuple[Any, ...]:
