@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from env_cases import assert_same_steps, atari, play, sampled
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from labrl.envs.emulators import FEW_THREADS, Separately, separate_is_faster
+from labrl.envs.emulators import FEW_THREADS, Separately, have_all_cores, separate_is_faster
 from labrl.envs.make import make_env
 from labrl.envs.vector import SHORT
 from labrl.seeding import episode_seed
@@ -151,3 +152,14 @@ def test_no_more_emulators_run_at_once_than_there_are_threads(monkeypatch: pytes
     assert played.reward.tolist() == played.observation[:, 0].tolist() == list(range(7))
     assert (FakeEmulator.most_running, FakeEmulator.running) == (3, 0)
     emulators.close()
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "allowed", "cores", "expected"), [(4, 4, 4, True), (2, 4, 4, False), (4, 4, 64, False)]
+)
+def test_process_has_all_cores_only_if_it_may_use_all_of_the_machine(
+    num_threads: int, allowed: int, cores: int, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert have_all_cores(num_threads) is expected

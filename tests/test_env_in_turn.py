@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from labrl.component import Component
 from labrl.envs.gym import GymnasiumEnv
+from labrl.envs.single import EnvFactory
 
 
 class Sketch(gym.Env[Any, Any]):
@@ -64,7 +65,7 @@ def backend(component: Component, num_envs: int) -> GymnasiumEnv:
 )
 def test_every_step_equals_sync_vector_env(component: Component) -> None:
     ours = backend(component, 3)
-    theirs: Any = SyncVectorEnv([component.config.factory()] * 3, autoreset_mode=AutoresetMode.DISABLED)
+    theirs: Any = SyncVectorEnv([EnvFactory(component.config)] * 3, autoreset_mode=AutoresetMode.DISABLED)
     theirs.action_space.seed(0)
     over = np.ones(3, np.bool_)
     for step in range(60):

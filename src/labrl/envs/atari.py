@@ -15,7 +15,6 @@ from labrl.config.schema import EnvironmentConfig
 from labrl.envs.emulators import Separately, Together, separate_is_faster
 from labrl.envs.games import check_game
 from labrl.envs.protocol import Backend, Transition
-from labrl.envs.threads import patient_threads
 from labrl.errors import InputError
 from labrl.types import NonNegativeInt, PositiveInt, Probability
 
@@ -171,28 +170,27 @@ def vector_env(
     config: AtariConfig, num_envs: int, num_threads: int, size: tuple[int, int]
 ) -> ale_py.AtariVectorEnv:
     """Make the ALE's vector environment; size: height and width of its images in pixels."""
-    with patient_threads():
-        return ale_py.AtariVectorEnv(
-            config.game,
-            num_envs,
-            # 0 would use every core of the machine, including those of other sessions.
-            num_threads=num_threads,
-            max_num_frames_per_episode=config.max_episode_frames,
-            # The constructor's default is 0; the registered v5 environments use 0.25.
-            repeat_action_probability=config.sticky_actions,
-            full_action_space=config.full_action_space,
-            img_height=size[0],
-            img_width=size[1],
-            grayscale=config.grayscale,
-            stack_num=config.frame_stack,
-            frameskip=config.frame_skip,
-            noop_max=config.noop_max,
-            use_fire_reset=bool(config.fire_reset),
-            # `episodic_life` would reset the whole game at each lost life. With `life_loss_info` the game
-            # continues, but its end cannot be distinguished from a lost life: most games end with 0 lives
-            # left, but Keystone Kapers and E.T. play their last life at 0, and Adventure ends at 1.
-            # Therefore the ALE reports the end of the game, and lost lives are counted here.
-            life_loss_info=False,
-            # The ALE clips rewards by default, which would lose the raw reward.
-            reward_clipping=False,
-        )
+    return ale_py.AtariVectorEnv(
+        config.game,
+        num_envs,
+        # 0 would use every core of the machine, including those of other sessions.
+        num_threads=num_threads,
+        max_num_frames_per_episode=config.max_episode_frames,
+        # The constructor's default is 0; the registered v5 environments use 0.25.
+        repeat_action_probability=config.sticky_actions,
+        full_action_space=config.full_action_space,
+        img_height=size[0],
+        img_width=size[1],
+        grayscale=config.grayscale,
+        stack_num=config.frame_stack,
+        frameskip=config.frame_skip,
+        noop_max=config.noop_max,
+        use_fire_reset=bool(config.fire_reset),
+        # `episodic_life` would reset the whole game at each lost life. With `life_loss_info` the game
+        # continues, but its end cannot be distinguished from a lost life: most games end with 0 lives
+        # left, but Keystone Kapers and E.T. play their last life at 0, and Adventure ends at 1.
+        # Therefore the ALE reports the end of the game, and lost lives are counted here.
+        life_loss_info=False,
+        # The ALE clips rewards by default, which would lose the raw reward.
+        reward_clipping=False,
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -11,10 +13,14 @@ import numpy as np
 from gymnasium.spaces import Box, Space
 from numpy.typing import NDArray
 
-from labrl.envs.threads import have_all_cores
-
 FEW_THREADS = 2
 """Largest number of threads for which stepping games together is faster, on a machine with more cores."""
+
+
+def have_all_cores(num_threads: int) -> bool:
+    """Return whether `num_threads` equals the number of cores and this process may use all of them."""
+    allowed = len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else 0
+    return num_threads == allowed == os.cpu_count()
 
 
 def separate_is_faster(num_threads: int) -> bool:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Dict, Space, Tuple
 from numpy.typing import NDArray
-from pydantic import BeforeValidator
-from pydantic_core import PydanticCustomError
 
-from labrl.component import Component
-from labrl.config.schema import EnvironmentConfig
 from labrl.envs.checked import CheckedEnv
 from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.goals import GoalEnv, has_goals
@@ -24,92 +19,15 @@ from labrl.envs.info import batched
 from labrl.envs.masks import KEY, OBSERVATION, choices, without_mask
 from labrl.envs.probe import EnvProbe, known_probe, probe_of
 from labrl.envs.protocol import Backend, Repeats, Transition
-from labrl.envs.single import EnvFactory
+from labrl.envs.single import EnvFactory, GymnasiumConfig
 from labrl.envs.vector import ENDLESS
 from labrl.envs.workers import Workers
 from labrl.spaces import array_dtype, flat_space, places
-from labrl.types import PositiveInt
 
 _log = logging.getLogger(__name__)
 
 LONGEST_EVALUATION = ENDLESS
 """Steps after which an evaluation episode is truncated in an environment without a time limit."""
-
-
-def _no_vector_env(value: Any) -> Any:
-    """Return `value`. Raises for the value of earlier versions of labrl that stepped a user's vector
-    environment."""
-    if value == "vector_entry_point":
-        raise PydanticCustomError(
-            "unsupported",
-            "must be auto, sync or async (environments that are stepped at once are a class derived from "
-            "labrl.envs.protocol.Backend, which env._target_ names)",
-        )
-    return value
-
-
-@dataclass(kw_only=True)
-class GymnasiumConfig(EnvironmentConfig):
-    """An environment registered in Gymnasium, or a user's class."""
-
-    id: str | None
-    """Registered id, such as CartPole-v1. Set either this or `make`."""
-    import_module: str | None
-    """Python module whose import registers the id."""
-    make: Component | None
-    """A gymnasium.Env class, or a function that returns one. Set either this or `id`."""
-    kwargs: dict[str, Any]
-    """Keyword arguments of the environment."""
-    vectorization: Annotated[Literal["auto", "sync", "async"], BeforeValidator(_no_vector_env)]
-    """auto: labrl's implementation of Gymnasium's classic control tasks, otherwise sync. sync: one after the
-    other in this process, fastest if a step takes less than about 0.1 ms. async: each in its own process. All
-    give the same numbers."""
-    max_episode_steps: PositiveInt | None
-    """Agent steps after which an episode is truncated; null: the limit registered for the id. If there is no
-    limit, evaluation episodes are truncated after 27,000 steps."""
-    fresh_env_per_episode: bool | None
-    """Whether to make a new environment for every episode, which is needed if a seeded reset depends on
-    earlier episodes; null: found out by playing a few short episodes before the run."""
-    action_mask: bool
-    """Whether agents that support masks take only valid actions, given by the environment as
-    `info["action_mask"]` or as that entry of a dict observation."""
-
-    def factory(self, longest: int | None = None) -> EnvFactory:
-        """Return a function that makes one environment.
-
-        longest: steps after which an episode is truncated if nothing else limits it; None for no limit.
-        """
-        return EnvFactory(
-            env_id=self.id,
-            import_module=self.import_module,
-            make=self.make,
-            kwargs=self.kwargs,
-            max_episode_steps=self.max_episode_steps,
-            longest=longest,
-        )
-
-    def probe(self) -> EnvProbe:
-        """Return the properties of these environments, by making one if needed.
-
-        Raises InputError if it cannot be made.
-        """
-        return probe_of(self.factory(), self.action_mask, self.fresh_env_per_episode is None)
-
-    def known_probe(self) -> EnvProbe | None:
-        """Return the properties of these environments if they are known in this process, else None."""
-        return known_probe(self.factory(), self.action_mask, self.fresh_env_per_episode is None)
-
-    def classic(self, num_envs: int) -> ClassicControl | None:
-        """Make labrl's implementation of a classic control task.
-
-        Returns None for other environments, and if settings could change the task.
-        """
-        own = self.make or self.kwargs or self.import_module or self.fresh_env_per_episode or self.info_keys
-        spec = None if own or self.vectorization != "auto" else gymnasium.registry.get(self.id or "")
-        if spec is None or spec.kwargs or spec.additional_wrappers or not isinstance(spec.entry_point, str):
-            return None
-        task, limit = task_of(spec.entry_point), self.max_episode_steps or spec.max_episode_steps
-        return None if task is None or limit is None else ClassicControl(task, num_envs, limit, self.name)
 
 
 class GymnasiumEnv(Backend):
@@ -138,7 +56,10 @@ class GymnasiumEnv(Backend):
         self.envs: list[CheckedEnv] = []
         """Environments that are stepped one after the other in this process."""
         # Without a limit, the evaluation of a policy that is stuck would never end.
-        factory, probe = config.factory(LONGEST_EVALUATION if evaluation else None), known or config.probe()
+        factory, probe = (
+            EnvFactory(config, LONGEST_EVALUATION if evaluation else None),
+            known or probe_of(config),
+        )
         factory.spaces = given, self.action_space = probe.observation_space, probe.action_space
         self.masked = probe.masked
         renew = config.fresh_env_per_episode or probe.repeats == "if new"
@@ -155,7 +76,7 @@ class GymnasiumEnv(Backend):
             self.workers = Workers([partial(make, number) for number in range(num_envs)], num_threads)
         else:
             ready = None if renew or known is not None else probe.take()
-            self.envs += [] if ready is None else [make(0, factory.limited(ready))]
+            self.envs += [] if ready is None else [make(0, factory.limit(ready))]
             self.envs += [make(number) for number in range(len(self.envs), num_envs)]
         probe.close()
         self._given, own_space = given, without_mask(given, self.action_space)
@@ -180,24 +101,34 @@ class GymnasiumEnv(Backend):
 
     @classmethod
     def faster(cls, config: GymnasiumConfig, num_envs: int) -> ClassicControl | None:
-        """Make labrl's implementation of a classic control task; None for other environments."""
-        return config.classic(num_envs)
+        """Make labrl's implementation of a classic control task.
+
+        Returns None for other environments, and if settings could change the task.
+        """
+        own = config.make or config.kwargs or config.import_module
+        if own or config.fresh_env_per_episode or config.info_keys or config.vectorization != "auto":
+            return None
+        spec = gymnasium.registry.get(config.id or "")
+        if spec is None or spec.kwargs or spec.additional_wrappers or not isinstance(spec.entry_point, str):
+            return None
+        task, limit = task_of(spec.entry_point), config.max_episode_steps or spec.max_episode_steps
+        return None if task is None or limit is None else ClassicControl(task, num_envs, limit, config.name)
 
     @classmethod
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
         """Return observation and action space of one environment. Raises InputError if it cannot be made."""
-        if (classic := config.classic(1)) is not None:
+        if (classic := cls.faster(config, 1)) is not None:
             return classic.observation_space, classic.action_space
-        probe = config.probe()
+        probe = probe_of(config)
         probe.release()
         return flat_space(without_mask(probe.observation_space, probe.action_space)), probe.action_space
 
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
         """Return whether the environment provides action masks and `env.action_mask` allows their use."""
-        if not config.action_mask or config.classic(1) is not None:
+        if not config.action_mask or cls.faster(config, 1) is not None:
             return False
-        probe = config.probe()
+        probe = probe_of(config)
         masked = probe.masked
         probe.release()
         return masked
@@ -205,9 +136,9 @@ class GymnasiumEnv(Backend):
     @classmethod
     def repeats(cls, config: GymnasiumConfig) -> Repeats:
         """Return when these environments repeat an episode; `always` if `fresh_env_per_episode` is set."""
-        if config.fresh_env_per_episode is not None or config.classic(1) is not None:
+        if config.fresh_env_per_episode is not None or cls.faster(config, 1) is not None:
             return "always"
-        probe = config.probe()
+        probe = probe_of(config)
         repeats = probe.repeats
         probe.release()
         return repeats
@@ -217,9 +148,9 @@ class GymnasiumEnv(Backend):
         """Return an object that computes rewards of other goals; None if observations have no goals."""
         if not has_goals(space):
             return None
-        known = config.known_probe()
+        known = known_probe(config)
         lend = {} if known is None else {"lend": known.lend}
-        return GoalEnv(config.factory(), space, config.name, **lend)
+        return GoalEnv(EnvFactory(config), space, config.name, **lend)
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""

@@ -16,12 +16,6 @@ from numpy.typing import NDArray
 from labrl.spaces import same
 from labrl.types import Reduction
 
-FAULT = "labrl: fault of "
-"""Start of the name of an entry that describes a value that is not a number."""
-
-NAMES = "labrl: names"
-"""Entry at the end of an episode with the names of everything that the environment returned."""
-
 _log = logging.getLogger(__name__)
 
 _Numbers = NDArray[np.float64]
@@ -77,7 +71,7 @@ class EpisodeNumbers:
         for name, how in self._keys.items():
             value, count = float(self._values[name][env]), int(self._counts[name][env])
             if not count and length:
-                there = _names_in(self._latest, env)
+                there = ", ".join(_walk(self._latest, ""))
                 others = f"; the last info contained {there}" if there else ""
                 self._warn(name, f"is missing in all {length:,} steps of an episode{others}")
             found[name] = value / count if how == "mean" and count else value
@@ -116,16 +110,17 @@ class EpisodeNumbers:
 def numbers_of(info: Mapping[str, Any], names: Sequence[str], over: bool) -> dict[str, Any]:
     """Return the numbers in one environment's info by name, in a form that can be sent to another process.
 
-    over: whether the episode has ended.
+    over: whether the episode has ended; then, the names of everything in the info are returned, too. A value
+    that is not a number is returned as text.
     """
-    found: dict[str, Any] = {NAMES: _names_in(info)} if over else {}
+    found: dict[str, Any] = dict.fromkeys(_walk(info, "")) if over else {}
     for name in names:
         value, _ = _entry(info, name)
         if value is not None:
             try:
                 found[name] = number_of(value)
-            except ValueError as error:
-                found[f"{FAULT}{name}"] = str(error)
+            except ValueError:
+                found[name] = str(value)
     return found
 
 
@@ -148,10 +143,10 @@ def number_of(value: Any) -> float:
 
 def _column(info: Mapping[str, Any], name: str, num_envs: int) -> tuple[_Numbers, str]:
     """Return one number for each environment, nan where there is none, and what is wrong with one of them."""
-    fault = next(filter(None, info.get(f"{FAULT}{name}", ())), "")
     values, mask = _entry(info, name)
     if values is None:
-        return np.full(num_envs, np.nan), fault
+        return np.full(num_envs, np.nan), ""
+    fault = ""
     array = np.array(values, object) if isinstance(values, list | tuple) else np.asarray(values)
     if array.size == num_envs and array.dtype.kind in "biuf":
         column = array.reshape(num_envs).astype(np.float64)
@@ -181,16 +176,10 @@ def _entry(info: Mapping[str, Any], name: str) -> tuple[Any, Any]:
     return _entry(inner, rest) if rest and isinstance(inner, Mapping) else (None, None)
 
 
-def _names_in(info: Mapping[str, Any], env: int | None = None) -> str:
-    """Return the dotted names of all entries; env: environment, if it is the info of several."""
-    if env is not None and NAMES in info:
-        return str(info[NAMES][env])
-    return ", ".join(_walk(info, ""))
-
-
 def _walk(info: Mapping[str, Any], parent: str) -> Iterator[str]:
+    """Yield the dotted names of all entries."""
     for name, value in info.items():
         if isinstance(value, Mapping):
             yield from _walk(value, f"{parent}{name}.")
-        elif not str(name).startswith(("_", FAULT)):
+        elif not str(name).startswith("_"):
             yield f"{parent}{name}"

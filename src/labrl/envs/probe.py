@@ -17,7 +17,7 @@ import numpy as np
 from labrl.envs.checked import CheckedEnv, MisfitError
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of, replace_invalid
 from labrl.envs.protocol import Repeats
-from labrl.envs.single import EnvFactory
+from labrl.envs.single import EnvFactory, GymnasiumConfig
 from labrl.errors import Code, InputError, LabrlError
 from labrl.spaces import copied, same
 
@@ -25,7 +25,7 @@ STEPS = 20
 """Number of steps for which episodes are compared."""
 
 _probes: dict[Hashable, EnvProbe] = {}
-"""Probes of this process, by the identity of the environment and the properties to find out."""
+"""Probes of this process, by the environment and the properties to find out."""
 
 _spares_are_kept = False
 
@@ -33,14 +33,12 @@ _spares_are_kept = False
 class EnvProbe:
     """Properties of the environments of one configuration, and one of them until it is taken."""
 
-    def __init__(self, make: EnvFactory, masks: bool, history: bool) -> None:
-        """Make one environment. Raises InputError if that fails.
-
-        masks, history: whether to find out if it provides action masks, and if a seeded reset depends on
-        earlier episodes. Both are False if the configuration already says so.
-        """
-        self._make, self._asks_masks, self._asks_history = make, masks, history
-        self._spare: CheckedEnv | None = CheckedEnv(make, make.named)
+    def __init__(self, config: GymnasiumConfig) -> None:
+        """Make one environment. Raises InputError if that fails."""
+        self._make = EnvFactory(config)
+        self._asks_masks = config.action_mask
+        self._asks_history = config.fresh_env_per_episode is None  # otherwise the user has declared it
+        self._spare: CheckedEnv | None = CheckedEnv(self._make, self._make.named)
         self._played = False
         self.observation_space = self._spare.env.observation_space
         self.action_space = self._spare.env.action_space
@@ -163,20 +161,25 @@ class EnvProbe:
         return InputError(message, code=code, key="env.action_mask")
 
 
-def probe_of(make: EnvFactory, masks: bool, history: bool) -> EnvProbe:
-    """Return the probe of the environments made by `make`, making one if needed.
+def probe_of(config: GymnasiumConfig) -> EnvProbe:
+    """Return the probe of the environments of a configuration, making one if needed.
 
-    masks, history: see `EnvProbe`. Raises InputError if the environment cannot be made.
+    Raises InputError if the environment cannot be made.
     """
-    if (known := known_probe(make, masks, history)) is not None:
+    if (known := known_probe(config)) is not None:
         return known
     close_spares()
-    return _probes.setdefault((make.identity, masks, history), EnvProbe(make, masks, history))
+    return _probes.setdefault(_identity(config), EnvProbe(config))
 
 
-def known_probe(make: EnvFactory, masks: bool, history: bool) -> EnvProbe | None:
-    """Return the probe of the environments made by `make`; None if there is none in this process."""
-    return _probes.get((make.identity, masks, history))
+def known_probe(config: GymnasiumConfig) -> EnvProbe | None:
+    """Return the probe of the environments of a configuration; None if there is none in this process."""
+    return _probes.get(_identity(config))
+
+
+def _identity(config: GymnasiumConfig) -> Hashable:
+    """Return a hashable that is equal for configurations of the same environment."""
+    return EnvFactory(config).identity, config.action_mask, config.fresh_env_per_episode is None
 
 
 @contextlib.contextmanager

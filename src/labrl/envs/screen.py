@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from labrl.component import accepted_settings, load_target
 from labrl.envs.atari import AtariConfig, AtariEnv, vector_env
-from labrl.envs.gym import GymnasiumConfig, GymnasiumEnv
+from labrl.envs.gym import GymnasiumEnv
+from labrl.envs.probe import known_probe
 from labrl.envs.protocol import Backend, Transition, Watched
+from labrl.envs.single import EnvFactory, GymnasiumConfig
 from labrl.errors import InputError
 
 # pygame, which Gymnasium renders with, prints a greeting on import, and warnings without screen or sound.
@@ -75,9 +77,9 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
         with warnings.catch_warnings():  # labrl, and not the user, asks for a render mode that may not exist
             warnings.filterwarnings("ignore", ".*render_mode", module="gymnasium")
             # Known properties of the environments of the run also hold for this one.
-            known = config.known_probe()
+            known = known_probe(config)
             super().__init__(drawing, num_envs=1, num_threads=1, evaluation=True, known=known)
-        self._factory = config.factory()
+        self._factory = EnvFactory(config)
         drawn = self.envs[0].env
         if not _takes_render_mode(config) and drawn.render_mode not in MODES:
             self.close()

@@ -9,15 +9,20 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import gymnasium
 from gymnasium import error
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from labrl.component import Component, importing, signature_of
+from labrl.config.schema import EnvironmentConfig
 from labrl.envs.games import games
-from labrl.errors import InputError, LabrlError, install_command
+from labrl.errors import Code, InputError, LabrlError, install_command
 from labrl.mistakes.spelling import did_you_mean
+from labrl.types import PositiveInt
 
 _log = logging.getLogger(__name__)
 
@@ -33,77 +38,101 @@ _shown: set[str] = set()
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
 
 
+def _no_vector_env(value: Any) -> Any:
+    """Return `value`. Raises for the value of earlier versions of labrl that stepped a user's vector
+    environment."""
+    if value == "vector_entry_point":
+        raise PydanticCustomError(
+            "unsupported",
+            "must be auto, sync or async (environments that are stepped at once are a class derived from "
+            "labrl.envs.protocol.Backend, which env._target_ names)",
+        )
+    return value
+
+
+@dataclass(kw_only=True)
+class GymnasiumConfig(EnvironmentConfig):
+    """An environment registered in Gymnasium, or a user's class."""
+
+    id: str | None
+    """Registered id, such as CartPole-v1. Set either this or `make`."""
+    import_module: str | None
+    """Python module whose import registers the id."""
+    make: Component | None
+    """A gymnasium.Env class, or a function that returns one. Set either this or `id`."""
+    kwargs: dict[str, Any]
+    """Keyword arguments of the environment."""
+    vectorization: Annotated[Literal["auto", "sync", "async"], BeforeValidator(_no_vector_env)]
+    """auto: labrl's implementation of Gymnasium's classic control tasks, otherwise sync. sync: one after the
+    other in this process, fastest if a step takes less than about 0.1 ms. async: each in its own process. All
+    give the same numbers."""
+    max_episode_steps: PositiveInt | None
+    """Agent steps after which an episode is truncated; null: the limit registered for the id. If there is no
+    limit, evaluation episodes are truncated after 27,000 steps."""
+    fresh_env_per_episode: bool | None
+    """Whether to make a new environment for every episode, which is needed if a seeded reset depends on
+    earlier episodes; null: found out by playing a few short episodes before the run."""
+    action_mask: bool
+    """Whether agents that support masks take only valid actions, given by the environment as
+    `info["action_mask"]` or as that entry of a dict observation."""
+
+
 class EnvFactory:
     """Picklable function object that makes one environment."""
 
-    def __init__(
-        self,
-        env_id: str | None = None,
-        import_module: str | None = None,
-        make: Component | None = None,
-        kwargs: dict[str, Any] | None = None,
-        max_episode_steps: int | None = None,
-        longest: int | None = None,
-    ) -> None:
-        """longest: steps after which an episode is truncated if nothing else limits it; None for no limit."""
-        if (env_id is None) == (make is None):
-            raise InputError(
-                "set either env.id (an id registered in Gymnasium) or your own class, as in env.id=null "
-                "env.name=<name> 'env.make={_target_: my_module.MyEnv}'; "
-                f"{'both are' if make else 'neither is'} set",
-                code="contradiction" if make else "missing",
-                key="env.id",
+    def __init__(self, config: GymnasiumConfig, longest: int | None = None) -> None:
+        """longest: steps after which an episode is truncated if nothing else limits it; None for no limit.
+
+        Raises InputError unless the configuration names one environment.
+        """
+        if (config.id is None) == (config.make is None):
+            raise InputError.about(
+                "env.id",
+                f"{'both it and env.make are' if config.make else 'neither it nor env.make is'} set",
+                "Set either env.id (an id registered in Gymnasium) or your own class, as in env.id=null "
+                "env.name=<name> 'env.make={_target_: my_module.MyEnv}'",
+                code="contradiction" if config.make else "missing",
             )
-        self.env_id = env_id
-        self.import_module = import_module
-        self.make = make
-        self.kwargs = kwargs or {}
-        self.max_episode_steps = max_episode_steps
-        self.longest = longest
+        self.config, self.longest = config, longest
         self.spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]] | None = None
         """Observation and action space that environments must have; None for any."""
 
     @property
     def key(self) -> str:
         """The configuration key that selects the environment."""
-        return "env.id" if self.make is None else "env.make"
+        return "env.id" if self.config.make is None else "env.make"
 
     @property
     def named(self) -> str:
         """The configuration key and its value, the start of messages."""
-        return f"env.id={self.env_id}" if self.make is None else f"env.make: {self.make.target}"
+        return (
+            f"env.id={self.config.id}" if self.config.make is None else f"env.make: {self.config.make.target}"
+        )
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """Make an environment. Raises InputError if it is unknown, a package is missing, or spaces differ."""
-        env = self.build()
+        config = self.config
+        if config.import_module is not None:
+            _import(config.import_module)
+        env = self._make_registered() if config.make is None else self._make_own(config.make)
         if not isinstance(env.metadata, Mapping):
-            env.metadata = {}  # Gymnasium's worker processes require a dictionary
-        if self.make is not None and self.max_episode_steps is not None:
-            env = gymnasium.wrappers.TimeLimit(env, max_episode_steps=self.max_episode_steps)
+            env.metadata = {}  # wrappers and rendering require a dictionary
+        if config.make is not None and config.max_episode_steps is not None:
+            env = gymnasium.wrappers.TimeLimit(env, max_episode_steps=config.max_episode_steps)
         for space in ("observation_space", "action_space"):
             if not isinstance(getattr(env, space, None), gymnasium.Space):
-                raise InputError(
-                    f"{self.named}: the environment has no {space} that is a gymnasium.Space. Set one in its "
-                    "__init__.",
-                    code="environment" if self.make is None else "target",
-                    key=self.key,
-                )
-        found = env.observation_space, env.action_space
-        if self.spaces is not None and found != self.spaces:
-            what, theirs, first = next(
-                each
-                for each in zip(("observations", "actions"), found, self.spaces, strict=True)
-                if each[1] != each[2]
-            )
-            raise InputError(
-                f"{self.named}: all environments must have the same spaces, but the {what} of one are "
-                f"{theirs}, those of the first {first}. Set env.make to a wrapper that makes them equal.",
-                code="environment",
-                key=self.key,
-            )
-        return self.limited(env)
+                why = f"the environment has no {space} that is a gymnasium.Space"
+                code: Code = "environment" if config.make is None else "target"
+                raise InputError.about(self.named, why, "Set one in its __init__", code=code, key=self.key)
+        found = {"observations": env.observation_space, "actions": env.action_space}
+        for (what, its), first in zip(found.items(), self.spaces or found.values(), strict=True):
+            if its != first:
+                why = f"the {what} of one environment are {its}, those of the first {first}"
+                fix = "env.make to a wrapper that makes them equal"
+                raise InputError.about(self.named, why, fix, code="environment", key=self.key)
+        return self.limit(env)
 
-    def limited(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    def limit(self, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
         """Return `env`, with a limit of `longest` steps per episode if nothing else limits it."""
         part = env
         while isinstance(part, gymnasium.Wrapper):
@@ -118,82 +147,65 @@ class EnvFactory:
 
         Raises InputError if the environment is unknown.
         """
-        if self.import_module is not None:
-            _import(self.import_module)
+        config = self.config
+        if config.import_module is not None:
+            _import(config.import_module)
         # Classes and registrations may be replaced under the same name, for example in a notebook.
-        made = gymnasium.registry.get(self.env_id or "") if self.make is None else self.make.load()
-        return (
-            self.env_id,
-            self.make and self.make.target,
-            id(made),
-            repr(made),
-            repr(self.make and self.make.config),
-            repr(self.kwargs),
-            self.max_episode_steps,
-        )
+        made = gymnasium.registry.get(config.id or "") if config.make is None else config.make.load()
+        settings = config.id, config.make, config.kwargs, config.max_episode_steps
+        return id(made), repr(made), *map(repr, settings)
 
-    def build(self) -> Any:
-        """Make the environment by `make` or the id, without labrl's wrappers."""
-        if self.import_module is not None:
-            _import(self.import_module)
-        if self.make is not None:
-            return self._own(self.make)
-        assert self.env_id is not None
-        return self._registered(self.env_id)
-
-    def _own(self, make: Component) -> Any:
+    def _make_own(self, make: Component) -> Any:
+        """Make an environment of the user's class. Raises InputError if it is not a gymnasium.Env."""
         target, signature = make.load(), signature_of(make.load())
         several = isinstance(target, type) and issubclass(target, gymnasium.vector.VectorEnv)
-        settings = {**(make.config if isinstance(make.config, dict) else {}), **self.kwargs}
+        settings = {**(make.config if isinstance(make.config, dict) else {}), **self.config.kwargs}
         if signature is not None and "num_envs" in signature.parameters and "num_envs" not in settings:
             several = several or signature.parameters["num_envs"].default is inspect.Parameter.empty
-        env = None if several else make.build(**self.kwargs)
+        env = None if several else make.build(**self.config.kwargs)
+        setting = f"env.make._target_={make.target}"
         if several or isinstance(env, gymnasium.vector.VectorEnv):
-            raise InputError(
-                f"env.make._target_={make.target} makes a vector environment, but must make a gymnasium.Env "
-                "(environments that are stepped at once are a class derived from "
-                "labrl.envs.protocol.Backend, which env._target_ names)",
-                code="unsupported",
-                key="env.make._target_",
+            raise InputError.unsupported(
+                setting,
+                "makes a vector environment, but must make a gymnasium.Env (environments that are stepped at "
+                "once are a class derived from labrl.envs.protocol.Backend, which env._target_ names)",
             )
         if not isinstance(env, gymnasium.Env):
-            raise InputError(
-                f"env.make._target_={make.target} must make a gymnasium.Env, but made a {type(env).__name__}",
-                code="target",
-                key="env.make._target_",
-            )
+            why = f"must make a gymnasium.Env, but made a {type(env).__name__}"
+            raise InputError.about(setting, why, code="target")
         return env
 
-    def _registered(self, env_id: str) -> Any:
+    def _make_registered(self) -> Any:
+        """Make an environment by its id. Raises InputError if it is unknown or fails."""
+        config, env_id = self.config, str(self.config.id)
         if not _ID.fullmatch(env_id):
-            raise InputError(
-                f"env.id={env_id} is not a valid id. Ids have the form <name>-v<version>, such as "
-                "CartPole-v1, or <namespace>/<name>-v<version>, such as ALE/Pong-v5",
-                code="unknown-option",
-                key="env.id",
-            )
+            allowed = "be <name>-v<version>, such as CartPole-v1, or <namespace>/<name>-v<version>"
+            raise InputError(f"env.id={env_id} must {allowed}", code="unknown-option", key="env.id")
         try:
             with warnings.catch_warnings(record=True) as heard:
                 # Gymnasium's checker costs more than a step of CartPole; `CheckedEnv` replaces it.
                 env = gymnasium.make(
-                    env_id, max_episode_steps=self.max_episode_steps, disable_env_checker=True, **self.kwargs
+                    env_id,
+                    max_episode_steps=self.config.max_episode_steps,
+                    disable_env_checker=True,
+                    **self.config.kwargs,
                 )
         except LabrlError:
             raise
         except (error.UnregisteredEnv, error.DeprecatedEnv) as problem:
             raise InputError(_unknown(env_id, problem), code="unknown-option", key="env.id") from None
         except (error.DependencyNotInstalled, ImportError) as problem:
-            raise InputError(_missing(env_id, problem), code="not-installed", key="env.id") from problem
+            named = re.search(r"gymnasium\[([\w-]+)\]", str(problem))
+            if named and named[1] in EXTRAS:
+                raise InputError.not_installed(f"env.id={env_id}", "a package", named[1]) from problem
+            why = f"needs a package that is not installed: {problem}"
+            raise InputError.about(f"env.id={env_id}", why, code="not-installed") from problem
         except (Exception, SystemExit) as problem:  # environments reject arguments with any exception
             reason = f"{type(problem).__name__}: {problem}"
-            if self.kwargs:
-                reason = str(problem) if isinstance(problem, TypeError) else reason
-                key = "env.kwargs"
-                message = f"env.kwargs={self.kwargs} do not fit env.id={env_id}: {reason}"
-            else:
-                key = "env.id"
-                message = f"env.id={env_id}: this environment cannot be made: {reason}"
-            raise InputError(message, code="environment", key=key) from problem
+            place, why = f"env.id={env_id}", f"this environment cannot be made: {reason}"
+            if config.kwargs:
+                place, why = f"env.kwargs={config.kwargs}", f"do not fit env.id={env_id}: {reason}"
+            raise InputError.about(place, why, code="environment") from problem
         for warning in heard:  # after a failure, the error message is enough
             if str(warning.message) not in _shown:
                 _shown.add(str(warning.message))
@@ -222,27 +234,25 @@ class FallbackTimeLimit(gymnasium.wrappers.TimeLimit):
 
 
 def _import(module: str) -> None:
+    """Import a module that registers environments. Raises InputError if that fails."""
+    place = f"env.import_module={module}"
     try:
         with importing(module):
             importlib.import_module(module)
     except ImportError as problem:
-        raise InputError(
-            f"env.import_module={module} cannot be imported: {problem}."
-            " Install the package that registers env.id, or correct the name.",
-            code="not-installed",
-            key="env.import_module",
+        fix = "Install the package that registers env.id, or correct the name"
+        raise InputError.about(
+            place, f"cannot be imported: {problem}", fix, code="not-installed"
         ) from problem
     except (Exception, SystemExit) as problem:  # importing a package can fail in any way
-        raise InputError(
-            f"env.import_module={module}: importing it failed: {type(problem).__name__}: {problem}",
-            code="environment",
-            key="env.import_module",
-        ) from problem
+        why = f"importing it failed: {type(problem).__name__}: {problem}"
+        raise InputError.about(place, why, code="environment") from problem
     if (ale := sys.modules.get("ale_py")) is not None:  # otherwise it prints a greeting to standard error
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
 
 
 def _unknown(env_id: str, problem: error.Error) -> str:
+    """Return a message with the nearest id, or with the option of the same Atari game."""
     bare = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", env_id.removeprefix("ALE/"))
     game = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
     if game in games():
@@ -258,10 +268,3 @@ def _unknown(env_id: str, problem: error.Error) -> str:
         f"env.id={env_id} is not registered in Gymnasium.{hint} Ids of other packages need"
         " env.import_module=<the module that registers them>; Atari games are env=<game>, such as env=pong."
     )
-
-
-def _missing(env_id: str, problem: Exception) -> str:
-    named = re.search(r"gymnasium\[([\w-]+)\]", str(problem))
-    if named and named[1] in EXTRAS:
-        return f"env.id={env_id} needs packages that are not installed. Type {install_command(named[1])}"
-    return f"env.id={env_id} needs a package that is not installed: {problem}"
