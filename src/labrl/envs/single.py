@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from labrl.component import Component, importing, signature_of
 from labrl.config.schema import EnvironmentConfig
 from labrl.envs.games import games
-from labrl.errors import Code, InputError, LabrlError, install_command
+from labrl.errors import Code, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
 from labrl.types import PositiveInt
 
