@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks import coverage, solve
+from benchmarks.__main__ import CASES, GROUPS, main
 from benchmarks.alone import take_turns
 from benchmarks.problems import PROBLEMS
 from benchmarks.report import Ratio, Report, Results, Row, describe_setting, setting_line
 from labrl.config.compose import compose, resolve
+from labrl.errors import WRONG_INPUT
 
 SETTING = {
     "machine": {"processor": "Abacus", "cores": 2},
@@ -73,6 +75,25 @@ def test_table_of_times_has_medians_of_what_was_measured(tmp_path: Path) -> None
     assert cells_of(table, "acrobot")[2:] == [
         *("not run", "–", "–", "not run", "–", "`labrl env=acrobot`", "–", "–")
     ]
+
+
+def test_solve_is_all_tasks_and_an_unknown_case_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    measured: list[str] = []
+    for name in GROUPS["solve"]:
+        case = report(name, [4.0], [2.0])
+        monkeypatch.setitem(CASES, name, lambda *_, case=case: measured.append(case.case) or case)
+    monkeypatch.setattr("sys.argv", ["benchmarks", "solve", "--shared", "--out", str(tmp_path)])
+    main()
+    assert measured == [f"solve-{name}" for name in solve.TASKS]
+    stored_cases = json.loads((tmp_path / "results.json").read_text())
+    assert all(case["setting"]["shared"] for case in stored_cases.values())
+    monkeypatch.setattr("sys.argv", ["benchmarks", "solve-chess", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == WRONG_INPUT
+    assert "solve-chess" in capsys.readouterr().err
 
 
 def test_times_on_a_shared_machine_are_not_shown(tmp_path: Path) -> None:
