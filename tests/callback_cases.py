@@ -19,6 +19,7 @@ from labrl.component import Component
 from labrl.run.session import RunSession
 from labrl.seeding import Streams
 from labrl.session.callbacks.callback import Callback, Row, Table
+from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.callbacks.evaluate import Evaluate
 from labrl.session.episodes import EpisodeWindow
 from labrl.session.evaluation import Quota
@@ -126,7 +127,20 @@ class ToySession:
         self.episodes.latest.extend(episodes)
         self.before_callbacks()
         for callback in self.callbacks:
-            if callback.is_due(self.clock, time.perf_counter()):
+            if any(map(self.clock.due, callback.frequencies)) or time.perf_counter() >= callback.next_time:
+                callback.step(self)
+        if self.clock.finished:
+            self.end()
+
+    def end(self) -> None:
+        """Call the callbacks that are due only because the budget is spent, after a checkpoint."""
+        rest = [one for one in self.callbacks if not any(map(self.clock.due, one.frequencies))]
+        for callback in self.callbacks:
+            if isinstance(callback, Checkpoint):
+                callback.save(self)
+        self.clock.ended = True
+        for callback in rest:
+            if callback.frequencies:
                 callback.step(self)
 
     def interrupt_at(self, frame: int) -> ToySession:

@@ -63,7 +63,7 @@ def test_scores_without_evaluation_are_those_of_training_episodes(tmp_path: Path
     ]
     assert {row["source"] for row in rows(session)} == {"training"}
     assert list(rows(session)[0]) == [
-        *("frame", "env_frames", "episode", "opt_step"),
+        *("frame", "env_frames", "episode", "opt_step", "end"),
         *("return_mean", "return_std", "return_min", "return_max", "length_mean", "episodes", "source"),
     ]
 

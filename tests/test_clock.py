@@ -19,7 +19,7 @@ def play(clock: Clock, num_envs: int, frequency: int) -> list[int]:
 
 
 @given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 2000))
-def test_each_multiple_and_the_end_are_due_exactly_once(
+def test_each_multiple_is_due_exactly_once_and_the_end_once_it_is_told(
     frequency: int, num_envs: int, max_frame: int
 ) -> None:
     clock = Clock(max_frame)
@@ -28,7 +28,9 @@ def test_each_multiple_and_the_end_are_due_exactly_once(
     crossings = {
         -(-multiple // num_envs) * num_envs for multiple in range(frequency, clock.frame + 1, frequency)
     }
-    assert due == sorted(crossings | {clock.frame})
+    assert due == sorted(crossings)
+    clock.ended = True
+    assert clock.due(frequency)
     assert max_frame <= clock.frame < max_frame + num_envs
 
 

@@ -300,9 +300,8 @@ def test_every_attribute_of_a_session_is_saved_or_derived(tmp_path: Path) -> Non
     # The observation is that of the environment after the transforms; a signal does not outlast its process;
     # `source`, `act`, `team` and `view` are built from the configuration and the agent.
     derived = {"_observation", "interruption", "team", "source", "act", "view"}
-    # The clock decides when a callback is due; the recorder saves its own episodes; states before the end of
-    # the budget are those of callbacks.
-    derived |= {"_next_frame", "_next_time", "highlights", "evaluate", "_before_the_end"}
+    # The clock decides when a callback is due; callbacks save their own state.
+    derived |= {"_next_frame", "_next_time", "highlights", "evaluate", "checkpoint"}
     derived |= {"_last_step"}  # callbacks read it, and the first of them is called after the next step
     # The noise scale of gradients belongs to `compute`, which measures it.
     assert set(vars(session)) | {"noise"} == saved | given | derived

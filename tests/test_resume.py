@@ -116,9 +116,12 @@ def test_extended_run_drops_the_evaluation_at_its_former_end(tmp_path: Path) -> 
     short, long = tmp_path / "short", tmp_path / "long"
     assert main([*overrides, "env.max_frame=2000", "hydra.run.dir=short"]) == 0
     checkpoints = CheckpointStore(short / "session_0" / "checkpoints", 1)
-    assert checkpoints.best_frame() == 2000, (
+    evaluations = rows(short / "session_0" / "eval.csv")
+    assert [row["end"] for row in evaluations] == ["", "", "budget"]
+    assert max(evaluations, key=lambda row: float(row["return_mean"]))["frame"] == "2000", (
         "the evaluation at the former end must be the best, or this test checks nothing"
     )
+    assert checkpoints.best_frame() == 900
     video = short / "session_0" / "videos" / "2000.mp4"
     video.parent.mkdir(exist_ok=True)
     video.write_bytes(b"of an episode that will be taken back")

@@ -29,6 +29,8 @@ class Clock:
         self._started: float | None = None
         self.finished = False
         """Whether a budget was spent at the last tick. It does not change between ticks."""
+        self.ended = False
+        """Whether the session now writes what is due only because a budget is spent, after its last step."""
         self._last_tick_is_next = False
 
     @property
@@ -67,24 +69,12 @@ class Clock:
         self._last_tick_is_next = True
 
     def due(self, frequency: int) -> bool:
-        """Return whether the last tick crossed a multiple of `frequency` frames or ended the budget.
+        """Return whether the last tick crossed a multiple of `frequency` frames, or the session has ended.
 
         This is true exactly once for each multiple, for any number of frames per tick; a tick that crosses
-        several multiples counts once. After the last tick it is true for every frequency.
+        several multiples counts once. Once `ended` is set, it is true for every frequency.
         """
-        return self.crossed(frequency) or self.finished
-
-    def crossed(self, frequency: int) -> bool:
-        """Return whether the last tick crossed a multiple of `frequency` frames, regardless of the budget.
-
-        Use this rather than `due` for anything that affects learning: a run that is extended to a larger
-        budget must have the same past as a run that had this budget from the start.
-        """
-        return self.frame // frequency > self._previous_frame // frequency
-
-    def next_due(self, frequency: int) -> int:
-        """Return the frame at which `due(frequency)` is next true, unless the budget ends before."""
-        return (self.frame // frequency + 1) * frequency
+        return self.ended or self.frame // frequency > self._previous_frame // frequency
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts and seconds as plain numbers."""

@@ -137,9 +137,9 @@ class WandbSession:
             self._log({"frame": self._sent, **media}, self._sent + 1)
         best = self.folder.checkpoints / "best"
         if self.wants("best") and (manifest := read_json(best / "manifest.json")):
-            self._add(
-                "best", "model", best, "*", frame=manifest["frame"], best_return=result.get("best_return")
-            )
+            frame, rows = manifest["frame"], self.folder.read_rows("eval")
+            scores = {row["frame"]: row["return_mean"] for row in rows}
+            self._add("best", "model", best, "*", frame=frame, best_return=scores.get(frame))
         if self.wants("videos"):
             self._add("videos", "videos", self.folder.videos, "*.mp4")
         if report is not None:

@@ -1,6 +1,6 @@
 """Checkpoints: folders that are either complete or absent, and that load without executing code.
 
-checkpoints/frame_000000100000/     also best/ and best_before/, with the same content
+checkpoints/frame_000000100000/     also best/, with the same content
     manifest.json                   format version, frame, size and SHA-256 of the other file
     state.pt                        the nested state, for torch.load(weights_only=True)
     best/, replay/                  in a kept one: the best checkpoint at its frame, the replay buffer
@@ -34,8 +34,6 @@ REPLAY = "replay"
 checkpoint."""
 
 BEST = "best"
-BEFORE = "best_before"
-"""Name of the folder with the best checkpoint before a provisional one."""
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +107,6 @@ class CheckpointStore:
         packed: Any,
         best: bool = False,
         owed: int | None = None,
-        provisional: bool = False,
         keep: bool = False,
         replay: Path | None = None,
     ) -> Path:
@@ -117,10 +114,9 @@ class CheckpointStore:
         folder.
 
         Once it is on disk, checkpoints older than the `keep_last` newest are removed, except the one of frame
-        `owed`, which `declare_best` may still need. With `provisional`, the previous best one is kept for
-        `take_back_best`. With `keep`, the checkpoint is never removed, and includes what a fork from it needs
-        and training replaces: the best checkpoint, and the files in the folder `replay`. Raises OSError if
-        the disk fails; the earlier checkpoints then still exist.
+        `owed`, which `declare_best` may still need. With `keep`, the checkpoint is never removed, and
+        includes what a fork from it needs and training replaces: the best checkpoint, and the files in the
+        folder `replay`. Raises OSError if the disk fails; the earlier checkpoints then still exist.
         """
         self._make_ready()
         target = self._at(frame)
@@ -134,9 +130,6 @@ class CheckpointStore:
                 copy_replay(replay, temporary / REPLAY)
             _write(temporary, frame, packed, best, keep)
             self._publish(temporary, target)
-            if best and provisional and self.best_frame() not in (None, frame):
-                shutil.rmtree(self.folder / BEFORE, ignore_errors=True)
-                os.replace(self.folder / BEST, self.folder / BEFORE)
             if best:
                 self._publish_best(target)
         except OSError:
@@ -154,20 +147,8 @@ class CheckpointStore:
     def declare_best(self, frame: int) -> None:
         """Make the existing checkpoint of `frame` the best one. Raises OSError if there is none."""
         self._make_ready()
-        _mark(self._at(frame), best=True)
+        _mark_best(self._at(frame))
         self._publish_best(self._at(frame))
-
-    def take_back_best(self, frame: int) -> None:
-        """Restore the previous best checkpoint if that of `frame` is provisionally the best one."""
-        self._make_ready()
-        best, before = self.folder / BEST, self.folder / BEFORE
-        if _claims_best(self._at(frame)):
-            _mark(self._at(frame), best=False)
-        if self.best_frame() == frame:
-            if before.is_dir():
-                self._publish(before, best)
-            else:
-                self._remove(best)
 
     def latest(self) -> Checkpoint | None:
         """Load the newest complete checkpoint, or return None. Broken ones are skipped with a warning.
@@ -239,8 +220,6 @@ class CheckpointStore:
         copies = {target / f"frame_{frame:012d}": source}
         if by_then:
             copies[target / BEST] = max(by_then, key=_claimed_frame)
-        if 0 <= _claimed_frame(self.folder / BEFORE) < frame:
-            copies[target / BEFORE] = self.folder / BEFORE
         for copy, original in copies.items():
             copy.mkdir(parents=True)
             _link_files(original, copy)
@@ -384,13 +363,13 @@ def _write(folder: Path, frame: int, packed: Any, best: bool, keep: bool) -> Non
     sync_file(folder)
 
 
-def _mark(path: Path, best: bool) -> None:
-    """Write into the manifest whether the checkpoint is the best one. Raises OSError if it cannot be read."""
+def _mark_best(path: Path) -> None:
+    """Write into the manifest that the checkpoint is the best one. Raises OSError if it cannot be read."""
     try:
         manifest = _read_manifest(path)
     except ValueError as error:
         raise OSError(f"{path}: {error}") from error
-    write_atomic(path / MANIFEST, _as_json({**manifest, "best": best}))
+    write_atomic(path / MANIFEST, _as_json({**manifest, "best": True}))
 
 
 def _as_json(manifest: dict[str, Any]) -> bytes:

@@ -25,6 +25,9 @@ Value = int | float | str | None
 
 Column = NDArray[np.float64]
 
+TEXT_COLUMNS = ("end", "source")
+"""The columns with text: why a row was written off the grid of frequencies, and the kind of episodes."""
+
 FINAL_SHARE = 0.1
 """Fraction of a session's frames, at its end, whose rows determine the final return."""
 
@@ -149,7 +152,7 @@ def read_table(path: Path) -> Table:
             )
     cells = zip(*rows, strict=True) if rows else [()] * max(len(names), 1)
     pairs = zip(names or ["frame"], cells, strict=True)
-    columns = {name: _to_column(texts) for name, texts in pairs if name != "source"}
+    columns = {name: _to_column(texts) for name, texts in pairs if name not in TEXT_COLUMNS}
     if infinite := [name for name, values in columns.items() if np.isinf(values).any()]:
         warnings.append(f"{path.name}: infinite values in {', '.join(infinite)}")
     return Table(columns, warnings, cut)

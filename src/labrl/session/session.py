@@ -79,8 +79,6 @@ class Session:
         self._observation: Observation | None = None
         self._last_step: Step | None = None
         self._next_frame, self._next_time = 0.0, math.inf  # when the next callback is due
-        # Earlier states of the callbacks that were called only because the budget ended.
-        self._before_the_end: dict[str, Any] = {}
         source = make_source(config, index, self.seed, num_threads, folder, ranks)
         self.source, self.env = source, source.env
         with ExitStack() as on_failure:
@@ -92,8 +90,11 @@ class Session:
             self.callbacks: list[Callback] = []
             self.evaluate: Evaluate | None = None
             """The callback that keeps the best score so far; None on all ranks except rank 0."""
+            self.checkpoint: Checkpoint | None = None
+            """The callback that saves the session; None on all ranks except rank 0."""
             if ranks.rank == 0:
-                self.callbacks, self.evaluate = build_callbacks(config, compute.workspace, ranks.size)
+                built = build_callbacks(config, compute.workspace, ranks.size)
+                self.callbacks, self.evaluate, self.checkpoint = built
             recorders = [one for one in self.callbacks if isinstance(one, RecordEpisodes)]
             self.highlights = recorders[0].highlights if recorders and not meta.rigorous_eval else None
             """Best and latest training episode; None if training episodes are not recorded."""
@@ -172,26 +173,34 @@ class Session:
             if ended and highlights is not None:
                 for episode in ended:
                     highlights.take(Played(episode, *env.played(episode), clock.frame, "training"))
-            if clock.frame >= self._next_frame or timers.now >= self._next_time or clock.finished:
+            if clock.frame >= self._next_frame or timers.now >= self._next_time:
                 self._call_back()
+            timers.lap("callbacks")
+        if clock.finished:
+            self._end()
             timers.lap("callbacks")
 
     def _call_back(self) -> None:
         """Call the callbacks that are due, and determine when the next one is."""
-        clock = self.clock
         for callback in self.callbacks:
-            if callback.is_due(clock, self.timers.now):
-                if clock.finished and not callback.crossed(clock):
-                    for name, one in self._named_callbacks().items():
-                        affected = not one.crossed(clock) or one in callback.listeners
-                        if affected and name not in self._before_the_end:
-                            self._before_the_end[name] = one.state_dict()
+            if any(map(self.clock.due, callback.frequencies)) or self.timers.now >= callback.next_time:
                 callback.step(self.view)
-        if self.interruption.take_save():
-            for callback in self.callbacks:
-                if isinstance(callback, Checkpoint):
-                    callback.save_now(self.view)
+        if self.interruption.take_save() and self.checkpoint is not None:
+            self.checkpoint.save_now(self.view)
         self._schedule_callbacks()
+
+    def _end(self) -> None:
+        """Save the session, then call the callbacks that are due only because the budget is spent.
+
+        A run with a larger budget lacks what these do, so an extension continues from the state before them.
+        """
+        if self.checkpoint is not None:
+            self.checkpoint.save(self.view)
+        due = self.clock.due
+        rest = [one for one in self.callbacks if one.frequencies and not any(map(due, one.frequencies))]
+        self.clock.ended = True
+        for callback in rest:
+            callback.step(self.view)
 
     def _schedule_callbacks(self) -> None:
         """Stop if a callback ends the session, and determine when the next callback is due."""
@@ -199,7 +208,8 @@ class Session:
         pruned = any(callback.gives_up for callback in callbacks)
         if pruned or any(callback.stopped_by is not None for callback in callbacks):
             self.interruption.end(pruned)
-        frames = (self.clock.next_due(each) for callback in callbacks for each in callback.frequencies)
+        frame = self.clock.frame
+        frames = ((frame // each + 1) * each for callback in callbacks for each in callback.frequencies)
         self._next_frame = min(frames, default=math.inf)
         self._next_time = min((callback.next_time for callback in callbacks), default=math.inf)
         if self.interruption.save_asked:  # since the line above that sets the frame
@@ -260,13 +270,13 @@ class Session:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that determines the rest of the session, except its configuration."""
         own = self._own_state()
-        callbacks = {name: part.state_dict() for name, part in self._named_callbacks().items()}
+        callbacks = self._named_callbacks().items()
         return {
             **own,
             "clock": self.clock.state_dict(),
             "episodes": self.episodes.state_dict(),
             "timers": dict(self.timers.seconds),
-            "callbacks": {**callbacks, **self._before_the_end},
+            "callbacks": {name: callback.state_dict() for name, callback in callbacks},
             **self.team.state_dict(own),
         }
 

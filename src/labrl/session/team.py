@@ -127,7 +127,7 @@ class RankTeam(Alone):
         self._ended += [(self._clock.frame, episode) for episode in ended]
         if self._writes():
             self._meet()
-        if self._clock.due(self._checks_every):
+        if self._clock.finished or self._clock.due(self._checks_every):
             self.compare()
 
     def metrics(self) -> dict[str, float]:
@@ -156,7 +156,7 @@ class RankTeam(Alone):
                 )
 
     def _writes(self) -> bool:
-        return any(self._clock.due(frequency) for frequency in self._frequencies)
+        return self._clock.finished or any(map(self._clock.due, self._frequencies))
 
     def _meet(self) -> None:
         rank = self._ranks.rank

@@ -22,8 +22,8 @@ from labrl.workspace import Workspace
 
 def build_callbacks(
     config: TrialConfig, workspace: Workspace, num_ranks: int = 1
-) -> tuple[list[Callback], Evaluate]:
-    """Return the callbacks of a session in the order in which they run, and the `Evaluate` among them.
+) -> tuple[list[Callback], Evaluate, Checkpoint]:
+    """Return the callbacks of a session in the order in which they run, and two of them.
 
     Listeners, including users' callbacks, come first, so that they have started before the first row is
     written. Callbacks that write rows follow. The checkpoint comes last, so that it includes the changes of
@@ -47,7 +47,8 @@ def build_callbacks(
     checkpoint = Checkpoint(
         config.log_frames, meta.keep_last, evaluate, workspace, num_ranks, on_crash, config.keep_frames
     )
-    return [*listeners, log, evaluate, StopEarly(meta, evaluate), *recording, checkpoint], evaluate
+    callbacks = [*listeners, log, evaluate, StopEarly(meta, evaluate), *recording, checkpoint]
+    return callbacks, evaluate, checkpoint
 
 
 def _user_callbacks(config: TrialConfig) -> list[Callback]:

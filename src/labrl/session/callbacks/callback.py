@@ -79,8 +79,8 @@ class Callback:
     its methods runs. It may draw random numbers only from a stream with a name of its own.
 
     A run that is continued with a larger budget must have the same past as a run that had this budget from
-    the start. If `step`, or a row, is due only because the budget ends, a checkpoint at the end therefore
-    contains the callback's state from before that call or row.
+    the start. The last checkpoint is therefore saved before `step` and the methods for rows are called only
+    because the budget has ended, which is when `session.clock.ended` is true.
     """
 
     frequencies: Sequence[int] = (1,)
@@ -90,22 +90,11 @@ class Callback:
     next_time: float = math.inf
     """Time, as of `time.perf_counter`, from which the next vector step is also followed by a call of
     `step`."""
-    listeners: Sequence[Callback] = ()
-    """Callbacks that take part in the rows that this one writes."""
     gives_up: bool = False
     """Set this to True to end the session after the current step and record it as pruned by a search."""
     stopped_by: Stop | None = None
     """Set this to a `Stop` to end the session after the current step and record it as finished, with this
     reason. A callback can influence a session only by this attribute and `gives_up`."""
-
-    def crossed(self, clock: Clock) -> bool:
-        """Return whether the last tick crossed a multiple of one of `frequencies`."""
-        return any(clock.crossed(frequency) for frequency in self.frequencies)
-
-    def is_due(self, clock: Clock, now: float) -> bool:
-        """Return whether `step` must be called after the last tick, at the time `now`."""
-        at_the_end = clock.finished and bool(self.frequencies)
-        return at_the_end or now >= self.next_time or self.crossed(clock)
 
     def start(self, session: SessionView) -> None:
         """Prepare before the first step; in a resumed run, after `load_state_dict`."""

@@ -48,8 +48,7 @@ class Checkpoint(Callback):
     lost.
 
     Weights that are evaluated asynchronously are saved when the evaluation starts, and kept until its result
-    is known. If the last evaluation was due only because the budget ended, the previous best model is kept
-    too, for a run that continues with a larger budget.
+    is known.
 
     With `save_crash`, a session that ends with an exception saves its state in a separate folder for
     inspection. The state may be from the middle of a step, so no run resumes from it.
@@ -96,8 +95,6 @@ class Checkpoint(Callback):
         frame, best_frame = session.clock.frame, self._evaluate.best_frame
         self._saved_frame = self._written_frame = frame
         self._workspace.mark()
-        if best_frame != frame and frame in self._store.frames():
-            self._store.take_back_best(frame)  # it was evaluated only because a smaller budget ended
         found = self._store.best_frame()
         if best_frame == frame > 0 and (found is None or found < frame):
             self._save(session)  # an evaluation that was missing has just been made
@@ -109,9 +106,18 @@ class Checkpoint(Callback):
         frame = session.clock.frame
         if self._refused:
             self._check_files(session)
-        of_interest = self._evaluate.best_frame == frame or self._evaluate.owes(frame)
+        of_interest = frame in (self._evaluate.best_frame, self._evaluate.owed)
         filled = not self._refused and self._room_spent * self._keep_last > 1
         if session.clock.due(self._frequency) or of_interest or filled or self._keeps(session):
+            self.save(session)
+
+    def save(self, session: SessionView) -> None:
+        """Save, unless this has been done at this frame.
+
+        Once the session has ended, nothing is saved: an extended run must not contain what is due only
+        because a smaller budget ended.
+        """
+        if not session.clock.ended and (self._refused or session.clock.frame != self._saved_frame):
             self._save(session)
 
     def save_now(self, session: SessionView) -> None:
@@ -119,12 +125,12 @@ class Checkpoint(Callback):
         if self._num_ranks > 1:
             _log.warning("several ranks save only at their usual checkpoints, so SIGUSR2 has no effect")
             return
-        frame = session.clock.frame
-        if self._refused or frame != self._saved_frame:
-            self._save(session)
+        self.save(session)
         self._settle()
         if not self._refused:
-            _log.warning("checkpoint at frame %d, as SIGUSR2 asks; training continues", frame)
+            _log.warning(
+                "checkpoint at frame %d, as SIGUSR2 asks; training continues", session.clock.frame
+            )
 
     def finish(self, session: SessionView) -> None:
         """Save an interrupted session; with `save_crash`, save a failed one in a separate folder."""
@@ -132,8 +138,8 @@ class Checkpoint(Callback):
         crashed = sys.exception() is not self._handled
         if crashed and self._save_crash:
             self._store_crash(session)
-        if not crashed and (self._refused or session.clock.frame != self._saved_frame):
-            self._save(session)
+        if not crashed:
+            self.save(session)
             self._settle()
         self._writer.shutdown()
         if not crashed and self._refused:
@@ -152,7 +158,7 @@ class Checkpoint(Callback):
 
     def _keeps(self, session: SessionView) -> bool:
         """Return whether the checkpoint at this frame must never be removed."""
-        return self._keep_every is not None and session.clock.crossed(self._keep_every)
+        return self._keep_every is not None and session.clock.due(self._keep_every)
 
     @property
     def _in_files(self) -> bool:
@@ -176,11 +182,9 @@ class Checkpoint(Callback):
         """Start to write a checkpoint, after waiting for the previous one."""
         self._settle()
         clock, evaluate = session.clock, self._evaluate
-        provisional = clock.finished and not clock.crossed(evaluate.frequency)
         how: dict[str, Any] = {
             "best": evaluate.best_frame == clock.frame,
             "owed": evaluate.owed,
-            "provisional": provisional,
             "keep": self._keeps(session),
             "replay": session.folder.replay if self._in_files else None,
         }

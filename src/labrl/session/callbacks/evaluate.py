@@ -62,13 +62,13 @@ class Evaluate(Callback):
         self.best_return: float | None = None
         """Highest `return_mean` so far; None before the first."""
         self.best_frame: int | None = None
-        """Frame of the best score; None before the first."""
+        """Frame of the best score at a multiple of the frequency; None before the first."""
         self.best_source: Source | None = None
         """Kind of episodes of the best score. The two kinds are not comparable: if a resume switches
         `meta.rigorous_eval` on or off, the first score of the new kind counts as the best so far."""
         self.last_frame = 0
         """Frame of the last row."""
-        self._beside, self.listeners = beside and quota.num_envs > 0, listeners
+        self._beside, self._listeners = beside and quota.num_envs > 0, listeners
         self._queue: deque[Snapshot] = deque()
         self._begun = False  # whether the separate process is playing the first in the queue
         self._envs: EvaluationEnvs | None = None
@@ -80,18 +80,12 @@ class Evaluate(Callback):
         """The frame of the first evaluation without a row; None if every evaluation has one."""
         return self._queue[0].frame if self._queue else None
 
-    def owes(self, frame: int) -> bool:
-        """Return whether the evaluation at `frame` has no row yet."""
-        return any(snapshot.frame == frame for snapshot in self._queue)
-
     def start(self, session: SessionView) -> None:
         """Cut the table back to the frame at which the session continues, and make missing evaluations."""
         clock = session.clock
         self._table = continued_table(session.folder.eval_csv, self.last_frame, session.folder.errors)
         if not self.quota.num_envs:  # evaluation was switched off: drop what was queued before
             self._queue = deque(snapshot for snapshot in self._queue if snapshot.frame == clock.frame)
-        if clock.finished and max(self.last_frame, *(one.frame for one in self._queue), 0) < clock.frame:
-            self._queue.append(self._snapshot(session))
         self._advance(session, wait=clock.finished or not self._beside)
         if self._beside:
             self.next_time = -math.inf  # start the process after the first step, so that no evaluation waits
@@ -177,8 +171,10 @@ class Evaluate(Callback):
         best = self.best_return if self.best_source == source else None
         better = bool(score > (-math.inf if best is None else best))  # false for nan
         if better:
-            self.best_return, self.best_frame, self.best_source = score, self.last_frame, source
-        for listener in self.listeners:
+            self.best_return, self.best_source = score, source
+            if not columns.get("end"):  # an extended run lacks that evaluation, so it replaces no model
+                self.best_frame = self.last_frame
+        for listener in self._listeners:
             listener.row(session, "eval", row)
         for follower in self.followers:
             follower(session, Evaluated(self.last_frame, score, played, better))

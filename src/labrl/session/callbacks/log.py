@@ -39,6 +39,7 @@ def clock_columns(session: SessionView) -> dict[str, Any]:
         "episode": clock.episode,
         "opt_step": clock.opt_step,
         "wall": clock.wall,
+        "end": "budget" if clock.ended else None,
     }
 
 
@@ -85,23 +86,23 @@ class LogTraining(Callback):
         rows."""
         self.frequencies = (frequency,)
         self._frequency, self._early = frequency, early
-        self.listeners, self._norms = listeners, norms
+        self._listeners, self._norms = listeners, norms
         self._last_frame, self._last_wall = 0, 0.0
         self._table: CsvTable | None = None
         self._warned = False
 
     def start(self, session: SessionView) -> None:
-        """Cut the table back to the frame at which the session continues; write a missing last row."""
+        """Cut the table back to the frame at which the session continues."""
         self._table = continued_table(session.folder.train_csv, self._last_frame, session.folder.errors)
         if self._norms is not None:
             self._norms.start(session)
         self.look_ahead(session.clock.frame)
-        if session.clock.finished and self._last_frame < session.clock.frame:
-            self.step(session)
 
     def step(self, session: SessionView) -> None:
-        """Write a row."""
+        """Write a row, unless this frame has one."""
         assert self._table is not None, "start() comes before step()"
+        if session.clock.frame == self._last_frame:
+            return
         columns = clock_columns(session)
         row = {
             **columns,
@@ -110,12 +111,12 @@ class LogTraining(Callback):
             **session.metrics(),
             **({} if self._norms is None else self._norms.columns()),
         }
-        for listener in self.listeners:
+        for listener in self._listeners:
             _add_columns(row, listener)
         self._table.append(row)
         self.look_ahead(session.clock.frame)
         self._warn_of_endless_episodes(session)
-        for listener in self.listeners:
+        for listener in self._listeners:
             listener.row(session, "train", row)
 
     def finish(self, session: SessionView) -> None:

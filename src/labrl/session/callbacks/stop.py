@@ -45,10 +45,10 @@ class StopEarly(Callback):
     Evaluations without a finished episode do not count.
     """
 
+    frequencies = ()
+
     def __init__(self, meta: MetaConfig, evaluate: Evaluate) -> None:
         """evaluate: the callback whose evaluations count."""
-        # With these frequencies, a checkpoint at the end of a budget treats both callbacks alike.
-        self.frequencies = evaluate.frequencies
         self._limit, self._patience = meta.stop_at_return, meta.patience
         self._score: float | None = None
         self._since_best = 0
