@@ -19,9 +19,13 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in TIMED} for row in read_rows(path)]
 
 
-def test_rows_are_written_every_log_frequency_and_at_the_end(tmp_path: Path) -> None:
-    session = ToySession(tmp_path, max_frame=110).run(LogTraining(30))
-    assert [row["frame"] for row in rows(session.folder.train_csv)] == [32, 60, 92, 112]
+@pytest.mark.parametrize(("max_frame", "mark"), [(110, "budget"), (120, None)])
+def test_rows_are_written_every_log_frequency_and_a_marked_one_at_the_end(
+    max_frame: int, mark: str | None, tmp_path: Path
+) -> None:
+    session = ToySession(tmp_path, max_frame=max_frame).run(LogTraining(30))
+    found = [(row["frame"], row["end"]) for row in rows(session.folder.train_csv)]
+    assert found == [(32, None), (60, None), (92, None), (session.clock.frame, mark)]
 
 
 def test_columns_are_those_of_clock_episodes_and_agent(tmp_path: Path) -> None:

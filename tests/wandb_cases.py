@@ -16,6 +16,8 @@ from typing import Any
 import wandb
 from wandb.proto import wandb_internal_pb2
 
+from labrl.run.tables import TEXT_COLUMNS
+
 API_KEY = "k" * 40
 
 
@@ -111,7 +113,7 @@ def tables(session: Path) -> list[tuple[int, dict[str, float]]]:
         path = session / f"{name}.csv"
         for row in rows(path) if path.exists() else []:
             frame = int(row.pop("frame"))
-            numbers = {f"{name}/{key}": cell for key, cell in row.items() if key != "source" and cell}
+            numbers = {f"{name}/{key}": cell for key, cell in row.items() if key not in TEXT_COLUMNS and cell}
             merged.setdefault(frame, {}).update({key: float(cell) for key, cell in numbers.items()})
     return sorted(merged.items())
 

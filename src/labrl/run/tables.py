@@ -180,7 +180,7 @@ def read_frame(path: Path) -> pl.DataFrame:
     columns = {name: [row[place] or None for row in rows] for place, name in enumerate(names)}
     texts = pl.DataFrame(columns, schema=dict.fromkeys(names, pl.String))
     frames = pl.col("frame").cast(pl.Float64).cast(pl.Int64)
-    return texts.with_columns(frames, *map(typed, texts.drop("frame")))
+    return texts.with_columns(frames, *map(typed, texts.drop("frame", *TEXT_COLUMNS, strict=False)))
 
 
 def read_rows(path: Path) -> list[dict[str, Value]]:

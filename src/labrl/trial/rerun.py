@@ -13,8 +13,8 @@ from labrl.trial.composed import Again, Composed
 from labrl.trial.past import check_changes, edited_config
 from labrl.trial.result import TrialResult
 
-UNTIMED = frozenset({"wall", "fps"})
-"""Columns that differ between identical runs."""
+UNTIMED = frozenset({"wall", "fps", "end"})
+"""Columns that differ between identical runs: times, and a mark that runs of older versions lack."""
 
 TABLES = ("train", "eval")
 

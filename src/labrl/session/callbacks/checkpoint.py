@@ -128,9 +128,7 @@ class Checkpoint(Callback):
         self.save(session)
         self._settle()
         if not self._refused:
-            _log.warning(
-                "checkpoint at frame %d, as SIGUSR2 asks; training continues", session.clock.frame
-            )
+            _log.warning("checkpoint at frame %d, as SIGUSR2 asks; training continues", session.clock.frame)
 
     def finish(self, session: SessionView) -> None:
         """Save an interrupted session; with `save_crash`, save a failed one in a separate folder."""

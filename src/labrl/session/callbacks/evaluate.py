@@ -35,7 +35,7 @@ Follower = Callable[[SessionView, Evaluated], None]
 
 
 class Evaluate(Callback):
-    """Write a row to `eval.csv` every `meta.eval_frequency` frames and at the end of the budget.
+    """Write a row to `eval.csv` every `meta.eval_frequency` frames and, marked, at the end of the budget.
 
     If the quota has no environments, the score is that of the last `meta.episode_window` training episodes.
     Otherwise separate environments in evaluation mode play whole episodes. The seeds of episodes and actions
@@ -45,6 +45,8 @@ class Evaluate(Callback):
     With `beside`, a separate process plays the episodes, one evaluation at a time: when the next one is due,
     training waits for the previous one. Rows and their order are the same; each row is written when its
     result is known.
+
+    An evaluation that takes place only because the budget has ended does not replace the best model.
 
     Evaluations without a row are in a queue, which is part of the state: those that the separate process has
     not finished, and one that an interruption cut short. A resume therefore neither loses nor repeats any.

@@ -29,7 +29,8 @@ FIRST_ROW = 16
 
 
 def clock_columns(session: SessionView) -> dict[str, Any]:
-    """Return the first columns of every row in every table."""
+    """Return the first columns of every row in every table. `end` marks a row that exists only because a
+    budget is spent."""
     clock = session.clock
     pauses = session.agent.pauses
     played = clock.frame if pauses is None else pauses.frames_played
@@ -65,13 +66,13 @@ def early_spacing(frame: int) -> int:
 
 
 class LogTraining(Callback):
-    """Write a row to `train.csv` every `meta.log_frequency` frames and at the end of the budget.
+    """Write a row to `train.csv` every `meta.log_frequency` frames and, marked, at the end of the budget.
 
     With `early`, there are further rows at the start: they are `early_spacing` frames apart, as long as that
     is at most half of `meta.log_frequency`.
 
-    Columns: frame, env_frames, episode, opt_step, wall; fps since the previous row; returns and length over
-    the last `meta.episode_window` episodes; and the metrics of agent, environments and listeners.
+    Columns: frame, env_frames, episode, opt_step, wall, end; fps since the previous row; returns and length
+    over the last `meta.episode_window` episodes; and the metrics of agent, environments and listeners.
     """
 
     def __init__(
