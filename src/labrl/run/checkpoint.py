@@ -287,6 +287,8 @@ class CheckpointStore:
         marked = next((path for path in self._newest_first() if _claims_best(path)), None)
         if marked is not None and _claimed_frame(marked) > _claimed_frame(best):
             self._publish_best(marked)
+        if (before := self.folder / "best_before").is_dir():
+            self._publish(before, best)  # an older version let the evaluation at a budget's end replace it
         for leftover in self.folder.glob(".*.tmp"):
             shutil.rmtree(leftover, ignore_errors=True)
         self._kept = {frame for frame in self.frames() if _claims(self._at(frame)).get("keep")}
