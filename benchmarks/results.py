@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks import chapters, curves, solve, studies
 from benchmarks.published import (
+    SESSIONS,
     Result,
     as_markdown,
     as_rows,
@@ -56,16 +57,17 @@ with other budgets, or not at all.
 
 - *published* and *labrl*, both measured in SLM Lab's way: each checkpoint row has the mean return of the
   last 100 training episodes; the score of a session is the mean over its last 100 checkpoint rows, and
-  the score of a cell is the mean over its sessions. In brackets is its 95 % interval (Student's t, of four
-  sessions; [why](explanation/statistics.md#intervals)). It may reach beyond the highest possible score.
+  the score of a cell is the mean over its sessions. In brackets is its 95 % interval (Student's t, of at
+  least four sessions; [why](explanation/statistics.md#intervals)), which may reach beyond the highest
+  possible score.
 - \\*: the scores of the sessions were not kept, but only their mean and the interval of the bootstrap, which
   is too narrow. The t interval of any four numbers is at most 2.13 times as wide as that of the bootstrap,
   and the table shows this bound.
 - *final return*: see [statistics](explanation/statistics.md).
 - *equal*: labrl's whole interval is within a margin around the published score, 5 % of that score's
   distance from the random policy (a test of equivalence). *better*, *worse*: the published score is outside
-  labrl's interval. *undecided*: the sessions cannot tell. The spread of published scores is not known, so
-  they count as exact. Cells in which labrl is worse are bold.
+  labrl's interval. *undecided*: the sessions cannot tell; `--sessions 8` trains eight of a cell. The spread
+  of published scores is not known, so they count as exact. Cells in which labrl is worse are bold.
 - *commit*, *configuration*, *machine*: the code that ran, its whole configuration and the processor. What was
   not recorded is not known: cells without a commit are from an early version of labrl and cannot be repeated
   exactly, and neither can those *with changes*, which were trained with code that was not committed.
@@ -90,7 +92,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="folder of make bench, whose times to a result are recorded",
     )
     parser.add_argument("--minutes", type=float, help="longest time to train; 0 only writes the page")
+    parser.add_argument(
+        "--sessions",
+        type=int,
+        default=SESSIONS,
+        help=f"sessions of each of SLM Lab's cells: 8, where {SESSIONS} cannot tell (default: {SESSIONS})",
+    )
     args = parser.parse_args(argv)
+    if args.sessions < SESSIONS:
+        parser.error(
+            f"--sessions must be at least {SESSIONS}, as in the published scores, got {args.sessions}"
+        )
     unknown = sorted(set(args.cells) - set(known))
     if unknown:
         parser.error(f"unknown cell {', '.join(unknown)} (choose from {', '.join(known)})")
@@ -102,14 +114,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     deadline = None if args.minutes is None else time.monotonic() + 60 * args.minutes
     failed = []
     for name in args.cells or published:
-        folder = args.root / name
-        if _finished(folder):
+        folder, sessions = args.root / name, args.sessions if name in published else None
+        if _finished(folder) and (sessions is None or len(load_run(folder).sessions) >= sessions):
             continue
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             break
-        print(f"{name}: {' '.join(command(known[name], folder))}", flush=True)
-        code = _train(command(known[name], folder), left)
+        overrides = command(known[name], folder, sessions)
+        print(f"{name}: {' '.join(overrides)}", flush=True)
+        code = _train(overrides, left)
         if code in (INTERRUPTED, TERMINATED):
             break
         if code:
@@ -130,14 +143,18 @@ def uncommitted() -> str:
     return (found.stderr if found.returncode else found.stdout).rstrip()
 
 
-def command(overrides: Sequence[str], folder: Path) -> list[str]:
-    """Return the arguments of `labrl` that start or resume the run or search of `overrides` in `folder`."""
+def command(overrides: Sequence[str], folder: Path, sessions: int | None = None) -> list[str]:
+    """Return the arguments of `labrl` that start or resume the run or search of `overrides` in `folder`.
+
+    sessions: number of sessions, if it is not that of the recipe.
+    """
     multirun = ["-m"] if "-m" in overrides else []
+    more = [] if sessions in (None, SESSIONS) else [f"meta.max_session={sessions}"]
     if _status(folder) is not None:
-        return [*multirun, f"+resume={folder}"]
+        return [*multirun, f"+resume={folder}", *more]
     if multirun:
         return [*overrides, f"hydra.sweep.dir={folder}"]
-    return [*overrides, "seed=0", f"hydra.run.dir={folder}"]
+    return [*overrides, *more, "seed=0", f"hydra.run.dir={folder}"]
 
 
 def results(root: Path, records: Records) -> list[Result]:

@@ -247,7 +247,11 @@ class UntilSolved(Callback):
 
 
 def _labrl(task: Task, seed: int, budget: int) -> Measured:
-    folder = Path(tempfile.mkdtemp(prefix="labrl-bench-"))
+    with tempfile.TemporaryDirectory(prefix="labrl-bench-") as folder:
+        return _labrl_in(Path(folder), task, seed, budget)
+
+
+def _labrl_in(folder: Path, task: Task, seed: int, budget: int) -> Measured:
     note = folder / "solved.json"
     overrides = [*task.overrides, f"seed={seed}", "meta.device=cpu", "meta.max_session=1", "wandb=disabled"]
     overrides += ["+callbacks.solved._target_=benchmarks.solve.UntilSolved", f"+callbacks.solved.path={note}"]

@@ -146,6 +146,8 @@ def test_benchmark_starts_resumes_and_skips_cells(
     ]
     run_with(folder, [240.0] * 4)
     assert results.command(cell.overrides, folder) == [f"+resume={folder}"]
+    assert results.command(cell.overrides, folder, 8) == [f"+resume={folder}", "meta.max_session=8"]
+    assert "meta.max_session=8" in results.command(cell.overrides, tmp_path / "new", 8)
     started: list[list[str]] = []
     monkeypatch.setattr(results, "_train", lambda overrides, seconds: started.append(overrides) or 0)
     overrides = ["cartpole_ddqn_per", "cartpole_ppo", "--root", str(tmp_path / "runs")]
@@ -157,6 +159,12 @@ def test_benchmark_starts_resumes_and_skips_cells(
     monkeypatch.setattr(results, "uncommitted", str)
     assert results.main(overrides) == 0
     assert [run[:2] for run in started] == [["experiment=slm_lab/cartpole", "agent=ppo"]]
+    assert results.main([*overrides[:1], *overrides[2:], "--sessions", "8"]) == 0
+    assert started.pop() == [f"+resume={folder}", "meta.max_session=8"]
+    with pytest.raises(SystemExit) as ended:
+        results.main([*overrides, "--sessions", "3"])
+    assert ended.value.code == WRONG_INPUT
+    assert "got 3" in capsys.readouterr().err
     monkeypatch.setattr(results, "uncommitted", lambda: " M docs/results.md")
     assert results.main([*overrides, "--minutes", "0"]) == 0
     monkeypatch.setattr(results, "uncommitted", str)
