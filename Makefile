@@ -43,8 +43,9 @@ exact: $(VENV)/.installed-dev ## test every agent interrupted and resumed, and a
 bench: $(VENV)/.installed-bench ## compare the speed with Stable-Baselines3 and with the ceilings: make bench ARGS="pong --repeats 5"
 	$(BIN)/python -m benchmarks $(ARGS)
 
-reference: $(VENV)/.installed-dev ## generate docs/reference/ from the code and configs/
+reference: $(VENV)/.installed-dev ## generate what docs/ shows of the code, configs/ and measurements
 	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python docs/generate_pages.py
 
 docs: $(VENV)/.installed-dev ## build the documentation as a site, site/index.html; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
@@ -82,10 +83,12 @@ $(VENV)/.installed-run: pyproject.toml $(VENV)/.installed-torch
 
 $(VENV)/.installed-dev: $(VENV)/.installed-run
 	@echo 'Installing the tools of development'
-	@$(PIP) install -c $(PINS) -e '.[bench,box2d,dev,docs,export,mujoco,offline,search,submitit]'
+	@$(PIP) install 'pip>=25.1'
+	@$(PIP) install -c $(PINS) -e '.[box2d,export,mujoco,offline,search,submitit]' --group dev
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed-run
 	@echo 'Installing Stable-Baselines3'
-	@$(PIP) install -c $(PINS) -e '.[box2d,bench]'
+	@$(PIP) install 'pip>=25.1'
+	@$(PIP) install -c $(PINS) -e '.[box2d]' --group bench
 	@touch $@

@@ -13,9 +13,10 @@ import dataclasses
 import importlib
 import inspect
 import itertools
+import re
 import textwrap
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ from labrl.config.compose import hydra_initialized, prepare
 from labrl.config.keys import traits
 from labrl.config.schema import TrialConfig
 from labrl.config.traits import Traits, dataclasses_in, traits_in
+from labrl.networks.layers import Activation
 
 UNIONS = (Union, types.UnionType)
 
@@ -61,7 +63,8 @@ class Row:
 
     key: str
     type: str
-    default: str
+    values: Mapping[str, Any]
+    """Default of each option that has the key."""
     meaning: str
 
 
@@ -136,6 +139,8 @@ def type_of(hint: Any) -> str:
     if origin is Annotated:
         return type_of(arguments[0])
     if origin is Literal:
+        if hint == Activation:
+            return "an elementwise class of `torch.nn`, such as `ReLU` or `Tanh`"
         return ", ".join(f"`{shown(one)}`" for one in arguments)
     if origin in UNIONS:
         kinds = [one for one in arguments if not dataclasses.is_dataclass(one)]
@@ -173,14 +178,14 @@ def rows(cls: type, nodes: Mapping[str, Mapping[str, Any]], key: str) -> Iterato
         kinds = list(dataclasses_in(hint))
         if full in GROUPS or (is_group(full) and hint not in kinds):
             yield Row(
-                full, f"an option of `{GROUPS.get(full, full.replace('.', '/'))}`", "", meanings[field.name]
+                full, f"an option of `{GROUPS.get(full, full.replace('.', '/'))}`", {}, meanings[field.name]
             )
         elif hint is Component or (get_origin(hint) in UNIONS and Component in get_args(hint)):
             yield from component_rows(inner, full, meanings[field.name])
         elif len(kinds) == 1 and kinds[0] is hint:
             yield from rows(kinds[0], inner, full)
         else:
-            yield Row(full, type_of(hint), default_of(inner), meanings[field.name])
+            yield Row(full, type_of(hint), inner, meanings[field.name])
             if len(kinds) == 1:
                 nested = {option: node for option, node in inner.items() if isinstance(node, dict)}
                 yield from rows(kinds[0], nested, full)
@@ -189,7 +194,7 @@ def rows(cls: type, nodes: Mapping[str, Mapping[str, Any]], key: str) -> Iterato
 def component_rows(nodes: Mapping[str, Any], key: str, meaning: str) -> Iterator[Row]:
     """Yield a part that is not an option of a group, and the keys of the default part."""
     targets = {option: node["_target_"] for option, node in nodes.items() if isinstance(node, dict)}
-    yield Row(key, "a part with a `_target_`", default_of({**dict.fromkeys(nodes), **targets}), meaning)
+    yield Row(key, "a part with a `_target_`", {**dict.fromkeys(nodes), **targets}, meaning)
     for target in dict.fromkeys(targets.values()):
         config = getattr(load_target(target), "Config", None)
         inner = {option: nodes[option] for option, one in targets.items() if one == target}
@@ -205,18 +210,23 @@ def is_group(key: str) -> bool:
 MOST_DEFAULTS = 4
 """Largest number of different defaults that a cell shows."""
 
+DIFFERENT = "depends on the option"
+
+FEW_OPTIONS = 4
+"""Largest number of options that a cell names for one default."""
+
 
 def default_of(values: Mapping[str, Any]) -> str:
-    """Return the default, or the default of each option if they differ."""
-    texts = {option: f"`{shown(value)}`" for option, value in values.items()}
+    """Return the default; if options differ, the most frequent one, then the others with their options."""
     by_text: dict[str, list[str]] = {}
-    for option, text in texts.items():
-        by_text.setdefault(text, []).append(option)
-    if len(by_text) < 2:
-        return "".join(by_text)
+    for option, value in values.items():
+        by_text.setdefault(f"`{shown(value)}`", []).append(option)
     if len(by_text) > MOST_DEFAULTS:
-        return "depends on the option"
-    return "; ".join(f"{text} ({', '.join(options)})" for text, options in by_text.items())
+        return DIFFERENT
+    usual, *others = sorted(by_text, key=lambda text: -len(by_text[text])) or [""]
+    if any(len(by_text[text]) > FEW_OPTIONS for text in others):
+        return DIFFERENT
+    return "; ".join([usual, *(f"{', '.join(by_text[text])}: {text}" for text in others)])
 
 
 @dataclass(frozen=True)
@@ -226,6 +236,8 @@ class Section:
     title: str
     text: str
     rows: list[Row]
+    options: list[str]
+    """The options in the form that is typed, `agent=ppo`."""
 
 
 def sections_of(group: str) -> Iterator[Section]:
@@ -237,9 +249,43 @@ def sections_of(group: str) -> Iterator[Section]:
         if cls is not None:
             by_class.setdefault(cls, {})[option] = node
     for cls, configured in by_class.items():
-        typed = ", ".join(f"`{group}={option}`" for option in configured)
+        typed = [f"`{group}={option}`" for option in configured]
         text = inspect.cleandoc(cls.__doc__ or "")
-        yield Section(typed, text, list(rows(cls, configured, key_of(group))))
+        named = re.match(r"Options of (?:the )?(.+?)[.,;]", text)
+        title = named[1] if named and len(typed) > 1 else ", ".join(typed)
+        yield Section(title, text, list(rows(cls, configured, key_of(group))), typed)
+
+
+FEWEST_SHARED = 4
+"""Smallest number of keys for which a page has a section of keys that several sections share."""
+
+
+def with_shared_rows_once(sections: Sequence[Section]) -> list[Section]:
+    """Return the sections, after one with the rows that are the same in several of them."""
+    found: dict[tuple[str, str, str], list[Row]] = {}
+    for row in itertools.chain.from_iterable(section.rows for section in sections):
+        found.setdefault((row.key, row.type, row.meaning), []).append(row)
+    shared = {same: rows for same, rows in found.items() if len(rows) > 1}
+    if len(shared) < FEWEST_SHARED:
+        return list(sections)
+    merged = [
+        Row(*same[:2], {option: value for row in rows for option, value in row.values.items()}, same[2])
+        for same, rows in shared.items()
+    ]
+    first = Section("Shared keys", "Keys that mean the same in several sections below.", merged, [])
+    differing = {row.key for row in merged if default_of(row.values) == DIFFERENT}
+    return [first, *(_without(section, set(shared), differing) for section in sections)]
+
+
+def _without(section: Section, shared: set[tuple[str, str, str]], differing: set[str]) -> Section:
+    own = [row for row in section.rows if (row.key, row.type, row.meaning) not in shared]
+    others = [
+        f"`{row.key}`" + (f" ({default_of(row.values)})" if row.key in differing else "")
+        for row in section.rows
+        if row not in own
+    ]
+    text = f"{section.text}\n\n[Shared](#shared-keys): {', '.join(others)}." if others else section.text
+    return dataclasses.replace(section, text=text, rows=own)
 
 
 def class_of(key: str, node: Mapping[str, Any]) -> type | None:
@@ -260,15 +306,19 @@ def class_of(key: str, node: Mapping[str, Any]) -> type | None:
 def page(title: str, sections: Iterable[Section]) -> str:
     """Return a page of the reference in Markdown."""
     lines = [f"# {title}", "", NOTE]
-    for section in sections:
-        lines += ["", f"## {section.title}", "", section.text, ""]
+    for section in with_shared_rows_once(list(sections)):
+        options = ", ".join(section.options)
+        lines += ["", f"## {section.title}", ""]
+        if options not in ("", section.title):
+            lines += [options, ""]
+        lines += [section.text, ""]
         if not section.rows:
-            lines.append("No keys.")
+            lines.append("No keys of its own." if "#shared-keys" in section.text else "No keys.")
             continue
-        lines += ["| key | type and range | default | resume | meaning |", "|---|---|---|---|---|"]
+        lines += ["| key | meaning | type and range | default |", "|---|---|---|---|"]
         for row in section.rows:
-            resume = "may change" if traits(row.key).resume else ""
-            cells = (f"`{row.key}`", row.type, row.default, resume, row.meaning)
+            resume = " *May change at a resume.*" if traits(row.key).resume else ""
+            cells = (f"`{row.key}`", row.meaning + resume, row.type, default_of(row.values))
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -285,11 +335,12 @@ Every key of labrl's configuration, generated from the config dataclasses and th
 
 - **type and range**: `[0, 1)` includes 0 but not 1. Schedules are described in
   [configuration](../configuration.md#schedules).
-- **default**: the value in the YAML file of the option. If the options of a section differ, each value is
-  followed by its options in parentheses. Presets change some values for a pair of agent and environment:
+- **default**: the value in the YAML file of the option. If options differ, the most frequent value is first,
+  and the others follow their options. Presets change some values for a pair of agent and environment:
   `labrl --cfg job agent=<agent> env=<environment>` prints the values of a run. `???` marks required keys.
-- **resume**: *may change* marks the keys that `labrl +resume=<run> <key>=<value>` accepts, because they do
-  not affect what was learned before. Any other change is refused.
+- *May change at a resume*: `labrl +resume=<run> <key>=<value>` accepts these keys, because they do not affect
+  what was learned before. Any other change is refused.
+- **Shared keys** are listed once at the top of a page; each section names those that it has.
 - Frames are agent steps, summed over the environments of a session.
 """
 
@@ -326,12 +377,16 @@ API = {
 """Functions and classes in each section of python.md."""
 
 MEMBERS = {
+    "labrl.trial.loading.LoadedPolicy": ("networks", "network", "reset", "act", "env", "evaluate", "close"),
     "labrl.run.run.Run": (
         *("status", "provenance", "config", "overrides", "name", "agent", "env", "seed", "created"),
         *("max_frame", "evaluates", "sessions", "warnings", "table"),
     ),
 }
 """The methods and properties of a class that are for users, if not all of them are."""
+
+RETURNED = ("labrl.trial.loading.LoadedPolicy", "labrl.run.run.Run")
+"""Classes whose objects users receive and never make."""
 
 
 def api_page() -> str:
@@ -353,7 +408,7 @@ def api_of(name: str) -> Iterator[str]:
     module, _, short = name.rpartition(".")
     found = getattr(importlib.import_module(module), short)
     yield from [f"### `{name}`", ""]
-    if not dataclasses.is_dataclass(found):
+    if not dataclasses.is_dataclass(found) and name not in RETURNED:
         kind = "class " if isinstance(found, type) else ""
         yield from ["```python", f"{kind}{short}{signature(found)}", "```", ""]
     yield inspect.getdoc(found) or ""

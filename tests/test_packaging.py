@@ -18,7 +18,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+TOOLS = [one for group in PYPROJECT["dependency-groups"].values() for one in group if isinstance(one, str)]
+"""Requirements of those who change labrl."""
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -83,6 +86,13 @@ def test_wheel_contains_the_package_and_every_configuration(wheel: Path) -> None
     own = {str(f.relative_to(package)) for f in files if f.suffix == ".yaml"}
     assert {name.removeprefix("labrl/") for name in names if name.endswith(".yaml")} == groups | own
     assert not [name for name in names if name.startswith(("tests/", "benchmarks/"))]
+
+
+def test_wheel_is_the_same_when_it_is_built_again(source: Path, wheel: Path) -> None:
+    again = source / "again"
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", again, cwd=source)
+    (built,) = again.glob("*.whl")
+    assert built.read_bytes() == wheel.read_bytes()
 
 
 def test_installed_package_is_imported_from_the_environment(installed: Path, tmp_path: Path) -> None:
@@ -158,7 +168,8 @@ def test_command_that_a_message_gives_for_an_extra_installs_it(
 def test_every_dependency_is_pinned_in_constraints() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if not line.startswith("#"))
-    wanted = [*PROJECT["dependencies"], *chain.from_iterable(PROJECT["optional-dependencies"].values())]
+    extras = chain.from_iterable(PROJECT["optional-dependencies"].values())
+    wanted = [*PROJECT["dependencies"], *extras, *TOOLS]
     names = {re.split(r"[\[<>=~! ]", requirement)[0].lower() for requirement in wanted}
     assert names <= set(pins)
     assert "+" not in pins["torch"], (
@@ -218,10 +229,25 @@ def test_make_without_target_lists_every_target() -> None:
     assert [target for target in phony[1].split() if f"make {target} " not in listed] == []
 
 
+SHORTER = {
+    "git clone <URL of this repository> labrl": f"git clone --quiet {ROOT} labrl",
+    "env.max_frame=6e4": "env.max_frame=2e4",
+    "env=lunar_lander ": "env=lunar_lander env.max_frame=2e4 ",
+    "meta.max_wall=60": "meta.max_wall=10",
+    "meta=fast_atari env=pong": "meta=fast_atari env=pong meta.max_session=1 meta.max_wall=10",
+}
+"""Parts of README's commands, and what the test runs instead."""
+
+
 @pytest.mark.slow
-def test_make_run_trains_in_a_fresh_clone(tmp_path: Path) -> None:
-    clone = tmp_path / "clone"
-    run("git", "clone", "--quiet", ROOT, clone, cwd=tmp_path)
-    assert "frame" in run("make", "run", f"PYTHON={sys.executable}", "ARGS=meta=dev seed=1", cwd=clone).stdout
-    (rows,) = clone.rglob("train.csv")
-    assert len(rows.read_text().splitlines()) > 1
+def test_blocks_of_the_readme_run_one_after_the_other_in_a_fresh_clone(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 3
+    script = "set -e\n" + "".join(blocks)
+    for shown, short in SHORTER.items():
+        assert shown in script, shown
+        script = script.replace(shown, short)
+    script = script.replace("make run ", f"make run PYTHON={sys.executable} ")
+    run("bash", "-c", script, cwd=tmp_path, WANDB_MODE="disabled")
+    assert (tmp_path / "labrl" / "runs" / "first" / "report.html").exists()
+    assert (tmp_path / "labrl" / "runs" / "fork" / "report.html").exists()

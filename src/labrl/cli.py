@@ -531,8 +531,8 @@ def replay(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="labrl-replay",
         description="Play a recorded episode again, check that it is identical, and write a video of it.",
-        epilog="A run records its best and its last evaluation episode. With meta.record_episodes=each it "
-        "also records one episode of every evaluation, which episode=<frame> selects.",
+        epilog="A run records its best and its latest episode: of training or, with meta.rigorous_eval, "
+        "of evaluation. meta.record_episodes=each adds one of every evaluation, episode=<frame>.",
     )
     parser.add_argument("run", help="run folder, or latest")
     parser.add_argument(

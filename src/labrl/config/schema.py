@@ -78,7 +78,7 @@ class MetaConfig:
     max_session: Annotated[PositiveInt, Traits(resume=True, same_group=True)]
     """Number of sessions in the trial, which differ only in the seed, >= 1."""
     max_trial: Annotated[PositiveInt | None, Traits(resume=True, same_group=True)]
-    """Total number of trials in a search, >= 1; null: 20."""
+    """Total number of trials in a search, >= 1; null: the number that search=<option> sets, or 20."""
     episode_window: PositiveInt
     """Number of finished episodes over which returns and lengths are averaged, >= 1."""
     keep_last: Watches[PositiveInt]
@@ -92,8 +92,8 @@ class MetaConfig:
     """Number of GPUs for the whole trial, >= 0. With a fraction such as 0.5, trials share a GPU. null: all
     GPUs; in an experiment, one GPU shared by the trials that run at the same time."""
     device: Continues[Literal["auto", "cpu", "cuda"]]
-    """Device of the networks. auto: a GPU, if there is one, for agents that see images, and the CPU for all
-    others, whose small networks it computes several times as fast."""
+    """Device of the networks. auto: a GPU, if there is one, for agents that see images and, with CUDA graphs,
+    for SAC, TQC, TD3 and DDPG; the CPU for others, whose small networks it computes several times as fast."""
     deterministic: Continues[bool]
     """Whether a GPU may only use algorithms that always give the same result; an operation without one fails.
     false: a GPU may use others too, so that runs are not reproducible. The CPU's are all deterministic."""

@@ -24,14 +24,14 @@ class AsyncUnrollConfig:
     """One process that acts ahead of the learner."""
 
     queue_size: PositiveInt
-    """Most vector steps that the actor may be ahead of the learner, >= 1. With more, it acts with older
+    """Maximum number of vector steps by which the actor may be ahead, >= 1. With more, it acts with older
     weights."""
     update_period: PositiveInt
     """Optimizer updates after which the actor receives new weights, >= 1."""
     step_interval: NonNegativeFloat
     """Shortest time between two vector steps in seconds, for environments in real time, >= 0."""
     timeout: PositiveFloat
-    """Seconds without a step after which the actor counts as hanging, > 0."""
+    """Seconds without a step before the actor is considered hung, > 0."""
 
     def __post_init__(self) -> None:
         if self.timeout <= self.step_interval:

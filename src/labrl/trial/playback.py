@@ -321,8 +321,8 @@ def _session(run: Run, request: ReplayRequest) -> RunSession:
     names = list(dict.fromkeys(name for session in wanted for name in recorded_names(session.episodes)))
     if not names:
         raise InputError(
-            f"{run.path} has no recorded episode. Runs record episodes at evaluations, every "
-            "meta.eval_frequency frames, unless meta.record_episodes=none",
+            f"{run.path} has no recorded episode. A run records its best and its latest "
+            "episode when it evaluates, every meta.eval_frequency frames, unless meta.record_episodes=none",
             code="not-found",
             key=str(run.path),
         )
