@@ -36,7 +36,7 @@ UNKNOWN_KEYS = {
     "+resum=latest": "Did you mean +resume=latest",
     "+enjoi=latest": "Did you mean +enjoy=latest?",
     "resum=latest": "Did you mean +resume=latest",
-    "+env.num_envs=4": "write env.num_envs=4",
+    "+env.num_envs=4": "Write env.num_envs=4",
 }
 """Wrong overrides, each with the suggestion in its error message."""
 
@@ -156,7 +156,7 @@ UNREADABLE = {
     "agent.lr=[1,": ("agent.lr", "[1,2]"),
     "agent.lr": ("agent.lr", "agent.lr=<value>"),
     "agent.lr={a:": ("agent.lr", "{a: 1, b: 2}"),
-    "agent.lr=1e-3,": ("agent.lr", "write agent.lr=1e-3"),
+    "agent.lr=1e-3,": ("agent.lr", "Write agent.lr=1e-3"),
     "=3": ("=3", "key=value"),
 }
 

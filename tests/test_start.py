@@ -15,7 +15,6 @@ from commands import start_labrl
 
 import labrl.cli
 import labrl.start
-from labrl.config import config_folder
 from labrl.errors import INTERRUPTED
 
 SCRIPTS = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]["scripts"]
@@ -206,7 +205,7 @@ for command in json.loads(sys.argv[1]):
     experiments = experiments or "-m" in command
     assert experiments or "numpy" not in sys.modules, command
 try:
-    labrl.train(["agent.lr=abc"])
+    labrl.train(["agent.lrr=1"])
 except InputError as error:
     messages.append(str(error))
 assert "torch" not in sys.modules
@@ -214,28 +213,18 @@ print(json.dumps(messages))
 """
 
 WRONG = {
-    "agent.lr=abc": "agent.lr",
-    "agent.batch_size=100": "agent.batch_size",
-    "agent.network.torso.mlp.hidden=3": "agent.network.torso.mlp.hidden",
     "agent.lrr=1": "agent.lrr",
     "agent=a3c": "agent=a2c",
     "env=ponk": "env=pong",
-    "env=pong env.frame_skip=0": "env.frame_skip",
-    "agent=dqn agent.memory.capacity=10": "agent.memory.capacity",
-    "agent=dqn agent/exploration=noise": "agent.network.noisy",
-    "meta.rigorous_eval=-1": "meta.rigorous_eval",
-    "wandb.mode=foo": "wandb.mode",
-    "~agent.lr": "agent.lr",
-    "agent._target_=labrl.agents.ppo.PPPO": "PPO?",
-    "-m seed=0,1 ~meta.log_frequency": "meta.log_frequency=",
+    "agent=dqn agent.horizon=5": "agent.horizon",
+    "env=gymnasium": "env.id",
     "+resume=nowhere": "nowhere",
-    "-m seed=0,1 agent.lr=1e-4,abc": "agent.lr",
-    "-m hydra/sweeper=optuna search=ppo meta.num_cpus=abc": "meta.num_cpus",
-    "-m hydra/sweeper=optuna search=ppo hydra.sweeper.n_jobs=0": "hydra.sweeper.n_jobs",
+    "-m seed=0,1 agent.lrr=1": "agent.lrr",
+    "-m hydra/sweeper=optuna search=ppoo": "search=ppo",
 }
 
 
-def test_wrong_input_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+def test_wrong_key_or_option_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
     program = REFUSED.format(heavy=HEAVY, tests=str(Path(__file__).parent))
     commands = json.dumps([command.split() for command in WRONG])
     done = subprocess.run(
@@ -243,7 +232,7 @@ def test_wrong_input_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     for (command, key), message in zip(
-        [*WRONG.items(), ("train", "agent.lr")], json.loads(done.stdout), strict=True
+        [*WRONG.items(), ("train", "agent.lrr")], json.loads(done.stdout), strict=True
     ):
         assert key in message, (command, message)
     assert not list(tmp_path.glob("runs/*/*"))
@@ -262,51 +251,4 @@ assert "torch" not in sys.modules
 
 def test_grid_checks_agents_and_environments_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", FITTED], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-OUTLINED = """
-import json, sys
-sys.path.insert(0, {tests!r})
-from compositions import remember
-from labrl.config.compose import check_values, compose
-remember()
-for overrides in json.loads(sys.argv[1]):
-    check_values(compose(overrides))
-    assert "torch" not in sys.modules, overrides
-    assert "numpy" not in sys.modules, overrides
-import numpy
-import labrl.seeding
-assert labrl.seeding.np is numpy, "a module of a check is used after it"
-check_values(compose(overrides))
-assert sys.modules["numpy"] is numpy
-"""
-
-
-def options(group: str) -> list[str]:
-    found = sorted(file.stem for file in (config_folder() / group).glob("*.yaml"))
-    assert found
-    return found
-
-
-@pytest.mark.parametrize(
-    "left_out",
-    [
-        # Rainbow, QR-DQN and SIL-PPO have the parts of these agents.
-        {"c51", "double_dqn", "dueling_dqn", "rainbow_lite", "sil_a2c"},
-        pytest.param(set(), marks=pytest.mark.matrix),
-    ],
-    ids=["parts", "all"],
-)
-def test_configs_of_all_components_are_checked_without_torch(left_out: set[str], tmp_path: Path) -> None:
-    agents = [agent for agent in options("agent") if agent not in left_out]
-    overrides = [[f"agent={agent}", f"env={'pong' if agent == 'ppo' else 'cartpole'}"] for agent in agents]
-    memories, explorations = ("uniform", "prioritized"), ("boltzmann", "epsilon_greedy")
-    pairs = zip(memories, explorations, strict=True)
-    overrides += [["agent=dqn", f"agent/memory={one}", f"agent/exploration={other}"] for one, other in pairs]
-    overrides += [[f"agent/network={network}"] for network in options("agent/network")]
-    overrides += [["agent=ddpg", "env=pendulum", f"agent/noise={noise}"] for noise in options("agent/noise")]
-    program = OUTLINED.format(tests=str(Path(__file__).parent))
-    command = [sys.executable, "-c", program, json.dumps(overrides)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -344,14 +344,11 @@ def _print_origins(asked: str, key: str, arguments: list[str]) -> int:
 
 
 def _check_arguments(arguments: Sequence[str]) -> None:
-    """Raise InputError with all mistakes if an argument is neither a flag nor an override."""
-    from labrl.config.compose import explain, prepare
-    from labrl.mistakes.arguments import stray_arguments
+    """Raise InputError if an argument is neither a flag nor an override."""
+    from labrl.mistakes.arguments import check_arguments
 
-    mistakes, overrides = stray_arguments(arguments)
-    if mistakes and "--hydra-help" not in arguments:
-        prepare()
-        raise explain(InputError.of(mistakes), overrides, multirun=True)
+    if "--hydra-help" not in arguments:
+        check_arguments(arguments)
 
 
 def list_envs(argv: Sequence[str] | None = None) -> int:

@@ -63,7 +63,7 @@ class OptunaSweeper(TrialSweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the search, and set the exit code of the job."""
-        from labrl.config.compose import check_values, to_plain
+        from labrl.config.compose import resolve, to_plain
         from labrl.config.validate import dataclass_of
         from labrl.errors import InputError
         from labrl.experiment.search.checks import check_ready_keys
@@ -71,7 +71,7 @@ class OptunaSweeper(TrialSweeper):
 
         try:
             plain = to_plain(self.config)
-            check_values(self.config)
+            resolve(self.config, plain)
             check_ready_keys(plain, self.config.hydra.runtime.choices, arguments)
         except InputError as error:
             # The search space may add a missing key, as in ~agent.lr '+agent.lr=interval(1e-4, 1e-3)'.

@@ -15,8 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
 from labrl.config.keys import key_of, split_override, walk, written
-from labrl.config.stand_ins import with_stand_ins
-from labrl.errors import Code, InputError, LabrlError, first_line
+from labrl.errors import Code, InputError, LabrlError
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -51,29 +50,21 @@ def explain(
     config_dir: str | os.PathLike[str] | None = None,
     multirun: bool = False,
 ) -> LabrlError:
-    """Return an error with all mistakes in `overrides`, which Hydra refused with `error`.
+    """Return the error for `overrides`, which Hydra refused with `error`.
 
     multirun: whether overrides may have several values.
     """
-    from hydra.core.global_hydra import GlobalHydra
+    import hydra
 
-    from labrl.mistakes.overrides import wrong_overrides
+    from labrl.mistakes.overrides import explain_refusal
 
-    found = list(error.mistakes) if isinstance(error, LabrlError) else []
     with hydra_initialized(config_dir):
-        loader = GlobalHydra.instance().config_loader()
-        mistakes, fine, cfg = wrong_overrides(overrides, loader, check_values, multirun)
-        found += mistakes
-        typed = {one.key_or_group for one in fine if "." in one.key_or_group or one.key_or_group == "seed"}
-        try:
-            if typed or not found:
-                resolve(cfg)
-        except LabrlError as wrong:  # a contradiction may result from the overrides that are left out
-            among = [one for one in wrong.mistakes if one.key in typed and one.code != "contradiction"]
-            found += among if found else wrong.mistakes
-        except Exception:  # the same error as the one being explained
-            pass
-    return InputError.of(found) if found else InputError(first_line(error), code="usage")
+        if isinstance(error, OmegaConfBaseException):  # the name of the run folder lacks a value
+            try:
+                to_plain(hydra.compose("config", list(overrides)))
+            except LabrlError as wrong:
+                return wrong
+        return explain_refusal(error, overrides, multirun)
 
 
 @contextmanager
@@ -258,26 +249,6 @@ def _unresolved(error: OmegaConfBaseException) -> InputError:
     )
 
 
-def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None = None) -> TrialConfig:
-    """Return `cfg` as typed dataclasses, after all checks that need no environment.
-
-    plain: result of `to_plain(cfg)`, if known. Raises InputError with a mistake for every wrong key.
-    """
-    plain = to_plain(cfg) if plain is None else plain
-    check_with_stand_ins(cfg, plain)  # before PyTorch is loaded
-    return typed(cfg, plain)
-
-
-def check_values(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None = None) -> None:
-    """Raise InputError as `resolve` does, without importing PyTorch unless a user's component does.
-
-    plain: result of `to_plain(cfg)`, if known.
-    """
-    plain = to_plain(cfg) if plain is None else plain
-    if not check_with_stand_ins(cfg, plain):
-        typed(cfg, plain)
-
-
 @contextmanager
 def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
     """Let an InputError in this context name the presets that may set its unknown keys.
@@ -362,28 +333,16 @@ def check_environment(env: Mapping[str, Any], option: str) -> None:
         )
 
 
-def check_with_stand_ins(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> bool:
-    """Check `cfg` as `typed` does, without importing PyTorch. Return False if that is not possible."""
-    from labrl.config import schema, validate  # noqa: F401  (not from inside the outline)
+def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None = None) -> TrialConfig:
+    """Return `cfg` as typed dataclasses, after all checks that need no environment.
 
-    targets = [str(value) for key, value in walk(plain) if key.endswith("_target_")]
-    if "torch" in sys.modules or not all(target.startswith("labrl.") for target in targets):
-        return False
-    try:
-        with with_stand_ins():
-            typed(cfg, plain)
-    except LabrlError:
-        raise
-    except Exception:  # the code needs the real PyTorch
-        return False
-    return True
-
-
-def typed(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any]) -> TrialConfig:
-    """Return the configuration as typed dataclasses; see `resolve`. plain: `cfg` resolved."""
+    This imports the modules of all components, and so PyTorch. plain: result of `to_plain(cfg)`, if known.
+    Raises InputError with a mistake for every wrong key.
+    """
     from labrl.config.schema import TrialConfig
     from labrl.config.validate import dataclass_of
 
+    plain = to_plain(cfg) if plain is None else plain
     try:
         config = dataclass_of(TrialConfig, plain)
     except InputError as error:

@@ -19,7 +19,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from labrl.config.compose import (
     check_environment,
     check_no_search,
-    check_values,
     naming_preset,
     resolve,
     to_plain,
@@ -417,7 +416,7 @@ def _check_values(trial: _Trial) -> None:
     """Raise InputError for wrong values of the trial."""
     plain = resolved(trial.cfg, trial.agent)
     with naming_preset(trial.cfg.hydra.runtime.choices):
-        check_values(trial.cfg, plain)
+        resolve(trial.cfg, plain)
     check_start_from(plain["start_from"]["run"], trial.record.overrides)
     if trial.past is None:
         check_environment(plain["env"], trial.cfg.hydra.runtime.choices["env"])

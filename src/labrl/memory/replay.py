@@ -738,7 +738,7 @@ class Replay:
         elif (frames > self._oldest_frames() + self._ring.length).any():
             problem = f"no longer contain the frames of this checkpoint. {_WAY_OUT}"
         if problem is not None:
-            raise DamagedFileError.about(self._folder, f"the files of agent.memory {problem}")
+            raise DamagedFileError.about(str(self._folder), f"the files of agent.memory {problem}")
 
 
 def replay_class(memory: Component) -> type[Replay]:

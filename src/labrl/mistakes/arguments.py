@@ -54,127 +54,72 @@ def refuse_ignored(overrides: Sequence[str], multirun: bool | None = None) -> No
         key, _, value = override.lstrip("+").partition("=")
         group, several = key.partition("@")[0], re.fullmatch(r"\[(.*)\]", value)
         if key == "~preset" or key.startswith("~transforms/"):
-            raise InputError(
-                f"{key}: the group {key[1:]} cannot be removed. Set {key[1:]}=none to use none.",
-                code="missing",
-                key=key[1:],
+            raise InputError.about(
+                key, "the group cannot be removed", f"{key[1:]}=none", code="missing", key=key[1:]
             )
         if key == "hydra.verbose" and value.lower() not in ("true", "false"):
             names = (several[1] if several else value).split(",")
             if any(not _is_package(name.strip(" '\"").partition(".")[0]) for name in names):
-                raise InputError(
-                    f"{override}: must be true, false, or the names of loggers, such as hydra or "
-                    "[labrl,optuna]",
-                    code="range",
-                    key=key,
-                )
+                allowed = "be true, false, or the names of loggers, such as hydra or [labrl,optuna]"
+                raise InputError.value(key, value, allowed)
         if key == "hydra.searchpath":
-            raise InputError(
-                f"{override}: presets and modules are not searched for there. For your own groups, write "
-                "--config-dir=<folder>",
-                code="usage",
-                key=key,
-            )
+            why = "presets and modules are not searched for there"
+            raise InputError.usage(override, why, "For your own groups, write --config-dir=<folder>")
         if key in ("hydra.launcher", "hydra.sweeper") and value[:1] not in ("{", "$"):
-            raise InputError(
-                f"{key} must be a group of keys, got {value}. Write {key.replace('.', '/')}=<option>",
-                code="type",
-                key=key,
-            )
+            fix = f"{key.replace('.', '/')}=<option>"
+            raise InputError.value(key, value, "be a group of keys", fix=fix, code="type")
         if multirun is not None and key == ("hydra.run.dir" if multirun else "hydra.sweep.dir"):
             there, other = ("an experiment (-m)", "sweep") if multirun else ("a run without -m", "run")
-            raise InputError(
-                f"{override} has no effect on {there}. Write hydra.{other}.dir={value or '<folder>'}",
-                code="usage",
-                key=key,
-            )
+            fix = f"hydra.{other}.dir={value or '<folder>'}"
+            raise InputError.usage(override, f"it has no effect on {there}", fix)
         if several and group not in ("experiment", "preset") and (config_folder() / group).is_dir():
-            raise InputError(
-                f"{override}: {group} takes one option, not a list. Write {key}=<option>, or labrl -m "
-                f"{key}={several[1].replace(' ', '')} for an experiment with each",
-                code="usage",
-                key=group,
-            )
+            each = f"labrl -m {key}={several[1].replace(' ', '')} for an experiment with each"
+            fix = f"Write {key}=<option>, or {each}"
+            raise InputError.about(override, "it takes one option, not a list", fix, code="usage", key=group)
 
 
 def _is_package(name: str) -> bool:
     return name.isidentifier() and importlib.util.find_spec(name) is not None
 
 
-def stray_arguments(arguments: Sequence[str]) -> tuple[list[InputError], list[str]]:
-    """Return the mistakes for arguments that are neither flags, key=value nor ~key, and the overrides.
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise InputError if an argument is neither a flag with an allowed value, nor key=value or ~key.
 
-    Such arguments are commands of other programs (train, --env pong, -s 3), options without their group
-    (pong), or overrides that the shell has split (env = pong, key=[1, 2]). A single mistake shows the correct
-    command line for all of them. Otherwise Hydra would print its usage, or take -s for its flag -sc.
+    The message has the command line without these arguments, and with what to type instead of those that are
+    known: commands and flags of other libraries (train, --env=pong), and options without their group (pong).
     """
-    mistakes: list[InputError] = []
-    overrides: list[str] = []
     wrong: list[str] = []
-    line = ["labrl"]
-    left = [re.sub("^[\N{EN DASH}\N{EM DASH}]", "--", argument) for argument in arguments]
+    line: list[str | None] = ["labrl"]
+    left = list(arguments)
     while left:
-        if not left[0].strip():
-            empty = shlex.quote(left.pop(0))
-            why = f"{empty}: the argument is empty (perhaps a shell variable is not set): leave it out"
-            mistakes.append(InputError(why, code="missing", key=empty))
-            continue
-        parts, argument = _taken(left)
-        typed = " ".join(parts)
+        argument = left.pop(0)
         name, equals, value = argument.partition("=")
-        if name in FLAGS:
-            line.append(typed)
-            if not _takes(name, equals, value):
-                message = f"{typed}: {name} takes {FLAGS[name] or 'no value'}"
-                mistakes.append(InputError(message, code="unknown-option" if value else "missing", key=name))
-        elif len(parts) == 1 and (argument.startswith("~") or (equals and not argument.startswith("-"))):
-            overrides.append(argument)
+        if not argument.strip():
+            why = "the argument is empty (perhaps a shell variable is not set)"
+            raise InputError.about(shlex.quote(argument), why, "Leave it out", code="missing")
+        if argument.startswith("~") or (equals and not argument.startswith("-")):
             line.append(shlex.quote(argument))
+            continue
+        has_value = name.startswith("-") and not equals and FLAGS.get(name) != ""
+        if has_value and left and re.fullmatch(r"[^-~=][^=]*", left[0]):
+            value = left.pop(0)
+            argument = f"{argument} {value}"
+        if name in FLAGS:
+            line.append(argument)
+            if not _takes(name, equals, value):
+                code: Code = "unknown-option" if value else "missing"
+                raise InputError(f"{argument}: {name} takes {FLAGS[name] or 'no value'}", code=code, key=name)
         else:
-            wrong.append(typed)
-            line.append(
-                shlex.quote(argument) if "=" in parts[0] and argument[0] != "-" else _suggestion(name, value)
-            )
+            wrong.append(argument)
+            line.append(_suggestion(name, value))
     if wrong:
-        command = next((part for part in line if part.startswith("labrl-")), " ".join(filter(None, line)))
-        message = f"{', '.join(wrong)}: not of the form key=value, without spaces. Write: {command}"
-        code: Code = "unknown-option" if wrong[0].startswith("-") else "syntax"
-        mistakes.insert(0, InputError(message, code=code, key=wrong[0].split()[0]))
-    return mistakes, overrides
-
-
-def _taken(left: list[str]) -> tuple[list[str], str]:
-    """Remove the first arguments of `left` that belong together. Return them separately and joined."""
-    argument = left.pop(0)
-    parts = [argument]
-    while left and _continues(argument, left[0]):
-        part = left.pop(0)
-        parts.append(part)
-        argument += f" {part}" if _is_open(argument) else part if "=" in argument + part else f"={part}"
-    return parts, argument
-
-
-def _continues(argument: str, following: str) -> bool:
-    """Return whether `following` belongs to `argument`, as its value or as a part split off by the shell."""
-    if following.startswith("="):
-        return "=" not in argument
-    if _is_open(argument):
-        return True
-    if not re.fullmatch(r"[^-~=][^=]*|-[\d.e+-]+", following):
-        return False
-    if "=" in argument or argument.startswith("-"):
-        return argument.endswith("=") or ("=" not in argument and FLAGS.get(argument) != "")
-    if argument.lstrip("+") in VERBS:
-        return following == "latest" or os.path.exists(following)
-    if argument.endswith(".json"):
-        return False
-    is_key = "." in argument or argument in other_names() or (config_folder() / argument).is_dir()
-    return is_key and argument not in other_commands()
-
-
-def _is_open(argument: str) -> bool:
-    """Return whether `argument` has an unclosed bracket."""
-    return sum(map(argument.count, "[{(")) > sum(map(argument.count, "]})"))
+        parts = [part for part in line if part]
+        command = next((part for part in parts if part.startswith("labrl-")), " ".join(parts))
+        unclear = None in line
+        fix = "Write 'key=value', with quotes if it contains spaces" if unclear else f"Write: {command}"
+        code = "unknown-option" if wrong[0].startswith("-") else "syntax"
+        why = "not of the form key=value, without spaces"
+        raise InputError.about(", ".join(wrong), why, fix, code=code, key=wrong[0].split()[0])
 
 
 def _takes(flag: str, equals: str, value: str) -> bool:
@@ -185,22 +130,17 @@ def _takes(flag: str, equals: str, value: str) -> bool:
     return bool(allowed) and (allowed.startswith("<") or value in allowed.split(", "))
 
 
-def _suggestion(name: str, value: str) -> str:
-    """Return what to type instead of an unknown flag or bare name. value: its value, or ''."""
+def _suggestion(name: str, value: str) -> str | None:
+    """Return what to type instead of an unknown flag or bare name, '' to leave it out, or None if unknown.
+
+    value: its value, or ''.
+    """
     plain = name.lstrip("-+").replace("-", "_") if name.startswith(("-", "+")) else name
     if not plain:
         return ""
     if name in REPLACED:
         return REPLACED[name]
-    if not value and ":" in plain:
-        plain, _, value = plain.partition(":")
     commands = other_commands()
-    # SLM Lab's commands for a run, and its spec files, which the rest of the command line replaces.
-    if at := re.fullmatch(r"(train|enjoy)@(.*)", plain):
-        verb = "enjoy" if at[1] == "enjoy" else "resume"
-        return f"+{verb}={shlex.quote(at[2]) if os.path.isdir(at[2]) else 'latest'}"
-    if plain.endswith(".json"):
-        return ""
     if not value and plain.lower() in commands:
         return commands[plain.lower()]
     if plain in VERBS:
@@ -220,6 +160,4 @@ def _suggestion(name: str, value: str) -> str:
             return f"{node}.{plain}={value or '<value>'}"
     options = [option for group in ("agent", "env", "meta") for option in options_of(group)]
     near = nearest(name, [*FLAGS, *commands, *options])
-    if not near:
-        return f"<key>={value or '<value>'}"
-    return commands.get(near[0]) or option_named(near[0]) or near[0]
+    return (commands.get(near[0]) or option_named(near[0]) or near[0]) if near else None

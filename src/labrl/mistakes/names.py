@@ -114,6 +114,11 @@ def own_file(group: str, option: str) -> str:
     return f" For your own <folder>/{group}/{option}.yaml, add --config-dir=<folder>."
 
 
+def is_of_user(key: str) -> bool:
+    """Return whether a key is below one of the groups whose keys the user chooses."""
+    return re.search(r"^callbacks\.|\.(kwargs|options)\.", key) is not None
+
+
 def all_keys(cfg: DictConfig | Mapping[str, Any]) -> list[str]:
     """Return every full key of a configuration."""
     plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, DictConfig) else cfg
@@ -228,13 +233,14 @@ def other_commands() -> dict[str, str]:
 
 def unknown_key(key: str, value: str, known: Iterable[str]) -> InputError:
     """Return the error for an unknown `key=value`. known: all keys of the composed configuration."""
+    if is_of_user(key):
+        fix = f"To add it, write +{key}={value or '<value>'}"
+        return InputError.about(key, "no such key", fix, code="unknown-key")
     keys = sorted(known, key=lambda name: name.count("."))
     parent, _, leaf = key.rpartition(".")
     elsewhere = [name for name in keys if name.rpartition(".")[2] == leaf]
     suggestions: dict[str, str] = {}
-    # The keys of these groups are the user's.
-    is_users = parent.startswith("callbacks") or parent.endswith((".kwargs", ".options"))
-    for one in [] if is_users else other_names().get(leaf.lower(), []):
+    for one in other_names().get(leaf.lower(), []):
         if not one.key:
             why = f"no such key, and none corresponds: {one.meaning}"
             return InputError.about(key, why, code="unknown-key")

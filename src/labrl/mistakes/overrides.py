@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+import hydra
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, ValueType
 from hydra.errors import HydraException, MissingConfigException
-from hydra.types import RunMode
-from omegaconf import BooleanNode, DictConfig, EnumNode, IntegerNode, ListConfig, OmegaConf, StringNode
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.errors import InputError, LabrlError, first_line
@@ -23,6 +21,7 @@ from labrl.mistakes.names import (
     SOME,
     all_keys,
     env_of,
+    is_of_user,
     option_named,
     other_option,
     own_file,
@@ -32,139 +31,49 @@ from labrl.mistakes.names import (
 )
 from labrl.mistakes.spelling import nearest, suggested
 
-Check = Callable[[DictConfig], object]
-"""Raises InputError with a mistake for every wrong value of a configuration."""
 
+def explain_refusal(error: Exception, overrides: Sequence[str], multirun: bool) -> LabrlError:
+    """Return the error for overrides that Hydra, which must be initialized, refused with `error`.
 
-def wrong_overrides(
-    overrides: Sequence[str], loader: ConfigLoader, check: Check, multirun: bool = False
-) -> tuple[list[LabrlError], list[Override], DictConfig]:
-    """Return the mistakes in `overrides`, the correct overrides, and the configuration that these compose.
-
-    check: checks the values of a configuration; multirun: whether overrides may have several values. The
-    correct overrides then contain the first value of each key, and for groups the options of the first trial
-    with a mistake.
+    It has a mistake for each override that cannot be read, or else for each key that does not exist. If there
+    are none, it explains the override that Hydra names. multirun: whether overrides may have several values.
     """
-    mistakes, several, trials = _trials(overrides, loader, multirun)
-    for trial in trials:
-        found, fine, cfg = _wrong_in_trial(trial, loader, check)
-        if found:
-            break
-    return mistakes + [_several_values(one, cfg, loader, check) for one in several] + found, fine, cfg
-
-
-def _trials(
-    overrides: Sequence[str], loader: ConfigLoader, multirun: bool
-) -> tuple[list[LabrlError], list[Override], Iterator[tuple[Override, ...]]]:
-    """Return the unreadable overrides as mistakes, those with several values without -m, and all others for
-    each trial.
-
-    Trials have the first of several values of a key, and every option of a group.
-    """
-    mistakes: list[LabrlError] = []
-    several: list[Override] = []
-    parsed: list[list[Override]] = []
+    if isinstance(error, LabrlError):
+        return error
+    loader = GlobalHydra.instance().config_loader()
     parser = OverridesParser.create(loader)
+    parsed: list[Override] = []
+    wrong: list[LabrlError] = []
     for override in overrides:
-        try:
-            one = parser.parse_override(override)
-            assert one.key_or_group
-        except (HydraException, AssertionError):
-            mistakes.append(_bad_syntax(override, parser))
-            continue
-        if not one.is_sweep_override():
-            parsed.append([one])
-        elif multirun:
-            value = one.value()
-            if isinstance(value, IntervalSweep):
-                values = [str(value.start)]
-            else:
-                values = list(one.sweep_string_iterator())
-            each = [parser.parse_override(f"{one.get_key_element()}={text}") for text in values]
-            parsed.append(each if _is_choice(one, loader) else each[:1])
+        if _is_readable(override, parser):
+            parsed.append(parser.parse_override(override))
         else:
-            several.append(one)
-    return mistakes, several, itertools.product(*parsed)
+            wrong.append(_bad_syntax(override, parser))
+    if wrong:
+        return InputError.of(wrong)
+    several = [] if multirun else [one for one in parsed if one.is_sweep_override()]
+    parsed = [one for one in parsed if one not in several]
+    choices = [one for one in parsed if "/" in one.key_or_group or _options(one.key_or_group, loader)]
+    keys = [one for one in parsed if one not in choices]
+    cfg = OmegaConf.create()
+    for chosen in itertools.product(*map(_chosen, choices)):  # of each trial, because options have own keys
+        try:
+            cfg = hydra.compose("config", list(chosen), return_hydra_config=True)
+        except Exception as refused:
+            return _wrong_choice(refused, choices, loader)
+        known = all_keys(cfg)
+        unknown = [one for one in keys if re.sub(r"\[\d+\]", "", one.key_or_group) not in known]
+        # With a plus, the key may be new.
+        if wrong := [_unknown_key(one, cfg, known, loader) for one in unknown if not one.is_add()]:
+            return InputError.of(wrong)
+    return _several_values(several[0], cfg) if several else _wrong_value(error, keys, cfg)
 
 
-def _several_values(one: Override, cfg: DictConfig, loader: ConfigLoader, check: Check) -> InputError:
-    """Explain several values of one trial. Only a key that accepts a list is shown how to write one."""
-    override = str(one.input_line)
-    key, _, values = override.partition("=")
-    as_list = ""
-    if one.value_type == ValueType.SIMPLE_CHOICE_SWEEP and not _is_choice(one, loader):
-        whole = OverridesParser.create().parse_override(f"{key}=[{values}]")
-        if _wrong_value(whole, cfg, check) == []:
-            as_list = f", or {whole.input_line} for a list"
-    message = f"write labrl -m '{override}' for an experiment with several values{as_list}"
-    return InputError(f"{override}: {message}", code="usage", key=one.key_or_group)
-
-
-def _wrong_value(one: Override, cfg: DictConfig, check: Check) -> list[LabrlError] | None:
-    """Return the mistakes in the value of an override that adds or replaces a key of `cfg`.
-
-    Returns None if the override cannot be applied, or not be checked, as with the keys of Hydra.
-    """
-    key, changed = one.key_or_group, copy.deepcopy(cfg)
-    parser = OverridesParser.create()
-    added = f"+{str(one.input_line).lstrip('+')}"
-    words = [added] if one.is_add() else [f"~{key}", added]
-    if key.startswith("hydra."):
-        return None
-    try:
-        ConfigLoaderImpl._apply_overrides_to_config([parser.parse_override(word) for word in words], changed)
-        check(changed)
-    except LabrlError as error:
-        return [
-            wrong for wrong in error.mistakes if re.match(rf"{re.escape(key)}(?![^.\[])", wrong.key or "")
-        ]
-    except Exception:
-        return None
-    return []
-
-
-def _bad_syntax(override: str, parser: OverridesParser) -> InputError:
-    key, equals, value = override.partition("=")
-    cleaned = f"{key}={value.strip('=,')}"
-    advice = (
-        "write key=value; lists as [1,2], groups of keys as {a: 1, b: 2}, and values with spaces or special "
-        "characters in quotes, as in 'key=\"a value\"'"
-    )
-    odd = [letter for letter in override if unicodedata.category(letter) in ("Cf", "Pi", "Pf")]
-    if odd:
-        name = f"{unicodedata.name(odd[0], '')} (U+{ord(odd[0]):04X})".strip()
-        advice = f"it contains {name}, perhaps from copied text; type it again"
-    elif re.fullmatch(r"choice\(.*\bnull\b.*\)", value):
-        advice = f"choice(...) cannot contain null; write '{key}={value[7:-1]}'"
-    elif not equals:
-        advice = f"write {key}=<value>"
-    elif value.startswith("~/"):
-        advice = f"write {key}=$HOME{value[1:]}, because shells expand ~ only at the beginning of a word"
-    elif re.search(r"[\s;][\w./]+=", value):
-        advice = "separate overrides by spaces, without quotes around all of them"
-    elif key:
-        # Quotes help text with letters beyond ASCII, but not an incomplete list or call.
-        plain = not re.search(r"[\[\]{}()'\",;=]", value)
-        for meant, typed in [(cleaned, cleaned), (f'{key}="{value}"', f"'{key}=\"{value}\"'")]:
-            if meant != override and (plain or meant == cleaned) and _is_readable(meant, parser):
-                advice = f"write {typed}"
-                break
-    return InputError(
-        f"{override}: cannot be read: {advice}", code="syntax", key=key.lstrip("+~") or override
-    )
-
-
-def _is_readable(override: str, parser: OverridesParser) -> bool:
-    try:
-        parser.parse_override(override)
-    except HydraException:
-        return False
-    return True
-
-
-def _is_choice(one: Override, loader: ConfigLoader) -> bool:
-    """Return whether an override selects an option of a group."""
-    return "/" in one.key_or_group or bool(_options(one.key_or_group, loader))
+def _chosen(choice: Override) -> list[str]:
+    """Return an override for each option that a choice has, of which a grid has several."""
+    if not choice.is_sweep_override() or isinstance(choice.value(), IntervalSweep):
+        return [str(choice.input_line)]
+    return [f"{choice.get_key_element()}={option}" for option in choice.sweep_string_iterator()]
 
 
 def _options(group: str, loader: ConfigLoader) -> list[str]:
@@ -177,101 +86,6 @@ def _options(group: str, loader: ConfigLoader) -> list[str]:
     return options
 
 
-def _wrong_in_trial(
-    overrides: Sequence[Override], loader: ConfigLoader, check: Check
-) -> tuple[list[LabrlError], list[Override], DictConfig]:
-    """Return the mistakes in the overrides of one trial, the correct ones, and what these compose."""
-
-    def load(choices: Sequence[Override]) -> DictConfig:
-        typed = [str(one.input_line) for one in choices]
-        return loader.load_configuration("config", typed, run_mode=RunMode.RUN)
-
-    mistakes: list[LabrlError] = []
-    # Groups before their parts, and all selections of options before the keys that these contain.
-    keys = [one for one in overrides if not _is_choice(one, loader)]
-    choices = [one for one in overrides if _is_choice(one, loader)]
-    choices.sort(key=lambda one: (one.is_delete(), one.key_or_group.count("/")))
-    fine = choices.copy()
-    try:
-        cfg = load(choices)
-    except Exception:
-        fine, cfg = [], load([])
-        for one in choices:
-            try:
-                cfg = load([*fine, one])
-                fine.append(one)
-            except Exception as error:
-                mistakes.append(_wrong_choice(one, error, cfg, loader))
-    for one in keys:
-        changed = copy.deepcopy(cfg)  # a failing override may have changed its configuration
-        try:
-            ConfigLoaderImpl._apply_overrides_to_config([one], changed)
-            fine.append(one)
-            cfg = changed
-        except Exception as error:
-            mistakes.append(_wrong_key(one, error, cfg, loader, check))
-    return mistakes, fine, cfg
-
-
-def _wrong_choice(one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader) -> InputError:
-    """Explain a wrong selection of an option, in addition to those that compose `cfg`."""
-    group, override = one.key_or_group, str(one.input_line)
-    if isinstance(error, LabrlError):
-        return InputError.of(error.mistakes[:1])
-    options = _options(group, loader)
-    if not options:
-        near = suggested(nearest(group, _groups(loader), 3))
-        return InputError(
-            f"{group}: no such group.{near} labrl --help lists the groups.", code="unknown-key", key=group
-        )
-    if one.is_delete():
-        none = f", {group}=none to leave it out" if "none" in options else ""
-        return InputError(
-            f"{override}: cannot be removed; set {group}=<option>{none}", code="missing", key=group
-        )
-    if isinstance(error, MissingConfigException) and str(error.missing_cfg_file).startswith(f"{group}/"):
-        option = str(error.missing_cfg_file).removeprefix(f"{group}/")
-        return _unknown_option(group, option, list(dict.fromkeys([*(error.options or []), *options])))
-    chosen = one.value()
-    if not all(isinstance(option, str) for option in (chosen if isinstance(chosen, list) else [chosen])):
-        return _unknown_option(group, override.partition("=")[2], options)
-    key = group.replace("/", ".")
-    if one.package is not None:
-        part = f"'{one.package}={{_target_: <class>}}', with its keys beside _target_"
-        message = f"no option of {group} is selected at {one.package}. Set the whole part there: {part}"
-    elif group in cfg.hydra.runtime.choices:
-        if not one.is_add():
-            is_loop = isinstance(error, RecursionError)
-            why = "the defaults list of its file contains a cycle" if is_loop else first_line(error)
-            return InputError(f"{override}: {why}", code="syntax", key=group)
-        message = f"the group exists; write {override.lstrip('+')}, without the plus"
-    elif owners := owners_of(key, all_keys(cfg)):
-        whole = key.partition(".")[0]
-        has = f"{whole}={cfg.hydra.runtime.choices[whole]}"
-        message = f"{has} has no such part; it exists with {some(owners)}"
-    else:
-        message = f"no option of this group is selected yet; write +{override.lstrip('+')}"
-    return InputError(f"{override}: {message}", code="unknown-key", key=group)
-
-
-def _unknown_option(group: str, option: str, options: Sequence[str]) -> InputError:
-    near = [f"{group}={name}" for name in nearest(option.replace("-", "_"), options, 3)]
-    lists = f"Known: {', '.join(options)}." if len(options) <= SOME else "labrl --help lists the options."
-    if group == "env":
-        near = [meant] if (meant := env_of(option)) else near
-        lists = "labrl-envs lists all; for any other Gymnasium id, write env=gymnasium env.id=<id>."
-    elif (group, option) == ("hydra/launcher", "joblib"):
-        near = ["hydra/launcher=local"]
-        lists = "It runs trials in parallel on this machine, and also has hydra.launcher.n_jobs."
-    if not env_of(option) and not group.startswith("hydra/"):
-        lists += own_file(group, option)
-    if meant := other_option(group, option) or ("" if near else option_named(option)):
-        near = [meant]
-    return InputError(
-        f"{group}={option}: no such option.{suggested(near)} {lists}", code="unknown-option", key=group
-    )
-
-
 def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:
     for name in loader.get_group_options(parent, ObjectType.GROUP):
         group = f"{parent}/{name}" if parent else name
@@ -279,81 +93,162 @@ def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[str]:
         yield from _groups(loader, group)
 
 
-def _wrong_key(
-    one: Override, error: Exception, cfg: DictConfig, loader: ConfigLoader, check: Check
+def _bad_syntax(override: str, parser: OverridesParser) -> InputError:
+    key, equals, value = override.partition("=")
+    fix = (
+        "Write key=value; lists as [1,2], groups of keys as {a: 1, b: 2}, and values with spaces or special "
+        "characters in quotes, as in 'key=\"a value\"'"
+    )
+    cleaned, quoted = f"{key}={value.strip('=,')}", f'{key}="{value}"'
+    # Quotes help text with letters beyond ASCII, but not an incomplete list or call.
+    plain = not re.search(r"[\[\]{}()'\",;=]", value)
+    if not equals:
+        fix = f"Write {key}=<value>"
+    elif value.startswith("~/"):
+        fix = f"Write {key}=$HOME{value[1:]}, because shells expand ~ only at the beginning of a word"
+    elif re.fullmatch(r"choice\(.*\bnull\b.*\)", value):
+        fix = f"Write '{key}={value[7:-1]}', because choice(...) cannot contain null"
+    elif key and cleaned != override and _is_readable(cleaned, parser):
+        fix = f"Write {cleaned}"
+    elif key and plain and _is_readable(quoted, parser):
+        fix = f"Write '{quoted}'"
+    return InputError.about(
+        override, "it cannot be read", fix, code="syntax", key=key.lstrip("+~") or override
+    )
+
+
+def _is_readable(override: str, parser: OverridesParser) -> bool:
+    try:
+        return bool(parser.parse_override(override).key_or_group)
+    except HydraException:
+        return False
+
+
+def _refused(error: Exception, among: Sequence[Override]) -> Override | None:
+    """Return the override that a message of Hydra names."""
+    named = [
+        one for one in among if re.search(rf"(?<![\w./]){re.escape(one.key_or_group)}(?![\w/])", str(error))
+    ]
+    # A message that names agent.lr.start contains agent.lr, too.
+    return max(named, key=lambda one: len(one.key_or_group), default=among[0] if len(among) == 1 else None)
+
+
+def _unknown_option(
+    error: MissingConfigException, choices: Sequence[Override], loader: ConfigLoader
 ) -> InputError:
-    """Explain a wrong override of a key in `cfg`."""
-    key, override, known = one.key_or_group, str(one.input_line), all_keys(cfg)
-    value = override.partition("=")[2]
-    cause = error.__cause__
-    full = (cause.full_key if isinstance(cause, OmegaConfBaseException) else None) or key
-    if key in known and full.startswith(f"{key}."):
-        inner = OmegaConf.select(OmegaConf.create({key: one.value()}), full.replace(key, f"[{key}]", 1))
-        mistake = unknown_key(full, "" if OmegaConf.is_config(inner) else str(inner), known)
-        advice = f" Groups of keys are merged; to replace the whole group, write ~{key} '+{override}'."
-        return InputError(mistake.message + advice, code=mistake.code, key=full)
-    if re.sub(r"\[\d+\]", "", key) not in known:
-        parents = (key.rsplit(".", count)[0] for count in range(1, key.count(".") + 1))
-        above = next((name for name in parents if name in known), None)
-        if above is not None and not owners_of(key, known):
-            node = OmegaConf.select(cfg, above, throw_on_resolution_failure=False)
-            if not OmegaConf.is_config(node):
-                value, group = "null" if node is None else node, above.replace(".", "/")
-                others = [f"{group}={name}" for name in _options(group, loader)]
-                message = f"{above}={value} has no keys below it"
-                advice = f"write {some(others)}" if others else f"write {above}=<value>"
-                return InputError(f"{override}: {message}; {advice}", code="unknown-key", key=key)
-            if (
-                not len(node) and above != key.rpartition(".")[0]
-            ):  # such as callbacks, whose keys are the user's
-                return InputError(
-                    f"{key}: no such key. To add it, write +{override}", code="unknown-key", key=key
-                )
-        return unknown_key(key, value, known)
-    if one.is_add():
-        if isinstance(one.value(), str) and OmegaConf.is_dict(OmegaConf.select(cfg, key)):
-            message = f"{key} is a group of keys.{own_file(key.replace('.', '/'), value)}"
-            return InputError(f"{override}: {message}", code="unknown-option", key=key)
-        message = f"the key exists; write {override.lstrip('+')}, without the plus"
-        return InputError(f"{override}: {message}", code="unknown-key", key=key)
-    if one.is_delete():
-        return InputError(
-            f"{override}: the key has another value; write {key}=<value>", code="contradiction", key=key
+    """Explain the choice of an option that does not exist."""
+    path = str(error.missing_cfg_file)
+    groups = [one.key_or_group for one in choices if path.startswith(f"{one.key_or_group}/")]
+    group = max(groups, key=len, default=path.rpartition("/")[0])
+    last = path.removeprefix(f"{group}/")
+    options = list(dict.fromkeys([*(error.options or ()), *_options(group, loader)]))
+    near = [f"{group}={name}" for name in nearest(last.replace("-", "_"), options, 3)]
+    lists = f"Known: {', '.join(options)}." if len(options) <= SOME else "labrl --help lists the options."
+    if group == "env":
+        near = [meant] if (meant := env_of(last)) else near
+        lists = "labrl-envs lists all; for any other Gymnasium id, write env=gymnasium env.id=<id>."
+    if not env_of(last) and not group.startswith("hydra/"):
+        lists += own_file(group, last)
+    if meant := other_option(group, last) or ("" if near else option_named(last)):
+        near = [meant]
+    message = f"{group}={last}: no such option.{suggested(near)} {lists}"
+    return InputError(message, code="unknown-option", key=group)
+
+
+def _wrong_choice(error: Exception, choices: Sequence[Override], loader: ConfigLoader) -> LabrlError:
+    """Explain the choice of an option that Hydra refused with `error`."""
+    if isinstance(error, MissingConfigException) and "/" in str(error.missing_cfg_file):
+        return _unknown_option(error, choices, loader)
+    one = next((one for one in choices if one.is_delete()), None) or _refused(error, choices)
+    if one is None:
+        return InputError(first_line(error), code="usage")
+    group, override = one.key_or_group, str(one.input_line)
+    options, owners = _options(group, loader), owners_of(group.replace("/", "."))
+    known = hydra.compose("config", return_hydra_config=True)
+    chosen = known.hydra.runtime.choices
+    if not options:
+        near = suggested(nearest(group, _groups(loader), 3))
+        return InputError.about(
+            group, "no such group", f"{near} To list them, type labrl --help", code="unknown-key"
         )
-    if value == "null":
-        return InputError(f"{override}: cannot be null; set a value, or leave it out", code="type", key=key)
-    wrong = _wrong_value(one, cfg, check)
-    if wrong:
-        return InputError.of(wrong[:1])
-    if isinstance(cause, OmegaConfBaseException) and (kind := _wrong_kind(key, value, cause.child_node)):
-        return kind
-    advice = f"; to replace it by a value of another type, write ~{key} '+{override}'" if wrong == [] else ""
-    return InputError(f"{override}: {first_line(cause or error)}{advice}", code="type", key=key)
+    if one.is_delete():
+        none = f", or {group}=none to leave it out" if "none" in options else ""
+        return InputError.about(
+            override, "it cannot be removed", f"{group}=<option>{none}", code="missing", key=group
+        )
+    if one.package is not None:
+        part = f"'{one.package}={{_target_: <class>}}', with its keys beside _target_"
+        why, fix = f"no option of {group} is selected at {one.package}", f"Set the whole part there: {part}"
+    elif group in chosen and one.is_add():
+        why, fix = "the group exists", f"Write {override.lstrip('+')}, without the plus"
+    elif group in chosen:
+        if isinstance(error, RecursionError):
+            why = "the defaults list of its file contains a cycle"
+            return InputError.about(override, why, code="syntax", key=group)
+        fix = "To list the options, type labrl --help"
+        return InputError.about(override, first_line(error), fix, code="unknown-option", key=group)
+    elif owners:
+        why, fix = "the chosen options have no such part", f"It exists with {some(owners)}"
+    else:
+        why, fix = "no option of this group is selected yet", f"Write +{override.lstrip('+')}"
+    return InputError.about(override, why, fix, code="unknown-key", key=group)
 
 
-def _wrong_kind(key: str, value: str, node: object) -> InputError | None:
-    """Return the mistake for a value of a wrong kind, or None if the kind of the key is not known.
+def _unknown_key(one: Override, cfg: DictConfig, known: Sequence[str], loader: ConfigLoader) -> InputError:
+    """Return the error for a key that does not exist in `cfg`, whose keys are `known`."""
+    key, override = one.key_or_group, str(one.input_line)
+    parents = (key.rsplit(".", count)[0] for count in range(1, key.count(".") + 1))
+    above = next((name for name in parents if name in known), None)
+    node = None if above is None else OmegaConf.select(cfg, above, throw_on_resolution_failure=False)
+    if above is None or OmegaConf.is_config(node) or owners_of(key, known):
+        return unknown_key(key, override.partition("=")[2], known)
+    others = [f"{above.replace('.', '/')}={name}" for name in _options(above.replace(".", "/"), loader)]
+    why = f"{above}={'null' if node is None else node} has no keys below it"
+    fix = f"Write {some(others) if others else f'{above}=<value>'}"
+    return InputError.about(override, why, fix, code="unknown-key", key=key)
 
-    Only the keys of Hydra have kinds before the configuration is validated. node: what the key has now.
-    """
-    match node:
-        case EnumNode():
-            names = [one.name for one in node.enum_type]
-            allowed, typed = f"one of {', '.join(names)}", f"{key}={names[0]}"
-            return InputError(
-                f"{key} must be {allowed}, got {value}. Write {typed}.", code="unknown-option", key=key
-            )
-        case BooleanNode():
-            allowed, typed = "true or false", f"{key}=true"
-        case IntegerNode():
-            allowed, typed = "a whole number", f"{key}=<number>"
-        case StringNode():
-            allowed, typed = "text", f"{key}=<text>"
-        case ListConfig():
-            allowed, typed = "a list", f"'{key}=[{value}]'"
-        case DictConfig():
-            allowed = "a group of keys"
-            typed = f"{key}.{next(map(str, node))}=<value>" if len(node) else f"+{key}.<name>=<value>"
-        case _:
-            return None
-    return InputError(f"{key} must be {allowed}, got {value}. Write {typed}.", code="type", key=key)
+
+def _several_values(one: Override, cfg: DictConfig) -> InputError:
+    """Return the error for several values in a single trial, whose other options compose `cfg`."""
+    key, override = one.key_or_group, str(one.input_line)
+    is_list = one.value_type == ValueType.SIMPLE_CHOICE_SWEEP and (
+        is_of_user(key) or OmegaConf.is_list(OmegaConf.select(cfg, key, throw_on_resolution_failure=False))
+    )
+    as_list = f", or {override.replace('=', '=[', 1)}] for a list" if is_list else ""
+    fix = f"Write labrl -m '{override}' for an experiment{as_list}"
+    return InputError.about(override, "a trial has one value of each key", fix, code="usage", key=key)
+
+
+def _wrong_value(error: Exception, keys: Sequence[Override], cfg: DictConfig) -> LabrlError:
+    """Explain the override of a key in `cfg` that Hydra refused with `error`."""
+    one = _refused(error, keys)
+    if one is None:
+        return InputError(first_line(error), code="usage")
+    key, override, known = one.key_or_group, str(one.input_line), all_keys(cfg)
+    value, cause = override.partition("=")[2], error.__cause__
+    node = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
+    full = (cause.full_key if isinstance(cause, OmegaConfBaseException) else None) or key
+    replaced = f"To replace the whole value, write ~{key} '+{override}'"
+    if full.startswith(f"{key}.") and key in known:
+        inner = unknown_key(
+            full,
+            str(OmegaConf.select(OmegaConf.create({key: one.value()}), f"[{key}]{full[len(key) :]}")),
+            known,
+        )
+        return InputError(f"{inner.message}. {replaced}", code=inner.code, key=full)
+    if one.is_add() and key in known:
+        if isinstance(one.value(), str) and OmegaConf.is_dict(node):
+            why, fix = f"{key} is a group of keys", own_file(key.replace(".", "/"), value)
+            return InputError.about(override, why, fix, code="unknown-option", key=key)
+        fix = f"Write {override.lstrip('+')}, without the plus"
+        return InputError.about(override, "the key exists", fix, code="unknown-key", key=key)
+    if one.is_delete():
+        why = "the key has another value"
+        return InputError.about(override, why, f"Write {key}=<value>", code="contradiction", key=key)
+    if above := next(
+        (str(other.input_line) for other in keys if key.startswith(f"{other.key_or_group}.")), ""
+    ):
+        return InputError.about(override, f"{above} has no keys below it", code="unknown-key", key=key)
+    allowed = "a list" if OmegaConf.is_list(node) else "a group of keys" if OmegaConf.is_dict(node) else ""
+    why = f"must be {allowed}" if allowed else first_line(cause or error)
+    return InputError.about(override, why, replaced if is_of_user(key) else "", code="type", key=key)

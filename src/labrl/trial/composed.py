@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.config.compose import check_environment, check_with_stand_ins, naming_preset, to_plain, typed
+from labrl.config.compose import check_environment, naming_preset, resolve, to_plain
 from labrl.config.keys import key_of, walk
 from labrl.errors import InputError
 from labrl.processes import start_fork_server
@@ -48,10 +48,9 @@ class Composed:
         check_composed(plain)
         check_start_from(plain["start_from"]["run"], command.overrides)
         with naming_preset(command.choices):
-            check_with_stand_ins(cfg, plain)
             if "torch" not in sys.modules:
                 doing("loading PyTorch")
-            config = typed(cfg, plain)
+            config = resolve(cfg, plain)
         return cls(cfg, plain, config, folder, command)
 
     def run(self, again: Again | None = None) -> TrialResult:
