@@ -134,12 +134,13 @@ def load(
         action = policy.act(observation, greedy=True)
         policy.evaluate(episodes=10).return_mean
 
-    run: a run folder, which may have been moved, or `latest`; session: number of the session, None for the
-    one with the highest evaluation score; checkpoint: best, latest or a frame; trust: whether to import
-    whatever the run names, even if someone else has written its folder. Your own networks and environments
-    must be importable, or defined in the script or notebook. Raises `labrl.errors.InputError` if there is no
-    such run, session or checkpoint, if the checkpoint does not fit the configuration, and without `trust` if
-    the run of someone else names code that is not part of labrl.
+    run: a run folder, which may have been moved, `latest`, or a folder of `labrl-export --card`; session:
+    number of the session, None for the one with the highest evaluation score; checkpoint: best, latest or a
+    frame; trust: whether to import whatever the run names, even if someone else has written its folder. Your
+    own networks and environments must be importable, or defined in the script or notebook. Raises
+    `labrl.errors.InputError` if there is no such run, session or checkpoint, if the checkpoint does not fit
+    the configuration, and without `trust` if the run of someone else names
+    code that is not part of labrl.
     """
     from labrl.processes import let_threads_sleep, name_user_and_home
 

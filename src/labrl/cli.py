@@ -567,9 +567,8 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
         "the policy.",
     )
     parser.add_argument("run", help="run folder, or latest")
-    parser.add_argument(
-        "--format", default="onnx", metavar="onnx|torch", help="an ONNX model, or a program of torch.export"
-    )
+    form = "an ONNX model (default), or a program of torch.export"
+    parser.add_argument("--format", metavar="onnx|torch", help=form)
     parser.add_argument(
         "--session", type=int, metavar="N", help="number of the session; by default the best one"
     )
@@ -582,12 +581,32 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
         "--out", type=Path, metavar="FILE", help="file to write; by default one in exports/ of the run folder"
     )
 
+    card = "write a folder for the Hugging Face hub instead: the weights, and a page with curve and table"
+    parser.add_argument("--card", type=Path, metavar="FOLDER", help=card)
+    licence = "license of a card's weights, such as mit (default: other)"
+    parser.add_argument("--license", metavar="NAME", help=licence)
+
     def command() -> int:
         args = parser.parse_args(argv)
+        for flag in ("format", "sampled", "greedy", "out") if args.card else ("license",):
+            if getattr(args, flag):
+                why = f"is {'not ' if args.card else ''}an option of --card"
+                raise InputError.usage(
+                    f"--{flag}", why, "Leave it out" if args.card else "Add --card <folder>"
+                )
+        if args.card:
+            from labrl.trial.sharing import write_card
+
+            folder = args.card.expanduser()
+            with signals_raise(), _trusting(args):
+                page = write_card(args.run, folder, args.session, args.checkpoint, args.license or "other")
+            print(f"{os.path.relpath(page)}\nto upload it: hf upload <user>/{folder.name} {folder}")
+            return DONE
         from labrl.trial.export import export
 
+        form: Any = args.format or "onnx"
         with signals_raise(), _trusting(args):
-            path, facts = export(args.run, args.format, args.session, args.checkpoint, args.sampled, args.out)
+            path, facts = export(args.run, form, args.session, args.checkpoint, args.sampled, args.out)
         checked = facts["checked"]
         print(
             f"{os.path.relpath(path)}: {facts['head']} actions of session {facts['session']} "

@@ -22,6 +22,7 @@ from labrl.component import TargetError, load_target
 from labrl.config import config_folder
 from labrl.config.keys import walk
 from labrl.errors import InputError
+from labrl.run.card import Card
 from labrl.run.experiment import STUDY_FILE, Experiment
 from labrl.run.run import Run
 from labrl.run.signature import count_as_own, go_back_to_foreign, is_own, present_trust
@@ -71,7 +72,7 @@ class Name:
 
 
 def check_recorded(
-    run: Run, config: Mapping[str, Any], overrides: Sequence[str] = (), composes: bool = False
+    run: Run | Card, config: Mapping[str, Any], overrides: Sequence[str] = (), composes: bool = False
 ) -> None:
     """Raise InputError if the configuration of a run names code that neither labrl nor its user has written.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +23,10 @@ from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.networks.building import is_recurrent
+from labrl.run.card import Card, is_card
 from labrl.run.checkpoint import loading
 from labrl.run.run import Run
+from labrl.run.trust import check_recorded
 from labrl.seeding import derived_seed, session_seed
 from labrl.session.acting import ActingCopy
 from labrl.session.episodes import Played, numbers_named
@@ -80,7 +83,7 @@ class LoadedPolicy:
 
     def __init__(
         self,
-        past: Run,
+        past: Run | Card,
         plain: Mapping[str, Any],
         session: int | None,
         checkpoint: str,
@@ -88,7 +91,7 @@ class LoadedPolicy:
         precision: Precision | None = None,
         num_threads: int = 1,
     ) -> None:
-        """Load the agent of the run `past`, whose modules must be importable.
+        """Load the agent of the run or published policy `past`, whose modules must be importable.
 
         plain: the resolved configuration; session: number of the session, None for the one with the highest
         evaluation score; checkpoint: best, latest, default or a frame; verb: the purpose, for messages;
@@ -129,12 +132,15 @@ class LoadedPolicy:
         precision = precision or config.meta.precision
         compute = Compute.choose("auto", precision, num_threads, faster_on_gpu=images)
         copy = ActingCopy(config, self.spaces, self.seed, compute, ranks)
-        self.agent, self.transforms = copy.agent, copy.transforms
+        self.agent, self.transforms, self.clock = copy.agent, copy.transforms, copy.clock
         try:
             with loading(str(found.path)):
-                copy.clock.load_state_dict(found.state["clock"])
-                self.transforms.load_state_dict(found.state["transforms"])
-                self.agent.load_state_dict(found.state["agent"])
+                if isinstance(past, Card):  # it has what acts alone
+                    copy.load(found.state["acting"])
+                else:
+                    copy.clock.load_state_dict(found.state["clock"])
+                    self.transforms.load_state_dict(found.state["transforms"])
+                    self.agent.load_state_dict(found.state["agent"])
         except BaseException:
             copy.close()
             raise
@@ -408,11 +414,19 @@ def load(
     precision: precision of the networks, None for that of the run; verb: the purpose, for messages.
     """
     key = "start_from.checkpoint" if verb == "start_from" else "checkpoint"
-    past = check_past(find_run(os.fspath(run), [], verb))
+    card = Path(run).expanduser()
+    past: Run | Card
+    if verb == "load" and is_card(card):
+        past = Card(card)
+        check_recorded(past, past.config)
+        config = past.config
+    else:
+        past = check_past(find_run(os.fspath(run), [], verb))
+        config = edited_config(past)
     find_modules(past.config_dir)
     wanted = checkpoint if checkpoint in ("best", "latest") else frame_of(checkpoint)
     if wanted is None:
         raise InputError(
             f"{key}={checkpoint}: must be best, latest or the frame of a checkpoint", code="range", key=key
         )
-    return LoadedPolicy(past, edited_config(past), session, str(wanted), verb, precision)
+    return LoadedPolicy(past, config, session, str(wanted), verb, precision)

@@ -1,0 +1,111 @@
+"""A published policy: the folder of `labrl-export --card`, as the Hugging Face hub expects it.
+
+`model.safetensors` has the weights of the networks that act and the statistics of the transforms, by the path
+in the state, with slashes. `config.json` has the rest: the configuration, and the origin of the weights.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from labrl.errors import DamagedFileError, InputError
+from labrl.run.atomic import write_json
+from labrl.run.checkpoint import Checkpoint
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+FORMAT_VERSION = 1
+
+
+class Card:
+    """A published policy, from which `labrl.load` loads as it does from a run with one session."""
+
+    config_dir = None
+    """The user's folder of groups, which a published policy does not have."""
+
+    def __init__(self, path: Path) -> None:
+        """Raise DamagedFileError if the description is damaged."""
+        check_installed(str(path))
+        self.path = path
+        try:
+            self._facts = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+            self.config: dict[str, Any] = self._facts["config"]
+            self.index, self._frame = int(self._facts["session"]), int(self._facts["frame"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DamagedFileError.about(path / CONFIG, f"cannot be read: {error!r}") from error
+
+    def read_provenance(self) -> dict[str, Any]:
+        """Return the description, with `config`."""
+        return dict(self._facts)
+
+    def choose_session(self, wanted: int | None, key: str = "session") -> Card:
+        """Return this policy itself. Raises InputError if another session is wanted than its own, or 0."""
+        if wanted not in (None, 0, self.index):
+            raise InputError.not_found(f"{key}={wanted}", f"{self.path} has only session {self.index}")
+        return self
+
+    def choose_checkpoint(self, wanted: str, key: str = "checkpoint") -> tuple[Checkpoint, str]:
+        """Return the state and its kind.
+
+        Raises InputError if another frame is wanted, and DamagedFileError if the file cannot be read.
+        """
+        if wanted not in ("best", "latest", "default", str(self._frame)):
+            raise InputError.not_found(f"{key}={wanted}", f"{self.path} has only frame {self._frame}")
+        from safetensors.torch import load_file
+
+        try:
+            leaves = {**self._facts["state"], **load_file(self.path / WEIGHTS)}
+        except Exception as error:  # the library raises many types
+            raise DamagedFileError.about(self.path / WEIGHTS, f"cannot be read: {error}") from error
+        state: dict[str, Any] = {"modules": {}, "transforms": {}, "clock": {}}
+        for place, leaf in leaves.items():
+            node = state
+            *folders, name = place.split("/")
+            for folder in folders:
+                node = node.setdefault(folder, {})
+            is_array = folders[0] != "modules" and isinstance(leaf, torch.Tensor)
+            node[name] = leaf.numpy() if is_array else leaf
+        return Checkpoint(self.path, self._frame, {"acting": state}), "best"
+
+
+def is_card(path: Path) -> bool:
+    """Return whether a folder is that of a published policy."""
+    return (path / WEIGHTS).is_file() and (path / CONFIG).is_file()
+
+
+def check_installed(setting: str) -> None:
+    """Raise InputError if safetensors is missing. setting: what needs it."""
+    if importlib.util.find_spec("safetensors") is None:
+        raise InputError.not_installed(setting, "safetensors", "share")
+
+
+def write_card_files(path: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    """Write `model.safetensors` and `config.json`.
+
+    state: result of `acting_state`; facts: `config`, `session`, `frame` and further facts of the origin.
+    """
+    from safetensors.torch import save_file
+
+    tensors, plain = {}, {}
+    for place, leaf in _leaves(state, ""):
+        if isinstance(leaf, torch.Tensor | np.ndarray):
+            tensors[place] = torch.as_tensor(leaf).contiguous()
+        else:
+            plain[place] = leaf
+    save_file(tensors, path / WEIGHTS, metadata={"format": "pt", "library": "labrl"})
+    write_json(path / CONFIG, {"format_version": FORMAT_VERSION, **facts, "state": plain})
+
+
+def _leaves(node: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings with their places, such as `modules/network/policy_head.0.bias`."""
+    if not isinstance(node, Mapping):
+        yield place, node
+        return
+    for name, inner in node.items():
+        yield from _leaves(inner, f"{place}/{name}" if place else str(name))

@@ -1,0 +1,139 @@
+"""`labrl-export --card`: a folder with a policy and its description, to upload to the Hugging Face hub."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from labrl.analysis.figures import save_sheets
+from labrl.analysis.formats import brackets_by_width, number
+from labrl.analysis.groups import group_runs
+from labrl.analysis.methods import method_of
+from labrl.analysis.report.trial import command_again, trial_report
+from labrl.analysis.returns import MEANING
+from labrl.analysis.statistics import compare, final_return, trial_statistics
+from labrl.analysis.tables import markdown_lines
+from labrl.errors import InputError
+from labrl.run.atomic import write_atomic
+from labrl.run.card import CONFIG, check_installed, is_card, write_card_files
+from labrl.run.run import Run
+from labrl.secrets import redact
+from labrl.session.acting import acting_state
+from labrl.trial.loading import load
+
+PACKAGES = ("labrl", "torch", "gymnasium", "ale-py", "mujoco", "numpy")
+"""Packages whose versions the card names."""
+
+CURVE, VIDEO = "curve.png", "replay.mp4"
+"""The hub shows a video of this name at the top of the page."""
+
+
+def write_card(
+    which: str, folder: Path, session: int | None = None, checkpoint: str = "best", licence: str = "other"
+) -> Path:
+    """Write the policy of a run, and what describes it, into `folder`. Return the path of `README.md`.
+
+    session: number of the session, None for the one with the highest evaluation score. Raises InputError if
+    there is no such policy, or the folder has other files or cannot be written.
+    """
+    check_installed("--card")
+    if folder.exists() and not is_card(folder) and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError.usage("--card", f"{folder} has other files", "Choose a new or an empty folder")
+    policy = load(which, session, checkpoint, "fp32", "export")
+    run = Run.open(policy.folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {**policy.config, "wandb": {**policy.config.get("wandb", {}), "entity": None}}
+        facts = {
+            "library": "labrl",
+            "agent": run.agent,
+            "env": run.env,
+            "session": policy.session,
+            "frame": policy.frame,
+            "seed": policy.seed,
+            "packages": _versions(run),
+            "config": redact(config),
+        }
+        write_card_files(folder, acting_state(policy.agent, policy.transforms, policy.clock), facts)
+        statistics = trial_statistics(run, group=compare(group_runs([run]))["envs"][0]["groups"][0])
+        content, sheets = trial_report(run, statistics)
+        save_sheets([sheets[0]._replace(name=Path(CURVE).stem, size=(5, None))], folder, ["png"])
+        videos = sorted((run.path / f"session_{policy.session}" / "videos").glob("best*.mp4"))
+        if videos:
+            shutil.copyfile(videos[0], folder / VIDEO)
+        text = _text(run, facts, statistics, content["verdict"], folder, licence)
+        write_atomic(folder / "README.md", text)
+    except OSError as error:
+        why = f"{folder} cannot be written ({error.strerror or error})"
+        raise InputError.usage("--card", why, "Choose another folder") from error
+    finally:
+        policy.close()
+    return folder / "README.md"
+
+
+def _versions(run: Run) -> dict[str, str]:
+    packages = run.provenance.get("packages", {})
+    python = run.provenance.get("python", {}).get("version", "")
+    return {"python": python, **{name: packages[name] for name in PACKAGES if name in packages}}
+
+
+def _text(
+    run: Run,
+    facts: Mapping[str, Any],
+    statistics: Mapping[str, Any],
+    verdict: str,
+    folder: Path,
+    licence: str,
+) -> str:
+    """Return the content of `README.md`: the facts that the hub reads, then the page."""
+    env = str(run.config["env"].get("id") or run.env)
+    final = final_return(statistics)
+    metrics = []
+    if final is not None:
+        method = f", 95 % interval ({method_of(final.seeds)})" if final.low is not None else ""
+        seeds = f"{final.seeds} seed{'' if final.seeds == 1 else 's'}"
+        value = brackets_by_width(final.value, final.low, final.high)
+        name = f"final return, {final.statistic} of {seeds}{method}"
+        metrics = [{"type": "mean_reward", "name": name, "value": value, "verified": False}]
+    result = {
+        "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+        "dataset": {"name": env, "type": env},
+        "metrics": metrics,
+    }
+    head = {
+        "library_name": "labrl",
+        "license": licence,
+        "tags": ["deep-reinforcement-learning", "reinforcement-learning", "labrl", run.agent, env],
+        "model-index": [{"name": f"{run.agent} on {env}", "results": [result]}],
+    }
+    columns = ("index", "seed", "status", "frames", "final_return", "best_return", "fps")
+    rows = [
+        ["session", "seed", "status", "frames", "final return", "best return", "frames/s"],
+        *(
+            [str(one[c]) if c in ("index", "seed", "status") else number(one[c]) for c in columns]
+            for one in statistics["sessions"]
+        ),
+    ]
+    git = run.provenance.get("git", {}).get("labrl") or {}
+    commit = f"labrl's commit {git['commit']}" + " with changes" * bool(git.get("dirty")) if git else ""
+    versions = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
+    parts = [
+        f"---\n{yaml.safe_dump(head, sort_keys=False)}---",
+        f"# {run.agent} on {env}",
+        f"A policy trained with labrl, at frame {facts['frame']:,} of session {facts['session']}. {verdict}",
+        f"![Return over frames]({CURVE})",
+        "## Use\n\n```python\nimport labrl\n\n"
+        f'policy = labrl.load("{folder.name}")  # the folder with these files\n'
+        "print(policy.evaluate(episodes=10).return_mean)\n```",
+        f"To download it: `hf download <user>/{folder.name} --local-dir {folder.name}`",
+        f"## Training\n\n```sh\n{command_again(run) or 'not recorded'}\n```",
+        markdown_lines(rows, texts=3).rstrip(),
+        f"{MEANING.capitalize()}. The weights are those of session {facts['session']} at frame "
+        f"{facts['frame']:,}; `{CONFIG}` has the whole configuration.",
+        f"Versions: {'; '.join(filter(None, [versions, commit]))}.",
+    ]
+    return "\n\n".join(parts) + "\n"
