@@ -13,8 +13,8 @@ import pytest
 from exact_cases import small
 
 import labrl
+from labrl.envs.action_record import ActionRecord
 from labrl.envs.action_statistics import WINDOW, action_statistics
-from labrl.envs.vector import ActionRecord
 
 
 def shares(space: gym.Space[Any], *steps: Any) -> dict[str, float]:

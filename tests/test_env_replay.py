@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from labrl.component import Component
+from labrl.envs.action_record import ActionRecord
 from labrl.envs.make import make_env
-from labrl.envs.vector import ActionRecord, ReplayError
+from labrl.envs.vector import ReplayError
 from labrl.run.tree import pack, unpack
 
 

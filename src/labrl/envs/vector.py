@@ -11,10 +11,10 @@ from math import isfinite
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Discrete, Space
 from numpy.typing import NDArray
 
-from labrl.envs.action_statistics import WINDOW, action_statistics
+from labrl.envs.action_record import ActionRecord
+from labrl.envs.action_statistics import action_statistics
 from labrl.envs.info import EpisodeNumbers
 from labrl.envs.masks import first_flags, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition, action_dtype
@@ -28,10 +28,10 @@ _log = logging.getLogger(__name__)
 ENDLESS = 27_000
 """Number of steps after which an episode may never end: the longest episode of an Atari game."""
 
-LARGEST_REWARD = float(np.finfo(np.float32).max)
+MAX_REWARD = float(np.finfo(np.float32).max)
 """Largest magnitude of a reward, because learners use single precision."""
 
-HARMLESS = LARGEST_REWARD**2
+MAX_SQUARES = MAX_REWARD**2
 """Largest sum of squared rewards in a step for which no reward can be too large, infinite or NaN."""
 
 SHORT = 32
@@ -57,8 +57,9 @@ class VectorEnv:
     ) -> None:
         """seed: seed of the session; first: number of the first environment in the session, if other ranks
         step the environments before it; numbers: what to record of infos, None for nothing."""
-        trusted = type(backend).__module__.partition(".")[0] == __name__.partition(".")[0]
-        self.backend = backend if trusted else CopyingBackend(backend)
+        self.backend = backend
+        # A user's backend may modify the arrays that it has returned.
+        self._copies = type(backend).__module__.partition(".")[0] != __name__.partition(".")[0]
         self._first, self._numbers = first, numbers
         self.seed = seed
         """Seed of the session, from which the seeds of all episodes are derived."""
@@ -96,9 +97,7 @@ class VectorEnv:
         seed: replaces the session's seed.
         """
         self._begin(self.seed if seed is None else seed)
-        observation = self._observation = self.backend.reset(self._all, self._episode_seed)
-        if self._may_break:
-            self._warn_if_not_finite(observation)
+        observation = self._observation = self._reset_backend(self._all)
         self.action_mask = self._mask(self._all)
         return observation
 
@@ -108,16 +107,16 @@ class VectorEnv:
         actions: [num_envs, *action], passed to the environments without clipping or scaling.
         """
         if self._lost is not None:
-            return self._cut(self._lost)
+            return self._truncate_lost(self._lost)
         actions = actions.astype(self._action_dtype, copy=False)
         # A copy, because environments may modify their actions, which are recorded here.
-        observation, reward, terminated, truncated, ended = self.backend.step(actions.copy())
+        observation, reward, terminated, truncated, ended = self._step_backend(actions.copy())
         self._record.append(actions)
         if self._numbers is not None:
             self._numbers.add(self.backend.info)
         self.actions, self._reached = actions, observation
         self._return += reward
-        if not np.vdot(reward, reward) <= HARMLESS:  # also true for NaN
+        if not np.vdot(reward, reward) <= MAX_SQUARES:  # also true for NaN
             self._check_rewards(reward)
         # A sum of squares is not finite if any observation is not.
         if self._may_break and (self._several or not isfinite(np.vdot(observation, observation))):
@@ -132,19 +131,31 @@ class VectorEnv:
             if self.masked:
                 self.action_mask = step.mask = self._mask(over)
         if self.backend.prepares and self._unprepared and self._steps >= SHORT:
-            self._make_ready()
+            self._prepare_next()
         self._observation = step.observation
         return step
 
+    def _reset_backend(self, mask: NDArray[np.bool_]) -> NDArray:
+        """Start the current episodes of the environments in `mask`. Returns all observations."""
+        observation = self.backend.reset(mask, self._episode_seed)
+        observation = np.array(observation) if self._copies else observation
+        if self._may_break and (self._several or not isfinite(np.vdot(observation, observation))):
+            self._warn_if_not_finite(observation)
+        return observation
+
+    def _step_backend(self, actions: NDArray) -> Transition:
+        transition = self.backend.step(actions)
+        return Transition(*map(np.array, transition)) if self._copies else transition
+
     def _check_rewards(self, reward: NDArray) -> None:
         """Raise EnvironmentFailedError for a reward that is not a finite number in single precision."""
-        bad = np.flatnonzero(~(np.abs(reward) <= LARGEST_REWARD))
+        bad = np.flatnonzero(~(np.abs(reward) <= MAX_REWARD))
         if bad.size:
             env = bad[0]
             raise EnvironmentFailedError(
                 f"{self.name}: environment {env} returned the reward {reward[env]} in step "
                 f"{self._record.lengths[env]} of its episode; rewards must be finite in single precision "
-                f"(below {LARGEST_REWARD:.0e})",
+                f"(below {MAX_REWARD:.0e})",
                 key="env",
             )
 
@@ -224,21 +235,16 @@ class VectorEnv:
         """
         if state["lost"]:
             return self.abandon(state)
-        actions = self._take_over(state)
+        actions = self._load_episodes(state)
         reached = self._replay(self._record.load(actions))
         saved, saved_return = np.asarray(state["observation"]), np.asarray(state["episode_return"])
         for env in range(self.num_envs):
             if not same(self._return[env], saved_return[env]):
-                raise ReplayError(
-                    f"{self.name}: environment {env} has return {self._return[env]} after its saved"
-                    f" actions, but had {saved_return[env]}",
-                    key="env",
-                )
+                had = f"has return {self._return[env]} after its saved actions, but had {saved_return[env]}"
+                raise ReplayError(f"{self.name}: environment {env} {had}", key="env")
             if not same(reached[env], saved[env]):
-                raise ReplayError(
-                    f"{self.name}: environment {env} returns another observation after its saved actions",
-                    key="env",
-                )
+                had = "returns another observation after its saved actions"
+                raise ReplayError(f"{self.name}: environment {env} {had}", key="env")
         if self._numbers is not None:
             self._numbers.load_state_dict(state.get("numbers", {}))
         self._observation = reached
@@ -251,15 +257,20 @@ class VectorEnv:
         The next call of `step` does not act: it returns a truncation at the saved observations and starts the
         next episode of every environment. Returns the saved observations, [num_envs, *obs].
         """
-        self._take_over(state)
+        self._load_episodes(state)
         lost = self._observation = self._lost = np.asarray(state["observation"])
         self.action_mask = state["action_mask"]
         return lost
 
-    def _take_over(self, state: Mapping[str, Any]) -> list[NDArray]:
+    def _load_episodes(self, state: Mapping[str, Any]) -> list[NDArray]:
         """Load seeds and numbers of the episodes. Return the actions of each, [length, *action]."""
         actions = [np.asarray(own) for own in state["actions"]]
-        check_actions(actions, self.num_envs, self.action_space)
+        shape = self.action_space.shape or ()
+        if len(actions) != self.num_envs or any(own.shape[1:] != shape for own in actions):
+            raise ValueError(
+                f"saved environments do not fit: there were {len(actions)}, now {self.num_envs}, with "
+                f"actions of shape {[own.shape[1:] for own in actions][:1]}, now {shape}"
+            )
         self._begin(int(state["seed"]))
         self._steps = int(state["steps"])
         self._record.begin_after(np.asarray(state["latest_actions"]))
@@ -267,7 +278,7 @@ class VectorEnv:
         self._episode_seed = np.asarray(state["episode_seed"]).astype(np.int64)
         return actions
 
-    def _cut(self, final: NDArray) -> Step:
+    def _truncate_lost(self, final: NDArray) -> Step:
         """Return the step that truncates lost episodes.
 
         final: last known observations, [num_envs, *obs].
@@ -307,7 +318,7 @@ class VectorEnv:
         mask = self.backend.action_mask
         assert mask is not None, "a backend with masks has one after each reset and step"
         refuse_empty(mask, self._first_flags, needed, self.name, self._steps * self.num_envs)
-        return mask
+        return np.array(mask) if self._copies else mask
 
     def _seed_of(self, env: int, episode: int) -> int:
         return episode_seed(self.seed, self._first + env, episode)
@@ -338,12 +349,9 @@ class VectorEnv:
             self._episode_seed[env] = episode_seed(self.seed, self._first + env, index + 1)
             self._return[env] = 0.0
             self._unprepared[env] = None
-        observation = self.backend.reset(over, self._episode_seed)
-        if self._may_break and (self._several or not isfinite(np.vdot(observation, observation))):
-            self._warn_if_not_finite(observation)
-        return finished, observation
+        return finished, self._reset_backend(over)
 
-    def _make_ready(self) -> None:
+    def _prepare_next(self) -> None:
         """Prepare the next episode of one environment in the background; one per step spreads the cost."""
         env = next(iter(self._unprepared))
         del self._unprepared[env]
@@ -355,180 +363,28 @@ class VectorEnv:
         rows: [longest, num_envs, *action]. Returns the final observations, [num_envs, *obs].
         """
         start = len(rows) - self._record.lengths  # [num_envs]
-        observation = self.backend.reset(self._all, self._episode_seed)
+        observation = self._reset_backend(self._all)
         discarded = np.zeros(self.num_envs, dtype=np.bool_)  # ended before their first own action
         for index, row in enumerate(rows):
             fresh = (start == index) | discarded
             if index and fresh.any():
-                self.backend.reset(fresh, self._episode_seed)
+                self._reset_backend(fresh)
             own = start <= index
             if self.masked and not own.all():  # a filler action may be invalid
                 assert self.backend.action_mask is not None
                 valid = first_valid(self.backend.action_mask, self.action_space)
                 row = np.where(own.reshape(-1, *[1] * (row.ndim - 1)), row, valid)
-            observation, reward, _, truncated, ended = self.backend.step(row.astype(self._action_dtype))
+            observation, reward, _, truncated, ended = self._step_backend(row.astype(self._action_dtype))
             self._return[own] += reward[own]
             if self._numbers is not None:
                 self._numbers.add(self.backend.info, own)
             over = ended | truncated
             if (over & own).any():
                 env = np.flatnonzero(over & own)[0]
-                raise ReplayError(
-                    f"{self.name}: the saved episode of environment {env} ended early in its replay",
-                    key="env",
-                )
+                early = f"the saved episode of environment {env} ended early in its replay"
+                raise ReplayError(f"{self.name}: {early}", key="env")
             discarded = over
         last = (start == len(rows)) | discarded
         if len(rows) and last.any():
-            return self.backend.reset(last, self._episode_seed)
+            return self._reset_backend(last)
         return observation
-
-
-class CopyingBackend(Backend):
-    """Copy the arrays returned by a user's backend, which may modify them later."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self.name, self.num_envs, self.frame_skip = backend.name, backend.num_envs, backend.frame_skip
-        self.observation_space, self.action_space = backend.observation_space, backend.action_space
-        self.masked, self.goals, self.prepares = backend.masked, backend.goals, backend.prepares
-
-    def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
-        """Start new episodes where `mask` is set. mask, seeds: [num_envs]. Returns [num_envs, *obs]."""
-        observation = np.array(self._backend.reset(mask, seeds))
-        self._take_mask()
-        return observation
-
-    def step(self, actions: NDArray) -> Transition:
-        """Act in every environment. actions: [num_envs, *action]."""
-        transition = Transition(*map(np.array, self._backend.step(actions)))
-        self.info = self._backend.info
-        self._take_mask()
-        return transition
-
-    def close(self) -> None:
-        """Free threads and processes."""
-        self._backend.close()
-
-    def prepare(self, env: int, seed: int) -> None:
-        """Prepare the next episode of an environment."""
-        self._backend.prepare(env, seed)
-
-    def _take_mask(self) -> None:
-        if self.masked:
-            self.action_mask = np.array(self._backend.action_mask)
-
-
-def stored_dtype(space: Space[Any]) -> np.dtype:
-    """Return the narrowest type that represents the actions of `space` exactly."""
-    if isinstance(space, Discrete) and space.start >= 0 and int(space.start) + int(space.n) <= 256:
-        return np.dtype(np.uint8)
-    return action_dtype(space)
-
-
-class ActionRecord:
-    """Actions of the unfinished episodes, and the latest actions.
-
-    Each vector step writes one row, and each environment has the index of the row at which its episode
-    started. When room runs out, rows that belong neither to an unfinished episode nor to the latest actions
-    are dropped, and the array doubles in size if necessary. Written rows are never changed.
-    """
-
-    def __init__(self, num_envs: int, space: Space[Any], capacity: int = 1024) -> None:
-        shape = space.shape or ()
-        self._rows = np.zeros((capacity, num_envs, *shape), dtype=stored_dtype(space))
-        self._dtype = action_dtype(space)
-        self._window = -(-WINDOW // num_envs)  # number of rows in `latest`
-        self._first = np.zeros(num_envs, dtype=np.int64)
-        self._next = 0
-
-    @property
-    def latest(self) -> NDArray:
-        """Actions of the last WINDOW frames. [steps, num_envs, *action]"""
-        return self._rows[max(self._next - self._window, 0) : self._next].astype(self._dtype)
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Number of actions since each environment's reset. [num_envs]"""
-        return self._next - self._first
-
-    def append(self, actions: NDArray) -> None:
-        """Add one action per environment. actions: [num_envs, *action]."""
-        if self._next == len(self._rows):
-            self._make_room()
-        self._rows[self._next] = actions
-        self._next += 1
-
-    def begin(self, envs: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Start a new episode of the environments in the mask `envs`, [num_envs].
-
-        Returns the number of actions of each environment's previous episode, [num_envs].
-        """
-        lengths = self._next - self._first
-        self._first[envs] = self._next
-        return lengths
-
-    def since_reset(self) -> list[NDArray]:
-        """Return a copy of each environment's actions since its reset, num_envs arrays [length, *action]."""
-        return [self._rows[first : self._next, env].copy() for env, first in enumerate(self._first)]
-
-    def last(self, env: int, length: int) -> NDArray:
-        """Return a view of the latest actions of one environment, which later steps do not change.
-
-        Returns [length, *action].
-        """
-        return self._rows[self._next - length : self._next, env]
-
-    def begin_after(self, latest: NDArray) -> None:
-        """Load a value of `latest`, with all environments at the start of an episode."""
-        self._rows = self._with_room(len(latest))
-        self._rows[: len(latest)] = latest
-        self._next = len(latest)
-        self._first[:] = self._next
-
-    def load(self, actions: list[NDArray]) -> NDArray:
-        """Load a result of `since_reset`, aligned so that every environment's actions end in the last row.
-
-        Returns the rows, [longest, num_envs, *action]. Before an environment's own actions, they are filled
-        with those of the longest episode, as valid actions without meaning.
-        """
-        longest, latest = max(actions, key=len), self._rows[: self._next]
-        count, lengths = len(longest), np.array([len(own) for own in actions], dtype=np.int64)
-        self._next = max(count, len(latest))
-        self._rows = rows = self._with_room(self._next)
-        first = self._next - count
-        for env, own in enumerate(actions):
-            rows[first : self._next - len(own), env] = longest[: count - len(own)]
-            rows[self._next - len(own) : self._next, env] = own
-        to_play = rows[first : self._next].copy()
-        rows[self._next - len(latest) : self._next] = latest
-        self._first = self._next - lengths
-        return to_play
-
-    def _with_room(self, count: int) -> NDArray:
-        """Return an empty array of at least `count` rows."""
-        capacity = len(self._rows)
-        while capacity < count:
-            capacity *= 2
-        return np.zeros((capacity, *self._rows.shape[1:]), dtype=self._rows.dtype)
-
-    def _make_room(self) -> None:
-        oldest = max(min(int(self._first.min()), self._next - self._window), 0)
-        live = self._next - oldest
-        # Always a new array, because views of a finished episode's actions may still be in use.
-        longer = 2 if live > len(self._rows) // 2 else 1
-        rows = np.zeros((longer * len(self._rows), *self._rows.shape[1:]), dtype=self._rows.dtype)
-        rows[:live] = self._rows[oldest : self._next]
-        self._rows = rows
-        self._first -= oldest
-        self._next = live
-
-
-def check_actions(actions: list[NDArray], num_envs: int, space: Space[Any]) -> None:
-    """Raise ValueError unless `actions` can be the saved episodes of `num_envs` environments."""
-    shape = space.shape or ()
-    if len(actions) != num_envs or any(own.shape[1:] != shape for own in actions):
-        raise ValueError(
-            f"saved environments do not fit: there were {len(actions)}, now {num_envs}, with actions of "
-            f"shape {[own.shape[1:] for own in actions][:1]}, now {shape}"
-        )
