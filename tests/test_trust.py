@@ -280,7 +280,7 @@ def test_every_place_of_a_component_has_a_kind() -> None:
                 if isinstance(found, type) and found.__name__.endswith("Config"):
                     own = hints(found).items() if found.__module__ == one.name else ()
                     names |= {name for name, hint in own if Component in (hint, *get_args(hint))}
-    places = {pattern.rpartition(".")[2].lstrip("*") for pattern in KINDS}
+    places = {pattern.rpartition(".")[2].strip("*") for pattern in KINDS}
     networks = {"torso", "critic_torso", "joint", "image", "own"}  # below agent.network
     assert names - networks <= places
     assert len(names) > 10

@@ -27,7 +27,13 @@ def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from walk(inner, f"{key}[{index}]")
 
 
-NEW: dict[str, Any] = {"info_keys": None, "normalize_value": False, "sde": None}
+NEW: dict[str, Any] = {
+    "info_keys": None,
+    "normalize_value": False,
+    "reset_options": None,
+    "sde": None,
+    "wrappers": [],
+}
 """Options that earlier versions did not record, with the values that those runs had."""
 
 RATE = "agent.lr.rate"

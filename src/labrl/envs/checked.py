@@ -6,6 +6,7 @@ array, and a wrapper would fail with an error about tuples that does not name th
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Never
@@ -58,16 +59,18 @@ class CheckedEnv:
         wanted: bool = False,
         numbers: Sequence[str] = (),
         renew: bool = False,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         """make: makes the environment; name, number: its name, and its number in the session, for messages;
         env: an environment that was already made; masked: whether the probe got a mask from such an
         environment, None in the probe itself, which gets infos unchanged; wanted: whether masks would be
         used; numbers: names of the numbers to keep of the infos of steps; renew: whether to make a new
-        environment for every episode, because a seeded reset depends on earlier episodes."""
+        environment for every episode, because a seeded reset depends on earlier episodes; options: those of
+        every reset."""
         self.env = make() if env is None else env
         self._make, self._name, self._number = make, name, number
         self._is_probe, self._must_lack_mask = masked is None, wanted and masked is False
-        self._numbers, self._renews = numbers, renew
+        self._numbers, self._renews, self._options = numbers, renew, options
         self._space, actions = self.env.observation_space, self.env.action_space
         plain = isinstance(self._space, Box) and not numbers and not self._is_probe
         self._plain_shape, self._dtype = self._space.shape if plain else None, self._space.dtype
@@ -86,7 +89,8 @@ class CheckedEnv:
             self.env.close()
             self.env = self._make()
         self._steps = 0
-        given: dict[str, Any] = {"seed": seed, "options": None}
+        # A copy, because an environment may modify its options.
+        given: dict[str, Any] = {"seed": seed, "options": copy.deepcopy(self._options)}
         try:
             answer: Any = self.env.reset(**given)
         except (TypeError, ValueError, IndexError) as problem:

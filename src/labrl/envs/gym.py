@@ -71,6 +71,7 @@ class GymnasiumEnv(Backend):
             wanted=config.action_mask,
             numbers=tuple(config.info_keys or ()),
             renew=renew,
+            options=config.reset_options,
         )
         if config.vectorization == "async":
             self.workers = Workers([partial(make, number) for number in range(num_envs)], num_threads)
@@ -105,7 +106,7 @@ class GymnasiumEnv(Backend):
 
         Returns None for other environments, and if settings could change the task.
         """
-        own = config.make or config.kwargs or config.import_module
+        own = config.make or config.kwargs or config.import_module or config.wrappers or config.reset_options
         if own or config.fresh_env_per_episode or config.info_keys or config.vectorization != "auto":
             return None
         spec = gymnasium.registry.get(config.id or "")

@@ -35,10 +35,10 @@ class EnvProbe:
 
     def __init__(self, config: GymnasiumConfig) -> None:
         """Make one environment. Raises InputError if that fails."""
-        self._make = EnvFactory(config)
+        self._make, self._options = EnvFactory(config), config.reset_options
         self._asks_masks = config.action_mask
         self._asks_history = config.fresh_env_per_episode is None  # otherwise the user has declared it
-        self._spare: CheckedEnv | None = CheckedEnv(self._make, self._make.named)
+        self._spare: CheckedEnv | None = self._make_checked()
         self._played = False
         self.observation_space = self._spare.env.observation_space
         self.action_space = self._spare.env.action_space
@@ -84,12 +84,15 @@ class EnvProbe:
         if not _spares_are_kept:
             self.close()
 
+    def _make_checked(self) -> CheckedEnv:
+        return CheckedEnv(self._make, self._make.named, options=self._options)
+
     @cached_property
     def _found(self) -> tuple[bool, Repeats]:
         """Whether there are masks, and when episodes repeat."""
         if not (self._asks_masks or self._asks_history):
             return False, "always"
-        env = self._spare = self._spare or CheckedEnv(self._make, self._make.named)
+        env = self._spare = self._spare or self._make_checked()
         self._played = True
         self.action_space.seed(0)
         with self._failing("the environment"):
@@ -99,7 +102,7 @@ class EnvProbe:
             if self._asks_history:
                 self._play(env, 2, actions)
                 if not same(first, self._play(env, 1, actions)[0]):
-                    new = CheckedEnv(self._make, self._make.named)
+                    new = self._make_checked()
                     repeats = "if new" if same(first, self._play(new, 1, actions)[0]) else "never"
                     new.close()
             return masked, repeats

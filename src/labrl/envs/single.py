@@ -69,12 +69,31 @@ class GymnasiumConfig(EnvironmentConfig):
     max_episode_steps: PositiveInt | None
     """Agent steps after which an episode is truncated; null: the limit registered for the id. If there is no
     limit, evaluation episodes are truncated after 27,000 steps."""
+    wrappers: list[Component]
+    """Wrappers around the environment, such as gymnasium.wrappers.RescaleAction, the innermost first. Each
+    gets the environment as the argument `env`."""
+    reset_options: dict[str, Any] | None
+    """Argument `options` of every `reset`; null: none."""
     fresh_env_per_episode: bool | None
     """Whether to make a new environment for every episode, which is needed if a seeded reset depends on
     earlier episodes; null: found out by playing a few short episodes before the run."""
     action_mask: bool
     """Whether agents that support masks take only valid actions, given by the environment as
     `info["action_mask"]` or as that entry of a dict observation."""
+
+
+REPLACED: dict[type, tuple[str, str]] = {
+    gymnasium.wrappers.NormalizeObservation: (
+        "its statistics are not saved, so resumed runs would differ",
+        "transforms/observation=normalize",
+    ),
+    gymnasium.wrappers.NormalizeReward: (
+        "returns would no longer be raw scores, and its statistics are not saved",
+        "transforms/reward=normalize",
+    ),
+    gymnasium.wrappers.Autoreset: ("labrl resets environments itself", "Remove it"),
+}
+"""Wrappers that are refused, each with the reason and what to type instead."""
 
 
 class EnvFactory:
@@ -117,7 +136,9 @@ class EnvFactory:
         env = self._make_registered() if config.make is None else self._make_own(config.make)
         if not isinstance(env.metadata, Mapping):
             env.metadata = {}  # wrappers and rendering require a dictionary
-        if config.make is not None and config.max_episode_steps is not None:
+        for wrapper in config.wrappers:
+            env = _wrap(env, wrapper)
+        if (config.make is not None or config.wrappers) and config.max_episode_steps is not None:
             env = gymnasium.wrappers.TimeLimit(env, max_episode_steps=config.max_episode_steps)
         for space in ("observation_space", "action_space"):
             if not isinstance(getattr(env, space, None), gymnasium.Space):
@@ -152,8 +173,9 @@ class EnvFactory:
             _import(config.import_module)
         # Classes and registrations may be replaced under the same name, for example in a notebook.
         made = gymnasium.registry.get(config.id or "") if config.make is None else config.make.load()
-        settings = config.id, config.make, config.kwargs, config.max_episode_steps
-        return id(made), repr(made), *map(repr, settings)
+        settings = config.id, config.make, config.kwargs, config.max_episode_steps, config.reset_options
+        wrappers = [(id(wrapper.load()), wrapper) for wrapper in config.wrappers]
+        return id(made), repr(made), repr(wrappers), *map(repr, settings)
 
     def _make_own(self, make: Component) -> Any:
         """Make an environment of the user's class. Raises InputError if it is not a gymnasium.Env."""
@@ -183,12 +205,11 @@ class EnvFactory:
             raise InputError(f"env.id={env_id} must {allowed}", code="unknown-option", key="env.id")
         try:
             with warnings.catch_warnings(record=True) as heard:
-                # Gymnasium's checker costs more than a step of CartPole; `CheckedEnv` replaces it.
+                # With wrappers, which may repeat steps, the limit is set outside them. Gymnasium's checker
+                # costs more than a step of CartPole; `CheckedEnv` replaces it.
+                limit = -1 if config.wrappers and config.max_episode_steps else config.max_episode_steps
                 env = gymnasium.make(
-                    env_id,
-                    max_episode_steps=self.config.max_episode_steps,
-                    disable_env_checker=True,
-                    **self.config.kwargs,
+                    env_id, max_episode_steps=limit, disable_env_checker=True, **config.kwargs
                 )
         except LabrlError:
             raise
@@ -211,6 +232,19 @@ class EnvFactory:
                 _shown.add(str(warning.message))
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
         return env
+
+
+def _wrap(env: gymnasium.Env[Any, Any], wrapper: Component) -> gymnasium.Env[Any, Any]:
+    """Return the environment with a wrapper. Raises InputError for one that runs must not have."""
+    target, setting = wrapper.load(), f"{wrapper.key}._target_={wrapper.target}"
+    for refused, (why, instead) in REPLACED.items():
+        if isinstance(target, type) and issubclass(target, refused):
+            raise InputError.unsupported(setting, why, instead)
+    wrapped = wrapper.build(env=env)
+    if not isinstance(wrapped, gymnasium.Env):
+        why = f"must make a gymnasium.Env, but made a {type(wrapped).__name__}"
+        raise InputError.about(setting, why, code="target")
+    return wrapped
 
 
 class FallbackTimeLimit(gymnasium.wrappers.TimeLimit):

@@ -1,0 +1,152 @@
+"""Tests of wrappers of environments and of options of resets in YAML."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from env_cases import assert_same_steps, constant, gymnasium_env, own_env, play, sampled
+from refusals import refused
+from test_env_gymnasium import TakesOptions
+from test_env_replay import through_a_file
+
+from labrl.config.compose import compose, resolve
+from labrl.envs.make import describe, make_env
+from labrl.envs.probe import probe_of
+
+STACK = {"_target_": "gymnasium.wrappers.FrameStackObservation", "stack_size": 3}
+TARGET = "env.wrappers[0]._target_"
+RESCALE = {"_target_": "gymnasium.wrappers.RescaleAction", "min_action": -1, "max_action": 1}
+
+
+class Repeat(gym.Wrapper[Any, Any, Any, Any]):
+    """Wrapper that repeats every action `count` times."""
+
+    def __init__(self, env: gym.Env[Any, Any], count: int) -> None:
+        super().__init__(env)
+        self._count = count
+
+    def step(self, action: Any) -> Any:
+        for _ in range(self._count):
+            answer = self.env.step(action)
+        return answer
+
+
+class Counts(gym.Wrapper[Any, Any, Any, Any]):
+    """Wrapper that adds the number of all its steps to observations, so that no seed repeats an episode."""
+
+    steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        observation, *rest = self.env.step(action)
+        return observation + self.steps, *rest
+
+
+def make_nothing(env: gym.Env[Any, Any]) -> None:
+    """Return nothing in place of an environment."""
+
+
+def test_wrappers_are_applied_from_the_inside_to_the_outside() -> None:
+    component = gymnasium_env("Pendulum-v1", wrappers=[RESCALE, STACK])
+    observations, actions = describe(component)
+    assert observations.shape == (3, 3)
+    assert actions == gym.spaces.Box(-1, 1, (1,), np.float32)
+    env = make_env(component, seed=4, num_threads=1, num_envs=1)
+    env.reset()
+    seed = int(env.state_dict()["episode_seed"][0])
+    alone = gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), np.float32(-1), np.float32(1))
+    first, _ = alone.reset(seed=seed)
+    step = env.step(np.array([[0.5]]))
+    np.testing.assert_array_equal(step.observation[0, :2], [first, first])
+    np.testing.assert_array_equal(step.observation[0, 2], alone.step(np.array([0.5], np.float32))[0])
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_wrapped_environment_is_restored_exactly(vectorization: str) -> None:
+    component = gymnasium_env("CartPole-v1", wrappers=[STACK], vectorization=vectorization)
+    env, other = (make_env(component, seed, num_threads=2, num_envs=2) for seed in (21, 99))
+    env.reset()
+    play(env, sampled(env, 3), 40)
+    other.load_state_dict(through_a_file(env.state_dict()))
+    assert_same_steps(play(env, sampled(env, 3), 30, 40), play(other, sampled(env, 3), 30, 40))
+    env.close()
+    other.close()
+
+
+@pytest.mark.parametrize("cls", ["id", "make"])
+def test_step_limit_counts_the_steps_of_the_agent(cls: str) -> None:
+    wrappers = [{"_target_": "test_env_wrappers.Repeat", "count": 2}]
+    settings: dict[str, Any] = {"wrappers": wrappers, "max_episode_steps": 5}
+    component = gymnasium_env("MountainCar-v0", **settings)
+    if cls == "make":
+        component = own_env(TakesOptions, **settings)
+    env = make_env(component, seed=0, num_threads=1, num_envs=1)
+    env.reset()
+    assert [bool(step.truncated[0]) for step in play(env, constant(1), 6)] == [False] * 4 + [True, False]
+
+
+def test_wrapper_that_remembers_is_found_out() -> None:
+    counting = gymnasium_env("CartPole-v1", wrappers=[{"_target_": "test_env_wrappers.Counts"}])
+    assert probe_of(gymnasium_env("CartPole-v1", wrappers=[STACK]).config).repeats == "always"
+    assert probe_of(counting.config).repeats == "if new"
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "key", "named"),
+    [
+        (
+            "NormalizeObservation",
+            "unsupported",
+            "env.wrappers[0]._target_",
+            "transforms/observation=normalize",
+        ),
+        ("NormalizeReward", "unsupported", "env.wrappers[0]._target_", "transforms/reward=normalize"),
+        ("Autoreset", "unsupported", "env.wrappers[0]._target_", "gymnasium.wrappers.Autoreset"),
+        ("FrameStackObservation", "target", "env.wrappers[0]", "stack_size"),
+        ("test_env_wrappers.make_nothing", "target", TARGET, "NoneType"),
+    ],
+)
+def test_wrong_wrapper_is_refused_before_the_run(target: str, code: Any, key: str, named: str) -> None:
+    path = target if "." in target else f"gymnasium.wrappers.{target}"
+    component = gymnasium_env("Pendulum-v1", wrappers=[{"_target_": path}])
+    with refused(code, key, named) as error:
+        describe(component)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "code", "key"),
+    [
+        ("env.wrappers=[{_target_: gymnasium.wrappers.FrameStack}]", "target", TARGET),
+        ("env.wrappers=[{_target_: gymnasium.wrappers.TimeLimit, steps: 3}]", "unknown-key", None),
+        ("env.wrappers=[gymnasium.wrappers.TimeLimit]", "type", "env.wrappers[0]"),
+        ("env.wrappers={_target_: gymnasium.wrappers.TimeLimit}", "type", "env.wrappers"),
+        ("env.reset_options=3", "type", "env.reset_options"),
+    ],
+)
+def test_wrong_value_is_refused_with_its_key(override: str, code: Any, key: str | None) -> None:
+    with refused(code, key or "env.wrappers[0].steps"):
+        resolve(compose(["env=pendulum", override]))
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "async"])
+def test_options_reach_every_reset(vectorization: str) -> None:
+    settings = {"vectorization": vectorization, "max_episode_steps": 2, "reset_options": {"start": 3}}
+    env = make_env(own_env(TakesOptions, **settings), seed=0, num_threads=2, num_envs=2)
+    starts = [env.reset()[:, 0], *(step.observation[:, 0] for step in play(env, constant(0, 0), 5))]
+    env.close()
+    assert set(np.ravel(starts)) == {3}
+
+
+def test_options_change_the_start_of_a_registered_environment() -> None:
+    env = make_env(
+        gymnasium_env("CartPole-v1", reset_options={"low": 0.1, "high": 0.2}),
+        seed=0,
+        num_threads=1,
+        num_envs=8,
+    )
+    first = env.reset()
+    assert ((first >= 0.1) & (first <= 0.2)).all()
