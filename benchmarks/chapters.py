@@ -229,7 +229,7 @@ def section(chapter: Chapter, runs: Mapping[str, Run], records: Records) -> str:
     aligned = ("---" if name in _TEXTS else "---:" for name in columns)
     lines = [_line(columns), f"|{'|'.join(aligned)}|"]
     lines += [_line(each.get(name, "–") for name in columns) for each in table]
-    return f"\n# {chapter.title}\n\n{chapter.text}\n\n" + "\n".join(lines) + "\n"
+    return f"\n## {chapter.title}\n\n{chapter.text}\n\n" + "\n".join(lines) + "\n"
 
 
 def _frames(rows: Iterable[Mapping[str, Any]]) -> int:

@@ -43,7 +43,7 @@ README = ROOT / "README.md"
 BEGIN, END = "<!-- make results -->", "<!-- end of make results -->"
 """The lines of the README between which its results stand."""
 
-PREFACE = """# Results beside SLM Lab's
+PREFACE = """## Beside SLM Lab
 
 A cell is one agent in one environment, with the number of frames, the number of environments and the
 checkpoint frequency of SLM Lab's published score (`experiment=slm_lab/<environment>`): four sessions with
@@ -182,7 +182,7 @@ def write_page(root: Path, bench: Path = Path("runs/bench")) -> str:
         chapters.section(chapter, _with_rows(root, chapter.overrides), records)
         for chapter in chapters.CHAPTERS
     ]
-    page = f"{solve.as_markdown(solve.keep(bench / RESULTS, records.folder))}\n"
+    page = f"# Results\n\n{solve.as_markdown(solve.keep(bench / RESULTS, records.folder))}\n"
     page += f"{PREFACE}{summary(found)}.\n\n"
     page += as_markdown(found, {name: records.origin(name) for name in records.numbers})
     page += _studies(root) + "".join(chapter_texts)

@@ -150,7 +150,7 @@ def run(name: str, repeats: int, quick: bool) -> Report:
     return report
 
 
-HEAD = """# Time to result
+HEAD = """## Time to result
 
 Minutes of training on two cores until the mean return of the last 100 training episodes reaches the goal, the
 median over seeds: `make bench ARGS=solve` with labrl's defaults, and in alternating runs Stable-Baselines3

@@ -83,7 +83,7 @@ SPACES: dict[str, dict[str, str]] = {
 HOW = {"meta.max_session": "1", "meta.max_trial": "30", "search.confirm.top": "2", "seed": "100"}
 """Default settings, which a space may replace."""
 
-PREFACE = """# Studies
+PREFACE = """## Studies
 
 Each study searches for the values of a preset, in the environment of the cell but on other seeds: `make
 results ARGS="study_lunar_lander_a2c --minutes 60"`. A trial is one session, and ASHA prunes. The best

@@ -337,3 +337,14 @@ def test_atari_recipes_v4_and_v5_differ_in_sticky_actions_only(agent: str) -> No
     assert v4 == v5
     assert v5["env"]["max_frame"] == 1e7
     assert v5["meta"]["max_session"] == 4
+
+
+def test_recipe_of_fast_pong_has_the_protocol_without_sticky_actions() -> None:
+    fast, v4 = (
+        to_plain(compose(overrides))["env"]
+        for overrides in (["experiment=atari/pong_fast"], ["experiment=atari/v4", "env=pong"])
+    )
+    assert fast["max_frame"] == 1.3e6
+    assert fast | {"max_frame": v4["max_frame"], "num_envs": v4["num_envs"]} == v4
+    sticky = to_plain(compose(["experiment=atari/pong_fast", "env.sticky_actions=0.25"]))["env"]
+    assert sticky == fast | {"sticky_actions": 0.25}
