@@ -143,7 +143,7 @@ text {{
 .typed {{ fill: #ffffff; font-weight: bold }}
 .good {{ fill: #56d364; font-weight: bold }}
 {frames}
-@media (prefers-reduced-motion: reduce) {{ text {{ animation: none }} }}
+@media (prefers-reduced-motion: reduce) {{ text {{ animation: none !important }} }}
 </style>
 <rect width="{WIDTH}" height="{height}" fill="#0d1117"/>
 {rows}

@@ -250,7 +250,7 @@ def _refusal(error: Exception, args: Namespace) -> LabrlError:
         return explain(error, args.overrides, args.config_dir, args.multirun)
     where = f" {os.path.abspath(error.filename)}" if error.filename else ""
     return InputError(
-        f"the run folder cannot be made ({error.strerror or error}:{where}): "
+        f"cannot create the run folder ({error.strerror or error}:{where}): "
         "set hydra.run.dir=<folder>, or with -m hydra.sweep.dir=<folder>",
         code="usage",
         key="hydra.sweep.dir" if args.multirun else "hydra.run.dir",
@@ -372,7 +372,7 @@ def list_envs(argv: Sequence[str] | None = None) -> int:
         if not rows:
             guess = did_you_mean(part, (row[0] for row in known)) or " labrl-envs without a name lists all."
             raise InputError(
-                f"{part}: no environment has a name with this text.{guess}", code="unknown-option", key=part
+                f"{part}: no environment name contains this text.{guess}", code="unknown-option", key=part
             )
         widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
         for name, kind, identity in rows:
@@ -729,7 +729,7 @@ def _arguments(argv: Sequence[str] | None) -> Iterator[list[str]]:
 
 @contextmanager
 def _raising_hydra() -> Iterator[None]:
-    """Within this context, make Hydra raise its errors instead of printing them and ending the process."""
+    """Context manager: make Hydra raise its errors instead of printing them and ending the process."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:

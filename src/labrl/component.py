@@ -154,7 +154,7 @@ def _names_in(owner: Any, last: bool) -> list[str]:
 
 @contextmanager
 def importing(module: str) -> Iterator[None]:
-    """Record, within this context, that `module` is imported because a configuration names it."""
+    """Context manager: record that `module` is imported because a configuration names it."""
     being_imported.append(module)
     try:
         yield

@@ -96,7 +96,7 @@ Handler = Callable[[int, FrameType | None], None]
 
 @contextlib.contextmanager
 def signals_leave(message: str = "") -> Iterator[None]:
-    """Within this context, let each of SIGNALS end the process at once unless it has another handler.
+    """Context manager: let each of SIGNALS end the process at once unless it has another handler.
 
     From now on, SAVE has no effect on this process and those that it starts, unless it has a handler.
 
@@ -125,7 +125,7 @@ before_leaving: list[Callable[[], None]] = []
 
 @contextlib.contextmanager
 def signals_raise() -> Iterator[None]:
-    """Within this context, let SIGNALS raise KeyboardInterrupt or Stopped unless they have another handler.
+    """Context manager: let SIGNALS raise KeyboardInterrupt or Stopped unless they have another handler.
 
     During an import, the exception is raised after the import. A second Ctrl-C ends the process at once.
     """
@@ -192,7 +192,7 @@ def leave_at_once(number: int) -> NoReturn:
 
 @contextlib.contextmanager
 def signals_wait_in_children() -> Iterator[None]:
-    """Within this context, start processes in which SIGNALS and SAVE are blocked until they call
+    """Context manager: start processes in which SIGNALS and SAVE are blocked until they call
     `take_signals` or `ignore_signals`.
 
     A terminal sends Ctrl-C to every process; a closed terminal, or a cluster that ends a job, may do the

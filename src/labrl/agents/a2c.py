@@ -102,7 +102,7 @@ class A2C(PolicyAgent):
         if (config.horizon is None) == (config.episodes is None):
             given = "neither" if config.horizon is None else "both"
             raise InputError(
-                "agent.horizon (in steps) or agent.episodes (whole episodes) determines when to learn, and "
+                "exactly one of agent.horizon (steps) and agent.episodes (whole episodes) must be set, and "
                 f"the other must be null: got {given}. Set agent.horizon=5 agent.episodes=null, or "
                 "agent.horizon=null agent.episodes=8.",
                 code="contradiction",

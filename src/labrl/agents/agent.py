@@ -28,7 +28,7 @@ Options = TypeVar("Options")
 
 @dataclass(slots=True)
 class Observation:
-    """Observations to act on, as the learner sees them, with action masks and starts of episodes."""
+    """Transformed observations for `act`, with action masks and flags of episode starts."""
 
     array: NDArray
     """[num_envs, *obs]"""
@@ -175,11 +175,14 @@ class Agent(ABC):
         raise NotImplementedError
 
     def decision(self) -> dict[str, NDArray]:
-        """Return the decision of the last `act`, in the agent's own terms. [num_envs, ...] each"""
+        """Return what the last `act` decided, to be sent to the learner's process. [num_envs, ...] each
+
+        This includes what only the agent knows, such as actions before their conversion and recurrent states.
+        """
         raise NotImplementedError
 
     def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
-        """Adopt a copy's decision at `observation`, the outcome of which `observe` receives next."""
+        """Register the action of a remote copy at `observation`; `observe` receives its result next."""
         raise NotImplementedError
 
     @property

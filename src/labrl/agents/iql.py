@@ -42,10 +42,10 @@ class IQLConfig(ReplayActorCriticConfig):
     target: Component
     """Update of the target critics."""
     expectile: Expectile
-    """Expectile of the values of the data's actions that a state's value follows, tau, in (0, 1); 0.5: the
-    mean; close to 1: the maximum."""
+    """Expectile tau of Q over the data's actions to which V(s) regresses, in (0, 1); 0.5: the mean; close to
+    1: the maximum."""
     inverse_temperature: NonNegativeFloat
-    """Preference for better actions, beta, per unit of advantage, >= 0; 0: behavior cloning."""
+    """Inverse temperature beta of the weighting by advantage, >= 0; 0: behavior cloning."""
     max_weight: PositiveFloat
     """Largest weight of a transition in the policy's loss, > 0."""
 

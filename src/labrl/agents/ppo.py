@@ -76,8 +76,8 @@ class PPOConfig(PolicyConfig):
     normalize_advantage: bool
     """Whether advantages are scaled to mean 0 and standard deviation 1 in each minibatch."""
     target_kl: PositiveFloat | None
-    """Divergence of the new policy from the old one, > 0, in nats: the epochs end after one with a mean
-    divergence above 1.5 times this; null: all epochs are made."""
+    """Early stopping: the remaining epochs are skipped once the mean KL divergence of the new policy from the
+    old one exceeds 1.5 times this, > 0, in nats; null: all epochs are made."""
 
 
 class _ClippedSurrogate(Fused):

@@ -116,8 +116,9 @@ class RolloutValuesAgent(Agent):
     ) -> NDArray[np.float32]:
         """Compute G_t = r + gamma ((1 - lambda) W(s') + lambda G_{t+1}), truncated at the rollout's end. [n]
 
-        worth: W(s) of the rows, [n]; worth_of: computes W, [m], of observations in the network's layout and
-        their masks. It is called for the states after the last row, then for those of truncated episodes.
+        worth: state values W(s) of the rows, [n]; worth_of: computes W, [m], of observations in the network's
+        layout and their masks. It is called for the states after the last row, then for those of truncated
+        episodes.
         """
         rollout, after, config = self._rollout, self._after, self._config
         assert after is not None, "learn() follows observe()"

@@ -245,7 +245,7 @@ class SquashedGaussianPolicy(Actions):
         return action, -log_prob
 
     def smaller(self, values: Tensor, choice: Tensor) -> Tensor:
-        """Return the smaller critic's value of the choice. [critics, batch] -> [batch]"""
+        """Return min_i Q_i(s, a) of the sampled action. [critics, batch] -> [batch]"""
         return values.amin(0)
 
     def joined(self, action: Tensor, choice: Tensor) -> Tensor:

@@ -106,7 +106,7 @@ def save_sheets(sheets: Iterable[Sheet], folder: Path, formats: Sequence[str] = 
 
 @contextmanager
 def use_style() -> Iterator[None]:
-    """Draw with labrl's style in this context, independent of the user's Matplotlib settings."""
+    """Context manager: draw with labrl's style, independent of the user's Matplotlib settings."""
     with mpl.rc_context():
         mpl.rc_file(STYLE)
         yield

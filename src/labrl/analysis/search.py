@@ -232,7 +232,7 @@ def read_search(info: Mapping[str, Any]) -> SearchResult | None:
 
 def verdict(search: SearchResult) -> Iterator[str]:
     """Yield the result of the search in sentences. The value on fresh seeds comes first, because the best of
-    many values in the search is partly luck."""
+    many values in the search is optimistic."""
     ranked, winner, default = search.ranked(), search.winner, search.default
     if not ranked:
         yield "No trial has finished yet."

@@ -263,7 +263,7 @@ def reasons_to_leave_out(
             yield Reason("no episode has finished")
         elif run.path.parent in confirmed_in and not run.path.name.startswith(CONFIRMING):
             yield Reason(
-                "the search selected it by its return, so only the fresh seeds of its confirmation count"
+                "selected by its return (selection bias), so only the fresh seeds of its confirmation count"
             )
         elif end < FAR_ENOUGH * goal and not one.result.get("stop"):
             state = "is still at" if one.status == "running" else "ended at"
@@ -327,7 +327,7 @@ def _warnings(
             "the curves are of fewer sessions (`count` in statistics.json)"
         )
     if counted == 1:
-        yield "only one seed: there is no interval, so it is unknown how much of the result is luck"
+        yield "only one seed: no confidence interval, so it is unknown how much of the result is chance"
     elif 1 < counted < RUNS_FOR_INTERVAL:
         yield f"only {counted} seeds: there is no interval"
     elif 1 < counted < FEW_SEEDS:

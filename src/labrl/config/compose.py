@@ -251,7 +251,7 @@ def _unresolved(error: OmegaConfBaseException) -> InputError:
 
 @contextmanager
 def naming_preset(choices: Mapping[str, str]) -> Iterator[None]:
-    """Let an InputError in this context name the presets that may set its unknown keys.
+    """Context manager: let an InputError name the presets that may set its unknown keys.
 
     choices: the option of each group.
     """

@@ -89,7 +89,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
 
 @contextmanager
 def kinds_replace() -> Iterator[None]:
-    """Within this context, let a group of keys with a `kind` replace an earlier one instead of merging.
+    """Context manager: let a group of keys with a `kind` replace an earlier one instead of merging.
 
     OmegaConf would merge the two and mix the keys of different schedules. Likewise, a transform, callback or
     optimizer with another `_target_` replaces the earlier one. Schedules in short form are expanded at once,

@@ -47,7 +47,8 @@ class MetaConfig:
     eval_episodes: Scores[PositiveInt]
     """Episodes that each evaluation environment plays per evaluation, >= 1."""
     eval_greedy: Scores[bool]
-    """Whether evaluation uses greedy actions; false: the agent's evaluation policy."""
+    """Whether evaluation uses greedy actions; false: a stochastic policy is sampled, and agents that act by
+    values are greedy in either case."""
     eval_epsilon: Scores[Probability]
     """Probability of a random action in each evaluation step, in [0, 1], for any agent."""
     async_eval: Annotated[bool, Traits(resume=True, same_group=True)]

@@ -187,7 +187,7 @@ def _identity(config: GymnasiumConfig) -> Hashable:
 
 @contextlib.contextmanager
 def keeping_spares() -> Iterator[None]:
-    """Within this context, keep the environments of probes for the session that will start."""
+    """Context manager: keep the environments of probes for the session that will start."""
     global _spares_are_kept
     before, _spares_are_kept = _spares_are_kept, True
     try:

@@ -180,7 +180,7 @@ class SubmititLocal(TrialLauncher):
 
 @contextlib.contextmanager
 def _jobs_ignore_ctrl_c() -> Iterator[None]:
-    """Let jobs that are submitted in this context ignore Ctrl-C, because they get SIGTERM."""
+    """Context manager: let jobs that are submitted ignore Ctrl-C, because they get SIGTERM."""
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main_thread else None
     try:

@@ -18,7 +18,7 @@ from labrl.run.run import MARKER
 def held(
     path: Path, kind: ExperimentKind, exists: bool, records: Sequence[TrialRecord] = (), **facts: Any
 ) -> Iterator[Experiment]:
-    """Lock the folder of an experiment in this context.
+    """Context manager: lock the folder of an experiment.
 
     exists: whether the experiment exists; otherwise, it is created with `records` and `facts`, and removed if
     a LabrlError ends it before a trial has started. Any other early end is recorded as its status: a failure,

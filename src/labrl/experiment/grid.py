@@ -444,7 +444,7 @@ def _check_fit(trial: _Trial, known: set[str], here: bool) -> None:
 
 @contextmanager
 def _named(trial: _Trial, trials: Sequence[list[str]]) -> Iterator[None]:
-    """Let an InputError in this context name the trial.
+    """Context manager: let an InputError name the trial.
 
     trials: the overrides of each trial of the experiment; the name omits those that all trials have.
     """

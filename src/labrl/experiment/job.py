@@ -280,7 +280,7 @@ class HydraTrial:
 
 @contextmanager
 def _printing_to(path: Path | None) -> Iterator[None]:
-    """Append the output of this process and its children in this context to a file; None: do nothing."""
+    """Context manager: append the output of this process and its children to a file; None: do nothing."""
     if path is None:
         yield
         return

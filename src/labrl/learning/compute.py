@@ -112,8 +112,8 @@ class Compute:
         """Resolve `auto` for this machine and distribute the sessions over its GPUs.
 
         num_gpus: number of GPUs granted to the trial, None for all; faster_on_gpu: whether `auto` means a GPU
-        if there is one. For small networks, starting a computation on a GPU takes longer than the computation
-        takes on a CPU. Raises InputError if more GPUs are requested than there are.
+        if there is one. For small networks, launching GPU kernels takes longer than the computation
+        on a CPU. Raises InputError if more GPUs are requested than there are.
         """
         if num_gpus is not None:
             _check_gpus(device, num_gpus)

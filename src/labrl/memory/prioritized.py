@@ -72,7 +72,7 @@ class PrioritizedReplay(Replay):
 
     @contextmanager
     def _new_priorities(self) -> Iterator[None]:
-        """Give transitions that become available for sampling in this context the largest priority so far."""
+        """Context manager: transitions that become available for sampling get the maximum priority so far."""
         # For each environment, first the steps that left, then the new ones, which may take their places.
         first = np.concatenate([self.oldest, self.complete])
         yield

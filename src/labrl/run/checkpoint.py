@@ -58,7 +58,7 @@ class Checkpoint:
 
 @contextmanager
 def loading(path: str) -> Iterator[None]:
-    """Raise InputError if a state that is loaded in this context does not fit the configuration.
+    """Context manager: raise InputError if a state that is loaded does not fit the configuration.
 
     path: path of the checkpoint, or of the folder whose newest one it is.
     """

@@ -15,7 +15,7 @@ from labrl.secrets import RedactingFormatter, redact
 
 @contextmanager
 def warnings_logged(log: Path, aloud: bool = False, errors: WriteErrors | None = None) -> Iterator[None]:
-    """Also write labrl's warnings to the file `log` in this context.
+    """Context manager: also write labrl's warnings to the file `log`.
 
     aloud: whether to print them too if no log handler is configured; errors: where it is recorded if some
     cannot be written until the end of the context. NumPy's warnings about labrl's own

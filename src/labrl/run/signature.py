@@ -64,7 +64,7 @@ def go_back_to_foreign(folder: Path) -> None:
 
 @contextmanager
 def trusting(trust: Trust) -> Iterator[None]:
-    """Let `trust` apply in this context."""
+    """Context manager: let `trust` apply."""
     token = _trust.set(trust)
     try:
         yield

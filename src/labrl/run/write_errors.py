@@ -26,7 +26,7 @@ class WriteErrors:
 
     @contextmanager
     def tolerated(self, *paths: Path) -> Iterator[None]:
-        """Continue after an OSError in this context, which writes these files or folders."""
+        """Context manager: continue after an OSError of writing these files or folders."""
         try:
             yield
         except OSError as error:

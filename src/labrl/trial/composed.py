@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Composed:
-    """A checked configuration in three forms, and the folder and the command of its trial."""
+    """The checked configuration of a trial about to start, in three forms, with its folder and command."""
 
     cfg: DictConfig
     """The configuration with its references to other keys."""

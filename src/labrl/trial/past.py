@@ -79,7 +79,7 @@ def edited_config(run: Run) -> dict[str, Any]:
 def check_changes(
     run: Run, cfg: DictConfig, plain: Mapping[str, Any], asked: str, edited: Collection[str] = ()
 ) -> None:
-    """Raise InputError with a table if new values contradict the past of the run.
+    """Raise InputError with a table if new values conflict with how the run was trained so far.
 
     cfg: the new configuration with its interpolations; plain: the same, resolved; asked: the override
     that names the run; edited: keys that were changed in `config.yaml`.

@@ -176,7 +176,7 @@ def run_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None 
 
 @contextmanager
 def recording_failure(run: Run) -> Iterator[None]:
-    """Record a failure or an interruption in this context as the status of the run.
+    """Context manager: record a failure or an interruption as the status of the run.
 
     An interruption gets a note on how to resume, or, if too little was written for that, the folder is
     deleted. Raises LostFolderError if the folder no longer exists.
@@ -256,9 +256,7 @@ def run_sessions(
         say(f"env.fresh_env_per_episode: {REMADE}")
         run.set_status("running", fresh_env_per_episode=True)
     for key, rate in high_rates(config.agent).items():
-        say(
-            f"{key} reaches {rate:g}: is that meant? With a learning rate above 1, networks hardly ever learn"
-        )
+        say(f"{key} reaches {rate:g}: did you intend that? Learning rates above 1 almost never work")
     if ignores_precision(config):
         say(
             "meta.precision=bf16 has no effect: only networks for image observations use it, and this trial "

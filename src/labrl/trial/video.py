@@ -88,7 +88,7 @@ def _refusals() -> Iterator[None]:
 
 @contextmanager
 def write_mp4(path: Path, frames_per_second: float) -> Iterator[Mp4]:
-    """Replace `path` by a video of the images that are added in this context. After an error the old file
+    """Context manager: replace `path` by a video of the images that are added. After an error the old file
     stays.
 
     Raises ImportError if PyAV is missing, EncoderError, and OSError if the file cannot be written.

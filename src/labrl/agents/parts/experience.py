@@ -45,9 +45,9 @@ class ExperienceConfig:
     offline: Component | None
     """Transitions that were collected elsewhere, with which updates begin at frame 0; null: none."""
     collect_from: NonNegativeInt
-    """Frame from which the environments are played, >= 0; earlier, the agent learns only from `offline`."""
+    """Frame at which data collection starts, >= 0; before it, the agent learns only from `offline`."""
     collect_until: NonNegativeInt | None
-    """Frame from which the environments are no longer played, >= 0, and the agent learns only from stored
+    """Frame at which data collection ends, >= 0; after it, the agent learns only from stored
     transitions; null: they are always played."""
 
 
@@ -211,7 +211,7 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
     start = first_update(config, env.num_envs)
     if env.max_frame <= start and config.offline is None:
         raise InputError(
-            f"agent.learning_starts={config.learning_starts} leaves no update within env.max_frame="
+            f"agent.learning_starts={config.learning_starts} allows no update within env.max_frame="
             f"{env.max_frame}: with agent.batch_size={config.batch_size}, the first update is after frame "
             f"{start}. Set env.max_frame={2 * start} or more, or a smaller agent.learning_starts, or "
             "meta=dev for a quick try.",
@@ -244,7 +244,7 @@ def _check_collecting(config: ExperienceConfig, env: Any) -> None:
     if config.offline is None:
         if begin:
             raise InputError(
-                f"agent.collect_from={begin} leaves nothing to learn from until then. Set "
+                f"agent.collect_from={begin}: until this frame there would be no data to learn from. Set "
                 "agent.collect_from=0, or give a source of transitions: agent/offline=run or "
                 "agent/offline=minari.",
                 code="contradiction",
@@ -318,8 +318,8 @@ def check_replay(
         )
     if until is not None and until < config.env.config.max_frame and not config.meta.rigorous_eval:
         raise InputError(
-            f"agent.collect_until={until}: after this frame there are no training episodes, from which the "
-            "score is computed. Set meta.rigorous_eval=4 (environments for evaluation), or "
+            f"agent.collect_until={until}: after this frame there are no training episodes, and without them "
+            "no score. Set meta.rigorous_eval=4 (environments for evaluation), or "
             "agent.collect_until=null.",
             code="contradiction",
             key="meta.rigorous_eval",

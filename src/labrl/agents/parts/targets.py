@@ -27,7 +27,7 @@ class TargetNetwork(Generic[Network]):
         """Function that computes the network as the learner computes its own, for losses."""
 
     def frames_passed(self, before: int, now: int) -> None:
-        """React to a vector step, before the updates that are due after it.
+        """Advance the target network after a vector step, before the updates that are due.
 
         before, now: frames of the run before and after the step.
         """
@@ -50,7 +50,7 @@ class ReplaceConfig:
 
 
 class Replace(TargetNetwork[Network]):
-    """Target network with the weights of the last multiple of `every` frames."""
+    """Hard update of the target network: a copy every `every` frames."""
 
     Config = ReplaceConfig
 

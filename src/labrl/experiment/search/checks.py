@@ -63,7 +63,7 @@ def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
         if value > most:
             key = f"search.pruner.{name}"
             raise InputError(
-                f"{key}={value} would let every trial reach its end, because the last of the {rows} "
+                f"with {key}={value}, no trial could ever be pruned, because the last of the {rows} "
                 f"evaluations before the end is at frame {rows * every} (meta.eval_frequency={every}, "
                 f"env.max_frame={budget}). Set {key} to at most {most}, or search/pruner=none",
                 code="contradiction",

@@ -11,7 +11,7 @@ from labrl.types import Direction, Measure, NonNegativeInt, PositiveInt, Probabi
 
 @dataclass(kw_only=True)
 class Confirm:
-    """The best trials run once more on seeds that the search has not seen."""
+    """The best trials run again on held-out seeds."""
 
     top: PositiveInt
     """Number of best trials to confirm, >= 1."""

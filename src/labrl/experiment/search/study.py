@@ -43,7 +43,7 @@ FACTS = "labrl"
 """Attribute of the study and of each trial for labrl's own data."""
 
 CONFIRMS = "labrl:confirms"
-"""Attribute of the study with the machine that confirms the best trials."""
+"""Attribute of the study that names the machine which runs the confirmation."""
 
 SESSION = "labrl:session:"
 """Start of the attributes of a finished trial with the values of each session by frame, which a pruner that

@@ -77,7 +77,7 @@ class Norms:
 
 
 class CloserLook:
-    """The values whose histograms are written with each training row."""
+    """Weights, gradients, activations and actions whose histograms are written with each training row."""
 
     def __init__(self) -> None:
         self._actions: list[NDArray] = []

@@ -57,7 +57,7 @@ def continued_table(path: Path, last_frame: int, errors: WriteErrors) -> CsvTabl
 
 
 def early_spacing(frame: int) -> int:
-    """Return the frames between early rows at `frame`, a power of two from a sixteenth to an eighth of it.
+    """Return the frames between early rows at `frame`: the largest power of two up to frame / 8.
 
     The spacing depends only on the frame, not on the budget, and grows only at multiples of itself. A resumed
     or extended run therefore writes rows at the same frames as an uninterrupted one.
