@@ -89,6 +89,12 @@ def test_fork_without_edits_equals_the_original_run(overrides: list[str]) -> Non
     assert board(Path("original")) == board(Path("forked"))
 
 
+def test_fork_at_the_end_of_a_run_equals_a_run_with_the_larger_budget(trunk: Path) -> None:
+    assert main([*PPO, "env.max_frame=1288", "hydra.run.dir=short"]) == 0
+    assert main([*fork("short", 1288), "env.max_frame=2400", "hydra.run.dir=forked"]) == 0
+    assert differences(trunk, Path("forked")) == []
+
+
 def test_fork_that_is_killed_and_resumed_equals_the_original_run(trunk: Path, tmp_path: Path) -> None:
     folder = tmp_path / "killed"
     code, output = interrupt(

@@ -108,6 +108,30 @@ def test_extended_run_equals_a_run_that_started_with_the_larger_budget(
     assert board(tmp_path / "short") == board(uninterrupted)
 
 
+class FailsAtTheEnd(Callback):
+    """Callback that is called only because the budget has ended, and then raises an error."""
+
+    frequencies = (10**6,)
+
+    def step(self, session: SessionView) -> None:
+        raise RuntimeError("after the last checkpoint, before the last row")
+
+
+def test_run_that_fails_between_its_last_checkpoint_and_its_last_rows_is_completed(
+    uninterrupted: Path, tmp_path: Path
+) -> None:
+    fails = "+callbacks.fails._target_=test_resume.FailsAtTheEnd"
+    assert main([*PPO, TENSORBOARD, "env.max_frame=1288", fails, "hydra.run.dir=run"]) == FAILED
+    assert newest_checkpoint(Path("run")) == 1288
+    assert [row["end"] for row in rows(Path("run/session_0/train.csv"))] == [""] * 6
+    assert main(["+resume=run", "~callbacks.fails"]) == 0
+    for table in ("train", "eval"):
+        assert [row["frame"] for row in rows(Path(f"run/session_0/{table}.csv")) if row["end"]] == ["1288"]
+    assert main(["+resume=run", "env.max_frame=2400"]) == 0
+    assert differences(uninterrupted, tmp_path / "run") == []
+    assert board(tmp_path / "run") == board(uninterrupted)
+
+
 def test_extended_run_drops_the_evaluation_at_its_former_end(tmp_path: Path) -> None:
     """With this seed the return at frame 2,000, the first end, is above those at multiples of 900."""
     overrides = [*small("random", "cartpole"), "env.num_envs=1", "meta.log_frequency=400"]

@@ -31,7 +31,6 @@ class Clock:
         """Whether a budget was spent at the last tick. It does not change between ticks."""
         self.ended = False
         """Whether the session now writes what is due only because a budget is spent, after its last step."""
-        self._last_tick_is_next = False
 
     @property
     def wall(self) -> float:
@@ -61,12 +60,7 @@ class Clock:
             self.frame >= self.max_frame
             or (self.max_opt_step is not None and self.opt_step >= self.max_opt_step)
             or (self.max_wall is not None and self.wall >= self.max_wall)
-            or self._last_tick_is_next
         )
-
-    def end_with_the_next_tick(self) -> None:
-        """Make the next tick spend the budget, after the ranks of a session have agreed on its end."""
-        self._last_tick_is_next = True
 
     def due(self, frequency: int) -> bool:
         """Return whether the last tick crossed a multiple of `frequency` frames, or the session has ended.

@@ -111,7 +111,7 @@ class RankTeam(Alone):
         asked = (interruption.signal or 0, int(spent), int(interruption.requested))
         signal, over, stop = self._ranks.largest(*asked)
         if over:
-            clock.end_with_the_next_tick()
+            clock.max_wall = 0.0  # all ranks spend it with the next tick
         if signal:
             interruption.stop(signal)
         elif stop:  # on rank 0, which alone has callbacks

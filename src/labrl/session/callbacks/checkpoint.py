@@ -96,10 +96,9 @@ class Checkpoint(Callback):
         self._saved_frame = self._written_frame = frame
         self._workspace.mark()
         found = self._store.best_frame()
-        if best_frame == frame > 0 and (found is None or found < frame):
-            self._save(session)  # an evaluation that was missing has just been made
-        elif best_frame is not None and best_frame != found and best_frame in self._store.frames():
-            self._declare_best(session, best_frame)  # the run was killed before it was marked
+        if best_frame is not None and best_frame != found and best_frame in self._store.frames():
+            # The run was killed before it was marked, or its evaluation has just been repeated.
+            self._declare_best(session, best_frame)
 
     def step(self, session: SessionView) -> None:
         """Save if a checkpoint is due, if this may be the best model so far, or if files are nearly full."""
