@@ -132,6 +132,23 @@ def test_run_that_fails_between_its_last_checkpoint_and_its_last_rows_is_complet
     assert board(tmp_path / "run") == board(uninterrupted)
 
 
+class StopsAtTheEnd(FailsAtTheEnd):
+    """Callback that asks the process to stop before the last evaluation."""
+
+    def step(self, session: SessionView) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_last_evaluation_is_made_by_a_resume_if_a_signal_has_stopped_it() -> None:
+    overrides = [*PPO, "env.max_frame=1288", "meta.rigorous_eval=1"]
+    stops = "+callbacks.stops._target_=test_resume.StopsAtTheEnd"
+    assert main([*overrides, stops, "hydra.run.dir=run"]) == 143
+    assert "budget" not in [row["end"] for row in rows(Path("run/session_0/eval.csv"))]
+    assert main(["+resume=run", "~callbacks.stops"]) == 0
+    assert main([*overrides, "hydra.run.dir=whole"]) == 0
+    assert differences(Path("whole"), Path("run")) == []
+
+
 def test_extended_run_drops_the_evaluation_at_its_former_end(tmp_path: Path) -> None:
     """With this seed the return at frame 2,000, the first end, is above those at multiples of 900."""
     overrides = [*small("random", "cartpole"), "env.num_envs=1", "meta.log_frequency=400"]
