@@ -407,26 +407,40 @@ def api_of(name: str) -> Iterator[str]:
     """Yield the lines about a function or class. name: its full name, with the module."""
     module, _, short = name.rpartition(".")
     found = getattr(importlib.import_module(module), short)
-    yield from [f"### `{name}`", ""]
+    yield from [f"### `{short}`", ""]
     if not dataclasses.is_dataclass(found) and name not in RETURNED:
         kind = "class " if isinstance(found, type) else ""
         yield from ["```python", f"{kind}{short}{signature(found)}", "```", ""]
     yield inspect.getdoc(found) or ""
+    if module != "labrl":
+        yield from ["", f"In `{module}`."]
     if not isinstance(found, type):
         return
-    if dataclasses.is_dataclass(found):
-        meanings = field_docstrings(found)
-        yield ""
-        for field in dataclasses.fields(found):
-            yield f"- `{field.name}`: {meanings.get(field.name, '')}".rstrip(": ")
-    for method, function in vars(found).items():
-        is_value = isinstance(function, property | cached_property)
+    meanings = field_docstrings(found) if dataclasses.is_dataclass(found) else {}
+    fields = [one.name for one in dataclasses.fields(found)] if dataclasses.is_dataclass(found) else []
+    values = {one: meanings.get(one, "") for one in fields}
+    methods = {}
+    for member, function in vars(found).items():
         wrapped = ("__func__", "fget", "func")
         plain = next((getattr(function, one) for one in wrapped if hasattr(function, one)), function)
-        if method.startswith("_") or not inspect.isfunction(plain) or method not in MEMBERS.get(name, method):
+        if member.startswith("_") or not inspect.isfunction(plain) or member not in MEMBERS.get(name, member):
             continue
-        called = "" if is_value else signature(plain)
-        yield from ["", "```python", f"{short}.{method}{called}", "```", "", inspect.getdoc(plain) or ""]
+        if isinstance(function, property | cached_property):
+            values[member] = " ".join((inspect.getdoc(plain) or "").split())
+        else:
+            methods[member] = plain
+    if values:
+        yield ""
+        yield from (f"- `{value}`: {meaning}".rstrip(": ") for value, meaning in values.items())
+    for method, plain in methods.items():
+        yield from [
+            "",
+            "```python",
+            f"{short}.{method}{signature(plain)}",
+            "```",
+            "",
+            inspect.getdoc(plain) or "",
+        ]
 
 
 def signature(function: Any) -> str:

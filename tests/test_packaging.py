@@ -218,6 +218,8 @@ def test_declared_extras_are_those_of_the_documentation_and_messages() -> None:
     extras = PROJECT["optional-dependencies"]
     assert named == set(extras)
     assert all(extras.values()), "an extra is empty"
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(extras)
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")

@@ -35,6 +35,7 @@ class SessionResult:
     seed: int
     """Seed of the session's streams, derived from the trial's seed and the index."""
     status: SessionStatus
+    """`finished`, `pruned` (by a search), `failed` or `interrupted`."""
     frame: int = 0
     """Frames played."""
     opt_step: int = 0

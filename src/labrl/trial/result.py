@@ -17,7 +17,9 @@ class TrialResult:
     folder: Path
     """The run folder, with everything that the trial wrote."""
     seed: int
+    """The seed that was used, given or drawn."""
     sessions: list[SessionResult] = field(default_factory=list)
+    """The results of the sessions, in order of their numbers."""
     exit_code: int = DONE
     """0: all sessions finished; 1: one failed, or a repetition differs; 130 or 143: interrupted."""
     report: Path | None = None
