@@ -72,6 +72,10 @@ pytestmark = pytest.mark.usefixtures("own_folder")
             ["search.pruner.n_startup_rows=1000000"],
         ),
         ([LR, "search/pruner=median", "search.pruner.startup_trials=3"], ["n_startup_trials"]),
+        (
+            [LR, "search/pruner=median", "search.pruner.n_startup_trials=99"],
+            ["search.pruner.n_startup_trials"],
+        ),
         ([LR, "search/pruner=wilcoxon"], ["meta.max_session=1", "meta.max_session=4", "search/pruner=asha"]),
         (
             [LR, "search/pruner=wilcoxon", "meta.max_session=5", "search.pruner.p_threshold=0.02"],

@@ -149,11 +149,11 @@ class AdaptiveRate:
     """
 
     kind: Literal["kl"]
-    rate: Annotated[float, Gt(0)]
+    rate: Annotated[float, Gt(0), "3e-4"]
     """Rate at the first frame, > 0. A resume may change it: that is the rate from then on."""
-    target: Annotated[float, Gt(0)]
-    """Divergence to keep within a factor of two, > 0, in nats."""
-    factor: Annotated[float, Gt(1)] = 1.5
+    target: Annotated[float, Gt(0), "0.01"]
+    """KL divergence to keep within a factor of two, > 0, in nats."""
+    factor: Annotated[float, Gt(1), "1.5"] = 1.5
     """Factor of one adaptation, > 1."""
     min: Annotated[float, Gt(0)] = 1e-6
     """Lowest rate, > 0."""

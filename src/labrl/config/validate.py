@@ -18,10 +18,11 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator
 
 from labrl.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.keys import NEW, walk, written
-from labrl.config.traits import hints
+from labrl.config.traits import dataclasses_in, hints
 from labrl.errors import Code, InputError, LabrlError, sentences
-from labrl.mistakes.names import option_meant, own_file, setting_of, unknown_key
+from labrl.mistakes.names import agent_target, option_meant, options_of, own_file, setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean
+from labrl.schedules import AdaptiveRate
 from labrl.secrets import restore
 from labrl.types import real_number, whole_number
 
@@ -199,6 +200,8 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
         hint = f"{own_file(group, given).removesuffix('.')} and write +{group}={given}."
     elif not hint and kind == "list_type" and isinstance(given, int | float):
         hint = f" Write '{key}=[{shown}]'."
+    elif not hint and (example := _example(known.get(name))):
+        hint = f" Write {key}={example}."
     code: Code = "range" if kind.startswith(("greater", "less", "too_")) else "type"
     allowed = re.sub(r"^\w+ should", "must", re.sub(r"(\d)\.0\b", r"\1", one["msg"]))
     allowed = re.sub(r"(greater|less) than or equal to", lambda found: _BOUNDS[found[1]], allowed)
@@ -226,7 +229,8 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
             tag = str(context.get("tag", given))
             meant = did_you_mean(tag, names, f"{key}=")
             if tag == "kl":
-                meant = " Only agent.lr of agent=ppo can be adapted to the divergence."
+                able = ", ".join(f"agent={agent}" for agent in options_of("agent") if _adapts_rate(agent))
+                meant = f" Only agent.lr can be adapted to the KL divergence, with {able}."
             code, allowed, hint = (
                 "unknown-option",
                 f"must be one of {text}",
@@ -247,6 +251,17 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
             code = own
     allowed = _TYPES.get(kind, allowed).removeprefix("must ")
     return InputError.value(key, f"{shown:.80}", allowed, fix=hint, code=code)
+
+
+def _adapts_rate(agent: str) -> bool:
+    """Return whether the learning rate of an agent may be adapted to the KL divergence."""
+    config = load_target(agent_target(agent)).Config
+    return AdaptiveRate in dataclasses_in(hints(config).get("lr"))
+
+
+def _example(hint: Any) -> str:
+    """Return the text in the annotation of a type, which is a typical value; '' if there is none."""
+    return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, str)), "")
 
 
 def _below(key: str, part: str | int) -> str:

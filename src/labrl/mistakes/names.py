@@ -90,6 +90,13 @@ def from_preset(
     return [wrong, *(one for one in mistakes if one not in found)]
 
 
+def agent_target(agent: str) -> str:
+    """Return the `_target_` of one of labrl's agents."""
+    content = yaml.safe_load((config_folder() / "agent" / f"{agent}.yaml").read_text(encoding="utf-8"))
+    above = [one for one in content.get("defaults", ()) if isinstance(one, str) and one != "_self_"]
+    return str(content["_target_"]) if "_target_" in content else agent_target(above[0])
+
+
 def setting_of(key: str) -> str:
     """Return what to type to set `key`, with an option if the key or its parent is a group."""
     group, part = key.replace(".", "/"), key.rpartition(".")[0].replace(".", "/")
@@ -238,7 +245,9 @@ def unknown_key(key: str, value: str, known: Iterable[str]) -> InputError:
         return InputError.about(key, "no such key", fix, code="unknown-key")
     keys = sorted(known, key=lambda name: name.count("."))
     parent, _, leaf = key.rpartition(".")
-    elsewhere = [name for name in keys if name.rpartition(".")[2] == leaf]
+    # In a part, such as search.pruner, only its own keys are meant.
+    near_by = f"{key.partition('.')[0]}." if "." in parent and parent in keys else ""
+    elsewhere = [name for name in keys if name.rpartition(".")[2] == leaf and name.startswith(near_by)]
     suggestions: dict[str, str] = {}
     for one in other_names().get(leaf.lower(), []):
         if not one.key:

@@ -158,7 +158,10 @@ class Run(Folder[RunStatus]):
         """
         path = newest_provenance(self.path)
         try:
-            facts = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            if not text.strip():
+                raise ValueError("the file is empty, as after a power failure")
+            facts = json.loads(text)
             if not isinstance(facts, dict):
                 raise ValueError(f"it contains {str(facts)[:40] or 'nothing'} and was not written by labrl")
             if lacking := [part for part in ("overrides", "config") if part not in facts]:
@@ -173,7 +176,8 @@ class Run(Folder[RunStatus]):
             )
             raise DamagedFileError(f"{path} is missing: {why}", key=str(path)) from error
         except (OSError, ValueError, TypeError) as error:
-            raise DamagedFileError(f"{path} cannot be read: {error}", key=str(path)) from error
+            fix = "Restore it from a copy, or start a new run"
+            raise DamagedFileError.about(path, f"it cannot be read: {error}", fix) from error
         return facts
 
     def read_config(self) -> dict[str, Any]:

@@ -186,11 +186,14 @@ class RunSession:
                 code="not-found",
                 key=str(self.checkpoints),
             )
-        raise InputError(
-            f"{key}={wanted}: no such checkpoint. Session {self.index} of {self.path.parent} has "
-            f"checkpoints of frames {', '.join(there)} (meta.keep_last and meta.keep_every keep more)",
-            code="not-found",
-            key=key,
+        missing = "the session has no checkpoint of that frame"
+        if wanted == "best":
+            missing = "no evaluation of the session with a finished episode has ended yet"
+        raise InputError.not_found(
+            f"{key}={wanted}",
+            f"{missing}. Session {self.index} of {self.path.parent} has checkpoints of frames "
+            f"{', '.join(there)} (meta.keep_last and meta.keep_every keep more)",
+            f"{key}=latest" if wanted == "best" else "",
         )
 
     def best_score(self) -> float:

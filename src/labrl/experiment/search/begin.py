@@ -133,7 +133,7 @@ def _plan(
     """Return the plan of the study. Raises InputError if measure, pruner and storage do not fit."""
     measure, pruner = asked.search.objective, asked.search.pruner
     _check_column(measure, base)
-    check_pruner(pruner, base)
+    check_pruner(pruner, base, settings.n_trials)
     if settings.storage is not None and settings.study_name is None:
         raise InputError(
             f"hydra.sweeper.storage={redact(settings.storage)} can contain several studies, so the study "

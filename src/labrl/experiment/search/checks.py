@@ -42,8 +42,8 @@ def not_its(ready: str, lacking: Sequence[str], agent: str) -> InputError:
     )
 
 
-def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
-    """Raise InputError for a pruner that could not stop any trial with this configuration."""
+def check_pruner(pruner: Pruner, config: TrialConfig, total: int) -> None:
+    """Raise InputError for a pruner that could not stop any of the `total` trials with this configuration."""
     if isinstance(pruner, NoPruner):
         return
     budget, every = config.env.config.max_frame, config.eval_frames
@@ -69,6 +69,15 @@ def check_pruner(pruner: Pruner, config: TrialConfig) -> None:
                 code="contradiction",
                 key=key,
             )
+    if pruner.n_startup_trials is not None and pruner.n_startup_trials >= total:
+        raise InputError.value(
+            "search.pruner.n_startup_trials",
+            pruner.n_startup_trials,
+            f"be less than {total}, the number of trials of the search",
+            why="otherwise no trial would be stopped",
+            fix="search.pruner.n_startup_trials=null, or search/pruner=none",
+            code="contradiction",
+        )
     if isinstance(pruner, WilcoxonPruner):
         _check_wilcoxon(pruner, config.meta.max_session)
 
