@@ -57,7 +57,8 @@ def main() -> None:
         parser.error(f"unknown case {', '.join(unknown)} (choose from {', '.join([*GROUPS, *CASES])})")
     if arguments.repeats < 1:
         parser.error("--repeats must be at least 1")
-    setting, results = describe_setting() | {"shared": arguments.shared}, Results(arguments.out)
+    setting = describe_setting() | {"shared": arguments.shared, "quick": arguments.quick}
+    results = Results(arguments.out)
     for case in chain.from_iterable(GROUPS.get(case, (case,)) for case in arguments.cases or CASES):
         report = CASES[case](arguments.repeats, arguments.quick)
         print(report.markdown() + "\n", flush=True)

@@ -151,7 +151,8 @@ def from_rows(cell: Cell, rows: Sequence[Mapping[str, str]]) -> Result:
     first = rows[0]
     scores, finals = (np.array([float(row[key]) for row in rows if row[key]]) for key in ("score", "final"))
     if first["session"]:
-        score, final = aggregates(scores)["mean"], float(aggregates(finals)["iqm"].value)
+        score = aggregates(scores)["mean"]
+        final = float(aggregates(finals)["iqm"].value) if len(finals) else None
         sessions = sum(row["status"] == "finished" for row in rows)
     else:
         score = Estimate(scores[0], float(first["score_low"]), float(first["score_high"]))

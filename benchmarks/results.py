@@ -165,7 +165,7 @@ def results(root: Path, records: Records) -> list[Result]:
         present = judged(cell, run)
         result = newer(from_rows(cell, rows) if rows else None, present)
         found.append(result)
-        if run is not None and result is present and result.verdict != "not run":
+        if run is not None and result is present and result.score is not None:
             records.keep(cell.name, as_rows(result, run), run)
     return found
 

@@ -172,7 +172,11 @@ def keep(found: Path, folder: Path) -> dict[str, Any]:
     file = folder / RECORD
     known: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     present = json.loads(found.read_text()) if found.exists() else {}
-    known |= {case: stored for case, stored in present.items() if case.removeprefix("solve-") in TASKS}
+    known |= {
+        case: stored
+        for case, stored in present.items()
+        if case.removeprefix("solve-") in TASKS and not stored["setting"].get("quick")
+    }
     if known:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(file, json.dumps(known, indent=1) + "\n")

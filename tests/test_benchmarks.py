@@ -111,6 +111,8 @@ def test_recorded_times_are_kept_until_measured_again(tmp_path: Path) -> None:
     stored("solve-acrobot", [[30.0], [90.0], [2e4], [4e4]], bench)
     solve.keep(bench / "results.json", record)
     kept = solve.keep(tmp_path / "another machine" / "results.json", record)
+    stored("solve-acrobot", [[1.0], [1.0], [1.0], [1.0]], tmp_path / "only tried", quick=True)
+    assert solve.keep(tmp_path / "only tried" / "results.json", record) == kept
     assert kept["solve-acrobot"]["rows"][0]["values"] == [30.0]
 
 

@@ -278,6 +278,16 @@ def test_result_is_restored_from_its_rows(tmp_path: Path) -> None:
     assert from_rows(CELL, [row | {"verdict": "equal"} for row in rows]).verdict == "better"
 
 
+def test_run_without_a_finished_episode_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    run_with(tmp_path / "runs" / "cartpole_ppo", [math.nan] * 2, session_status="interrupted")
+    for _ in range(2):
+        results.write_page(tmp_path / "runs")
+        assert "cartpole_ppo" not in Records(tmp_path / "results").numbers
+
+
 def test_result_of_which_only_the_mean_is_known_keeps_its_interval(tmp_path: Path) -> None:
     row = {"name": CELL.name, "verdict": "equal", "sessions": "4", "score": "450", "final": "490"}
     records = records_with(tmp_path, row | {"score_low": "400", "score_high": "500"})
