@@ -59,9 +59,9 @@ class TimeAxes:
         """Return a number of the episodes of the evaluations, or of the last training episodes."""
         return self.column(session.eval if evaluation else session.train, name)
 
-    def middles(self, curves: Sequence[Views]) -> Views:
+    def middles(self, curves: Sequence[Views], intervals: bool = True) -> Views:
         """Return the middle of several sessions' curves by axis; empty without a finite value."""
-        found = {axis: middle([one[axis] for one in curves]) for axis in AXES}
+        found = {axis: middle([one[axis] for one in curves], intervals) for axis in AXES}
         return {axis: view for axis, view in found.items() if view is not None}
 
     def _view(self, table: Mapping[str, Column], column: str, axis: str, spread: str = "") -> View:
@@ -83,8 +83,9 @@ def split(curve: Views, frame: float) -> tuple[Views, Views]:
     return past, {axis: View(one.x[start:], one.y[start:]) for axis, one in curve.items()}
 
 
-def middle(curves: Sequence[View]) -> View | None:
-    """Return the statistic over `curves` at each point, with its interval; None without a finite value.
+def middle(curves: Sequence[View], intervals: bool = True) -> View | None:
+    """Return the statistic over `curves` at each point, with its interval unless `intervals` is False; None
+    without a finite value.
 
     Each curve is interpolated between its rows. The result begins where half of the curves have begun and
     ends where half of them have ended: the middle of the few that start first or last longest says nothing
@@ -97,5 +98,6 @@ def middle(curves: Sequence[View]) -> View | None:
     start, end = (sorted(one.x[place] for one in usable)[(len(usable) - 1) // 2] for place in (0, -1))
     points = min(max(2, *(len(one.x) for one in usable)), MAX_POINTS)
     grid = np.linspace(start, end, points) if end > start else np.array([end])
-    band = curve([interpolate_on(grid, one.x, one.y) for one in usable], statistic_of(len(usable)))
+    values = [interpolate_on(grid, one.x, one.y) for one in usable]
+    band = curve(values, statistic_of(len(usable)), intervals)
     return View(grid, band.value, *((band.low, band.high) if np.isfinite(band.low).any() else ()))

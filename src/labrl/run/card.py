@@ -12,12 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from labrl.errors import DamagedFileError, InputError
 from labrl.run.atomic import write_json
 from labrl.run.checkpoint import Checkpoint
+
+# Methods import PyTorch late: a wrong override must not wait for it.
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 FORMAT_VERSION = 1
@@ -58,6 +57,7 @@ class Card:
         if wanted not in ("best", "latest", "default", str(self._frame)):
             raise InputError.not_found(f"{key}={wanted}", f"{self.path} has only frame {self._frame}")
         from safetensors.torch import load_file
+        from torch import Tensor
 
         try:
             leaves = {**self._facts["state"], **load_file(self.path / WEIGHTS)}
@@ -69,7 +69,7 @@ class Card:
             *folders, name = place.split("/")
             for folder in folders:
                 node = node.setdefault(folder, {})
-            is_array = folders[0] != "modules" and isinstance(leaf, torch.Tensor)
+            is_array = folders[0] != "modules" and isinstance(leaf, Tensor)
             node[name] = leaf.numpy() if is_array else leaf
         return Checkpoint(self.path, self._frame, {"acting": state}), "best"
 
@@ -90,11 +90,13 @@ def write_card_files(path: Path, state: Mapping[str, Any], facts: Mapping[str, A
 
     state: result of `acting_state`; facts: `config`, `session`, `frame` and further facts of the origin.
     """
+    import torch
+    from numpy import ndarray
     from safetensors.torch import save_file
 
     tensors, plain = {}, {}
     for place, leaf in _leaves(state, ""):
-        if isinstance(leaf, torch.Tensor | np.ndarray):
+        if isinstance(leaf, torch.Tensor | ndarray):
             tensors[place] = torch.as_tensor(leaf).contiguous()
         else:
             plain[place] = leaf

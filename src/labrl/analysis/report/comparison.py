@@ -211,10 +211,9 @@ class EnvComparison:
             if self.branches and one.group.name in self.branches["groups"]:
                 parts = [split(curve, self.branches["frame"]) for curve in curves]
                 trunk, curves = trunk or [past for past, _ in parts], [rest for _, rest in parts]
-            views = self._axes.middles(curves)
+            views = self._axes.middles(curves, intervals=one.named)
             if views and not one.named:
-                bare = {axis: View(view.x, view.y) for axis, view in views.items()}
-                lines.append(Line(one.key, one.group.name, one.style, bare, "reference"))
+                lines.append(Line(one.key, one.group.name, one.style, views, "reference"))
             elif views:
                 for place, ((session, _), own) in enumerate(zip(seeds, curves, strict=True)):
                     name = f"{one.group.name}, seed {session.index if session.seed is None else session.seed}"
