@@ -20,7 +20,7 @@ from labrl.learning.ranks import Ranks
 from labrl.learning.sliced import SlicedLearner
 from labrl.session.episodes import EpisodeWindow
 from labrl.session.interruption import Interruption
-from labrl.session.team import Own, RankTeam, ReplicaError
+from labrl.session.team import RankTeam, ReplicaError
 from labrl.trial.torchrun import Group, Launch
 
 ROWS = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
@@ -102,8 +102,13 @@ def check_differing_weight_is_named(ranks: Ranks) -> None:
     network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     agent: Any = SimpleNamespace(modules=lambda: {"policy": network})
     clock = Clock(70)
-    own = Own(clock, EpisodeWindow(1), Interruption(), agent, 1, metrics=dict, state_dict=dict)
-    team = RankTeam(own, ranks, [], 1, None)
+    frames = {"log_frames": 10, "eval_frames": 10, "keep_frames": None}
+    session: Any = SimpleNamespace(
+        **{"clock": clock, "episodes": EpisodeWindow(1), "interruption": Interruption(), "agent": agent},
+        env=SimpleNamespace(num_envs=1),
+        config=SimpleNamespace(meta=SimpleNamespace(max_wall=None), **frames),
+    )
+    team = RankTeam(session, ranks)
     team.compare()
     if ranks.rank == 1:
         network[1].running_mean[0] += 1e-7  # type: ignore[index, operator]

@@ -35,7 +35,7 @@ from labrl.session.episodes import EpisodeWindow, Played
 from labrl.session.interruption import Interruption
 from labrl.session.shared_weights import Hogwild
 from labrl.session.sources import make_source
-from labrl.session.team import Alone, Own, RankTeam
+from labrl.session.team import Alone, RankTeam
 from labrl.spaces import Spaces, sees_images
 from labrl.step import Episode, Step
 from labrl.workspace import Workspace
@@ -115,23 +115,9 @@ class Session:
         self.view = self._make_view()
 
     def _make_team(self, ranks: Ranks) -> Alone:
-        meta, log_frames = self.config.meta, self.config.log_frames
-        own = Own(
-            clock=self.clock,
-            episodes=self.episodes,
-            interruption=self.interruption,
-            agent=self.agent,
-            num_envs=self.env.num_envs,
-            metrics=self._own_metrics,
-            state_dict=self._own_state,
-        )
-        if meta.distributed:
-            return Hogwild(own, self.folder.path.parent, meta.distributed)
-        if ranks.alone:
-            return Alone(own)
-        keep = self.config.keep_frames
-        written = (log_frames, self.config.eval_frames, *([] if keep is None else [keep]))
-        return RankTeam(own, ranks, written, log_frames, meta.max_wall)
+        if self.config.meta.distributed:
+            return Hogwild(self, self.config.meta.distributed)
+        return Alone(self) if ranks.alone else RankTeam(self, ranks)
 
     def run(self) -> None:
         """Train until the budget is spent or the session is asked to stop."""
@@ -269,7 +255,7 @@ class Session:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that determines the rest of the session, except its configuration."""
-        own = self._own_state()
+        own = self.own_state()
         callbacks = self._named_callbacks().items()
         return {
             **own,
@@ -312,7 +298,8 @@ class Session:
             "num_cpus": self.config.meta.num_cpus,
         }
 
-    def _own_metrics(self) -> dict[str, float]:
+    def own_metrics(self) -> dict[str, float]:
+        """Return the columns of a training row about this process."""
         noise = self.compute.noise
         return {
             **self.agent.metrics(),
@@ -320,7 +307,7 @@ class Session:
             **({} if noise is None else noise.metrics()),
         }
 
-    def _own_state(self) -> dict[str, Any]:
+    def own_state(self) -> dict[str, Any]:
         """Return the state that each rank has separately."""
         return {
             "streams": self.streams.state_dict(),

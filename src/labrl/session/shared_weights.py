@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +24,11 @@ from labrl.learning.flat import FlatParameters
 from labrl.run.atomic import write_atomic
 from labrl.run.checkpoint import Checkpoint
 from labrl.run.run import Run
-from labrl.session.team import Alone, Own
+from labrl.session.team import Alone
 from labrl.step import Episode
+
+if TYPE_CHECKING:
+    from labrl.session.session import Session
 
 FOLDER = "shared_weights"
 """Name of a folder in the run folder that exists while the sessions run."""
@@ -34,10 +37,10 @@ FOLDER = "shared_weights"
 class Hogwild(Alone):
     """A session that trains the same weights as the other sessions of its trial."""
 
-    def __init__(self, own: Own, run_folder: Path, mode: Literal["shared", "synced"]) -> None:
-        super().__init__(own)
-        self._run_folder = run_folder
-        self._weights = SharedWeights(run_folder, mode, own.agent.weights)
+    def __init__(self, session: Session, mode: Literal["shared", "synced"]) -> None:
+        super().__init__(session)
+        self._run_folder = session.folder.path.parent
+        self._weights = SharedWeights(self._run_folder, mode, session.agent.weights)
 
     def count(self, updates: int, ended: Sequence[Episode]) -> None:
         """Exchange weights after an update."""
@@ -50,9 +53,9 @@ class Hogwild(Alone):
 
         def load_furthest() -> None:
             found = furthest(self._run_folder)
-            self._own.agent.load_state_dict((state if found is None else found.state)["agent"])
+            self._session.agent.load_state_dict((state if found is None else found.state)["agent"])
 
-        self._weights.restore(lambda: self._own.agent.load_state_dict(state["agent"]), load_furthest)
+        self._weights.restore(lambda: self._session.agent.load_state_dict(state["agent"]), load_furthest)
 
 
 class SharedWeights:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from labrl.agents.agent import Agent
-from labrl.clock import Clock
 from labrl.learning.ranks import Ranks
-from labrl.session.episodes import EpisodeWindow
-from labrl.session.interruption import Interruption
 from labrl.step import Episode
+
+if TYPE_CHECKING:
+    from labrl.session.session import Session
 
 STEPS_BETWEEN_AGREEMENTS = 8
 """Number of vector steps after which the ranks agree on whether to stop."""
@@ -25,28 +24,12 @@ class ReplicaError(RuntimeError):
     """The weights of the ranks differ, although they started equal and made the same updates."""
 
 
-@dataclass(frozen=True)
-class Own:
-    """The parts of the session in this process."""
-
-    clock: Clock
-    episodes: EpisodeWindow
-    interruption: Interruption
-    agent: Agent
-    num_envs: int
-    """Environments of this process."""
-    metrics: Callable[[], dict[str, float]]
-    """Function that returns the columns of a training row about this process."""
-    state_dict: Callable[[], dict[str, Any]]
-    """Function that returns the state of this process."""
-
-
 class Alone:
     """A session that learns by itself."""
 
-    def __init__(self, own: Own) -> None:
-        self._own, self._clock, self._interruption = own, own.clock, own.interruption
-        self._num_envs, self._latest = own.num_envs, own.episodes.latest
+    def __init__(self, session: Session) -> None:
+        self._session, self._clock, self._interruption = session, session.clock, session.interruption
+        self._num_envs, self._latest = session.env.num_envs, session.episodes.latest
 
     def begin(self) -> None:
         """Check, before the first step, that all ranks have the same weights."""
@@ -64,7 +47,7 @@ class Alone:
 
     def metrics(self) -> dict[str, float]:
         """Return the columns of a training row about learning and the environments."""
-        return self._own.metrics()
+        return self._session.own_metrics()
 
     def state_dict(self, own: Mapping[str, Any]) -> dict[str, Any]:
         """Return further state for a checkpoint, beyond `own`, the state of this process."""
@@ -72,7 +55,7 @@ class Alone:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the agent. The clock must have been restored before."""
-        self._own.agent.load_state_dict(state["agent"])
+        self._session.agent.load_state_dict(state["agent"])
 
 
 class RankTeam(Alone):
@@ -82,16 +65,13 @@ class RankTeam(Alone):
     finished episodes, metrics and states of all ranks.
     """
 
-    def __init__(
-        self, own: Own, ranks: Ranks, frequencies: Sequence[int], checks_every: int, max_wall: float | None
-    ) -> None:
-        """frequencies: frames between writes, one for each kind of row or checkpoint; checks_every: frames
-        between comparisons of the weights; max_wall: seconds of training after which the next step is the
-        last."""
-        super().__init__(own)
-        self._ranks, self._checks_every, self._max_wall = ranks, checks_every, max_wall
-        self._frequencies = tuple(frequencies)
-        self._frames_per_step = own.num_envs * ranks.size
+    def __init__(self, session: Session, ranks: Ranks) -> None:
+        super().__init__(session)
+        self._ranks, self._max_wall = ranks, session.config.meta.max_wall
+        config = session.config
+        frequencies = (config.log_frames, config.eval_frames, config.keep_frames)
+        self._frequencies = [frames for frames in frequencies if frames is not None]
+        self._frames_per_step = self._num_envs * ranks.size
         self._ended: list[tuple[int, Episode]] = []
         self._metrics: dict[str, float] = {}
         self._others: list[Mapping[str, Any]] = []
@@ -127,7 +107,7 @@ class RankTeam(Alone):
         self._ended += [(self._clock.frame, episode) for episode in ended]
         if self._writes():
             self._meet()
-        if self._clock.finished or self._clock.due(self._checks_every):
+        if self._clock.finished or self._clock.due(self._session.config.log_frames):
             self.compare()
 
     def metrics(self) -> dict[str, float]:
@@ -146,7 +126,7 @@ class RankTeam(Alone):
 
     def compare(self) -> None:
         """Raise ReplicaError on all ranks, naming the first weight that differs between ranks."""
-        prints = self._ranks.gathered(_fingerprints(self._own.agent.modules()))
+        prints = self._ranks.gathered(_fingerprints(self._session.agent.modules()))
         for name in prints[0]:
             different = [rank for rank, other in enumerate(prints) if other.get(name) != prints[0][name]]
             if different:
@@ -163,13 +143,13 @@ class RankTeam(Alone):
         first = rank * self._num_envs
         ended = [(frame, replace(episode, env=episode.env + first)) for frame, episode in self._ended]
         self._ended = []
-        gathered = self._ranks.gathered((ended, self._own.metrics()))
+        gathered = self._ranks.gathered((ended, self._session.own_metrics()))
         in_order = sorted((one for ended, _ in gathered for one in ended), key=lambda one: one[0])
         self._latest.extend(episode for _, episode in in_order)
         self._clock.episode += len(in_order)
         numbers = [metrics for _, metrics in gathered]
         self._metrics = {name: float(np.mean([one[name] for one in numbers])) for name in numbers[0]}
-        sent = None if rank == 0 else on_cpu(self._own.state_dict())
+        sent = None if rank == 0 else on_cpu(self._session.own_state())
         self._others = self._ranks.sent_to_leader(sent)[1:]
         self._met_at = self._clock.frame
 
