@@ -22,7 +22,7 @@ from typing import Any
 from labrl.run.signature import cache_folder
 from labrl.secrets import redact
 
-UNDECIDING = ("num_envs", "max_frame", "name", "vectorization", "info_keys")
+UNDECIDING = ("num_envs", "max_frame", "name", "vectorization", "info_keys", "restarts")
 """Keys of `env` that do not affect the return of a random policy."""
 
 

@@ -31,6 +31,7 @@ NEW: dict[str, Any] = {
     "info_keys": None,
     "normalize_value": False,
     "reset_options": None,
+    "restarts": 0,
     "sde": None,
     "wrappers": [],
 }

@@ -74,7 +74,8 @@ class GymnasiumEnv(Backend):
             options=config.reset_options,
         )
         if config.vectorization == "async":
-            self.workers = Workers([partial(make, number) for number in range(num_envs)], num_threads)
+            makes = [partial(make, number) for number in range(num_envs)]
+            self.workers = Workers(makes, num_threads, config.restarts, config.name)
         else:
             ready = None if renew or known is not None else probe.take()
             self.envs += [] if ready is None else [make(0, factory.limit(ready))]

@@ -19,10 +19,11 @@ from pydantic_core import PydanticCustomError
 
 from labrl.component import Component, importing, signature_of
 from labrl.config.schema import EnvironmentConfig
+from labrl.config.traits import Watches
 from labrl.envs.games import games
 from labrl.errors import Code, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
-from labrl.types import PositiveInt
+from labrl.types import NonNegativeInt, PositiveInt
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +70,10 @@ class GymnasiumConfig(EnvironmentConfig):
     max_episode_steps: PositiveInt | None
     """Agent steps after which an episode is truncated; null: the limit registered for the id. If there is no
     limit, evaluation episodes are truncated after 27,000 steps."""
+    restarts: Watches[NonNegativeInt]
+    """Largest number of times, for each environment, that one in a process of its own (`async`) is made anew
+    after it has raised an error or its process has died, >= 0. It is brought back by its seed and actions. If
+    these do not repeat its episode, the episode ends as truncated."""
     wrappers: list[Component]
     """Wrappers around the environment, such as gymnasium.wrappers.RescaleAction, the innermost first. Each
     gets the environment as the argument `env`."""
