@@ -145,12 +145,14 @@ class EnvFactory:
             env = _wrap(env, wrapper)
         if (config.make is not None or config.wrappers) and config.max_episode_steps is not None:
             env = gymnasium.wrappers.TimeLimit(env, max_episode_steps=config.max_episode_steps)
-        for space in ("observation_space", "action_space"):
-            if not isinstance(getattr(env, space, None), gymnasium.Space):
-                why = f"the environment has no {space} that is a gymnasium.Space"
-                code: Code = "environment" if config.make is None else "target"
-                raise InputError.about(self.named, why, "Set one in its __init__", code=code, key=self.key)
-        found = {"observations": env.observation_space, "actions": env.action_space}
+        try:
+            found: dict[str, Any] = {"observations": env.observation_space, "actions": env.action_space}
+        except AttributeError:
+            found = {}
+        if not found or not all(isinstance(space, gymnasium.Space) for space in found.values()):
+            why = "the environment needs an observation_space and an action_space, each a gymnasium.Space"
+            code: Code = "environment" if config.make is None else "target"
+            raise InputError.about(self.named, why, "Set both in its __init__", code=code, key=self.key)
         for (what, its), first in zip(found.items(), self.spaces or found.values(), strict=True):
             if its != first:
                 why = f"the {what} of one environment are {its}, those of the first {first}"
