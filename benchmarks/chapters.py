@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import Records, session_rows
+from benchmarks.record import NOT_RECORDED, Records, session_rows
 from labrl.analysis.intervals import aggregates
 from labrl.run.run import Run
 
@@ -27,6 +27,8 @@ class Chapter:
     """Overrides of each run, by its name `<environment>_<agent>`."""
     with_curves: bool = True
     """Whether the page of curves shows the runs."""
+    goals: tuple[float, ...] = ()
+    """Returns for which the table has the frames after which they were reached."""
     published: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Mean and standard deviation of a score that others publish for the same number of frames."""
     publisher: str = ""
@@ -38,6 +40,7 @@ class Chapter:
 ATARI = Chapter(
     name="atari",
     title="Atari",
+    goals=(0, 10, 18),
     text="""One session each with `experiment=atari/v5` (sticky actions), most of them stopped before the end
 of their budget for lack of time: `make results ARGS="pong_ppo --minutes 120"`. A frame is one
 step of the agent, four of the emulator. *Return* is the raw score, the mean over the last 100
@@ -191,13 +194,14 @@ def section(chapter: Chapter, runs: Mapping[str, Run], records: Records) -> str:
     Records the given runs that have at least as many frames as what is recorded of them.
     """
     for name, run in runs.items():
-        rows, known = session_rows(run, chapter.evaluated), records.numbers.get(name)
+        rows, known = session_rows(run, chapter.evaluated, chapter.goals), records.numbers.get(name)
         if known is None or _frames(rows) >= _frames(known):
             agent = _agent_of(chapter.overrides[name])
             about = {"environment": name.removesuffix(f"_{agent}"), "agent": agent, "set": _set(name, run)}
             records.keep(name, [about | row for row in rows], run, chapter.evaluated)
     if not any(name in records.numbers for name in chapter.overrides):
         return ""
+    frames_to = "frames to " + " / ".join(f"{goal:g}" for goal in chapter.goals)
     table = []
     for name, overrides in chapter.overrides.items():
         rows, agent = records.numbers.get(name, []), _agent_of(overrides)
@@ -219,6 +223,7 @@ def section(chapter: Chapter, runs: Mapping[str, Run], records: Records) -> str:
                     "return": _numbers(returns),
                     MEAN: _mean(returns),
                     **beside,
+                    frames_to: _reached(row["reached"] for row in rows) if chapter.goals else "",
                     "best return": _numbers(float(row["best"]) for row in rows),
                     "further overrides": f"`{rows[0]['set']}`" if rows[0]["set"] else "",
                     **records.origin(name),
@@ -251,6 +256,14 @@ def _agent_of(overrides: Iterable[str]) -> str:
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _reached(frames: Iterable[str]) -> str:
+    """Format the frames after which the sessions reached the goals, such as '5,000 / –, 7,000 / 9,000'."""
+    sessions = [
+        " / ".join(f"{int(one):,}" if one.isdigit() else one for one in each.split()) for each in frames
+    ]
+    return ", ".join(sessions) if all(sessions) else NOT_RECORDED
 
 
 def _numbers(returns: Iterable[float]) -> str:

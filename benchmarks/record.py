@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from labrl.analysis.measures import time_to
 from labrl.run.atomic import write_atomic
 from labrl.run.run import Run
 
@@ -23,10 +24,23 @@ NUMBERS, CURVES, CONFIGS = "sessions.csv", "curves.csv", "configs"
 """Names of the files and of the folder."""
 
 COLUMNS = (
-    *("name", "environment", "agent", "session", "seed", "status", "frames", "budget", "return", "best"),
+    *(
+        "name",
+        "environment",
+        "agent",
+        "session",
+        "seed",
+        "status",
+        "frames",
+        "budget",
+        "return",
+        "best",
+        "reached",
+    ),
     *("score", "score_low", "score_high", "final", "sessions", "verdict", "set", "commit", "machine"),
 )
-"""Columns of NUMBERS. Where only the mean of several `sessions` is known, one row has no `session`."""
+"""Columns of NUMBERS. `reached`: the frame at which each goal of the chapter was reached, or a dash. Where only
+the mean of several `sessions` is known, one row has no `session`."""
 
 POINTS = 50
 """Largest number of points of the curve of a session."""
@@ -80,8 +94,10 @@ class Records:
         }
 
 
-def session_rows(run: Run, evaluated: bool = False) -> list[dict[str, Any]]:
-    """Return what NUMBERS has of each session that has a row: frames, and the last and the highest return."""
+def session_rows(run: Run, evaluated: bool = False, goals: Sequence[float] = ()) -> list[dict[str, Any]]:
+    """Return what NUMBERS has of each session that has a row: frames, the last and the highest return, and
+    the frame of the first row with a return of each of the `goals`.
+    """
     rows = []
     for session in run.sessions:
         table = session.eval if evaluated else session.train
@@ -96,6 +112,10 @@ def session_rows(run: Run, evaluated: bool = False) -> list[dict[str, Any]]:
                 "budget": int(run.config["env"]["max_frame"]),
                 "return": round(float(table["return_mean"][-1]), 2),
                 "best": round(float(np.nanmax(table["return_mean"])), 2),
+                "reached": " ".join(
+                    "–" if frame is None else str(int(frame))
+                    for frame in (time_to(table["frame"], table["return_mean"], goal) for goal in goals)
+                ),
             }
         )
     return rows

@@ -180,14 +180,14 @@ def test_benchmark_starts_resumes_and_skips_cells(
 
 def test_page_has_the_frames_of_each_atari_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
-    for name, score in {"pong_ppo": 3.0, "pong_a2c": -20.5}.items():
+    for name, score in {"pong_ppo": 11.0, "pong_a2c": -20.5}.items():
         config = config_with(env__id="ale_py:ALE/Pong-v5", env__name="pong", env__max_frame=1e7)
-        rows = rows_of(range(1000, 5001, 1000), [math.nan] + [score - 1] * 3 + [score])
+        rows = rows_of(range(1000, 5001, 1000), [math.nan] + [score - 2] * 3 + [score])
         write_run(tmp_path / "runs" / name, [rows], config=config, session_status="interrupted")
     results.write_page(tmp_path / "runs")
     page = (tmp_path / "results.md").read_text()
-    assert "| pong | ppo | 5,000 | 10,000,000 | 3.0 | 3.0 | `" in page
-    assert "| pong | a2c | 5,000 | 10,000,000 | -20.5 | -20.5 | `" in page
+    assert "| pong | ppo | 5,000 | 10,000,000 | 11.0 | 2,000 / 5,000 / – | 11.0 | `" in page
+    assert "| pong | a2c | 5,000 | 10,000,000 | -20.5 | – / – / – | -20.5 | `" in page
     assert "| breakout | ppo | not run | – |" in page
     results.write_page(tmp_path / "another machine")
     assert (tmp_path / "results.md").read_text() == page
