@@ -39,8 +39,11 @@ COLUMNS = (
     ),
     *("score", "score_low", "score_high", "final", "sessions", "verdict", "set", "commit", "machine"),
 )
-"""Columns of NUMBERS. `reached`: the frame at which each goal of the chapter was reached, or a dash. Where only
-the mean of several `sessions` is known, one row has no `session`."""
+"""Columns of NUMBERS. `reached`: the frame at which each goal of the chapter was reached, or a dash. Where
+only the mean of several `sessions` is known, one row has no `session`."""
+
+POINT = ("name", "session", "frame", "return")
+"""Columns of CURVES."""
 
 POINTS = 50
 """Largest number of points of the curve of a session."""
@@ -55,8 +58,8 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.numbers: dict[str, list[dict[str, str]]] = _read(folder / NUMBERS)
-        self.curves: dict[str, list[dict[str, str]]] = _read(folder / CURVES)
+        self.numbers: dict[str, list[dict[str, str]]] = _read(folder / NUMBERS, COLUMNS)
+        self.curves: dict[str, list[dict[str, str]]] = _read(folder / CURVES, POINT)
 
     def keep(self, name: str, rows: Iterable[Row], run: Run, evaluated: bool = False) -> None:
         """Replace what is known of the cell `name` by `rows`, one for each session of `run`, and its curves.
@@ -73,7 +76,7 @@ class Records:
         """Write the files; the cells are in the order of `names`, which contains all of them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         _write(self.folder / NUMBERS, COLUMNS, self.numbers, names)
-        _write(self.folder / CURVES, ("name", "session", "frame", "return"), self.curves, names)
+        _write(self.folder / CURVES, POINT, self.curves, names)
 
     def curve(self, name: str) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return frames and returns of each session of a cell; [] if they were not kept."""
@@ -164,11 +167,14 @@ def _as_text(row: Row) -> dict[str, str]:
     return {key: "" if value is None else str(value) for key, value in row.items()}
 
 
-def _read(file: Path) -> dict[str, list[dict[str, str]]]:
-    """Return the rows of a file by their `name`, all columns as text; {} if the file does not exist."""
+def _read(file: Path, columns: Sequence[str]) -> dict[str, list[dict[str, str]]]:
+    """Return the rows of a file by their `name`, all columns as text; {} if the file does not exist.
+
+    A column that an older file lacks is empty.
+    """
     found: dict[str, list[dict[str, str]]] = {}
     for row in csv.DictReader(file.read_text().splitlines()) if file.exists() else ():
-        found.setdefault(row["name"], []).append(row)
+        found.setdefault(row["name"], []).append(dict.fromkeys(columns, "") | row)
     return found
 
 
