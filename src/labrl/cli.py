@@ -664,7 +664,12 @@ def report(argv: Sequence[str] | None = None) -> int:
 
             print("\n".join(compare_in_stages(group_runs(find_runs(places), args.by))))
             return DONE
-        options = {"axis": args.axis, "size": args.size, "title": args.title, "names": args.name or None}
+        options: dict[str, Any] = {
+            "axis": args.axis,
+            "size": args.size,
+            "title": args.title,
+            "names": args.name or None,
+        }
         options = {name: value for name, value in options.items() if value is not None}
         options |= {"seeds": False} if args.no_seeds else {}
         if options and not args.format:
@@ -676,11 +681,11 @@ def report(argv: Sequence[str] | None = None) -> int:
             )
         with signals_raise(), _trusting(args):
             if options or args.format not in (None, "md", "csv", "latex"):
-                from labrl.analysis.paper import Layout, write_paper
+                from labrl.analysis.paper import write_paper
 
                 out = Path(args.out or "paper").expanduser()
                 formats = args.format.split(",")
-                for path in write_paper(find_runs(places), out, formats, args.by, Layout(**options)):
+                for path in write_paper(find_runs(places), out, formats, args.by, **options):
                     print(path)
             else:
                 from labrl.trial.reporting import report_on

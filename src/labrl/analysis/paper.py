@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from labrl.analysis.figures import COLUMN, TEXT, Sheet, save_sheets
 from labrl.analysis.groups import Group, by_env, group_runs
@@ -25,54 +25,44 @@ TABLES = ("md", "csv", "latex")
 FIGURES = ("pdf", "svg", "png")
 
 
-class Layout(NamedTuple):
-    """What a paper needs other than a report."""
-
-    names: Sequence[str] = ()
-    """`<group>=<name>` for groups that get another name, in the order in which they come first."""
-    title: str | None = None
-    """Title of the figures, may be empty; None for that of the environment."""
-    axis: str = "frame"
-    """Horizontal axis of the curves, `frame` or `wall`."""
-    size: str = "column"
-    """`column` or `text`, their width in a paper with two columns, or `<width>[x<height>]` in inches."""
-    seeds: bool = True
-    """Whether each seed is a thin line."""
-
-
 def write_paper(
     runs: Sequence[Run],
     out: Path,
     formats: Sequence[str],
     by: str | None = None,
-    layout: Layout | None = None,
+    *,
+    names: Sequence[str] = (),
+    title: str | None = None,
+    axis: str = "frame",
+    size: str = "column",
+    seeds: bool = True,
 ) -> list[Path]:
     """Write the table, the figures and `captions.txt` of a comparison into `out`. Return their paths.
 
-    formats: some of TABLES and FIGURES; by: as for `group_runs`. With `latex` and `pdf`, a file
-    `<figure>.tex` includes each figure with its caption. Raises InputError for wrong options, and if the
-    files cannot be written.
+    formats: some of TABLES and FIGURES; by: as for `group_runs`; names: `<group>=<name>` for groups that get
+    another name, in the order in which they come first; title: that of the figures, may be empty, None for
+    the environment; axis: `frame` or `wall`, for curves; size: `column` or `text`, their width in a paper
+    with two columns, or `<width>[x<height>]` in inches; seeds: whether each seed is a thin line. With `latex`
+    and `pdf`, a file `<figure>.tex` includes each figure with its caption. Raises InputError for wrong
+    options, and if the files cannot be written.
     """
-    layout = layout or Layout()
     for form in formats:
         if form not in TABLES + FIGURES:
             allowed = f"be one or several of {', '.join(TABLES + FIGURES)}, with commas"
             raise InputError.value("--format", form or "nothing", allowed)
-    size = _size(layout.size)
-    groups = _renamed(group_runs(runs, by), layout.names)
+    inches = _size(size)
+    groups = _renamed(group_runs(runs, by), names)
     comparison, axes = compare(groups), TimeAxes(runs)
     sheets, captions = [], {"table": _caption(comparison["envs"], "")}
     several = len(comparison["envs"]) > 1
     for entry, own in zip(comparison["envs"], by_env(groups).values(), strict=True):
-        env = EnvComparison(entry, own, axes, several, by_rank=not layout.names)
+        env = EnvComparison(entry, own, axes, several, by_rank=not names)
         for sheet in env.sheets():
-            if sheet.axis in AXES and sheet.axis != layout.axis:
+            if sheet.axis in AXES and sheet.axis != axis:
                 continue
-            title = sheet.title if layout.title is None else layout.title
-            if layout.title and several:
-                title += env.where
-            sheets.append(sheet._replace(title=title, size=size, seeds=layout.seeds))
-            captions[sheet.name] = _caption([entry], env.where, sheet, layout.seeds)
+            shown = sheet.title if title is None else title + env.where * bool(title)
+            sheets.append(sheet._replace(title=shown, size=inches, seeds=seeds))
+            captions[sheet.name] = _caption([entry], env.where, sheet, seeds)
     try:
         written = save_sheets(sheets, out, [form for form in formats if form in FIGURES])
         rows, texts = comparison_rows(comparison), {}
