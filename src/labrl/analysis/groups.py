@@ -59,12 +59,8 @@ def group_runs(runs: Sequence[Run], by: str | None = None) -> list[Group]:
         names = _names([group[0] for group in collected])
     else:
         if by not in ("agent", "env") and all(value_at(run, by) is None for run in runs):
-            raise InputError(
-                f"--by {by}: no run has this key. Use agent, env, or a key of the configuration such as "
-                "agent.lr",
-                code="unknown-key",
-                key="--by",
-            )
+            fix = "Use agent, env, or a key of the configuration such as agent.lr"
+            raise InputError.about(f"--by {by}", "no run has this key", fix, code="unknown-key", key="--by")
         collected = list(group_by_key(runs, lambda run: (_value(run, by), run.env)).values())
         values = [_value(group[0], by) for group in collected]
         names = values if by in ("agent", "env") else [f"{_short(by)}={value}" for value in values]
@@ -223,35 +219,23 @@ def filter_runs(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list
         if not equals:
             folders = {run.path: os.path.relpath(run.path, root.expanduser()) for run in runs}
             if not any(condition in folder for folder in folders.values()):
+                # The name of an agent, for example, is meant as a condition.
                 meant = (name for run in runs for name in FILTERS if FILTERS[name](run) == condition)
-                named = next((f" Did you mean {name}={condition}?" for name in meant), None)
-                raise InputError(
-                    f"{condition}: no run folder in {root} has this in its name. A filter is a part of that "
-                    "name, or a condition such as status=finished."
-                    f"{named or did_you_mean(condition, [*folders.values()])}",
-                    code="not-found",
-                    key=condition,
-                )
+                hint = next((f" Did you mean {name}={condition}?" for name in meant), None)
+                fix = "A filter is a part of that name, or a condition such as status=finished."
+                fix += hint or did_you_mean(condition, [*folders.values()])
+                raise InputError.not_found(condition, f"no run folder in {root} has this in its name", fix)
             kept = [run for run in kept if condition in folders[run.path]]
         elif key in FILTERS:
-            kept = [run for run in kept if fnmatch(FILTERS[key](run), text)]
-        elif all(value_at(run, key) is None for run in runs):
-            tops = {
-                f"{group}.{name}"
-                for run in runs
-                for group, node in run.config.items()
-                if isinstance(node, Mapping)
-                for name in node
-            }
-            raise InputError(
-                f"{condition}: no run has the key {key}. The key of a filter is status, agent, env, name or "
-                "a key of the configuration, such as agent.lr."
-                f"{did_you_mean(key, [*FILTERS, 'seed', *tops])}",
-                code="unknown-key",
-                key=key,
-            )
-        else:
+            kept = [run for run in kept if _matches(FILTERS[key](run), text)]
+        elif any(value_at(run, key) is not None for run in runs):
             kept = [run for run in kept if _matches(value_at(run, key), text)]
+        else:
+            nodes = [item for run in runs for item in run.config.items() if isinstance(item[1], Mapping)]
+            tops = {f"{group}.{name}" for group, node in nodes for name in node}
+            fix = "The key of a filter is status, agent, env, name or a key of the configuration, such as "
+            fix += f"agent.lr.{did_you_mean(key, [*FILTERS, 'seed', *tops])}"
+            raise InputError.about(condition, f"no run has the key {key}", fix, code="unknown-key")
     return kept
 
 

@@ -11,6 +11,7 @@ from labrl.analysis.figures import COLUMN, TEXT, Sheet, save_sheets
 from labrl.analysis.groups import Group, by_env, group_runs
 from labrl.analysis.intervals import PAIR_METHODS, RUNS_FOR_INTERVAL, SCORE_METHOD
 from labrl.analysis.methods import RUNS_FOR_IQM, method_of
+from labrl.analysis.report.build import unwritable
 from labrl.analysis.report.comparison import EnvComparison
 from labrl.analysis.returns import MEANING, statistic_name
 from labrl.analysis.series import AXES, TimeAxes
@@ -81,8 +82,7 @@ def write_paper(
         for name, text in texts.items():
             write_atomic(out / name, text)
     except OSError as error:
-        why = f"cannot be written ({error.strerror or error})"
-        raise InputError.usage(out, why, "Choose another folder with --out <folder>") from error
+        raise unwritable(out, error) from error
     return [*written, *(out / name for name in texts)]
 
 
@@ -108,15 +108,12 @@ def _renamed(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
         old = max((one for one in known if text.startswith(f"{one}=")), key=len, default="")
         if not old or not text.removeprefix(f"{old}="):
             guess = did_you_mean(text.rpartition("=")[0] or text, known)
-            raise InputError(
-                f"--name {text}: must be <group>=<name>. The groups are {', '.join(known)}.{guess}",
-                code="unknown-option",
-                key="--name",
-            )
+            why, groups_text = "must be <group>=<name>", f"The groups are {', '.join(known)}.{guess}"
+            raise InputError.about(f"--name {text}", why, groups_text, code="unknown-option", key="--name")
         new[old] = text.removeprefix(f"{old}=")
     shown = [(group.env, new.get(group.name, group.name)) for group in groups]
     if twice := next((one for one in shown if shown.count(one) > 1), None):
-        raise InputError(f"--name: two groups are called {twice[1]}", code="contradiction", key="--name")
+        raise InputError.about("--name", f"two groups are called {twice[1]}", code="contradiction")
     ordered = sorted(groups, key=lambda one: list(new).index(one.name) if one.name in new else len(new))
     return [group._replace(name=new.get(group.name, group.name)) for group in ordered]
 

@@ -392,11 +392,8 @@ def compare_in_stages(groups: Sequence[Group]) -> Iterator[str]:
     found = {env: own for env, own in by_env(groups).items() if len(own) > 1}
     if not found:
         names = ", ".join(group.name for group in groups)
-        raise InputError(
-            f"--adaptive needs two groups in one environment, got {names}. Add folders, or set --by <key>",
-            code="usage",
-            key="--adaptive",
-        )
+        why = f"it needs two groups in one environment, got {names}"
+        raise InputError.usage("--adaptive", why, "Add folders, or set --by <key>")
     for env, own in found.items():
         entries = [group_statistics(group.runs, group.name) for group in own]
         yield f"{env}, final returns in stages of {adastop.STAGE} seeds (AdaStop, error at most 5 %):"

@@ -40,12 +40,11 @@ def choose_mode(config: WandbConfig) -> tuple[Mode, str | None]:
         return "online", f"W&B: online, project {config.project}"
     if mode == "auto":
         return "disabled", "W&B: off (no login). `wandb login` turns it on; wandb=disabled hides this line"
-    raise InputError(
-        f"wandb.mode=online needs a login to {_host()}. Log in once with `wandb login`, set "
-        "WANDB_API_KEY=<key> before the command, or set wandb=offline to upload the run later",
-        code="missing",
-        key="wandb.mode",
+    fix = (
+        "Log in once with `wandb login`, set WANDB_API_KEY=<key> before the command, or set wandb=offline to "
     )
+    fix += "upload the run later"
+    raise InputError.about("wandb.mode=online", f"it needs a login to {_host()}", fix, code="missing")
 
 
 def has_login() -> bool:

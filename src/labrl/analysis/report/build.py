@@ -73,14 +73,16 @@ def build_comparison(
     """
     if not runs:
         place = experiment.path if experiment else out
-        raise InputError(
-            f"{place}: no trial has started, so there is nothing to report yet",
-            code="not-found",
-            key=str(place),
-        )
+        raise InputError.not_found(place, "no trial has started, so there is nothing to report yet")
     content, sheets, statistics = comparison_report(group_runs(runs, by), out, title, experiment)
     written = _write(out, render("groups", content, out), sheets, statistics, comparison_rows(statistics))
     return Built(written, statistics, content["warnings"], content["verdict"])
+
+
+def unwritable(folder: Path, error: OSError) -> InputError:
+    """Return the error for a report whose files cannot be written."""
+    why = f"cannot be written ({error.strerror or error})"
+    return InputError.usage(folder, why, "Choose another folder with --out <folder>")
 
 
 def _write(
@@ -94,10 +96,5 @@ def _write(
         write_atomic(csv, as_csv(table))
         write_atomic(html, page)
     except OSError as error:
-        reason = error.strerror or error
-        raise InputError(
-            f"{folder} cannot be written ({reason}). Choose another folder with --out <folder>",
-            code="usage",
-            key=str(folder),
-        ) from error
+        raise unwritable(folder, error) from error
     return html
