@@ -170,7 +170,7 @@ class DQN(Agent):
         """Choose valid exploring actions for the environments. [num_envs]"""
         policy, self._observation, self._before = self._policy, observation, self._state
         self._action, self._state = policy.choose(
-            policy.learner.placed(observation.array),
+            policy.learner.layout(observation.array),
             observation.mask,
             self._before,
             at_random=self.experience.acts_at_random,
@@ -201,10 +201,8 @@ class DQN(Agent):
         # separate noise.
         self._noise = self._policy.noise(2 if self._recurrent else 3, self._noise)
         if self._recurrent:
-            self._rows, norm = learner.update(self._sequence_loss, sample, lr, samples=sample.at.shape[1])
+            self._rows, norm = learner.update(self.sequence_loss, sample, lr, samples=sample.at.shape[1])
         else:
-            if not learner.slices:  # else each slice is converted by its worker
-                sample = sample.as_tensors(learner.tensors, learner.placed, moves_frames=True)
             self._rows, norm = learner.update(self.loss, sample, lr)
         if len(self._rows) != len(self.ROWS):
             raise wrong_statistics(self, "ROWS", self.ROWS, len(self._rows))
@@ -238,7 +236,6 @@ class DQN(Agent):
     def loss(self, network: QNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the loss of transitions, with separate noise for three uses of networks."""
         online, delayed, choosing = (None, None, None) if self._noise is None else self._noise
-        batch = batch.as_tensors(self._policy.learner.tensors, self._policy.learner.placed)
         with torch.no_grad():
             later = judged = self._target.forward_network(batch.next_observation, noise=delayed).outputs
             if self._config.double:
@@ -247,32 +244,29 @@ class DQN(Agent):
         reward, discount, weight = batch.reward, batch.discount, batch.weight
         return td_loss(self._value, outputs, later, judged, reward, discount, weight, batch.next_mask)
 
-    def _sequence_loss(self, network: QNetwork, batch: SequenceSample) -> tuple[Tensor, Tensor]:
+    def sequence_loss(self, network: QNetwork, batch: SequenceSample) -> tuple[Tensor, Tensor]:
         """Compute the loss of sequences after the burn-in, with separate noise for both networks."""
         online, delayed = (None, None) if self._noise is None else self._noise
-        tensor, first = self._policy.learner.tensor, batch.rows.begin[:-1, None]
-        at, following = tensor((batch.at + first).ravel()), tensor((batch.following + first).ravel())
+        at, following = batch.at.flatten(), batch.following.flatten()
         with torch.no_grad():
-            later = self._replayed(self._target.forward_network, batch, delayed)[following]
-        own = self._replayed(network, batch, online)
+            later = self._replay(self._target.forward_network, batch, delayed)[following]
+        own = self._replay(network, batch, online)
         judged = own.detach()[following] if self._config.double else later
-        outputs = chosen(own[at], tensor(batch.action))
-        weight = tensor(batch.weight).repeat_interleave(batch.at.shape[1])
-        reward, discount, next_mask = map(tensor, (batch.reward, batch.discount, batch.next_mask))
-        return td_loss(self._value, outputs, later, judged, reward, discount, weight, next_mask)
+        outputs = chosen(own[at], batch.action)
+        weight = batch.weight.repeat_interleave(batch.at.shape[1])
+        reward, discount = batch.reward, batch.discount
+        return td_loss(self._value, outputs, later, judged, reward, discount, weight, batch.next_mask)
 
-    def _replayed(self, network: Callable[..., Any], batch: SequenceSample, noise: Tensor | None) -> Tensor:
+    def _replay(self, network: Callable[..., Any], batch: SequenceSample, noise: Tensor | None) -> Tensor:
         """Compute the outputs of the rows of sequences after their burn-in. [rows, actions, outputs]"""
-        tensor, layout = self._policy.learner.tensor, self._policy.network.layout
-        state, before, rows = tensor(batch.state), batch.burn_in, batch.rows
+        state, before, rows = batch.state, batch.burn_in, batch.rows
         if len(before.observation):
             pieces = Pieces.of_rows(before.start, before.begin)
             with torch.no_grad():
-                inputs = tensor(layout(before.observation))
-                after = network(inputs, pieces.states(state), pieces.lengths).state
-            state = after[tensor(pieces.last)]
+                after = network(before.observation, pieces.states(state), pieces.lengths).state
+            state = after[torch.from_numpy(pieces.last).to(state.device)]
         pieces = Pieces.of_rows(rows.start, rows.begin)
-        return network(tensor(layout(rows.observation)), pieces.states(state), pieces.lengths, noise).outputs
+        return network(rows.observation, pieces.states(state), pieces.lengths, noise).outputs
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Return the best actions, with the mean weights of a noisy network. [num_envs]"""
@@ -283,7 +277,7 @@ class DQN(Agent):
         policy, state = self._policy, self._evaluation_state
         start = np.ones(len(observation.array), np.bool_) if observation.start is None else observation.start
         values, self._evaluation_state = policy.values(
-            policy.learner.placed(observation.array),
+            policy.learner.layout(observation.array),
             observation.mask,
             forgotten(state, start, policy.network.state_size),
         )

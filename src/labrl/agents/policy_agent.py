@@ -189,7 +189,7 @@ class PolicyAgent(Agent):
 
     def act(self, observation: Observation) -> NDArray:
         """Draw valid actions for the environments and store them. [num_envs, ...]"""
-        inputs, before, rollout = self.learner.placed(observation.array), self._state, self.rollout
+        inputs, before, rollout = self.learner.layout(observation.array), self._state, self.rollout
         if self._held is None:
             output = self.learner.forward(inputs, before, value=self.values_too)
             parameters, value, self._state = output
@@ -300,7 +300,7 @@ class PolicyAgent(Agent):
 
     def _parameters(self, observation: Observation) -> NDArray:
         """Compute the parameters of the action distributions in evaluation. [num_envs, num_parameters]"""
-        inputs = self.learner.placed(observation.array)
+        inputs = self.learner.layout(observation.array)
         start = np.ones(len(inputs), np.bool_) if observation.start is None else observation.start
         before = forgotten(self._evaluation_state, start, self.network.state_size)
         output = self.learner.forward(inputs, before, value=self.values_too)

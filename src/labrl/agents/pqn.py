@@ -74,7 +74,7 @@ class PQN(RolloutValuesAgent):
 
     def act(self, observation: Observation) -> NDArray:
         """Choose valid exploring actions for the environments. [num_envs]"""
-        inputs = self._policy.learner.placed(observation.array)
+        inputs = self._policy.learner.layout(observation.array)
         action, _ = self._policy.choose(inputs, observation.mask)
         self._rollout.add_choice(inputs, action, mask=observation.mask)
         return self._policy.to_env(action)

@@ -184,8 +184,6 @@ class ReplayAgent(Agent):
         }
         self.policy = make_learner(policy, spaces, compute, **learns)
         self.critics = make_learner(critics, spaces, compute, **learns)
-        self.layout: Callable[[NDArray], Any] = self.policy.placed
-        """Converts observations to the networks' layout, as arrays or tensors. [n, *obs]"""
         # Layers use the statistics of a minibatch only if an agent switches to training mode.
         policy.eval()
         self.policy_network = self.policy.forward_network
@@ -249,6 +247,10 @@ class ReplayAgent(Agent):
         """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
         return experience_for_rank(config, ranks)
 
+    def layout(self, observation: NDArray) -> Any:
+        """Return observations, [n, *obs], in the networks' layout, as an array or a tensor."""
+        return self.policy.layout(observation)
+
     def act(self, observation: Observation) -> NDArray:
         """Draw actions from the policy, or random actions at the start. [num_envs, ...]"""
         count, mask, stream = len(observation.array), observation.mask, self.policy_stream
@@ -277,8 +279,7 @@ class ReplayAgent(Agent):
             target.frames_passed(before, before + experience.frames_per_step)
         count = experience.due()
         for _ in range(count):
-            tensors, moves_frames = self.policy.tensors, not self.policy.slices
-            batch = experience.sample().as_tensors(tensors, self.layout, moves_frames=moves_frames)
+            batch = experience.sample().as_tensors(self.policy, self.layout)
             error = self.update(batch)
             if experience.prioritized:
                 experience.update_priorities(batch.index, error.cpu().numpy())

@@ -137,7 +137,7 @@ class RolloutValuesAgent(Agent):
 
     def greedy_action(self, observation: Observation) -> NDArray:
         """Return the best valid actions. [num_envs]"""
-        inputs = self._policy.learner.placed(observation.array)
+        inputs = self._policy.learner.layout(observation.array)
         return self._policy.to_env(self._policy.values(inputs, observation.mask)[0].argmax(1))
 
     def actor(self, sampled: bool) -> Actor:

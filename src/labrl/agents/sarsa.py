@@ -67,7 +67,7 @@ class Sarsa(RolloutValuesAgent):
 
     def act(self, observation: Observation) -> NDArray:
         """Choose valid exploring actions for the environments. [num_envs]"""
-        inputs, mask = self._policy.network.layout(observation.array), observation.mask
+        inputs, mask = self._policy.learner.layout(observation.array), observation.mask
         action, self._next_action = self._next_action, None
         if action is None:
             action, _ = self._policy.choose(inputs, mask)

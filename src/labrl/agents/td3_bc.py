@@ -83,8 +83,6 @@ class TD3BC(TD3):
             # A copy that only acts has no data; it receives both numbers with the policy.
             data = self.experience.observation_statistics() or (np.zeros(shape), np.ones(shape))
             self._normalization = Normalization(*data)
-            self._plain_layout = self.layout
-            self.layout = self._normalized
 
     @classmethod
     def check(cls, config: DDPGConfig, spaces: Spaces) -> None:
@@ -98,6 +96,14 @@ class TD3BC(TD3):
                 code="unsupported",
                 key="agent.normalize_observations",
             )
+
+    def layout(self, observation: NDArray) -> Any:
+        """Return observations, normalized if the options say so, in the networks' layout. [n, *obs]"""
+        plain = super().layout(observation)
+        if self._normalization is None:
+            return plain
+        with torch.inference_mode():
+            return self._normalization(torch.from_numpy(np.asarray(plain, np.float32))).numpy()
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute `cloning_loss` of a minibatch."""
@@ -134,10 +140,3 @@ class TD3BC(TD3):
         super().load_state_dict(state)
         if self._normalization is not None:
             self._normalization.load_state_dict(state["normalization"])
-
-    def _normalized(self, observation: NDArray) -> NDArray:
-        """Return normalized observations in the networks' layout. [n, *obs]"""
-        assert self._normalization is not None
-        with torch.inference_mode():
-            seen = torch.from_numpy(np.asarray(self._plain_layout(observation), np.float32))
-            return self._normalization(seen).numpy()

@@ -88,8 +88,6 @@ class DeviceLearner(Learner[Network]):
     results are those of the same functions without graphs, bit for bit.
     """
 
-    slices = False
-
     def __init__(self, network: Network, compute: Compute, new_optimizer: NewOptimizer, images: bool) -> None:
         """images: whether the network sees images."""
         self._all_changes = compute.on_device
@@ -142,11 +140,12 @@ class DeviceLearner(Learner[Network]):
             self._scalars[name] = value, tensor.fill_(value)
         return tensor
 
-    def placed(self, observation: NDArray | Tensor) -> NDArray | Tensor:
+    def layout(self, observation: NDArray | Tensor) -> NDArray | Tensor:
         """Return observations in the network's layout; images on the device, where that is faster."""
-        layout: Any = self.network.layout
-        as_it_is = not self._images or (isinstance(observation, np.ndarray) and observation.dtype.names)
-        return layout(observation if as_it_is else self.tensor(observation))
+        several = isinstance(observation, np.ndarray) and observation.dtype.names
+        if self._images and not several:
+            observation = self.tensor(observation)
+        return super().layout(observation)  # type: ignore[arg-type]  # torsos lay out tensors too
 
     def tensors(self, arrays: Mapping[str, NDArray]) -> dict[str, Tensor]:
         """Return arrays as tensors on the device, moved together if they have the same type."""
@@ -173,6 +172,7 @@ class DeviceLearner(Learner[Network]):
     ) -> tuple[Tensor, float | Tensor]:
         """Make one update, like Learner, without waiting. The next update may overwrite the results."""
         rate: Any = self.scalar("lr", lr)
+        minibatch = self.convert(minibatch)
         compute = partial(super().update, loss, samples=samples, after=after)
 
         def function(tensors: Mapping[str, Tensor]) -> tuple[Tensor, float | Tensor]:

@@ -65,8 +65,6 @@ class MoreThreads:
 class Learner(Generic[Network]):
     """A network with the gradients of its losses and its optimizer, in float32."""
 
-    slices = True
-    """Whether a loss may receive slices of a minibatch, each on a thread of its own."""
     waits = True
     """Whether the results of an update are known when it returns."""
 
@@ -128,10 +126,18 @@ class Learner(Generic[Network]):
         """
         return value
 
-    def placed(self, observation: NDArray) -> Any:
+    def layout(self, observation: NDArray) -> Any:
         """Return observations, [n, *obs], in the network's layout, as an array or a tensor."""
-        layout: Any = self.network.layout
-        return layout(observation)
+        return self.network.layout(observation)  # type: ignore[operator]  # a method or a function
+
+    def convert(self, minibatch: Batch) -> Batch:
+        """Return a minibatch of arrays, as a replay buffer samples it, as tensors that a loss reads.
+
+        Its observations are in the network's layout. Minibatches without a method `as_tensors` consist of
+        tensors already and are returned unchanged.
+        """
+        convert = getattr(minibatch, "as_tensors", None)
+        return minibatch if convert is None else convert(self)
 
     def forward(self, *inputs: NDArray | Tensor | None, **options: Any) -> Any:
         """Compute `network(*inputs, **options)` without gradients.
@@ -149,11 +155,11 @@ class Learner(Generic[Network]):
     ) -> Tensor:
         """Compute the gradient of a mean loss over a minibatch, for `step`.
 
-        loss: is called once for each slice of the minibatch; samples: number of samples in each unit of the
-        minibatch; alone: whether to skip the other ranks and the noise scale. Returns the statistics of the
-        loss: means over all rows, [k], or statistics of each row, [k, rows]. Gradients and means are averaged
-        over all ranks. Raises InputError if the loss contains gradients with respect to weights, which are
-        unknown where a kernel computes the network.
+        loss: is called once for each slice of the minibatch, which `convert` has converted; samples: number
+        of samples in each unit of the minibatch; alone: whether to skip the other ranks and the noise scale.
+        Returns the statistics of the loss: means over all rows, [k], or statistics of each row, [k, rows].
+        Gradients and means are averaged over all ranks. Raises InputError if the loss contains gradients with
+        respect to weights, which are unknown where a kernel computes the network.
         """
         if not self._checked:
             self._check_weights()
@@ -162,7 +168,7 @@ class Learner(Generic[Network]):
         try:
             # The norm of the gradient reveals numbers that are not finite.
             with self._threads, np.errstate(all="ignore"):
-                value, statistics = loss(self._learns, minibatch)
+                value, statistics = loss(self._learns, self.convert(minibatch))
                 self._differentiate(value)
         except RuntimeError as error:
             raise self._explained(error) from error

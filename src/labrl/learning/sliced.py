@@ -107,7 +107,7 @@ class SlicedLearner(Learner[Network]):
         def work(number: int, part: slice) -> Tensor:
             weight = (part.stop - part.start) / size
             with np.errstate(all="ignore"):
-                value, statistics = loss(self._network(number), minibatch[part])
+                value, statistics = loss(self._network(number), self.convert(minibatch[part]))
                 (value if weight == 1 else value * weight).backward()
             return statistics * weight if statistics.dim() == 1 and weight != 1 else statistics
 
@@ -191,7 +191,7 @@ class SlicedLearner(Learner[Network]):
         """Compute the gradient over part of a minibatch with one worker."""
         self._follow()
         self._forget_gradients()
-        loss(self._network(0), minibatch)[0].backward()
+        loss(self._network(0), self.convert(minibatch))[0].backward()
         self._sum_gradients(1)
 
 

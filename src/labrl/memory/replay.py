@@ -125,30 +125,24 @@ class Transitions(Columns):
     noise: Any = None
     """Random numbers from which a loss draws actions, [batch, ...]; None if it draws none."""
 
-    def as_tensors(
-        self,
-        tensors: Callable[[dict[str, NDArray]], Mapping[str, Any]],
-        layout: Callable[[Any], Any],
-        *,
-        moves_frames: bool = False,
-    ) -> Transitions:
-        """Return the transitions as tensors, except `index`.
+    def as_tensors(self, learner: Any, layout: Callable[[Any], Any] | None = None) -> Transitions:
+        """Return the transitions as tensors on the device of a `Learner`, except `index`.
 
-        tensors: converts arrays to tensors on the learner's device; layout: the network's layout for
-        observations; moves_frames: whether frames that both observations share are moved to the device before
-        they are laid out. Transitions that are tensors already stay as they are.
+        layout: converts observations to the layout of the learner's network, None for `learner.layout`.
+        Transitions that are tensors already stay as they are.
         """
         if not isinstance(self.reward, np.ndarray):
             return self
         columns, frames = dict(vars(self)), self.observation.base
-        if moves_frames and frames is not None and frames is self.next_observation.base:
-            moved, stack = tensors({"frames": frames})["frames"], self.observation.shape[1]
+        if not learner.waits and frames is not None and frames is self.next_observation.base:
+            # Move frames that both observations share to the GPU only once.
+            moved, stack = learner.tensor(frames), self.observation.shape[1]
             columns["observation"] = moved[:, :stack]
             columns["next_observation"] = moved[:, -stack:]
         for name in ("observation", "next_observation"):
-            columns[name] = layout(columns[name])
+            columns[name] = (layout or learner.layout)(columns[name])
         arrays = {n: each for n, each in columns.items() if n != "index" and isinstance(each, np.ndarray)}
-        return Transitions(**{**columns, **tensors(arrays)})
+        return Transitions(**{**columns, **learner.tensors(arrays)})
 
 
 class FrameRing:

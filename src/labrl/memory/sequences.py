@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +62,7 @@ class SequenceReplayConfig(StorageConfig):
 class Rows:
     """Observations of consecutive sequences."""
 
-    observation: NDArray
+    observation: Any
     """[rows, *obs]"""
     start: NDArray[np.bool_]
     """Whether each row is the first of its episode; states before sequences are already reset. [rows]"""
@@ -82,31 +82,45 @@ class Rows:
 
 @dataclass(frozen=True)
 class SequenceSample(Columns):
-    """A minibatch of sequences. Read only."""
+    """A minibatch of sequences, which `as_tensors` converts for a loss. Read only."""
 
-    state: NDArray[np.float32]
+    state: Any
     """Recurrent state of the network that acted, before each sequence. [sequences, state_size]"""
     burn_in: Rows
     """Steps of the burn-in."""
     rows: Rows
     """Steps to learn from, the steps after them that targets need, and the true final observations of
     episodes."""
-    at: NDArray[np.int64]
+    at: Any
     """Row of each step to learn from, relative to the first row of its sequence. [sequences, learned]"""
-    following: NDArray[np.int64]
+    following: Any
     """Row of the state at the end of the step's window, relative to the same row. [sequences, learned]"""
-    action: NDArray
+    action: Any
     """[sequences * learned, *action]"""
-    reward: NDArray[np.float32]
+    reward: Any
     """Discounted sum of the rewards over the window. [sequences * learned]"""
-    discount: NDArray[np.float32]
+    discount: Any
     """Factor of the value at `following`. [sequences * learned]"""
-    weight: NDArray[np.float32]
+    weight: Any
     """Importance weights, at most 1. [sequences]"""
     index: NDArray[np.int64]
     """Identifies the sequences for `update_priorities`. [sequences]"""
-    next_mask: Masks
+    next_mask: Any
     """Valid actions at `following`; None if all are always valid. [sequences * learned, actions]"""
+
+    def as_tensors(self, learner: Any) -> SequenceSample:
+        """Return the sequences as tensors on the device of a `Learner`, except `index`.
+
+        Observations are in the layout of its network, and `at` and `following` are rows of the minibatch.
+        """
+        columns, first = dict(vars(self)), self.rows.begin[:-1, None]
+        for name in ("at", "following"):
+            columns[name] = columns[name] + first
+        for name in ("burn_in", "rows"):
+            inputs = learner.tensor(learner.layout(columns[name].observation))
+            columns[name] = replace(columns[name], observation=inputs)
+        arrays = {n: each for n, each in columns.items() if n != "index" and isinstance(each, np.ndarray)}
+        return SequenceSample(**{**columns, **learner.tensors(arrays)})
 
 
 class SequenceReplay(Replay):

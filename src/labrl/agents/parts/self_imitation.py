@@ -19,8 +19,7 @@ from torch import Tensor
 from labrl.clock import Clock
 from labrl.component import Component
 from labrl.learning.compute import Compute
-from labrl.memory import Columns
-from labrl.memory.replay import Replay
+from labrl.memory.replay import Replay, Transitions
 from labrl.memory.rollout import Episodes
 from labrl.networks.distributions import ActionDistribution, masked
 from labrl.spaces import Spaces, stored_choices
@@ -68,18 +67,6 @@ def imitation_losses(log_prob: Tensor, value: Tensor, discounted_return: Tensor)
     """
     underrated = (discounted_return - value).clamp(min=0)
     return -log_prob * underrated.detach(), 0.5 * underrated.square()
-
-
-@dataclass(frozen=True)
-class ImitationBatch(Columns):
-    """A minibatch of past steps. [batch, ...] each"""
-
-    observation: Tensor
-    action: Tensor
-    discounted_return: Tensor
-    weight: Tensor
-    """Importance weights."""
-    mask: Tensor | None
 
 
 class SelfImitation:
@@ -139,15 +126,7 @@ class SelfImitation:
         total = torch.zeros(len(self.STATISTICS))
         for _ in range(self._config.updates):
             sample = self._memory.sample(size, self._clock.frame)
-            tensor, layout = self._policy.learner.tensor, self._policy.network.layout
-            minibatch = ImitationBatch(
-                tensor(layout(sample.observation)),
-                tensor(sample.action),
-                tensor(sample.reward),
-                tensor(sample.weight),
-                None if sample.mask is None else tensor(sample.mask),
-            )
-            rows = self._policy.learner.gradient(self.loss, minibatch).cpu()
+            rows = self._policy.learner.gradient(self.loss, sample).cpu()
             self._policy.descend(self._policy.lr)
             underrated = self.STATISTICS.index("imitation_advantage")
             self._memory.update_priorities(sample.index, rows[underrated].numpy())
@@ -156,13 +135,16 @@ class SelfImitation:
         self._metrics.update(zip(self.STATISTICS, means, strict=True))
         return self._config.updates
 
-    def loss(self, network: Callable[..., Any], minibatch: ImitationBatch) -> tuple[Tensor, Tensor]:
-        """Compute eq. 1 weighted by importance, and STATISTICS of each step. [statistics, batch]"""
+    def loss(self, network: Callable[..., Any], minibatch: Transitions) -> tuple[Tensor, Tensor]:
+        """Compute eq. 1 weighted by importance, and STATISTICS of each step. [statistics, batch]
+
+        minibatch: past steps with their discounted returns as rewards.
+        """
         output = network(minibatch.observation)
         parameters, value = masked(output.parameters, minibatch.mask), output.value
         log_prob, _ = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
-        policy, value_error = imitation_losses(log_prob, value, minibatch.discounted_return)
-        underrated = (minibatch.discounted_return - value.detach()).clamp(min=0)
+        policy, value_error = imitation_losses(log_prob, value, minibatch.reward)
+        underrated = (minibatch.reward - value.detach()).clamp(min=0)
         statistics = torch.stack([policy, value_error, underrated, (underrated > 0).float()]).detach()
         losses = self._config.policy_coef * policy + self._config.value_coef * value_error
         return torch.dot(losses, minibatch.weight) / len(minibatch), statistics
