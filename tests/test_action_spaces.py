@@ -14,7 +14,8 @@ from exact_cases import QUIET
 from refusals import refused
 
 import labrl
-from labrl.agents.action_spaces import ACTS_IN, check_actions, fitting_agents
+from labrl.agents.action_spaces import check_actions, fitting_agents
+from labrl.agents.agent import named_agents
 from labrl.agents.random import uniform_actions
 from labrl.config import config_folder
 from labrl.config.compose import compose, resolve
@@ -32,8 +33,9 @@ LARGEST = float(np.finfo(np.float32).max)
 OBSERVATION = gym.spaces.Box(-1, 1, (3,), np.float32)
 
 
-def test_list_contains_every_agent() -> None:
-    assert sorted(ACTS_IN) == AGENTS
+def test_every_agent_has_a_class_and_declares_its_action_spaces() -> None:
+    assert sorted(named_agents()) == AGENTS
+    assert all(kind.TRAITS.actions for kind in named_agents().values())
 
 
 @cache
@@ -47,7 +49,7 @@ def config_of(agent: str) -> Any:
 def test_agent_accepts_exactly_the_listed_spaces(agent: str, kind: str) -> None:
     config = config_of(agent)
     spaces = Spaces(OBSERVATION, SPACES[kind], 1)
-    if kind in ACTS_IN[agent]:
+    if isinstance(SPACES[kind], named_agents()[agent].TRAITS.actions):
         config.load().check(config.config, spaces)
     else:
         fitting = [f"agent={other}" for other in fitting_agents(SPACES[kind])]
@@ -163,7 +165,7 @@ def test_subclass_of_a_space_is_treated_as_its_base_class() -> None:
     ids=["half bounded", "largest floats as bounds", "integers"],
 )
 def test_recommended_agents_are_exactly_those_that_accept_the_box(space: gym.Space, unfit: set[str]) -> None:
-    boxes = {agent for agent, kinds in ACTS_IN.items() if "Box" in kinds}
+    boxes = {name for name, kind in named_agents().items() if gym.spaces.Box in kind.TRAITS.actions}
     assert set(fitting_agents(space)) == boxes - unfit
     for agent in boxes:
         config = resolve(compose([f"agent={agent}", "env=pendulum"])).agent
@@ -198,7 +200,7 @@ def test_error_names_no_other_agent_when_none_fits() -> None:
     with pytest.raises(InputError) as caught:
         check_actions("ppo", gym.spaces.Text(3))
     assert (caught.value.code, caught.value.key) == ("unsupported", "agent")
-    assert not any(f"agent={other}" in str(caught.value) for other in set(ACTS_IN) - {"ppo"})
+    assert not any(f"agent={other}" in str(caught.value) for other in set(AGENTS) - {"ppo"})
 
 
 def test_agent_missing_in_list_is_not_checked() -> None:

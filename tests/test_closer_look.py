@@ -14,7 +14,7 @@ from options import options
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from labrl.agents.action_spaces import ACTS_IN
+from labrl.agents.agent import named_agents
 from labrl.cli import main
 from labrl.clock import Clock
 from labrl.config import config_folder
@@ -186,7 +186,7 @@ def test_unsupported_closer_look_is_rejected(
 @pytest.mark.parametrize("agent", AGENTS)
 def test_all_weights_and_biases_of_each_agent_have_a_histogram(agent: str) -> None:
     config = resolve(compose([f"agent={agent}", "env=acrobot", "preset=none", *NEEDED.get(agent, ())])).agent
-    kind = "Discrete" if "Discrete" in ACTS_IN[agent] else "Box"
+    kind = "Discrete" if gym.spaces.Discrete in named_agents()[agent].TRAITS.actions else "Box"
     action = gym.spaces.Discrete(3) if kind == "Discrete" else gym.spaces.Box(-1, 1, (2,), np.float32)
     built = config.build(
         spaces=Spaces(gym.spaces.Box(-1, 1, (3,), np.float32), action, 2),

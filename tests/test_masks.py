@@ -18,8 +18,8 @@ from on_policy_cases import build, config_of
 from refusals import refused
 
 import labrl
-from labrl.agents.action_spaces import ACTS_IN, MASKLESS
-from labrl.agents.agent import Observation
+from labrl.agents.action_spaces import refuse_masks
+from labrl.agents.agent import Observation, named_agents
 from labrl.agents.parts.action_values import ExpectedValue
 from labrl.agents.parts.exploration import EpsilonGreedy, EpsilonGreedyConfig, Values, uniform_valid
 from labrl.agents.random import uniform_actions
@@ -28,7 +28,7 @@ from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, gives_masks, make_env
 from labrl.envs.masks import NoValidActionError
-from labrl.errors import Code, EnvironmentFailedError
+from labrl.errors import Code, EnvironmentFailedError, InputError
 from labrl.learning.compute import Compute
 from labrl.step import Step
 
@@ -440,11 +440,10 @@ def test_agent_without_mask_support_is_refused_before_a_run(agent: str, tmp_path
     assert not gives_masks(doors(action_mask=False))
 
 
-def test_list_of_agents_without_mask_support_is_complete() -> None:
-    discrete_agents = {agent for agent, kinds in ACTS_IN.items() if "Discrete" in kinds}
-    atoms = ["agent.value.v_min=-1", "agent.value.v_max=1"]
-    overrides = {"c51": atoms, "rainbow": atoms}
-    without = {
-        a for a in discrete_agents if not config_of(a, *overrides.get(a, [])).agent.load().TRAITS.masks
-    }
-    assert without == set(MASKLESS)
+def test_refusal_of_masks_names_every_agent_of_discrete_actions_except_iql() -> None:
+    space = gym.spaces.Discrete(3)
+    discrete = {name for name, kind in named_agents().items() if kind.fits(space)}
+    with pytest.raises(InputError) as caught:
+        refuse_masks("iql", space, "doors")
+    named = [word.strip(".,") for word in str(caught.value).split() if word.startswith("agent=")]
+    assert sorted(named) == sorted(f"agent={name}" for name in discrete)  # iql is the one that is refused

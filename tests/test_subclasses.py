@@ -18,8 +18,7 @@ from learner_cases import Rows
 from on_policy_cases import BOX, DISCRETE, VECTOR, build, config_of
 from torch import Tensor, nn
 
-from labrl.agents.action_spaces import ACTS_IN
-from labrl.agents.agent import Observation
+from labrl.agents.agent import Observation, named_agents
 from labrl.agents.dqn import DQN
 from labrl.agents.ppo import PPO
 from labrl.clock import Clock
@@ -30,6 +29,7 @@ from labrl.seeding import Streams
 from labrl.spaces import Spaces
 from labrl.step import Step
 
+ACTIONS = {name: kind.TRAITS.actions for name, kind in named_agents().items()}
 IMAGES = gym.spaces.Box(0, 255, (36, 36, 1), np.uint8)
 OBSERVATIONS = {"vector": VECTOR, "images": IMAGES}
 STEPS = {"vector": 60, "images": 24}
@@ -50,7 +50,7 @@ def component_of(agent: str) -> Any:
     small = [EARLY.get(each, each) for each in SMALL.get(agent, SMALL.get(target, []))]
     if compose([f"agent={agent}"]).agent.get("self_imitation") is not None:
         small += ["agent.self_imitation.batch_size=16", "agent.self_imitation.memory.capacity=96"]
-    env = "env=cartpole" if "Discrete" in ACTS_IN[agent] else "env=pendulum"
+    env = "env=cartpole" if gym.spaces.Discrete in ACTIONS[agent] else "env=pendulum"
     return resolve(compose([f"agent={agent}", env, "env.max_frame=1000", *small])).agent
 
 
@@ -75,7 +75,7 @@ def recording(name: str, method: Callable[..., Any], calls: set[str]) -> Callabl
 def use(kind: type, agent: str, observation: str) -> None:
     """Let an agent of this class play, learn, be evaluated, saved and restored."""
     space = OBSERVATIONS[observation]
-    action = DISCRETE if "Discrete" in ACTS_IN[agent] else BOX
+    action = DISCRETE if gym.spaces.Discrete in ACTIONS[agent] else BOX
     component = component_of(agent)
 
     def make() -> tuple[Any, Clock]:
@@ -98,7 +98,7 @@ def use(kind: type, agent: str, observation: str) -> None:
 
 
 @pytest.mark.parametrize("observation", OBSERVATIONS)
-@pytest.mark.parametrize("agent", ACTS_IN)
+@pytest.mark.parametrize("agent", ACTIONS)
 def test_every_override_of_a_public_method_is_called(
     agent: str, observation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

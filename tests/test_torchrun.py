@@ -98,7 +98,7 @@ def test_two_ranks_train_one_session_and_write_one_record(
         (["env.num_envs=6"], 4, "env.num_envs", "env.num_envs=4"),
         (["env.num_envs=6", "agent.batch_size=64"], 3, "agent.batch_size", "agent.batch_size=63"),
         (["agent=dqn", "env.num_envs=6", "agent.batch_size=66"], 3, "agent.memory.capacity", "3"),
-        (["agent=reinforce"], 2, "agent.episodes", "agent=ppo"),
+        (["agent=reinforce"], 2, "agent", "agent=ppo"),
         (["agent=sil_ppo"], 2, "agent.self_imitation", "agent"),
         (["agent=crossq", "env.num_envs=2"], 2, "agent", "agent=sac"),
         (["agent=random"], 2, "agent", "labrl.agents.random.RandomAgent"),

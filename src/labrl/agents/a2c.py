@@ -15,7 +15,6 @@ from labrl.agents.policy_agent import (
     check_policy,
     evaluated,
     normalized,
-    refuse_episodes,
     refuse_self_imitation,
 )
 from labrl.clock import Clock
@@ -136,7 +135,14 @@ class A2C(PolicyAgent):
     @classmethod
     def for_rank(cls, config: A2CConfig, ranks: int) -> A2CConfig:
         """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
-        refuse_episodes(config.episodes)
+        if config.episodes is not None:
+            raise InputError(
+                f"agent.episodes={config.episodes} cannot be used with torchrun: updates are made when whole "
+                "episodes have ended, which happens at a different time on each rank. Set "
+                "agent.episodes=null agent.horizon=5.",
+                code="unsupported",
+                key="agent.episodes",
+            )
         refuse_self_imitation(config.self_imitation)
         return config
 

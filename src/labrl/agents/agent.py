@@ -8,14 +8,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+import gymnasium as gym
 import numpy as np
 import torch
+import yaml
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.component import Component
+from labrl.component import Component, load_target
+from labrl.config import config_folder
 from labrl.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from labrl.step import Masks, Step
 
 Options = TypeVar("Options")
+
+NAMED_FIRST = ("ppo", "dqn", "sac", "td3")
+"""Agents that messages name first."""
 
 
 @dataclass(slots=True)
@@ -46,6 +53,8 @@ class Traits:
     A session calls the methods named by a trait only if the class declares the trait.
     """
 
+    actions: tuple[type[gym.Space[Any]], ...] = ()
+    """Classes of action spaces that it supports; () if only its method `check` knows."""
     masks: bool = False
     """Whether it respects the action masks of an environment."""
     greedy: bool = False
@@ -127,9 +136,18 @@ class Agent(ABC):
     def check_config(cls, config: Any, env: Any) -> None:
         """Raise InputError if the options contradict those of the environment. Nothing is built yet."""
 
+    @classmethod
+    def fits(cls, space: gym.Space[Any]) -> bool:
+        """Return whether it supports an action space."""
+        return isinstance(space, cls.TRAITS.actions)
+
     @classmethod  # noqa: B027 - may be left out
     def check(cls, config: Any, spaces: Spaces) -> None:
         """Raise InputError for options and spaces that the agent does not support. Nothing is built yet."""
+
+    @classmethod  # noqa: B027 - may be left out
+    def check_shared(cls, config: Any) -> None:
+        """Raise InputError for options with which sessions cannot share `weights` (`meta.distributed`)."""
 
     @classmethod
     def for_rank(cls, config: Any, ranks: int) -> Any:
@@ -242,6 +260,23 @@ def agent_class(component: Component) -> type[Agent]:
     return target
 
 
+@cache
+def named_agents() -> dict[str, type[Agent]]:
+    """Return the classes of labrl's agents by their names in `agent=`, the most common ones first."""
+    folder = config_folder() / "agent"
+    names = sorted(file.stem for file in folder.glob("*.yaml"))
+    found = {}
+    for name in sorted(
+        names, key=lambda name: NAMED_FIRST.index(name) if name in NAMED_FIRST else len(names)
+    ):
+        options: dict[str, Any] = {"defaults": [name]}
+        while "_target_" not in options:  # its first default is the agent that it extends
+            file = folder / f"{options['defaults'][0]}.yaml"
+            options = yaml.safe_load(file.read_text(encoding="utf-8"))
+        found[name] = load_target(options["_target_"])
+    return found
+
+
 def build_agent(component: Component, ranks: int = 1, **runtime: Any) -> Agent:
     """Build the agent of one of `ranks` ranks.
 
@@ -261,9 +296,11 @@ def for_rank(component: Component, ranks: int) -> Component:
         return component
     kind = agent_class(component)
     if not kind.TRAITS.ranks:
+        kinds = dict.fromkeys(other for other in named_agents().values() if other.TRAITS.ranks)
+        others = ", ".join(f"agent={other.NAME.lower()}" for other in kinds)
         raise InputError(
-            f"agent: {component.target} cannot learn on several ranks of torchrun. Use agent=ppo, a2c, "
-            "sarsa, pqn, dqn, sac, tqc, iql, td3 or ddpg, or start labrl without torchrun.",
+            f"agent: {component.target} cannot learn on several ranks of torchrun. Set one that can ({others}), "
+            "or start labrl without torchrun.",
             code="unsupported",
             key="agent",
         )

@@ -7,7 +7,7 @@ cover both. This keeps learning stable without a target network.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Never
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +35,8 @@ class CrossQ(SAC):
 
     Config = CrossQConfig
     NAME = "crossq"
-    TRAITS = replace(SAC.TRAITS, halves=False, graphs=False)
+    # Batches are normalized by their own statistics, which the parts of a batch would not share.
+    TRAITS = replace(SAC.TRAITS, halves=False, ranks=False, graphs=False)
 
     def __init__(self, config: CrossQConfig, **runtime: Any) -> None:
         """Take the arguments of `SAC`."""
@@ -53,16 +54,6 @@ class CrossQ(SAC):
                 code="range",
                 key="agent.batch_size",
             )
-
-    @classmethod
-    def for_rank(cls, config: SoftActorCriticConfig, ranks: int) -> Never:
-        """Raise InputError: CrossQ cannot be trained by several ranks."""
-        raise InputError(
-            "agent=crossq cannot learn with torchrun: CrossQ normalizes by the statistics of a whole "
-            "minibatch, and each rank would have its own. Set agent=sac, or start labrl without torchrun.",
-            code="unsupported",
-            key="agent",
-        )
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update. The policy uses the statistics of the minibatch only while it learns."""

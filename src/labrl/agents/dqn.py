@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -101,6 +102,7 @@ class DQN(Agent):
     Config = DQNConfig
     NAME = "dqn"
     TRAITS = Traits(
+        actions=(gym.spaces.Discrete,),
         masks=True,
         greedy=True,
         exports=True,

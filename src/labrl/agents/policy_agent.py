@@ -112,7 +112,14 @@ class PolicyAgent(Agent):
     life does not reset it, because earlier observations remain useful. Evaluation has a separate state.
     """
 
-    TRAITS = Traits(masks=True, greedy=True, exports=True, policy_numbers=True, shares_weights=True)
+    TRAITS = Traits(
+        actions=(gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary, gym.spaces.Box),
+        masks=True,
+        greedy=True,
+        exports=True,
+        policy_numbers=True,
+        shares_weights=True,
+    )
     STATISTICS: ClassVar[tuple[str, ...]] = ()
     """Names of the mean statistics that the loss returns."""
     rollout: Rollout
@@ -186,6 +193,17 @@ class PolicyAgent(Agent):
         names = (*self.STATISTICS, "grad_norm", "explained_variance", "value_mean", "value_std")
         nothing = torch.zeros((1, num_parameters))
         self._metrics = dict.fromkeys((*names, *self.distribution.statistics(nothing)), math.nan)
+
+    @classmethod
+    def check_shared(cls, config: PolicyConfig) -> None:
+        """Raise InputError if values are scaled, since each session has its own statistics of returns."""
+        if config.normalize_value:
+            raise InputError(
+                "agent.normalize_value=true: the sessions of meta.distributed share weights, but each has its "
+                "own statistics of returns. Set agent.normalize_value=false.",
+                code="contradiction",
+                key="agent.normalize_value",
+            )
 
     def act(self, observation: Observation) -> NDArray:
         """Draw valid actions for the environments and store them. [num_envs, ...]"""
@@ -440,18 +458,6 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
                 key=f"agent.{option}",
             )
     return recurrent
-
-
-def refuse_episodes(episodes: int | None) -> None:
-    """Raise InputError for an agent that updates after a number of episodes; None if it does not."""
-    if episodes is not None:
-        raise InputError(
-            f"agent.episodes={episodes} cannot be used with torchrun: updates are made when whole episodes "
-            "have ended, which happens at a different time on each rank. Learn after a number of steps: "
-            "agent=ppo, or agent=a2c agent.episodes=null agent.horizon=5.",
-            code="unsupported",
-            key="agent.episodes",
-        )
 
 
 def refuse_self_imitation(part: object) -> None:

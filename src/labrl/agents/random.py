@@ -28,13 +28,21 @@ class RandomAgent(Agent):
     """Draws every action uniformly from the action space and never learns."""
 
     Config = RandomConfig
-    TRAITS = Traits(masks=True)
+    TRAITS = Traits(
+        actions=(gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary, gym.spaces.Box),
+        masks=True,
+    )
 
     def __init__(
         self, config: RandomConfig, spaces: Spaces, clock: Clock, streams: Streams, compute: Compute
     ) -> None:
         self._space = spaces.action
         self._generator = streams.numpy("policy")
+
+    @classmethod
+    def fits(cls, space: gym.Space[Any]) -> bool:
+        """Return whether it supports an action space, which needs bounds."""
+        return super().fits(space) and (not isinstance(space, gym.spaces.Box) or has_bounds(space))
 
     @classmethod
     def check(cls, config: RandomConfig, spaces: Spaces) -> None:

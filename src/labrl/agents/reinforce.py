@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -14,7 +14,6 @@ from labrl.agents.policy_agent import (
     check_policy,
     evaluated,
     normalized,
-    refuse_episodes,
 )
 from labrl.errors import InputError
 from labrl.memory.rollout import Episodes, Minibatch
@@ -50,7 +49,6 @@ class Reinforce(PolicyAgent):
 
     Config = ReinforceConfig
     NAME = "REINFORCE"
-    TRAITS = replace(PolicyAgent.TRAITS, ranks=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy")
     """Means over the rows of an update."""
     _config: ReinforceConfig
@@ -101,12 +99,6 @@ class Reinforce(PolicyAgent):
                     code="contradiction",
                     key=f"agent.{name}",
                 )
-
-    @classmethod
-    def for_rank(cls, config: ReinforceConfig, ranks: int) -> ReinforceConfig:
-        """Raise InputError: episodes end at a different time on each rank."""
-        refuse_episodes(config.episodes)
-        return config
 
     def learn(self) -> int:
         """Make one update when enough episodes have ended. Returns the number of optimizer updates."""

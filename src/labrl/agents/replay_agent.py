@@ -138,7 +138,13 @@ class ReplayAgent(Agent):
     A derived agent defines `update`.
     """
 
-    TRAITS = Traits(greedy=True, exports=True, ranks=True, learns_from_copies=True)
+    TRAITS = Traits(
+        actions=(gym.spaces.Discrete, gym.spaces.Box),
+        greedy=True,
+        exports=True,
+        ranks=True,
+        learns_from_copies=True,
+    )
     CRITIC_STATISTICS = ("loss_critic", "td_error", "q_mean")
     """Statistics of each row that the loss of the critics returns, averaged over about 100 updates; td_error
     determines priorities."""
@@ -214,6 +220,11 @@ class ReplayAgent(Agent):
     def check_config(cls, config: Any, env: Any) -> None:
         """Raise InputError if replay buffer, minibatch and budget contradict each other."""
         check_experience(config, env)
+
+    @classmethod
+    def fits(cls, space: gym.Space[Any]) -> bool:
+        """Return whether it supports an action space; actions are scaled to the bounds of a box."""
+        return super().fits(space) and (not isinstance(space, gym.spaces.Box) or BoxActions.fits(space))
 
     @classmethod
     def check(cls, config: Any, spaces: Spaces) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -82,7 +83,15 @@ class RolloutValuesAgent(Agent):
     A derived agent defines how it acts and learns; nothing here calls these methods.
     """
 
-    TRAITS = Traits(masks=True, greedy=True, exports=True, draws=False, ranks=True, shares_weights=True)
+    TRAITS = Traits(
+        actions=(gym.spaces.Discrete,),
+        masks=True,
+        greedy=True,
+        exports=True,
+        draws=False,
+        ranks=True,
+        shares_weights=True,
+    )
     _config: RolloutValuesConfig
 
     def __init__(

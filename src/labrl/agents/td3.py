@@ -78,7 +78,7 @@ class TD3(ReplayAgent):
 
     Config: type[DDPGConfig] = TD3Config
     NAME = "td3"
-    TRAITS = replace(ReplayAgent.TRAITS, draws=False, graphs=True, wide=True)
+    TRAITS = replace(ReplayAgent.TRAITS, actions=(gym.spaces.Box,), draws=False, graphs=True, wide=True)
     NUM_CRITICS = 2
 
     def __init__(

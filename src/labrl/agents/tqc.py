@@ -6,9 +6,10 @@ all critics except the largest ones, whose number controls how strongly overesti
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import gymnasium as gym
 import torch
 from torch import Tensor
 
@@ -66,6 +67,7 @@ class TQC(SAC):
 
     Config = TQCConfig
     NAME = "tqc"
+    TRAITS = replace(SAC.TRAITS, actions=(gym.spaces.Box,))
 
     def __init__(self, config: TQCConfig, **runtime: Any) -> None:
         """Take the arguments of `SAC`."""

@@ -271,10 +271,15 @@ class BoxActions:
         self._low, self._high = low, high
         self._middle, self.half = (low + high) / 2, (high - low) / 2
 
+    @staticmethod
+    def fits(space: gym.spaces.Box) -> bool:
+        """Return whether a box has bounds and real numbers."""
+        return has_bounds(space) and np.issubdtype(space.dtype, np.floating)
+
     @classmethod
     def check(cls, space: gym.spaces.Box, agent: str) -> None:
         """Raise InputError for a box without bounds or of whole numbers."""
-        if not has_bounds(space) or not np.issubdtype(space.dtype, np.floating):
+        if not cls.fits(space):
             raise InputError(
                 f"agent: {agent} scales its actions from (-1, 1) to the bounds of a box of real numbers, but "
                 f"this environment's actions are {space}. agent=ppo clips its actions and needs no bounds.",

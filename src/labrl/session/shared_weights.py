@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from labrl.agents.abilities import learns_faster_on_gpu
+from labrl.agents.agent import agent_class
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
@@ -145,13 +146,7 @@ def check_shared_weights(config: TrialConfig, images: bool) -> None:
             code="contradiction",
             key="meta.max_session",
         )
-    if getattr(config.agent.config, "normalize_value", False):
-        raise InputError(
-            f"agent.normalize_value=true: the sessions of meta.distributed={meta.distributed} share weights, "
-            "but each has its own statistics of returns. Set agent.normalize_value=false.",
-            code="contradiction",
-            key="agent.normalize_value",
-        )
+    agent_class(config.agent).check_shared(config.agent.config)
     on_gpu = learns_faster_on_gpu(config, images)
     compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, faster_on_gpu=on_gpu)
     if compute.device.type != "cpu":
