@@ -299,8 +299,8 @@ def for_rank(component: Component, ranks: int) -> Component:
         kinds = dict.fromkeys(other for other in named_agents().values() if other.TRAITS.ranks)
         others = ", ".join(f"agent={other.NAME.lower()}" for other in kinds)
         raise InputError(
-            f"agent: {component.target} cannot learn on several ranks of torchrun. Set one that can ({others}), "
-            "or start labrl without torchrun.",
+            f"agent: {component.target} cannot learn on several ranks of torchrun. Set one of {others}, or "
+            "start labrl without torchrun.",
             code="unsupported",
             key="agent",
         )

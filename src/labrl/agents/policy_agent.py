@@ -199,8 +199,8 @@ class PolicyAgent(Agent):
         """Raise InputError if values are scaled, since each session has its own statistics of returns."""
         if config.normalize_value:
             raise InputError(
-                "agent.normalize_value=true: the sessions of meta.distributed share weights, but each has its "
-                "own statistics of returns. Set agent.normalize_value=false.",
+                "agent.normalize_value=true: the sessions of meta.distributed share weights, but each has "
+                "statistics of its own returns. Set agent.normalize_value=false.",
                 code="contradiction",
                 key="agent.normalize_value",
             )

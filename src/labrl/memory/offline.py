@@ -104,7 +104,7 @@ class PieceReplay(Replay):
     def extend(self, piece: Piece) -> None:
         """Store a piece in a buffer of a single environment that has room for it."""
         # The frames of this many transitions always fit into the ring.
-        most = max(self._ring.length // self._ring.most_frames, 1)
+        most = max(self._ring.length // self._ring.max_step_frames, 1)
         for begin in range(0, len(piece.reward), most):
             self._extend(piece.part(slice(begin, begin + most)))
 

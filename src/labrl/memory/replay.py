@@ -3,6 +3,13 @@
 `Replay` stores rows of transitions and samples them uniformly, `FrameRing` stores each frame of their
 observations once, `Workspace` provides the arrays of both, in memory or in files, and `Transitions` are a
 minibatch. Prioritized replay, hindsight and replay of sequences derive from `Replay`.
+
+Rows and frames are in rings, one for each environment, which three nouns describe:
+
+- The *head* is the number of rows or frames ever stored; number i is at place i modulo the ring's length.
+- The latest ones, up to a fixed number, are *live*: minibatches are drawn from them.
+- The other places are *spare*. They keep rows and frames that were live at the last checkpoint until the next
+  one, so that a checkpoint of a ring in files needs no copy. Rings in memory have none.
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ from labrl.types import PositiveInt, Probability
 from labrl.workspace import Layout, Workspace
 
 _log = logging.getLogger(__name__)
-LONGEST_BLOCK = 32
+MAX_BLOCK = 32
 """Largest number of vector steps that are written together."""
 
 _OUTCOME = operator.attrgetter(
@@ -148,7 +155,7 @@ class Transitions(Columns):
 class FrameRing:
     """The latest frames of every environment, each stored once even if several stacks contain it.
 
-    A frame is identified by the number of frames that its environment pushed before it. The frames of an
+    A frame is identified by its number, the head of its environment before it was pushed. The frames of an
     observation are consecutive, so an observation is identified by its newest frame.
 
     Byte arrays with three or more axes, the first shorter than the next two, are stacks of frames with the
@@ -182,7 +189,7 @@ class FrameRing:
         return max(usual, (2 * together + 1) * self.stack)
 
     @property
-    def most_frames(self) -> int:
+    def max_step_frames(self) -> int:
         """Largest number of frames that one step pushes: a whole next observation and a whole first one."""
         return 2 * self.stack
 
@@ -190,8 +197,7 @@ class FrameRing:
         """Use an array for the frames from now on.
 
         frames: zeros, or the content of an earlier process, [num_envs, length, *frame]; written: largest
-        number of frames ever pushed into `frames` by each environment, [num_envs]; live: number of latest
-        frames in use; the other places may contain frames that a checkpoint needs.
+        head of each environment so far, earlier processes included, [num_envs]; live: number of live frames.
         """
         self.num_envs, self.length = frames.shape[:2]
         self.frames, self.written, self.live = frames, written, live
@@ -364,7 +370,7 @@ class Replay:
             **self._more_layouts(self.live, spare, state_size),
             "frames": Layout((num_envs, frames, *ring.frame), ring.dtype, live_frames, grows=True),
             "transitions": Layout((num_envs, self.live + spare), dtype, self.live, grows=True),
-            # Largest numbers of frames of each environment and of steps ever written. This file is made last.
+            # Largest heads ever: of the frames of each environment, and of the steps. This file is made last.
             "written": Layout((num_envs + 1,), np.dtype(np.int64)),
         }
         arrays = self._arrays = workspace.arrays(layouts, config.capacity, self._folder is not None)
@@ -374,20 +380,20 @@ class Replay:
         self._columns = {name: self.rows[name] for name in self.rows.dtype.names or ()}
         self._by_slot = {name: column.swapaxes(0, 1) for name, column in self._columns.items()}
         self.slots = self.rows.shape[1]
-        """Places for transitions of each environment, including spare ones for what checkpoints need."""
+        """Places for transitions of each environment, live and spare ones."""
         self.oldest = np.zeros(num_envs, np.int64)
         """First step of each environment that can be sampled. [num_envs]"""
         self.complete = np.zeros(num_envs, np.int64)
         """First step of each environment whose window is not complete yet. [num_envs]"""
         self._masked, self._n_step = num_masked > 0, n_step
-        self._marked = np.zeros(num_envs, np.int64)  # frames pushed at the last call of `mark`
+        self._marked = np.zeros(num_envs, np.int64)  # heads of the frames at the last call of `mark`
         self._envs = np.arange(num_envs)
         self._ahead = np.arange(n_step)
         self._powers = gamma ** np.arange(n_step + 1)  # float64 [n_step + 1]
         self._current: NDArray | None = None  # observation to act on next
         self._waiting: list[tuple[NDArray, NDArray, Step, NDArray[np.bool_] | None]] = []
         # Images dominate the time of copying, and would take memory while waiting.
-        self._block = 1 if ring.is_image or ring.stack > 1 else min(LONGEST_BLOCK, self.live - n_step)
+        self._block = 1 if ring.is_image or ring.stack > 1 else min(MAX_BLOCK, self.live - n_step)
         self._warned = False
         # Rings of vectors have enough frames for episodes of one step, but not for broken off ones as well.
         self._may_lack_frames = ring.is_image
@@ -426,9 +432,9 @@ class Replay:
         self._marked[:] = self._ring.head
 
     def spent(self) -> float:
-        """Return the fraction of the spare room filled since the last mark, counting the next step."""
+        """Return the fraction of the spare places filled since the last mark, counting the next step."""
         self._write()
-        filled = int((self._ring.head - self._marked).max()) + self._ring.most_frames
+        filled = int((self._ring.head - self._marked).max()) + self._ring.max_step_frames
         return filled / max(self._ring.length - self._ring.live, 1)
 
     def add(
@@ -494,7 +500,7 @@ class Replay:
         """Allocate the disk for what the next steps push. Raises LabrlError if the disk is full."""
         if self._folder is None:
             return
-        frames = int(self._ring.head.max()) + steps * self._ring.most_frames
+        frames = int(self._ring.head.max()) + steps * self._ring.max_step_frames
         for name, needed, length in (
             ("frames", frames, self._ring.length), ("transitions", self.steps + steps, self.slots)
         ):  # fmt: skip

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 
 from labrl.component import Component
-from labrl.networks.building import TorsoTraits, build_torso
+from labrl.networks.building import TorsoTraits
 from labrl.networks.layers import Activation, Initialization, activation_layer, initialized, numbers
-from labrl.networks.torso import ImageTorso, NatureCNN, NatureCNNConfig, fitting
+from labrl.networks.torso import FittingTorso, ImageTorso, NatureCNN, NatureCNNConfig
 from labrl.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -164,20 +164,14 @@ class RenormalizedCNN(ImageTorso):
         return self.layers(self.first(observation))
 
 
-class RenormalizedTorso(nn.Sequential):
+class RenormalizedTorso(FittingTorso):
     """Normalized CNN for images that are large enough, normalized perceptron for everything else."""
 
     Config = RenormalizedConfig
     TRAITS = TorsoTraits(several_inputs=True, batch_statistics=True)
 
-    def __init__(self, config: RenormalizedConfig, observation_space: gym.Space[Any]) -> None:
-        torso = build_torso(self.check(config, observation_space), observation_space)
-        super().__init__(torso)
-        self.layout = torso.layout
-
     @classmethod
-    def check(cls, config: RenormalizedConfig, observation_space: gym.Space[Any]) -> Component:
-        """Return the torso that fits. Raises InputError if none does."""
-        kinds = RenormalizedTorso, RenormalizedCNN, RenormalizedMLP
-        own, cnn, mlp = (Component(f"{__name__}.{kind.__name__}", config) for kind in kinds)
-        return fitting(own, cnn, mlp, observation_space)
+    def parts(cls, config: RenormalizedConfig) -> tuple[Component, Component]:
+        """Return the normalized CNN and perceptron."""
+        image, other = (f"{__name__}.{kind.__name__}" for kind in (RenormalizedCNN, RenormalizedMLP))
+        return Component(image, config), Component(other, config)

@@ -148,58 +148,48 @@ def _examine(torso: nn.Module, seen: NDArray) -> tuple[int, tuple[str, ...]]:
     Buffers and torch's generator are restored afterwards.
     """
     one = torch.as_tensor(seen.astype(np.float32) if seen.dtype == np.float64 else seen)  # as agents do
-    several = torch.cat([one, one])
     torso.eval()
     with torch.no_grad():
         size = _count_features(torso, one)
     torso.train()
-    generator = torch.get_rng_state()
-    before = {name: buffer.clone() for name, buffer in torso.named_buffers()}
-    _features(torso, several)
-    draws = not torch.equal(generator, torch.get_rng_state())
-    torch.set_rng_state(generator)
-    now = dict(torso.named_buffers())
-    changes = tuple(name for name in now if not torch.equal(now[name], before.get(name, several)))
-    with torch.no_grad():
-        for name, buffer in now.items():
-            buffer.copy_(before.get(name, buffer))
-        _count_features(torso.eval(), several)
-    torso.train()
-    if draws:
+    generator, before = torch.get_rng_state(), {n: buffer.clone() for n, buffer in torso.named_buffers()}
+    _count_features(torso, torch.cat([one, one]))
+    if not torch.equal(generator, torch.get_rng_state()):
+        torch.set_rng_state(generator)
         raise refusal(
             f"the forward pass of {type(torso).__name__} draws random numbers from PyTorch's global "
             "generator, so that the run would not be reproducible. Leave them out."
         )
-    return size, changes
+    changes = []
+    with torch.no_grad():
+        for name, buffer in torso.named_buffers():
+            if name not in before or not torch.equal(buffer, before[name]):
+                changes.append(name)
+                buffer.copy_(before.get(name, buffer))
+    return size, tuple(changes)
 
 
-def _count_features(torso: nn.Module, batch: Tensor) -> int:
-    version = batch._version
-    features = _features(torso, batch)
+def _count_features(torso: Any, batch: Tensor) -> int:
+    """Return the number of features. Raises InputError if the module does not work as a torso."""
+    version, name = batch._version, type(torso).__name__
+    expected = f"{name} must turn observations into features [batch, features]"
+    try:
+        features = torso(batch)[0] if torso.state_size else torso(batch)
+    except Exception as error:  # a user's own code may raise anything
+        raise refusal(
+            f"{expected}, and fails on {list(batch.shape)}: {type(error).__name__}: {error}", "target"
+        ) from error
     if batch._version != version:
         raise refusal(
-            f"{type(torso).__name__} modifies its input, which is stored to be learned from. Clone it first "
-            "in forward().",
+            f"{name} modifies its input, which is stored to be learned from. Clone it first in forward().",
             "target",
         )
-    expected = f"{type(torso).__name__} must turn observations into features [batch, features]"
     if not isinstance(features, Tensor) or features.dim() != 2 or len(features) != len(batch):
         given = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise refusal(f"{expected}, it turned {list(batch.shape)} into {given}.", "target")
     if features.dtype not in (torch.float32, torch.bfloat16):
         raise refusal(f"{expected} in float32, it returned {features.dtype}.", "target")
     return int(features.shape[1])
-
-
-def _features(torso: Any, batch: Tensor) -> Any:
-    try:
-        return torso(batch)[0] if torso.state_size else torso(batch)
-    except Exception as error:  # a user's own code may raise anything
-        raise refusal(
-            f"{type(torso).__name__} must turn observations into features [batch, features], and fails on "
-            f"{list(batch.shape)}: {type(error).__name__}: {error}",
-            "target",
-        ) from error
 
 
 def is_recurrent(settings: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -212,6 +213,10 @@ class InputsConfig:
     own: dict[str, Component]
     """Torsos of particular images, by name, instead of `image`."""
 
+    def torso_of(self, name: str) -> Component:
+        """Return the torso of an image."""
+        return self.own.get(name, self.image)
+
 
 class Inputs(nn.Module):
     """A torso for each image, and a joint torso for their features and all other inputs.
@@ -239,7 +244,7 @@ class Inputs(nn.Module):
         """Number of bytes of the numbers at the start of a row."""
         self._shapes: list[tuple[int, ...]] = []
         for name, inner in images.items():
-            part = build_torso(_of(config, name), inner)
+            part = build_torso(config.torso_of(name), inner)
             self.images[f"{name}_torso"], self._layouts[name] = part, part.layout
             self._shapes.append(part.layout(np.zeros((1, *(inner.shape or ())), np.uint8)).shape[1:])
             size += part.num_features
@@ -265,7 +270,7 @@ class Inputs(nn.Module):
                     code="unknown-key",
                 )
         for name in names:
-            check_reads(_of(config, name), observation_space.spaces[name])
+            check_reads(config.torso_of(name), observation_space.spaces[name])
 
     def layout(self, observation: Any) -> Any:
         """Convert a batch with a field for each input to rows of bytes. [batch] -> [batch, bytes]
@@ -312,25 +317,37 @@ def _numbers_and_pictures(rows: Tensor, num_bytes: int) -> tuple[Tensor, Tensor]
     return numbers, rows[:, num_bytes:]
 
 
-def _of(config: InputsConfig, name: str) -> Component:
-    return config.own.get(name, config.image)
+class FittingTorso(nn.Sequential, ABC):
+    """Base of torsos that choose another one by the observation space, and consist of it."""
 
+    TRAITS = TorsoTraits(several_inputs=True)
 
-def fitting(own: Component, images: Component, others: Component, space: gym.Space[Any]) -> Component:
-    """Return the torso that fits a space: `images`, `others`, or one with `own` for several inputs.
+    def __init__(self, config: Any, observation_space: gym.Space[Any]) -> None:
+        """Raise InputError if no torso fits."""
+        torso = build_torso(self.check(config, observation_space), observation_space)
+        super().__init__(torso)
+        self.layout = torso.layout
 
-    Raises InputError for stacked color images, which are not supported.
-    """
-    is_bytes = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8
-    if is_bytes and len(space.shape or ()) == 4:
-        raise refusal(
-            f"{own.target} supports vectors and images with three axes, but observations are stacks of color "
-            f"images, {space.shape}. Set env.grayscale=true for a game of the ALE, or use your own torso: "
-            "~agent.network.torso '+agent.network.torso={_target_: my_module.MyTorso}'."
-        )
-    if isinstance(space, gym.spaces.Dict):
-        return Component(f"{__name__}.Inputs", InputsConfig(joint=own, image=own, own={}))
-    return images if is_image(space) and min(image_shape(space)[:2]) >= NatureCNN.smallest else others
+    @classmethod
+    @abstractmethod
+    def parts(cls, config: Any) -> tuple[Component, Component]:
+        """Return the torso for images that are large enough, and the torso for everything else."""
+
+    @classmethod
+    def check(cls, config: Any, observation_space: gym.Space[Any]) -> Component:
+        """Return the torso that fits. Raises InputError for stacked color images, which none supports."""
+        space, target = observation_space, f"{cls.__module__}.{cls.__qualname__}"
+        if isinstance(space, gym.spaces.Dict):
+            own = Component(target, config)
+            return Component(f"{__name__}.Inputs", InputsConfig(joint=own, image=own, own={}))
+        if isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 4:
+            raise refusal(
+                f"{target} supports vectors and images with three axes, but observations are stacks of color "
+                f"images, {space.shape}. Set env.grayscale=true for a game of the ALE, or use your own "
+                "torso: ~agent.network.torso '+agent.network.torso={_target_: my_module.MyTorso}'."
+            )
+        images, others = cls.parts(config)
+        return images if is_image(space) and min(image_shape(space)[:2]) >= NatureCNN.smallest else others
 
 
 @dataclass(kw_only=True)
@@ -343,22 +360,12 @@ class AutoTorsoConfig:
     """Torso for images."""
 
 
-class AutoTorso(nn.Sequential):
+class AutoTorso(FittingTorso):
     """Nature CNN for images that are large enough, MLP for everything else, both for several inputs."""
 
     Config = AutoTorsoConfig
-    TRAITS = TorsoTraits(several_inputs=True)
-
-    def __init__(self, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> None:
-        torso = build_torso(self.check(config, observation_space), observation_space)
-        super().__init__(torso)
-        self.layout = torso.layout
 
     @classmethod
-    def check(cls, config: AutoTorsoConfig, observation_space: gym.Space[Any]) -> Component:
-        """Return the torso that fits. Raises InputError if none does."""
-        own, cnn, mlp = (
-            Component(f"{__name__}.{name}", settings)
-            for name, settings in (("AutoTorso", config), ("NatureCNN", config.cnn), ("MLP", config.mlp))
-        )
-        return fitting(own, cnn, mlp, observation_space)
+    def parts(cls, config: AutoTorsoConfig) -> tuple[Component, Component]:
+        """Return the Nature CNN and the MLP."""
+        return Component(f"{__name__}.NatureCNN", config.cnn), Component(f"{__name__}.MLP", config.mlp)
