@@ -99,13 +99,12 @@ class A2C(PolicyAgent):
     def check_config(cls, config: A2CConfig, env: Any) -> None:
         """Raise InputError unless exactly one option determines when to learn, within the budget."""
         if (config.horizon is None) == (config.episodes is None):
-            given = "neither" if config.horizon is None else "both"
-            raise InputError(
-                "exactly one of agent.horizon (steps) and agent.episodes (whole episodes) must be set, and "
-                f"the other must be null: got {given}. Set agent.horizon=5 agent.episodes=null, or "
-                "agent.horizon=null agent.episodes=8.",
-                code="contradiction",
-                key="agent.horizon",
+            given = "neither of them" if config.horizon is None else "each of them"
+            raise InputError.contradiction(
+                "agent.horizon",
+                "agent.episodes",
+                f"one of them determines when to learn, and the other must be null, but {given} is a number",
+                "agent.horizon=5 agent.episodes=null, or agent.horizon=null agent.episodes=8",
             )
         if config.horizon is not None:
             check_budget(config.horizon, env)
@@ -117,31 +116,28 @@ class A2C(PolicyAgent):
         if config.horizon is not None:
             check_room(config.horizon, spaces.observation, spaces.num_envs)
         if recurrent and config.episodes is not None:
-            raise InputError(
-                f"agent.episodes must be null, got {config.episodes}: a recurrent network learns from "
-                "sequences of agent.horizon steps, not from whole episodes. Set agent.episodes=null "
-                "agent.horizon=16.",
-                code="unsupported",
-                key="agent.episodes",
+            raise InputError.unsupported(
+                f"agent.episodes={config.episodes}",
+                "a recurrent network learns from sequences of agent.horizon steps, not from whole episodes",
+                "agent.episodes=null agent.horizon=16",
             )
         if config.value_lr is not None and is_shared(config.network, spaces):
-            raise InputError(
-                "agent.value_lr is the learning rate of a separate value network, but policy and values "
-                "share one network. Set agent.network.shared=false or agent.value_lr=null.",
-                code="contradiction",
-                key="agent.value_lr",
+            raise InputError.contradiction(
+                "agent.value_lr",
+                "agent.network.shared",
+                "it is the learning rate of a separate value network, but policy and values share one "
+                "network",
+                "agent.network.shared=false or agent.value_lr=null",
             )
 
     @classmethod
     def for_rank(cls, config: A2CConfig, ranks: int) -> A2CConfig:
         """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
         if config.episodes is not None:
-            raise InputError(
-                f"agent.episodes={config.episodes} cannot be used with torchrun: updates are made when whole "
-                "episodes have ended, which happens at a different time on each rank. Set "
-                "agent.episodes=null agent.horizon=5.",
-                code="unsupported",
-                key="agent.episodes",
+            raise InputError.unsupported(
+                f"agent.episodes={config.episodes}",
+                "it cannot be used with torchrun, because episodes end at a different time on each rank",
+                "agent.episodes=null agent.horizon=5",
             )
         refuse_self_imitation(config.self_imitation)
         return config

@@ -53,32 +53,28 @@ def check_abilities(config: TrialConfig, actions: gym.Space[Any], masked: bool) 
     if masked and not agent.TRAITS.masks:
         refuse_masks(agent.NAME or target, actions, config.env.config.name)
     if meta.eval_greedy and not agent.TRAITS.greedy:
-        raise InputError(
-            f"meta.eval_greedy=true: {target} has no greedy action. Set meta.eval_greedy=false.",
-            code="unsupported",
-            key="meta.eval_greedy",
+        raise InputError.unsupported(
+            "meta.eval_greedy=true", f"{target} has no greedy action", "meta.eval_greedy=false"
         )
     if meta.eval_epsilon:
         check_uniform(actions, f"meta.eval_epsilon={meta.eval_epsilon:g}")
     if meta.gradient_noise and not agent.TRAITS.halves:
-        raise InputError(
-            "meta.gradient_noise=true compares gradients over half a minibatch and all of it, but agent "
-            f"{target} normalizes by the whole minibatch. Set meta.gradient_noise=false.",
-            code="unsupported",
-            key="meta.gradient_noise",
+        raise InputError.unsupported(
+            "meta.gradient_noise=true",
+            f"gradients over half a minibatch and all of it are compared, but {target} normalizes by the "
+            "whole minibatch",
+            "meta.gradient_noise=false",
         )
     if meta.distributed and not agent.TRAITS.shares_weights:
-        raise InputError(
-            f"meta.distributed={meta.distributed}: {target} cannot share weights with other sessions. Agents "
-            "that learn from their own rollouts can, such as agent=ppo. Set meta.distributed=false.",
-            code="unsupported",
-            key="meta.distributed",
+        raise InputError.unsupported(
+            f"meta.distributed={meta.distributed}",
+            f"{target} cannot share weights with other sessions; agents that learn from their own rollouts "
+            "can, such as agent=ppo",
+            "meta.distributed=false",
         )
     if meta.async_unroll is not None and not agent.TRAITS.learns_from_copies:
-        raise InputError(
-            f"meta.async_unroll: agent {target} learns only from steps of its current weights. Set "
-            "meta.async_unroll=null, or choose an agent with a replay buffer: agent=dqn, sac, crossq, td3 or "
-            "ddpg.",
-            code="unsupported",
-            key="meta.async_unroll",
+        raise InputError.unsupported(
+            "meta.async_unroll",
+            f"{target} learns only from steps of its current weights",
+            "meta.async_unroll=null, or choose an agent with a replay buffer, such as agent=dqn or sac",
         )

@@ -26,11 +26,10 @@ def check_actions(agent: str, space: gym.Space[Any]) -> None:
     *first, last = [each.__name__ for each in kind.TRAITS.actions]
     listed = f"{', '.join(first)} and {last}" if first else last
     others = ", ".join(f"agent={name}" for name in fitting_agents(space))
-    raise InputError(
-        f"agent={agent} supports {listed} action spaces, but this environment's is {space}. "
-        + (f"Agents that support it: {others}." if others else "None of labrl's agents supports it."),
-        code="unsupported",
-        key="agent",
+    raise InputError.unsupported(
+        f"agent={agent}",
+        f"it supports {listed} action spaces, but this environment's is {space}",
+        f"Agents that support it: {others}." if others else "None of labrl's agents supports it.",
     )
 
 
@@ -38,9 +37,8 @@ def refuse_masks(agent: str, space: gym.Space[Any], env: str) -> Never:
     """Raise InputError, with the agents that support the action masks of environment `env`."""
     fitting = [name for name in fitting_agents(space) if named_agents()[name].TRAITS.masks]
     others = ", ".join(f"agent={name}" for name in fitting)
-    raise InputError(
-        f"env.name={env} provides action masks, which agent={agent} does not support. Agents that do: "
-        f"{others}. To play without masks, set env.action_mask=false.",
-        code="unsupported",
-        key="agent",
+    raise InputError.unsupported(
+        f"agent={agent}",
+        f"it does not support action masks, which env.name={env} provides",
+        f"Agents that do: {others}. To play without masks, set env.action_mask=false.",
     )

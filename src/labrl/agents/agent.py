@@ -298,11 +298,10 @@ def for_rank(component: Component, ranks: int) -> Component:
     if not kind.TRAITS.ranks:
         kinds = dict.fromkeys(other for other in named_agents().values() if other.TRAITS.ranks)
         others = ", ".join(f"agent={other.NAME.lower()}" for other in kinds)
-        raise InputError(
-            f"agent: {component.target} cannot learn on several ranks of torchrun. Set one of {others}, or "
-            "start labrl without torchrun.",
-            code="unsupported",
-            key="agent",
+        raise InputError.unsupported(
+            "agent",
+            f"{component.target} cannot learn on several ranks of torchrun",
+            f"one of {others}, or start labrl without torchrun",
         )
     return dataclasses.replace(component, config=kind.for_rank(component.config, ranks))
 
@@ -319,23 +318,23 @@ def divided(
     if number % unit:
         sequences = f" times the {sequence_length} steps of a sequence" if sequence_length > 1 else ""
         near = number // unit + 1 if sequence_length > 1 else max(number // unit, 1)
-        raise InputError(
-            f"{parent}.{name} counts over all ranks and must be a multiple of {unit}, their number {ranks} "
-            f"(torchrun's --nproc-per-node times --nnodes){sequences}, got {number}. Set "
-            f"{parent}.{name}={near * unit}.",
-            code="range",
-            key=f"{parent}.{name}",
+        raise InputError.value(
+            f"{parent}.{name}",
+            number,
+            f"be a multiple of {unit}, because it counts over all {ranks} ranks (torchrun's --nproc-per-node "
+            f"times --nnodes){sequences}",
+            fix=f"{parent}.{name}={near * unit}",
         )
     changed: Any = dataclasses.replace(options, **{name: number // ranks})  # type: ignore[type-var]
     return changed
 
 
 def _no_agent(component: Component, why: str) -> InputError:
-    return InputError(
-        f"agent._target_={component.target} must name a class derived from labrl.agents.agent.Agent: {why}. "
-        "docs/how-to/extend.md shows one.",
+    return InputError.about(
+        f"agent._target_={component.target}",
+        f"it must name a class derived from labrl.agents.agent.Agent, but {why}",
+        "See docs/how-to/extend.md for an example.",
         code="target",
-        key="agent._target_",
     )
 
 
@@ -345,11 +344,11 @@ def wrong_statistics(agent: Agent, where: str, names: Sequence[str], count: int)
     where: attribute of the agent's class with the names; count: number of statistics.
     """
     kind = type(agent)
-    return InputError(
-        f"agent._target_={kind.__module__}.{kind.__qualname__}: its loss returned {count} statistics, but "
-        f"{where} has {len(names)} names: {', '.join(names)}. Return one statistic for each name.",
+    return InputError.about(
+        f"agent._target_={kind.__module__}.{kind.__qualname__}",
+        f"its loss returned {count} statistics, but {where} has {len(names)} names: {', '.join(names)}",
+        "Return one statistic for each name.",
         code="target",
-        key="agent._target_",
     )
 
 

@@ -48,11 +48,11 @@ class CrossQ(SAC):
         """Raise InputError for unsupported spaces, target entropies and minibatches."""
         super().check(config, spaces)
         if config.batch_size < 2:
-            raise InputError(
-                f"agent.batch_size must be at least 2, got {config.batch_size}: CrossQ normalizes by the "
-                "mean and variance of a minibatch. Set agent.batch_size=256.",
-                code="range",
-                key="agent.batch_size",
+            raise InputError.value(
+                "agent.batch_size",
+                config.batch_size,
+                "be at least 2, because CrossQ normalizes by the mean and variance of a minibatch",
+                fix="agent.batch_size=256",
             )
 
     def update(self, batch: Transitions) -> Tensor:

@@ -147,12 +147,11 @@ class DQN(Agent):
         """Raise InputError if network, memory, minibatch, budget and exploration contradict each other."""
         check_experience(config, env, traits_of(config.network.torso).recurrent)
         if exploration_class(config.exploration).TRAITS.noisy and config.network.noisy is None:
-            raise InputError(
-                f"agent.exploration: {config.exploration.target} explores through noise in the network's "
-                "weights, but agent.network.noisy=null means no noise. Set agent.network.noisy=0.5 or "
-                "agent/exploration=epsilon_greedy.",
-                code="contradiction",
-                key="agent.exploration",
+            raise InputError.contradiction(
+                f"agent.exploration={config.exploration.target}",
+                "agent.network.noisy=null",
+                "it explores through noise in the weights of the network",
+                "agent.network.noisy=0.5 or agent/exploration=epsilon_greedy",
             )
 
     @classmethod

@@ -198,11 +198,11 @@ class PolicyAgent(Agent):
     def check_shared(cls, config: PolicyConfig) -> None:
         """Raise InputError if values are scaled, since each session has its own statistics of returns."""
         if config.normalize_value:
-            raise InputError(
-                "agent.normalize_value=true: the sessions of meta.distributed share weights, but each has "
-                "statistics of its own returns. Set agent.normalize_value=false.",
-                code="contradiction",
-                key="agent.normalize_value",
+            raise InputError.contradiction(
+                "agent.normalize_value=true",
+                "meta.distributed",
+                "sessions share weights, but each has statistics of its own returns",
+                "agent.normalize_value=false",
             )
 
     def act(self, observation: Observation) -> NDArray:
@@ -421,41 +421,39 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
     distribution_for(spaces.action, agent, config.action_bounds)
     recurrent = check_torso(config.network.torso, spaces, recurrent=None)
     if recurrent and config.self_imitation is not None:
-        raise InputError(
-            "agent.self_imitation learns from single steps, and a recurrent network learns from sequences. "
-            "Set agent/self_imitation=none.",
-            code="unsupported",
-            key="agent.self_imitation",
+        raise InputError.unsupported(
+            "agent.self_imitation",
+            "it learns from single steps, and a recurrent network learns from sequences",
+            "agent/self_imitation=none",
         )
     for option in ("log_std_init", "sde"):
         if config.action_bounds == "beta" and vars(config)[option] is not None:
-            raise InputError(
-                f"agent.{option} is for Gaussian policies, but agent.action_bounds=beta. Set "
-                f"agent.{option}=null, or agent.action_bounds=rescale.",
-                code="contradiction",
-                key=f"agent.{option}",
+            raise InputError.contradiction(
+                f"agent.{option}",
+                "agent.action_bounds=beta",
+                "it is for Gaussian policies",
+                f"agent.{option}=null, or agent.action_bounds=rescale",
             )
     if config.sde is not None and config.log_std_init is not None:
-        raise InputError(
-            "agent.log_std_init is not used with agent.sde, which has its own: agent.sde.log_std_init. Set "
-            "agent.log_std_init=null.",
-            code="contradiction",
-            key="agent.log_std_init",
+        raise InputError.contradiction(
+            "agent.log_std_init",
+            "agent.sde",
+            "state-dependent exploration has its own, agent.sde.log_std_init",
+            "agent.log_std_init=null",
         )
     if config.normalize_value and config.self_imitation is not None:
-        raise InputError(
-            "agent.normalize_value=true: agent.self_imitation compares values with stored returns, which are "
-            "not scaled. Set agent/self_imitation=none or agent.normalize_value=false.",
-            code="contradiction",
-            key="agent.normalize_value",
+        raise InputError.contradiction(
+            "agent.normalize_value=true",
+            "agent.self_imitation",
+            "self-imitation compares values with stored returns, which are not scaled",
+            "agent/self_imitation=none or agent.normalize_value=false",
         )
     for option in () if isinstance(spaces.action, gym.spaces.Box) else CONTINUOUS:
         if vars(config)[option] is not None:
-            raise InputError(
-                f"agent.{option} is for continuous actions, and this environment's actions are "
-                f"{spaces.action}. Set agent.{option}=null.",
-                code="unsupported",
-                key=f"agent.{option}",
+            raise InputError.unsupported(
+                f"agent.{option}",
+                f"it is for continuous actions, but this environment's actions are {spaces.action}",
+                f"agent.{option}=null",
             )
     return recurrent
 
@@ -463,11 +461,11 @@ def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
 def refuse_self_imitation(part: object) -> None:
     """Raise InputError for an agent with self-imitation; None if it has none."""
     if part is not None:
-        raise InputError(
-            "agent.self_imitation cannot be used with torchrun: the first steps to imitate become available "
-            "at a different time on each rank. Set agent/self_imitation=none.",
-            code="unsupported",
-            key="agent.self_imitation",
+        raise InputError.unsupported(
+            "agent.self_imitation",
+            "it cannot be used with torchrun, because the first steps to imitate become available at a "
+            "different time on each rank",
+            "agent/self_imitation=none",
         )
 
 

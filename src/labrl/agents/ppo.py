@@ -157,19 +157,21 @@ class PPO(PolicyAgent):
         length = config.sequence_length or 1
         if config.horizon % length:
             best = nearest_divisor(config.horizon, length, 1)
-            raise InputError(
-                f"agent.sequence_length must divide agent.horizon={config.horizon}, got {length}. The "
-                f"nearest value that does is agent.sequence_length={best}.",
+            raise InputError.value(
+                "agent.sequence_length",
+                length,
+                f"divide agent.horizon={config.horizon}",
+                fix=f"agent.sequence_length={best}, the nearest divisor",
                 code="contradiction",
-                key="agent.sequence_length",
             )
         if config.batch_size % length:
-            raise InputError(
-                f"agent.batch_size counts steps and must be a multiple of agent.sequence_length={length}, "
-                f"got {config.batch_size}. Set agent.batch_size={-(-config.batch_size // length) * length}, "
-                f"or agent.sequence_length={math.gcd(config.batch_size, config.horizon)}.",
+            raise InputError.value(
+                "agent.batch_size",
+                config.batch_size,
+                f"be a multiple of agent.sequence_length={length}, because it counts steps",
+                fix=f"agent.batch_size={-(-config.batch_size // length) * length}, or "
+                f"agent.sequence_length={math.gcd(config.batch_size, config.horizon)}",
                 code="contradiction",
-                key="agent.batch_size",
             )
         check_minibatches(config.horizon, config.batch_size, env, length)
         check_budget(config.horizon, env)
@@ -180,23 +182,23 @@ class PPO(PolicyAgent):
         recurrent = check_policy(config, spaces, cls.NAME)
         check_room(config.horizon, spaces.observation, spaces.num_envs)
         if config.sequence_length is not None and not recurrent:
-            raise InputError(
-                "agent.sequence_length is for recurrent networks, and agent.network.torso="
-                f"{config.network.torso.target} is not recurrent. Set agent.sequence_length=null, or "
-                "agent/network=gru or lstm.",
-                code="contradiction",
-                key="agent.sequence_length",
+            raise InputError.contradiction(
+                "agent.sequence_length",
+                f"agent.network.torso={config.network.torso.target}",
+                "it is for recurrent networks",
+                "agent.sequence_length=null, or agent/network=gru or lstm",
             )
         if recurrent and config.sequence_length is None and config.batch_size % config.horizon:
             divisor = math.gcd(config.batch_size, config.horizon)
             shorter = f"agent.sequence_length={divisor}, " if divisor > 1 else ""
-            raise InputError(
-                "agent.batch_size counts steps and must be a multiple of agent.horizon="
-                f"{config.horizon}, got {config.batch_size}: with agent.sequence_length=null a recurrent "
-                f"network learns from whole rollouts. Set {shorter}agent.batch_size={config.horizon}, or "
-                "agent=recurrent_ppo, whose values suit recurrent networks.",
+            raise InputError.value(
+                "agent.batch_size",
+                config.batch_size,
+                f"be a multiple of agent.horizon={config.horizon}, because with agent.sequence_length=null a "
+                "recurrent network learns from whole rollouts",
+                fix=f"{shorter}agent.batch_size={config.horizon}, or agent=recurrent_ppo, whose values suit "
+                "recurrent networks",
                 code="contradiction",
-                key="agent.batch_size",
             )
 
     @classmethod

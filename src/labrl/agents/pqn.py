@@ -60,11 +60,10 @@ class PQN(RolloutValuesAgent):
         check_minibatches(config.horizon, config.batch_size, env)
         check_budget(config.horizon, env)
         if exploration_class(config.exploration).TRAITS.noisy or config.network.noisy is not None:
-            raise InputError(
-                "agent.network.noisy must be null: PQN explores only with agent.exploration. Set "
-                "agent.network.noisy=null and agent/exploration=epsilon_greedy.",
-                code="unsupported",
-                key="agent.network.noisy",
+            raise InputError.unsupported(
+                "agent.network.noisy",
+                "PQN explores only with agent.exploration",
+                "agent.network.noisy=null agent/exploration=epsilon_greedy",
             )
 
     @classmethod

@@ -84,9 +84,10 @@ def uniform_actions(
         if not np.issubdtype(space.dtype, np.floating):
             return generator.integers(space.low, space.high, (n, *space.shape), space.dtype, endpoint=True)
         return generator.uniform(space.low, space.high, size=(n, *space.shape)).astype(space.dtype)
-    raise InputError(
-        "random actions are drawn from Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, and this "
-        f"environment's actions are {space}.",
+    raise InputError.about(
+        "random actions",
+        "they are drawn from Discrete, MultiDiscrete, MultiBinary and bounded Box spaces, but this "
+        f"environment's actions are {space}",
         code="unsupported",
         key="env.name",
     )

@@ -62,30 +62,26 @@ class Reinforce(PolicyAgent):
     def check(cls, config: ReinforceConfig, spaces: Spaces) -> None:
         """Raise InputError for options that contradict the environment's spaces or each other."""
         if check_policy(config, spaces, cls.NAME):
-            raise InputError(
-                f"agent.network.torso: {config.network.torso.target} is recurrent, which agent=reinforce "
-                "does not support. Set agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another "
-                "agent/network.",
-                code="unsupported",
-                key="agent.network.torso",
+            raise InputError.unsupported(
+                "agent.network.torso",
+                f"{config.network.torso.target} is recurrent, which agent=reinforce does not support",
+                "agent=recurrent_ppo, recurrent_a2c or recurrent_dqn, or another agent/network",
             )
         for name in ("value_head", "shared"):
             if vars(config.network)[name] and config.baseline != "value":
-                raise InputError(
-                    f"agent.network.{name} is for learned values, and agent.baseline={config.baseline} "
-                    "learns none. Set agent.baseline=value agent.value_coef=0.5.",
-                    code="contradiction",
-                    key=f"agent.network.{name}",
+                raise InputError.contradiction(
+                    f"agent.network.{name}",
+                    f"agent.baseline={config.baseline}",
+                    "it is for learned values",
+                    "agent.baseline=value agent.value_coef=0.5",
                 )
         if (config.value_coef is None) == (config.baseline == "value"):
             given = "null" if config.value_coef is None else f"{config.value_coef:g}"
-            raise InputError(
-                "agent.value_coef is the weight of learned values: a number with agent.baseline=value, and "
-                f"null with any other baseline. Got agent.value_coef={given} and "
-                f"agent.baseline={config.baseline}. Set agent.baseline=value agent.value_coef=0.5, or "
-                "agent.baseline=mean agent.value_coef=null.",
-                code="contradiction",
-                key="agent.value_coef",
+            raise InputError.contradiction(
+                f"agent.value_coef={given}",
+                f"agent.baseline={config.baseline}",
+                "it is the weight of learned values: a number for the baseline value, and null for any other",
+                "agent.baseline=value agent.value_coef=0.5, or agent.baseline=mean agent.value_coef=null",
             )
         ways = {
             "self_imitation": "agent/self_imitation=none",
@@ -93,11 +89,11 @@ class Reinforce(PolicyAgent):
         }
         for name, off in ways.items():
             if vars(config)[name] and config.baseline != "value":
-                raise InputError(
-                    f"agent.{name} needs learned values, and agent.baseline={config.baseline} learns none. "
-                    f"Set agent.baseline=value agent.value_coef=0.5, or {off}.",
-                    code="contradiction",
-                    key=f"agent.{name}",
+                raise InputError.contradiction(
+                    f"agent.{name}",
+                    f"agent.baseline={config.baseline}",
+                    "it needs learned values",
+                    f"agent.baseline=value agent.value_coef=0.5, or {off}",
                 )
 
     def learn(self) -> int:

@@ -246,11 +246,11 @@ class ReplayAgent(Agent):
             key = error.key and error.key.replace(policy, critic)
             raise InputError(message, code=error.code, key=key) from None
         if other.target != torso.target and sees_images(spaces.observation):
-            raise InputError(
-                f"agent.network.critic_torso must have the class of agent.network.torso, {torso.target}, got "
-                f"{other.target}: both use the same layout of images. Set agent.network.critic_torso=null.",
-                code="contradiction",
-                key="agent.network.critic_torso",
+            raise InputError.contradiction(
+                f"agent.network.critic_torso={other.target}",
+                f"agent.network.torso={torso.target}",
+                "both use the same layout of images, so they must have the same class",
+                "agent.network.critic_torso=null",
             )
 
     @classmethod

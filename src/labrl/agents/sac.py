@@ -133,20 +133,19 @@ class SAC(ReplayAgent):
         """Raise InputError for unsupported spaces and target entropies."""
         super().check(config, spaces)
         if config.sde is not None and not isinstance(spaces.action, gym.spaces.Box):
-            raise InputError(
-                f"agent.sde is for continuous actions, and this environment's actions are {spaces.action}. "
-                "Set agent.sde=null.",
-                code="unsupported",
-                key="agent.sde",
+            raise InputError.unsupported(
+                "agent.sde",
+                f"it is for continuous actions, but this environment's actions are {spaces.action}",
+                "agent.sde=null",
             )
         if config.target_entropy is None:
             return
         if config.temperature is not None:
-            raise InputError(
-                "agent.target_entropy is the target of a learned temperature, but agent.temperature is "
-                "fixed. Set agent.temperature=null or agent.target_entropy=null.",
-                code="contradiction",
-                key="agent.target_entropy",
+            raise InputError.contradiction(
+                "agent.target_entropy",
+                "agent.temperature",
+                "it is the target of a learned temperature, but the temperature is fixed",
+                "agent.temperature=null or agent.target_entropy=null",
             )
         soft_policy(spaces.action).check_target_entropy(config.target_entropy)
 
@@ -220,12 +219,13 @@ class SquashedGaussianPolicy(Actions):
     def check_target_entropy(self, target: Schedule) -> None:
         """Raise InputError for a target entropy above 0."""
         if largest(target) > 0:
-            raise InputError(
-                f"agent.target_entropy must be at most 0 for continuous actions, got {largest(target):g}: it "
-                f"is the entropy of actions in (-1, 1), and uniform ones have {self._largest_entropy:.3g}. "
-                f"Set agent.target_entropy=null, which means {self.usual_entropy:g} here.",
-                code="range",
-                key="agent.target_entropy",
+            raise InputError.value(
+                "agent.target_entropy",
+                largest(target),
+                "be at most 0 for continuous actions",
+                why="it is the entropy of actions in (-1, 1), of which uniform ones have "
+                f"{self._largest_entropy:.3g}",
+                fix=f"agent.target_entropy=null, which means {self.usual_entropy:g} here",
             )
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
@@ -272,12 +272,12 @@ class CategoricalPolicy(Categorical):
         # With a single action, the only entropy is 0, which is then the usual one.
         reached = high < self._largest_entropy or high == self.usual_entropy
         if low < 0 or not reached:
-            raise InputError(
-                f"agent.target_entropy must be at least 0 and less than {self._largest_entropy:.3g}, the "
-                f"entropy of {self.num_parameters} equally likely actions, got {low if low < 0 else high:g}. "
-                f"Set agent.target_entropy=null, which means {self.usual_entropy:.3g} here.",
-                code="range",
-                key="agent.target_entropy",
+            raise InputError.value(
+                "agent.target_entropy",
+                low if low < 0 else high,
+                f"be at least 0 and less than {self._largest_entropy:.3g}, the entropy of "
+                f"{self.num_parameters} equally likely actions",
+                fix=f"agent.target_entropy=null, which means {self.usual_entropy:.3g} here",
             )
 
     def random(self, count: int, generator: np.random.Generator) -> NDArray:

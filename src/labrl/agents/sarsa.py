@@ -50,19 +50,17 @@ class Sarsa(RolloutValuesAgent):
         """Raise InputError if the budget ends before the first update or the policy is unknown."""
         check_budget(config.horizon, env)
         if not exploration_class(config.exploration).TRAITS.probabilities:
-            raise InputError(
-                f"agent.exploration: Sarsa learns the values of the exploring policy, but "
-                f"{config.exploration.target} does not provide its probabilities. Set "
-                "agent/exploration=epsilon_greedy or agent/exploration=boltzmann.",
-                code="unsupported",
-                key="agent.exploration",
+            raise InputError.unsupported(
+                "agent.exploration",
+                f"Sarsa learns the values of the exploring policy, but {config.exploration.target} does not "
+                "provide its probabilities",
+                "agent/exploration=epsilon_greedy or agent/exploration=boltzmann",
             )
         if config.network.noisy is not None:
-            raise InputError(
-                "agent.network.noisy must be null: Sarsa explores only with agent.exploration. Set "
-                "agent.network.noisy=null.",
-                code="unsupported",
-                key="agent.network.noisy",
+            raise InputError.unsupported(
+                "agent.network.noisy",
+                "Sarsa explores only with agent.exploration",
+                "agent.network.noisy=null",
             )
 
     def act(self, observation: Observation) -> NDArray:

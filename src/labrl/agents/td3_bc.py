@@ -90,11 +90,11 @@ class TD3BC(TD3):
         super().check(config, spaces)
         assert isinstance(config, TD3BCConfig)
         if config.normalize_observations and not is_vector(spaces.observation):
-            raise InputError(
-                "agent.normalize_observations=true needs observations that are real numbers, but "
-                f"this environment's are {spaces.observation}. Set agent.normalize_observations=false.",
-                code="unsupported",
-                key="agent.normalize_observations",
+            raise InputError.unsupported(
+                "agent.normalize_observations=true",
+                "it needs observations that are real numbers, but this environment's are "
+                f"{spaces.observation}",
+                "agent.normalize_observations=false",
             )
 
     def layout(self, observation: NDArray) -> Any:

@@ -88,11 +88,11 @@ class Identity:
         class overrides `observation` but not this method.
         """
         if type(self).observation is not Identity.observation:
-            raise InputError(
-                f"transforms: {type(self).__qualname__} cannot be exported: define a method "
-                "in_graph(observation) that transforms tensors like observation() transforms arrays",
-                code="unsupported",
-                key="transforms",
+            raise InputError.unsupported(
+                "transforms",
+                f"{type(self).__qualname__} cannot be exported",
+                "Define a method in_graph(observation) that transforms tensors like observation() transforms "
+                "arrays.",
             )
         return observation
 
@@ -149,11 +149,11 @@ class NormalizeObservation(Identity):
             and np.issubdtype(inner.dtype, np.floating)
         }
         if not self._moments:
-            raise InputError(
-                "transforms.observation: NormalizeObservation needs vectors of real numbers, but this "
-                f"environment's observations are {space}. Set transforms.observation=null.",
-                code="unsupported",
-                key="transforms.observation",
+            raise InputError.unsupported(
+                "transforms.observation",
+                "NormalizeObservation needs vectors of real numbers, but this environment's observations "
+                f"are {space}",
+                "transforms.observation=null",
             )
 
     def observation(self, observation: Any) -> Any:
@@ -384,9 +384,10 @@ class Transforms:
                 continue
             parts[name] = component.build(spaces=spaces)
             if not isinstance(parts[name], Identity):
-                raise InputError(
-                    f"transforms.{name}: {component.target} must be derived from "
-                    "labrl.agents.transforms.Identity, which defines all methods of a transform.",
+                raise InputError.about(
+                    f"transforms.{name}",
+                    f"{component.target} must be derived from labrl.agents.transforms.Identity, which "
+                    "defines all methods of a transform",
                     code="target",
                     key=f"transforms.{name}._target_",
                 )

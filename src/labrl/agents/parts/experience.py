@@ -184,39 +184,35 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
     """
     memory = replay_class(config.memory)
     if memory.TRAITS.sequences != sequences:
-        why = (
-            "stores single transitions, but a recurrent network learns from sequences. Set "
-            "agent/memory=sequences, or agent=dqn agent/network=wide."
-            if sequences
-            else "stores sequences, from which only agent=recurrent_dqn with a recurrent network learns. Set "
-            "agent/memory=uniform or agent/memory=prioritized, or agent=recurrent_dqn agent/network=gru."
+        why, fix = (
+            "stores sequences, from which only a recurrent network learns",
+            "agent/memory=uniform or agent/memory=prioritized, or agent=recurrent_dqn agent/network=gru",
         )
-        raise InputError(
-            f"agent.memory: {config.memory.target} {why}",
-            code="unsupported",
-            key="agent.memory",
-        )
+        if sequences:
+            why = "stores single transitions, but a recurrent network learns from sequences"
+            fix = "agent/memory=sequences, or agent=dqn agent/network=wide"
+        raise InputError.unsupported("agent.memory", f"{config.memory.target} {why}", fix)
     memory.check(
         config.memory.config, batch_size=config.batch_size, num_envs=env.num_envs, n_step=config.n_step
     )
     for name, least in (("batch_size", config.batch_size), ("learning_starts", config.learning_starts)):
         if config.memory.config.capacity < least:
-            raise InputError(
-                f"agent.memory.capacity must be at least agent.{name}={least}, got "
-                f"{config.memory.config.capacity}. Set agent.memory.capacity={least} or more.",
+            raise InputError.value(
+                "agent.memory.capacity",
+                config.memory.config.capacity,
+                f"be at least agent.{name}={least}",
+                fix=f"agent.memory.capacity={least} or more",
                 code="contradiction",
-                key="agent.memory.capacity",
             )
     _check_collecting(config, env)
     start = first_update(config, env.num_envs)
     if env.max_frame <= start and config.offline is None:
-        raise InputError(
-            f"agent.learning_starts={config.learning_starts} allows no update within env.max_frame="
-            f"{env.max_frame}: with agent.batch_size={config.batch_size}, the first update is after frame "
-            f"{start}. Set env.max_frame={2 * start} or more, or a smaller agent.learning_starts, or "
-            "meta=dev for a quick try.",
-            code="contradiction",
-            key="agent.learning_starts",
+        raise InputError.contradiction(
+            f"agent.learning_starts={config.learning_starts}",
+            f"env.max_frame={env.max_frame}",
+            f"with agent.batch_size={config.batch_size}, the first update is after frame {start}",
+            f"env.max_frame={2 * start} or more, or a smaller agent.learning_starts, or meta=dev for a quick "
+            "try",
         )
 
 
@@ -224,55 +220,58 @@ def _check_collecting(config: ExperienceConfig, env: Any) -> None:
     """Raise InputError if there would be frames with nothing to learn from."""
     begin, end = config.collect_from, config.collect_until
     if config.offline is not None and config.memory.load().TRAITS.sequences:
-        raise InputError(
-            "agent.offline cannot be used with agent/memory=sequences, because transitions that were "
-            "collected elsewhere have no recurrent states. Set agent/offline=none or agent=dqn.",
-            code="contradiction",
-            key="agent.offline",
+        raise InputError.contradiction(
+            "agent.offline",
+            "agent/memory=sequences",
+            "transitions that were collected elsewhere have no recurrent states",
+            "agent/offline=none or agent=dqn",
         )
     if config.offline is not None and config.memory.load().TRAITS.goals:
         source = config.offline.config
         typed = "agent.collect_until=0" if end == 0 else "agent.offline.share=1"
         if end == 0 or (isinstance(source, OfflineConfig) and source.share == 1):
-            raise InputError(
-                f"agent.memory: hindsight has no effect with {typed}, because it replaces goals only in "
-                "transitions that this session collects, and none of them is used. Set agent/memory=uniform "
-                f"or change {typed.partition('=')[0]}.",
-                code="contradiction",
-                key="agent.memory",
+            raise InputError.contradiction(
+                "agent.memory",
+                typed,
+                "hindsight replaces goals only in transitions that this session collects, and none of them "
+                "is used",
+                f"agent/memory=uniform or change {typed.partition('=')[0]}",
             )
     if config.offline is None:
         if begin:
-            raise InputError(
-                f"agent.collect_from={begin}: until this frame there would be no data to learn from. Set "
+            raise InputError.about(
+                f"agent.collect_from={begin}",
+                "there is nothing to learn from until then",
                 "agent.collect_from=0, or give a source of transitions: agent/offline=run or "
-                "agent/offline=minari.",
+                "agent/offline=minari",
                 code="contradiction",
-                key="agent.collect_from",
             )
         least = first_update(config, env.num_envs)
         if end is not None and end < least:
-            raise InputError(
-                f"agent.collect_until must be at least {least}, the frame of the first update with "
-                f"agent.learning_starts={config.learning_starts} and agent.batch_size={config.batch_size}, "
-                f"got {end}. Set agent.collect_until={least}, or give a source of transitions: "
-                "agent/offline=run or agent/offline=minari.",
+            raise InputError.value(
+                "agent.collect_until",
+                end,
+                f"be at least {least}, the frame of the first update with "
+                f"agent.learning_starts={config.learning_starts} and agent.batch_size={config.batch_size}",
+                fix=f"agent.collect_until={least}, or give a source of transitions: agent/offline=run or "
+                "agent/offline=minari",
                 code="contradiction",
-                key="agent.collect_until",
             )
     if end and end <= begin:
-        raise InputError(
-            f"agent.collect_until must be more than agent.collect_from={begin}, got {end}. To collect "
-            "nothing, set agent.collect_until=0.",
+        raise InputError.value(
+            "agent.collect_until",
+            end,
+            f"be more than agent.collect_from={begin}",
+            fix="agent.collect_until=0 to collect nothing",
             code="contradiction",
-            key="agent.collect_until",
         )
     if begin >= env.max_frame:
-        raise InputError(
-            f"agent.collect_from must be less than env.max_frame={env.max_frame}, got {begin}. To learn "
-            "without collecting, set agent.collect_from=0 agent.collect_until=0.",
+        raise InputError.value(
+            "agent.collect_from",
+            begin,
+            f"be less than env.max_frame={env.max_frame}",
+            fix="agent.collect_from=0 agent.collect_until=0 to learn without collecting",
             code="contradiction",
-            key="agent.collect_from",
         )
 
 
@@ -298,29 +297,28 @@ def check_replay(
     made = experience.memory.load()
     if transforms and isinstance(made, type) and issubclass(made, Replay) and made.TRAITS.goals:
         first = next(iter(transforms))
-        raise InputError(
-            f"transforms.{first} and agent.memory={experience.memory.target} contradict each other: the "
-            "replay buffer needs the original goals and rewards of the environment. Set "
-            f"transforms.{first}=null or agent/memory=uniform.",
-            code="contradiction",
-            key=f"transforms.{first}",
+        raise InputError.contradiction(
+            f"transforms.{first}",
+            f"agent.memory={experience.memory.target}",
+            "the replay buffer needs the original goals and rewards of the environment",
+            f"transforms.{first}=null or agent/memory=uniform",
         )
     if experience.offline is not None:
         _check_source(experience.offline, transforms, actions, actions_of)
     begin, until = experience.collect_from, experience.collect_until
     if config.meta.async_unroll is not None and (begin or until is not None):
         key = "collect_until" if until is not None else "collect_from"
-        raise InputError(
-            f"meta.async_unroll and agent.{key} contradict each other: the actor process never stops "
-            f"playing. Set meta.async_unroll=null, or agent.{key}={'null' if until is not None else 0}.",
-            code="contradiction",
-            key="meta.async_unroll",
+        raise InputError.contradiction(
+            "meta.async_unroll",
+            f"agent.{key}",
+            "the actor process never stops playing",
+            f"meta.async_unroll=null, or agent.{key}={'null' if until is not None else 0}",
         )
     if until is not None and until < config.env.config.max_frame and not config.meta.rigorous_eval:
-        raise InputError(
-            f"agent.collect_until={until}: after this frame there are no training episodes, and without them "
-            "no score. Set meta.rigorous_eval=4 (environments for evaluation), or "
-            "agent.collect_until=null.",
+        raise InputError.about(
+            f"agent.collect_until={until}",
+            "after this frame there are no training episodes, from which the score is computed",
+            "meta.rigorous_eval=4 (environments for evaluation), or agent.collect_until=null",
             code="contradiction",
             key="meta.rigorous_eval",
         )
@@ -341,11 +339,12 @@ def _check_source(
         for name in sorted(transforms | then):
             if transforms.get(name) != then.get(name):
                 past, now = (given[name].target if name in given else "null" for given in (then, transforms))
-                raise InputError(
-                    f"transforms.{name}: the data of agent.offline was transformed by {past}, but new steps "
-                    f"would be transformed by {now}. Set transforms.{name} to that of the data.",
+                raise InputError.about(
+                    f"transforms.{name}",
+                    f"the data of agent.offline was transformed by {past}, but new steps would be "
+                    f"transformed by {now}",
+                    f"transforms.{name} to that of the data",
                     code="contradiction",
-                    key=f"transforms.{name}",
                 )
     for played_in in source.environments(offline.config):
         try:
@@ -353,12 +352,12 @@ def _check_source(
         except LabrlError:  # the environment cannot be made here
             continue
         if not same_actions(theirs, actions):  # buffers store actions without their bounds
-            raise InputError(
-                f"agent.offline: the actions of its source, {played_in.config.name}, are {theirs}, but those "
-                f"of this environment are {actions}: the same number would mean another action. Use a run "
-                "with the same action space.",
+            raise InputError.about(
+                "agent.offline",
+                f"the actions of its source, {played_in.config.name}, are {theirs}, but those of this "
+                f"environment are {actions}: the same number would mean another action",
+                "Use a run with the same action space.",
                 code="contradiction",
-                key="agent.offline",
             )
 
 

@@ -61,9 +61,10 @@ def exploration_class(component: Component) -> type[Exploration]:
     found = component.load()
     if isinstance(found, type) and issubclass(found, Exploration):
         return found
-    raise InputError(
-        f"{component.named} must be a class that derives from labrl.agents.parts.exploration.Exploration. "
-        "Set agent/exploration=epsilon_greedy, or change the class.",
+    raise InputError.about(
+        component.named,
+        "must be a class that derives from labrl.agents.parts.exploration.Exploration",
+        "agent/exploration=epsilon_greedy, or change the class",
         code="target",
         key=component.key or "agent.exploration",
     )
