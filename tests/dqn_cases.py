@@ -28,7 +28,7 @@ from labrl.step import Episode, Step
 FAMILY = ("dqn", "double_dqn", "dueling_dqn", "c51", "qr_dqn", "rainbow", "rainbow_lite")
 SMALL = (
     "preset=none",
-    "agent/network=wide",
+    "agent/network=mlp_256",
     "agent.network.torso.mlp.hidden=[32]",
     "agent.network.torso.cnn.features=16",
     "agent.memory.capacity=5000",

@@ -126,8 +126,8 @@ def test_image_features_are_normalized_over_the_minibatch() -> None:
     torch.testing.assert_close(torso(images)[:2], torso(images[:2]))
 
 
-RENORMALIZED = ("agent/network=renormalized",)
-RECURRENT = ("agent/network=gru", "agent/network@agent.network.torso=renormalized")
+RENORMALIZED = ("agent/network=batch_renorm",)
+RECURRENT = ("agent/network=gru", "agent/network@agent.network.torso=batch_renorm")
 IN_CRITICS = (
     "agent.network.critic_torso={_target_: labrl.networks.batch_renorm.RenormalizedMLP, hidden: [8], "
     "activation: ReLU, initialization: uniform, "

@@ -103,7 +103,7 @@ CASES: dict[str, tuple[list[str], str, Code | None, list[str]]] = {
         ["agent/memory=uniform", "agent/memory=prioritized", "agent=recurrent_dqn"],
     ),
     "plain network for recurrent_dqn": (
-        ["agent=recurrent_dqn", "agent/network=wide"],
+        ["agent=recurrent_dqn", "agent/network=mlp_256"],
         "agent.memory",
         "unsupported",
         ["agent/network=gru"],

@@ -273,6 +273,9 @@ NEAR = {
     "agent=pppo": "agent=ppo",
     "agent/network=impala": "agent/network=impala_cnn",
     "agent/network=cnn": "agent/network=impala_cnn",
+    "agent/network=wide": "agent/network=mlp_256",
+    "agent/network=trunk": "agent/network=torso_only",
+    "agent/network=renormalized": "agent/network=batch_renorm",
 }
 """Options that do not exist, and the nearest one, if any."""
 

@@ -75,7 +75,7 @@ def check_torso(
     for part in () if whole_minibatches else _components(torso):
         if traits_of(part).batch_statistics:
             raise refusal(
-                f"{part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or agent/network=wide or another one "
+                f"{part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or agent/network=mlp_256 or another one "
                 "(agent.network.torso.mlp.layer_norm=true normalizes each sample by itself)."
             )
     is_recurrent = traits_of(torso).recurrent

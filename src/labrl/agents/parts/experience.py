@@ -190,7 +190,7 @@ def check_experience(config: ExperienceConfig, env: Any, sequences: bool = False
         )
         if sequences:
             why = "stores single transitions, but a recurrent network learns from sequences"
-            fix = "agent/memory=sequences, or agent=dqn agent/network=wide"
+            fix = "agent/memory=sequences, or agent=dqn agent/network=mlp_256"
         raise InputError.unsupported("agent.memory", f"{config.memory.target} {why}", fix)
     memory.check(
         config.memory.config, batch_size=config.batch_size, num_envs=env.num_envs, n_step=config.n_step
