@@ -59,7 +59,7 @@ def check_gradients_equal_those_of_whole_minibatch(ranks: Ranks, kind: type[Lear
     whole = alone.gradient(mean_loss, ROWS), alone.flat.gradient
     for found, expected in zip(part, whole, strict=True):
         torch.testing.assert_close(found, expected)
-    for everyone in zip(*ranks.gathered(part), strict=True):
+    for everyone in zip(*ranks.all_gather(part), strict=True):
         assert all(torch.equal(everyone[0], other) for other in everyone), "the ranks' gradients differ"
 
     errors, all_errors = (
@@ -71,7 +71,7 @@ def check_gradients_equal_those_of_whole_minibatch(ranks: Ranks, kind: type[Lear
         errors[0], slice_of(ranks, all_errors[0]), msg="a rank does not have the errors of its own rows"
     )
     joint.step(0.1)
-    assert len({weights.numpy().tobytes() for weights in ranks.gathered(joint.weights.clone())}) == 1
+    assert len({weights.numpy().tobytes() for weights in ranks.all_gather(joint.weights.clone())}) == 1
     joint.close()
     alone.close()
 
@@ -91,10 +91,10 @@ def check_moments_equal_those_of_all_samples(ranks: Ranks) -> None:
 
 
 def check_ranks_exchange_values(ranks: Ranks) -> None:
-    assert ranks.largest(ranks.rank, -ranks.rank) == [1, 0]
-    assert ranks.gathered({"rank": ranks.rank}) == [{"rank": 0}, {"rank": 1}]
-    assert ranks.sent_to_leader(ranks.rank) == ([0, 1] if ranks.rank == 0 else [])
-    assert ranks.told_by_leader(["a", "b"] if ranks.rank == 0 else None) == "ab"[ranks.rank]
+    assert ranks.all_reduce_max(ranks.rank, -ranks.rank) == [1, 0]
+    assert ranks.all_gather({"rank": ranks.rank}) == [{"rank": 0}, {"rank": 1}]
+    assert ranks.gather_to_rank0(ranks.rank) == ([0, 1] if ranks.rank == 0 else [])
+    assert ranks.scatter_from_rank0(["a", "b"] if ranks.rank == 0 else None) == "ab"[ranks.rank]
 
 
 def check_differing_weight_is_named(ranks: Ranks) -> None:

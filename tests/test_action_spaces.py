@@ -14,8 +14,7 @@ from exact_cases import QUIET
 from refusals import refused
 
 import labrl
-from labrl.agents.action_spaces import check_actions, fitting_agents
-from labrl.agents.agent import named_agents
+from labrl.agents.make import check_actions, fitting_agents, named_agents
 from labrl.agents.random import uniform_actions
 from labrl.config import config_folder
 from labrl.config.compose import compose, resolve

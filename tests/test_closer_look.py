@@ -14,7 +14,7 @@ from options import options
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from labrl.agents.agent import named_agents
+from labrl.agents.make import named_agents
 from labrl.cli import main
 from labrl.clock import Clock
 from labrl.config import config_folder

@@ -17,7 +17,7 @@ from labrl.networks.distributions import (
     ScaledBeta,
     SquashedGaussian,
     distribution_for,
-    masked,
+    mask_logits,
 )
 from labrl.networks.layers import Fused
 
@@ -220,7 +220,7 @@ def test_beta_samples_follow_the_distribution(shapes: tuple[float, float], tenso
     parameters = raw(torch.tensor([shapes]).clamp(min=1 + 1e-7)).expand(40_000, 2)
     if tensors:
         torch.manual_seed(0)
-        drawn = policy.chosen(parameters, policy.noise(parameters)).numpy()[:, 0]
+        drawn = policy.sample_or_mode(parameters, policy.noise(parameters)).numpy()[:, 0]
     else:
         drawn = policy.sample(parameters.numpy().copy(), np.random.default_rng(0))[:, 0]
     ordered, a, b = np.sort(drawn.astype(np.float64)), *map(float, shapes)
@@ -287,12 +287,12 @@ def test_masked_action_has_probability_zero_and_no_gradient() -> None:
     policy = Categorical(gym.spaces.Discrete(3))
     logits = torch.tensor([[1.0, 5.0, 0.0]], requires_grad=True)
     mask = torch.tensor([[True, False, True]])
-    log_prob, entropy = policy.log_prob_entropy(masked(logits, mask), torch.tensor([0]))
+    log_prob, entropy = policy.log_prob_entropy(mask_logits(logits, mask), torch.tensor([0]))
     valid = torch.distributions.Categorical(logits=torch.tensor([1.0, 0.0]))
     torch.testing.assert_close(log_prob[0], valid.log_prob(torch.tensor(0)))
     torch.testing.assert_close(entropy[0], valid.entropy())
     (log_prob + entropy).sum().backward()
     assert logits.grad is not None
     assert logits.grad[0, 1] == 0
-    many = masked(np.tile(logits.detach().numpy(), (5000, 1)), np.tile(mask.numpy(), (5000, 1)))
+    many = mask_logits(np.tile(logits.detach().numpy(), (5000, 1)), np.tile(mask.numpy(), (5000, 1)))
     assert set(policy.sample(many, np.random.default_rng(0)).tolist()) == {0, 2}

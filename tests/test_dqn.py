@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from labrl.agents.agent import NonFiniteError, Observation
 from labrl.agents.dqn import DQN, td_loss
-from labrl.agents.parts.action_values import ExpectedValue, ExpectedValueConfig, ValuePolicy, chosen
+from labrl.agents.parts.action_values import ExpectedValue, ExpectedValueConfig, ValuePolicy, select_outputs
 from labrl.agents.parts.experience import Experience
 from labrl.clock import Clock
 from labrl.learning.compute import Compute
@@ -322,7 +322,7 @@ def test_priorities_are_updated_with_the_absolute_td_errors(monkeypatch: pytest.
     batch = batch.as_tensors(Converter())
     with torch.no_grad():
         best = online(batch.next_observation).outputs.squeeze(2).argmax(1)
-        bootstrap = chosen(target(batch.next_observation).outputs, best).squeeze(1)
+        bootstrap = select_outputs(target(batch.next_observation).outputs, best).squeeze(1)
         td_target = batch.reward + batch.discount * bootstrap
-        value = chosen(online(batch.observation).outputs, batch.action).squeeze(1)
+        value = select_outputs(online(batch.observation).outputs, batch.action).squeeze(1)
     np.testing.assert_allclose(error, (td_target - value).abs().numpy(), rtol=1e-4, atol=1e-6)

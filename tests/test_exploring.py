@@ -17,7 +17,7 @@ from test_reinforce import Bandit
 from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
 from labrl.errors import Code
-from labrl.networks.layers import ExploringHead, Output
+from labrl.networks.layers import ExploringHead, Float32Linear
 from labrl.trial.trial import check
 
 SDE = "agent.sde={steps: 3, log_std_init: -1}"
@@ -37,7 +37,7 @@ def made(agent: str, *overrides: str, **spaces: Any) -> Any:
 
 def test_noise_of_actions_has_the_variance_of_the_paper() -> None:
     torch.manual_seed(0)
-    head = ExploringHead([], Output(5, 2), 0.0)
+    head = ExploringHead([], Float32Linear(5, 2), 0.0)
     with torch.no_grad():
         head.log_std.copy_(torch.randn(5, 2) - 1)
     features = torch.randn(3, 5, requires_grad=True)
@@ -58,7 +58,7 @@ def test_noise_of_actions_has_the_variance_of_the_paper() -> None:
 
 
 def test_noise_is_finite_where_all_features_are_zero() -> None:
-    head = ExploringHead([], Output(5, 2), -20.0)
+    head = ExploringHead([], Float32Linear(5, 2), -20.0)
     assert torch.isfinite(head(torch.zeros(3, 5), torch.randn(3, 5, 2))).all()
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from labrl.agents.parts.action_values import quantile_huber_loss
 from labrl.agents.ppo import clipped_surrogate
-from labrl.networks.distributions import distribution_for, masked, squashed_sample
+from labrl.networks.distributions import distribution_for, mask_logits, squashed_sample
 from labrl.networks.layers import Fused
 
 SPACES: dict[str, tuple[gym.Space, Any]] = {
@@ -75,7 +75,7 @@ def test_log_probabilities_and_entropies(
     if with_mask and name in ("categorical", "multi-categorical"):
         mask = rng.random(parameters.shape) < 0.6
         mask[:, [0, -1]] = True  # each choice needs at least one valid action
-        parameters = masked(parameters, mask)
+        parameters = mask_logits(parameters, mask)
     drawn = distribution.sample(parameters, rng)
     whole = name in ("categorical", "multi-categorical")
     action = torch.from_numpy(drawn.astype(np.int64 if whole else np.float32))

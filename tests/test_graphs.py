@@ -114,7 +114,7 @@ def test_recorded_updates_equal_those_of_the_functions(
     monkeypatch.setattr(abilities, "NOT_TRIED_ON_A_GPU", set())
     found = trained(tmp_path / "recorded", *overrides)
     assert len(recorded) > 20
-    monkeypatch.setattr(graphs, "MOST_FUNCTIONS", 0)
+    monkeypatch.setattr(graphs, "MAX_FUNCTIONS", 0)
     plain = trained(tmp_path / "plain", *overrides)
     assert not unequal(found, plain)
 

@@ -28,7 +28,7 @@ from labrl.envs.make import describe, make_env
 from labrl.envs.screen import WatchedGymnasium
 from labrl.memory.replay import Replay
 from labrl.networks.building import build_torso, check_reads
-from labrl.networks.layers import SideBySide
+from labrl.networks.layers import ConcatInputs
 from labrl.networks.torso import Inputs, NatureCNN
 from labrl.run.tree import pack, unpack
 from labrl.seeding import episode_seed
@@ -189,7 +189,7 @@ def test_numbers_are_read_beside_images_of_any_size(count: int) -> None:
 
 
 def test_inputs_without_images_are_joined_into_one_vector() -> None:
-    side_by_side = SideBySide(VECTORS)
+    side_by_side = ConcatInputs(VECTORS)
     assert side_by_side.space.shape == (4 + 3 + 2,)
     seen = batch(VECTORS, 6)
     flat = np.stack(

@@ -20,7 +20,7 @@ from labrl.learning.kernels.networks import UnknownNetworkError
 from labrl.learning.kernels.operation import KernelNetwork
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.critics import Critics, PolicyNetwork
-from labrl.networks.layers import Numbers
+from labrl.networks.layers import FlattenInputs
 from labrl.networks.q_network import QNetwork
 from labrl.spaces import Spaces
 
@@ -69,7 +69,7 @@ def assert_equals_torch(network: nn.Module, *inputs: Any, rows: int) -> None:
         parameter.data.copy_(wanted.data)
         wanted.data.copy_(parameter.data)
     for part in reference.modules():
-        if isinstance(part, Numbers):
+        if isinstance(part, FlattenInputs):
             part.register_forward_hook(lambda module, inputs, output: output.double())
     flat = FlatParameters(network)
     kernel = KernelNetwork(network, flat.vector)

@@ -144,7 +144,7 @@ def test_arrays_become_single_precision_tensors() -> None:
 
 def test_twin_has_its_own_weights_and_frozen_network_shares_them() -> None:
     learner = learner_of(plain(6, 5, 4))
-    twin, weights = learner.twin()
+    twin, weights = learner.copy_network()
     frozen = learner.frozen()
     before = twin(ROWS.inputs)
     assert torch.equal(before, learner.network(ROWS.inputs))

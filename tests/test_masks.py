@@ -18,8 +18,8 @@ from on_policy_cases import build, config_of
 from refusals import refused
 
 import labrl
-from labrl.agents.action_spaces import refuse_masks
-from labrl.agents.agent import Observation, named_agents
+from labrl.agents.agent import Observation
+from labrl.agents.make import named_agents, refuse_masks
 from labrl.agents.parts.action_values import ExpectedValue
 from labrl.agents.parts.exploration import EpsilonGreedy, EpsilonGreedyConfig, Values, uniform_valid
 from labrl.agents.random import uniform_actions

@@ -144,7 +144,7 @@ def test_forward_hooks_fire_for_the_network_and_every_layer(name: str) -> None:
     for part, layer in leaves.items():
         layer.register_forward_hook(lambda *_, part=part: fired.add(part))
     network(*inputs, **optional)
-    # Containers and the Identity in place of an unused layer are not called by every network.
+    # Containers and the Transform in place of an unused layer are not called by every network.
     idle = {part for part, layer in leaves.items() if type(layer) in (nn.ModuleList, nn.Identity)}
     assert fired >= set(leaves) - idle - {
         part for part, layer in leaves.items() if type(layer) is nn.Sequential

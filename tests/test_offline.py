@@ -26,7 +26,7 @@ from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.errors import Code, install_command
-from labrl.memory.offline import OfflineData, Piece, PieceReplay, Wanted
+from labrl.memory.offline import OfflineData, Piece, PieceReplay, Requirements
 from labrl.networks.distributions import BoxActions
 from labrl.offline.minari import stored_actions
 from labrl.offline.run import OfflineRun, OfflineRunConfig
@@ -36,7 +36,7 @@ OFFLINE_CONFIG: OfflineRunConfig = options(
     "agent.offline", "agent=dqn agent/offline=run agent.offline.folder=none"
 )
 SPACE = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-WANTED = Wanted(SPACE, gym.spaces.Discrete(7), gym.spaces.Discrete(7), 0.9, 1)
+WANTED = Requirements(SPACE, gym.spaces.Discrete(7), gym.spaces.Discrete(7), 0.9, 1)
 DQN = ["agent=dqn", "env=cartpole", *QUIET, *SMALL["labrl.agents.dqn.DQN"], "env.num_envs=4"]
 DQN += ["env.max_frame=320", "meta.log_frequency=64", "meta.eval_frequency=92"]
 
@@ -130,7 +130,7 @@ def test_offline_run_reads_all_transitions_of_the_saved_replay_buffer(
 ) -> None:
     env = gym.make("CartPole-v1")
     box = env.observation_space
-    wanted = Wanted(box, gym.spaces.Discrete(2), gym.spaces.Discrete(2), 0.99, 1)
+    wanted = Requirements(box, gym.spaces.Discrete(2), gym.spaces.Discrete(2), 0.99, 1)
     held = state(collected / "session_0")["agent"]["experience"]["memory"]["transitions"]
     mapped = labrl.train([*DQN, "agent.memory.storage=mmap", f"hydra.run.dir={tmp_path / 'run'}"]).folder
     samples = []
@@ -156,7 +156,7 @@ def test_offline_run_provides_action_masks(storage: str, tmp_path: Path) -> None
         [*overrides, f"agent.memory.storage={storage}", f"hydra.run.dir={tmp_path / 'source'}"]
     )
     space, actions = gym.spaces.Box(0, 1, (2,), np.float32), gym.spaces.Discrete(4, start=2)
-    wanted = Wanted(space, actions, gym.spaces.Discrete(4), 0.9, 1, 4)
+    wanted = Requirements(space, actions, gym.spaces.Discrete(4), 0.9, 1, 4)
     config, generator = source_config(source.folder), np.random.default_rng(0)
     offline = OfflineRun(config, wanted=wanted, generator=generator)
     sample = offline.mixed(uniform(space, 1), 300, 0, 0, joined=False)
@@ -219,7 +219,7 @@ def test_transitions_of_several_runs_are_read_one_after_another(collected: Path,
     def read(folder: str | list[str], most: int | None = None) -> OfflineRun:
         config = dataclasses.replace(OFFLINE_CONFIG, folder=folder, max_transitions=most)
         return OfflineRun(
-            config, wanted=Wanted(space, choice, choice, 0.99, 1), generator=np.random.default_rng(0)
+            config, wanted=Requirements(space, choice, choice, 0.99, 1), generator=np.random.default_rng(0)
         )
 
     one, both = read(str(collected)), read([str(collected), str(other)])
@@ -340,7 +340,7 @@ def test_stored_actions_of_another_shape_or_dtype_are_refused(
         with refused("contradiction", "agent.offline.folder", str(actions)):
             OfflineRun(
                 config,
-                wanted=Wanted(box, actions, actions, 0.99, 1),
+                wanted=Requirements(box, actions, actions, 0.99, 1),
                 generator=np.random.default_rng(0),
             )
 
@@ -406,7 +406,7 @@ def test_minari_dataset_gives_its_transitions(tmp_path: Path, monkeypatch: pytes
     minari.create_dataset_from_buffers("labrl/tiny-v0", episodes, env=env, algorithm_name="random", **author)
     node = {"_target_": "labrl.offline.minari.OfflineMinari", "dataset": "labrl/tiny-v0"}
     node |= {"share": 0.5, "online_every": 1, "max_transitions": None}
-    wanted = Wanted(env.observation_space, env.action_space, gym.spaces.Box(-1, 1, (1,)), 0.9, 1)
+    wanted = Requirements(env.observation_space, env.action_space, gym.spaces.Box(-1, 1, (1,)), 0.9, 1)
     offline = dataclass_of(Component, node).build(wanted=wanted, generator=np.random.default_rng(0))
     assert len(offline) == 60
     sample = offline.mixed(uniform(SPACE, 1), 200, 0, 0, joined=False)
@@ -467,7 +467,7 @@ class Dataset:
         node = {"_target_": "labrl.offline.minari.OfflineMinari", "dataset": "labrl/odd-v0"}
         node |= {"share": 0.5, "online_every": 1, "max_transitions": None}
         env = gym.make("Pendulum-v1")
-        wanted = Wanted(seen, env.action_space, gym.spaces.Box(-1, 1, (1,)), 0.9, 1)
+        wanted = Requirements(seen, env.action_space, gym.spaces.Box(-1, 1, (1,)), 0.9, 1)
         made: OfflineData = dataclass_of(Component, node).build(
             wanted=wanted, generator=np.random.default_rng(0)
         )

@@ -29,7 +29,7 @@ from torch.nn.utils import parametrize
 from labrl.learning.learner import Learner
 from labrl.learning.make import make_learner
 from labrl.learning.reduced_precision import MIN_MATRIX_SIZE, NarrowWeights
-from labrl.networks.layers import Output
+from labrl.networks.layers import Float32Linear
 from labrl.networks.torso import NatureCNN, NatureCNNConfig
 from labrl.spaces import Spaces
 
@@ -55,7 +55,7 @@ class ImageNetwork(nn.Module):
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 nn.init.normal_(layer.bias, std=0.1)  # a zero bias would hide that it is left out
         with torch.no_grad():
-            self.output = Output(self.torso(torch.zeros(1, 44, 36, 4)).shape[1], 2)
+            self.output = Float32Linear(self.torso(torch.zeros(1, 44, 36, 4)).shape[1], 2)
 
     def forward(self, x: Tensor) -> Tensor:
         ROWS_PER_CALL.append(len(x))

@@ -344,7 +344,7 @@ def test_two_threads_on_halves_compute_the_gradient_of_one(name: str, action: gy
         disturb(agent)
         errors = agent.update(made_up(action, 511))
         threads = learner_threads() - before
-        assert bool(threads) == (num_threads > 1 and agent.TRAITS.halves)
+        assert bool(threads) == (num_threads > 1 and agent.TRAITS.loss_is_mean)
         nets = agent.modules()
         weights = [*nets["critics"].parameters(), *nets["policy"].parameters()]
         # Small entries of a gradient are sums that nearly cancel, so errors are relative to the largest.

@@ -36,10 +36,10 @@ def play(rollout: Rollout, steps: int, seed: int = 0, begin: int = 0) -> list[di
             "value": rng.normal(size=ENVS).astype(np.float32),
             "mask": rng.random((ENVS, 5)) < 0.5,
         }
-        rollout.add_choice(*row.values(), state)
+        rollout.add_action(*row.values(), state)
         over = terminated | truncated
         step = Step(observation, final, row["value"], terminated, truncated, over, next_mask=row["mask"])
-        rollout.add_outcome(step, state=after)
+        rollout.add_result(step, state=after)
         cut = truncated & ~terminated
         stored.append({**row, "state": state, "over": over, "cut": final[cut], "cut_state": after[cut]})
     return stored
@@ -126,7 +126,7 @@ def test_observations_beyond_the_rows_are_the_last_and_the_truncated_ones(length
     rollout = make_rollout(length)
     stored = play(rollout, HORIZON)
     last, state = np.ones((ENVS, 4), np.float32), np.ones((ENVS, STATE if length > 1 else 0), np.float32)
-    observation, states = rollout.beyond(last, state)
+    observation, states = rollout.bootstrap_states(last, state)
     np.testing.assert_array_equal(observation, np.concatenate([last, *(row["cut"] for row in stored)]))
     np.testing.assert_array_equal(states, np.concatenate([state, *(row["cut_state"] for row in stored)]))
     assert rollout.advantages(np.zeros(len(observation), np.float32), 0.9, 0.8).shape == (HORIZON * ENVS,)
@@ -150,8 +150,8 @@ def test_restored_rollout_equals_the_saved_one(kind: str, before: int) -> None:
     for name in ("observation", "action", "value", "mask", "state"):
         assert torch.equal(getattr(left, name), getattr(right, name))
     last = np.ones((ENVS, 4), np.float32), np.ones((ENVS, STATE if kind == "sequences" else 0), np.float32)
-    beyond = one.beyond(*last)[0]
-    np.testing.assert_array_equal(beyond, other.beyond(*last)[0])
+    beyond = one.bootstrap_states(*last)[0]
+    np.testing.assert_array_equal(beyond, other.bootstrap_states(*last)[0])
     value = np.arange(len(beyond), dtype=np.float32)
     np.testing.assert_array_equal(one.advantages(value, 0.9, 0.8), other.advantages(value, 0.9, 0.8))
     for rollout in (one, other):

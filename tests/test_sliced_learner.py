@@ -239,16 +239,16 @@ def test_all_cores_share_each_matrix_product_only_with_amx(
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_twin_and_frozen_networks_compute_in_the_same_precision(precision: torch.dtype) -> None:
     learner = learner_of(compute(2, precision))
-    twin, _ = learner.twin()
+    twin, _ = learner.copy_network()
     context = autocast() if precision == torch.bfloat16 else torch.no_grad()
     with context:
         expected = learner.network(ROWS.inputs)
     assert torch.equal(learner.forward_network(ROWS.inputs), expected)
     for net in (twin, learner.frozen()):
-        assert torch.equal(learner.accelerated(net)(ROWS.inputs), expected)
+        assert torch.equal(learner.accelerate(net)(ROWS.inputs), expected)
         assert not any(parameter.requires_grad for parameter in net.parameters())
     updated(learner, ROWS)
-    assert torch.equal(learner.accelerated(twin)(ROWS.inputs), expected)
+    assert torch.equal(learner.accelerate(twin)(ROWS.inputs), expected)
     assert not torch.equal(learner.forward_network(ROWS.inputs), expected)
     learner.close()
 

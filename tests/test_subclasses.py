@@ -18,8 +18,9 @@ from learner_cases import Rows
 from on_policy_cases import BOX, DISCRETE, VECTOR, build, config_of
 from torch import Tensor, nn
 
-from labrl.agents.agent import Observation, named_agents
+from labrl.agents.agent import Observation
 from labrl.agents.dqn import DQN
+from labrl.agents.make import named_agents
 from labrl.agents.ppo import PPO
 from labrl.clock import Clock
 from labrl.config.compose import compose, resolve
@@ -275,7 +276,7 @@ def test_own_statistic_of_transitions_changes_no_other_column() -> None:
 class Whole(PPO):
     """Has a loss that needs the whole minibatch."""
 
-    TRAITS = dataclasses.replace(PPO.TRAITS, halves=False)
+    TRAITS = dataclasses.replace(PPO.TRAITS, loss_is_mean=False)
 
 
 @pytest.mark.parametrize(("kind", "sizes"), [(PPO, [8, 8]), (Whole, [16])])

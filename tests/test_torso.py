@@ -20,7 +20,7 @@ from labrl.envs.make import describe
 from labrl.networks.batch_renorm import RenormalizedCNN
 from labrl.networks.building import build_torso, check_torso
 from labrl.networks.impala import ImpalaCNN, Residual
-from labrl.networks.layers import Activation, Initialization, SideBySide
+from labrl.networks.layers import Activation, ConcatInputs, Initialization
 from labrl.networks.torso import MLP, MLPConfig, NatureCNN
 from labrl.spaces import Spaces, array_dtype
 
@@ -142,7 +142,7 @@ def test_bytes_among_several_inputs_are_scaled_by_their_bounds() -> None:
     values: dict[str, Any] = {"ram": 51, "few": 1, "shifted": [15, 1], "wide": 500, "flags": [0, 1]}
     for name, value in values.items():
         rows[name] = value
-    read = SideBySide(spaces.Dict(inputs))(rows)
+    read = ConcatInputs(spaces.Dict(inputs))(rows)
     np.testing.assert_allclose(read, [[*[1] * 4, 0, 1, *[0.2] * 3, 0.5, 0.25, 500]], rtol=1e-6)
     assert read.dtype == np.float32
 

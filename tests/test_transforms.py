@@ -18,7 +18,6 @@ import labrl
 from labrl.agents.transforms import (
     ClipReward,
     ClipRewardConfig,
-    Identity,
     NormalizeObservation,
     NormalizeReward,
     RunningMoments,
@@ -28,6 +27,7 @@ from labrl.agents.transforms import (
     ShiftRewardConfig,
     SignReward,
     SignRewardConfig,
+    Transform,
     Transforms,
 )
 from labrl.component import Component
@@ -120,7 +120,7 @@ def test_transforms_do_not_change_the_raw_step() -> None:
     assert raw.reward.tolist() == [-7.0, 3.0]
 
 
-class Scribbles(Identity):
+class Scribbles(Transform):
     """Transform that reuses its own output arrays and overwrites all arrays that it was given."""
 
     def __init__(self, spaces: Spaces | None = None) -> None:

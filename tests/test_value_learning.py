@@ -20,8 +20,8 @@ from labrl.agents.parts.action_values import (
     QuantileValueConfig,
     categorical_divergence,
     categorical_target,
-    chosen,
     quantile_huber_loss,
+    select_outputs,
     td_target,
 )
 
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 def test_chosen_takes_the_outputs_of_one_action_of_each_row() -> None:
     outputs = torch.arange(12.0).reshape(2, 3, 2)
-    assert chosen(outputs, torch.tensor([2, 0])).tolist() == [[4.0, 5.0], [6.0, 7.0]]
+    assert select_outputs(outputs, torch.tensor([2, 0])).tolist() == [[4.0, 5.0], [6.0, 7.0]]
 
 
 def test_td_target_matches_values_computed_by_hand() -> None:

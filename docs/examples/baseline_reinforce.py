@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, evaluated
+from labrl.agents.policy_agent import PolicyAgent, PolicyConfig, evaluate
 from labrl.memory.rollout import Episodes, Minibatch
 from labrl.schedules import value_at
 from labrl.types import PositiveInt
@@ -42,7 +42,7 @@ class BaselineReinforce(PolicyAgent):
         return 1
 
     def loss(self, network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
-        parameters, value = evaluated(network, minibatch)
+        parameters, value = evaluate(network, minibatch)
         log_prob, _ = self.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -(minibatch.advantage * log_prob).mean()
         error = 0.5 * (minibatch.value_target - value).square().mean()

@@ -13,8 +13,8 @@ from labrl.agents.policy_agent import (
     PolicyAgent,
     PolicyConfig,
     check_policy,
-    evaluated,
-    normalized,
+    evaluate,
+    normalize_advantages,
     refuse_self_imitation,
 )
 from labrl.clock import Clock
@@ -24,7 +24,7 @@ from labrl.learning.flat import FlatParameters
 from labrl.learning.optimizers import Optimizer, Separate
 from labrl.memory.rollout import Episodes, Minibatch, Rollout, check_budget, check_room
 from labrl.networks.actor_critic import ActorCritic, is_shared
-from labrl.networks.layers import plus
+from labrl.networks.layers import add_weighted
 from labrl.schedules import value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
@@ -71,7 +71,7 @@ class A2C(PolicyAgent):
 
     Config = A2CConfig
     NAME = "A2C"
-    TRAITS = replace(PolicyAgent.TRAITS, ranks=True, graphs=True)
+    TRAITS = replace(PolicyAgent.TRAITS, data_parallel=True, graphs=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy")
     """Means over the rows of an update."""
     _config: A2CConfig
@@ -149,7 +149,7 @@ class A2C(PolicyAgent):
         config, frame = self._config, self._clock.frame
         batch = self.batch(config.gamma, config.gae_lambda)
         if config.normalize_advantage:
-            batch.advantage.copy_(normalized(batch.advantage, self._ranks))
+            batch.advantage.copy_(normalize_advantages(batch.advantage, self._ranks))
         self._entropy_coef = self.learner.scalar("entropy_coef", value_at(config.entropy_coef, frame))
         self.record(*self.learner.update(self.loss, batch, self.lr, samples=batch.sequence_length))
         self.rollout.clear()
@@ -157,13 +157,13 @@ class A2C(PolicyAgent):
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute -log pi(a|s) A + c1 (R - V)^2 / 2 - c2 H (section 4), and the mean STATISTICS."""
-        parameters, value = evaluated(network, minibatch)
+        parameters, value = evaluate(network, minibatch)
         log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -policy_objective(log_prob, minibatch.advantage)
         value_error = 0.5 * (value - minibatch.value_target).square().mean()
         entropy = entropies.mean()
         loss = torch.add(policy, value_error, alpha=self._config.value_coef)
-        loss = plus(loss, entropy, self._entropy_coef, sign=-1)
+        loss = add_weighted(loss, entropy, self._entropy_coef, sign=-1)
         return loss, torch.stack([policy, value_error, entropy]).detach()
 
     def _two_optimizers(self, network: ActorCritic, weights: FlatParameters) -> Optimizer:

@@ -6,8 +6,8 @@ from typing import Any
 
 import gymnasium as gym
 
-from labrl.agents.action_spaces import refuse_masks
 from labrl.agents.agent import agent_class
+from labrl.agents.make import refuse_masks
 from labrl.agents.random import check_uniform
 from labrl.component import targets_in
 from labrl.config.schema import TrialConfig
@@ -58,7 +58,7 @@ def check_abilities(config: TrialConfig, actions: gym.Space[Any], masked: bool) 
         )
     if meta.eval_epsilon:
         check_uniform(actions, f"meta.eval_epsilon={meta.eval_epsilon:g}")
-    if meta.gradient_noise and not agent.TRAITS.halves:
+    if meta.gradient_noise and not agent.TRAITS.loss_is_mean:
         raise InputError.unsupported(
             "meta.gradient_noise=true",
             f"gradients over half a minibatch and all of it are compared, but {target} normalizes by the "

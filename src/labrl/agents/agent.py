@@ -8,18 +8,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import gymnasium as gym
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.component import Component, load_target
-from labrl.config import config_folder
+from labrl.component import Component
 from labrl.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,9 +25,6 @@ if TYPE_CHECKING:
     from labrl.step import Masks, Step
 
 Options = TypeVar("Options")
-
-NAMED_FIRST = ("ppo", "dqn", "sac", "td3")
-"""Agents that messages name first."""
 
 
 @dataclass(slots=True)
@@ -63,9 +57,9 @@ class Traits:
     """Whether it reports the numbers from which its actions are drawn, `policy_numbers`."""
     exports: bool = False
     """Whether its policy can be exported as one module, `actor`."""
-    draws: bool = True
+    stochastic: bool = True
     """Whether its policy draws actions, so that `actor(sampled=True)` is available."""
-    ranks: bool = False
+    data_parallel: bool = False
     """Whether several ranks of torchrun can train it together, with `for_rank`."""
     learns_from_copies: bool = False
     """Whether it can learn from the actions of a copy with older weights (off-policy learning), with
@@ -77,7 +71,7 @@ class Traits:
     repeat them."""
     wide: bool = False
     """Whether it makes many updates of wide networks, which a GPU makes faster even without images."""
-    halves: bool = True
+    loss_is_mean: bool = True
     """Whether the gradient over a minibatch is the mean of the gradients over its halves."""
 
 
@@ -253,60 +247,14 @@ def agent_class(component: Component) -> type[Agent]:
     if not isinstance(target, type):
         return Agent
     if not issubclass(target, Agent):
-        raise _no_agent(component, f"{component.target} is not derived from it")
+        raise no_agent(component, f"{component.target} is not derived from it")
     if inspect.isabstract(target):
         missing = sorted(target.__abstractmethods__)
-        raise _no_agent(component, f"{component.target} does not define {', '.join(missing)}")
+        raise no_agent(component, f"{component.target} does not define {', '.join(missing)}")
     return target
 
 
-@cache
-def named_agents() -> dict[str, type[Agent]]:
-    """Return the classes of labrl's agents by their names in `agent=`, the most common ones first."""
-    folder = config_folder() / "agent"
-    names = sorted(file.stem for file in folder.glob("*.yaml"))
-    found = {}
-    for name in sorted(
-        names, key=lambda name: NAMED_FIRST.index(name) if name in NAMED_FIRST else len(names)
-    ):
-        options: dict[str, Any] = {"defaults": [name]}
-        while "_target_" not in options:  # its first default is the agent that it extends
-            file = folder / f"{options['defaults'][0]}.yaml"
-            options = yaml.safe_load(file.read_text(encoding="utf-8"))
-        found[name] = load_target(options["_target_"])
-    return found
-
-
-def build_agent(component: Component, ranks: int = 1, **runtime: Any) -> Agent:
-    """Build the agent of one of `ranks` ranks.
-
-    runtime: arguments that are known only at run time. Raises InputError if `component` does not make an
-    agent, or if several ranks cannot train it.
-    """
-    agent_class(component)
-    agent = for_rank(component, ranks).build(**runtime)
-    if not isinstance(agent, Agent):
-        raise _no_agent(component, f"{component.target} returns a {type(agent).__name__}")
-    return agent
-
-
-def for_rank(component: Component, ranks: int) -> Component:
-    """Return the agent of one of `ranks` ranks. Raises InputError if several cannot train it together."""
-    if ranks == 1:
-        return component
-    kind = agent_class(component)
-    if not kind.TRAITS.ranks:
-        kinds = dict.fromkeys(other for other in named_agents().values() if other.TRAITS.ranks)
-        others = ", ".join(f"agent={other.NAME.lower()}" for other in kinds)
-        raise InputError.unsupported(
-            "agent",
-            f"{component.target} cannot learn on several ranks of torchrun",
-            f"one of {others}, or start labrl without torchrun",
-        )
-    return dataclasses.replace(component, config=kind.for_rank(component.config, ranks))
-
-
-def divided(
+def divide_option(
     options: Options, name: str, ranks: int, parent: str = "agent", sequence_length: int = 1
 ) -> Options:
     """Return `options` for one rank, with option `name` divided by the number of ranks.
@@ -329,7 +277,8 @@ def divided(
     return changed
 
 
-def _no_agent(component: Component, why: str) -> InputError:
+def no_agent(component: Component, why: str) -> InputError:
+    """Return the error for a class that is not a complete agent."""
     return InputError.about(
         f"agent._target_={component.target}",
         f"it must name a class derived from labrl.agents.agent.Agent, but {why}",

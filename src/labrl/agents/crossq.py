@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from labrl.agents.replay_agent import critic_rows, taken
+from labrl.agents.replay_agent import critic_rows, select_q
 from labrl.agents.sac import SAC, SoftActorCriticConfig, soft_value, squared_errors
 from labrl.errors import InputError
 from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics
-from labrl.networks.distributions import masked
+from labrl.networks.distributions import mask_logits
 from labrl.spaces import Spaces
 from labrl.types import PositiveInt
 
@@ -36,7 +36,7 @@ class CrossQ(SAC):
     Config = CrossQConfig
     NAME = "crossq"
     # Batches are normalized by their own statistics, which the parts of a batch would not share.
-    TRAITS = replace(SAC.TRAITS, halves=False, ranks=False, graphs=False)
+    TRAITS = replace(SAC.TRAITS, loss_is_mean=False, data_parallel=False, graphs=False)
 
     def __init__(self, config: CrossQConfig, **runtime: Any) -> None:
         """Take the arguments of `SAC`."""
@@ -70,13 +70,13 @@ class CrossQ(SAC):
         """Compute the loss of the critics, eq. 2, with both pairs in one forward pass."""
         soft, policy = self._soft, self.policy_network
         with torch.no_grad():
-            parameters = masked(policy(batch.next_observation), batch.next_mask)
+            parameters = mask_logits(policy(batch.next_observation), batch.next_mask)
             choice, entropy = soft.choose(parameters, batch.noise)
         both = torch.cat([batch.observation, batch.next_observation])
         values, following = critics(both, soft.joined(batch.action, choice)).chunk(2, dim=1)
-        values = taken(values, batch.action)
+        values = select_q(values, batch.action)
         with torch.no_grad():
-            value = soft_value(soft.smaller(following, choice), entropy, self._alpha)
+            value = soft_value(soft.min_q(following, choice), entropy, self._alpha)
             target = torch.addcmul(batch.reward, batch.discount, value)
         losses = squared_errors(values, target, batch.weight)
         return losses.mean(), critic_rows(losses, values, target)

@@ -19,13 +19,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Actor, Agent, NonFiniteError, Observation, Traits, wrong_statistics
+from labrl.agents.make import check_actions
 from labrl.agents.parts.action_values import (
     ActionValues,
     ValuePolicy,
     ValuePolicyConfig,
-    chosen,
+    select_outputs,
 )
 from labrl.agents.parts.experience import (
     Experience,
@@ -41,7 +41,7 @@ from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.memory.replay import Transitions
-from labrl.memory.rollout import Pieces, forgotten
+from labrl.memory.rollout import Pieces, reset_states
 from labrl.memory.sequences import SequenceSample
 from labrl.networks.building import check_torso, traits_of
 from labrl.networks.q_network import QNetwork
@@ -66,8 +66,8 @@ class DQNConfig(ExperienceConfig, ValuePolicyConfig):
 def td_loss(
     value: ActionValues,
     outputs: Tensor,
-    later: Tensor,
-    judged: Tensor,
+    next_outputs: Tensor,
+    selector_outputs: Tensor,
     reward: Tensor,
     discount: Tensor,
     weight: Tensor,
@@ -75,16 +75,16 @@ def td_loss(
 ) -> tuple[Tensor, Tensor]:
     """Compute the weighted mean loss of Z(s, a) against r + gamma^n Z'(s', argmax over a' of E Z''(s', a')).
 
-    outputs: outputs of the online network Z for the actions taken, [n, outputs]; later: outputs of the target
-    network Z' after n steps; judged: outputs of the network Z'' that chooses the next action, Z' or (double)
-    Z, [n, actions, outputs] each; reward, discount, weight: [n]; next_mask: valid next actions, [n, actions].
-    Returns the mean, and DQN.ROWS of each transition, [3, n].
+    outputs: outputs of the online network Z for the actions taken, [n, outputs]; next_outputs: outputs of the
+    target network Z' after n steps; selector_outputs: outputs of the network Z'' that chooses the next
+    action, Z' or (double) Z, [n, actions, outputs] each; reward, discount, weight: [n]; next_mask: valid next
+    actions, [n, actions]. Returns the mean, and DQN.ROWS of each transition, [3, n].
     """
     with torch.no_grad():
-        expected = value.expected(judged)
+        expected = value.expected(selector_outputs)
         if next_mask is not None:
             expected = expected.masked_fill(~next_mask, -math.inf)
-        target = value.target(chosen(later, expected.argmax(1)), reward, discount)
+        target = value.target(select_outputs(next_outputs, expected.argmax(1)), reward, discount)
     losses, errors = value.loss(outputs, target)
     with torch.no_grad():
         rows = torch.stack((losses, errors, value.expected(outputs)))
@@ -106,8 +106,8 @@ class DQN(Agent):
         masks=True,
         greedy=True,
         exports=True,
-        draws=False,
-        ranks=True,
+        stochastic=False,
+        data_parallel=True,
         learns_from_copies=True,
         graphs=True,
     )
@@ -183,7 +183,7 @@ class DQN(Agent):
         seen = self._observation
         self.experience.memory.add(seen.array, self._action, step, seen.mask, self._before)
         if self._recurrent:  # not after a lost life, because earlier observations remain useful
-            self._state = forgotten(self._state, step.episode_over, self._state.shape[1])
+            self._state = reset_states(self._state, step.episode_over, self._state.shape[1])
 
     def learn(self) -> int:
         """Make the updates that are due after this vector step. Returns the number of updates."""
@@ -238,25 +238,31 @@ class DQN(Agent):
         """Compute the loss of transitions, with separate noise for three uses of networks."""
         online, delayed, choosing = (None, None, None) if self._noise is None else self._noise
         with torch.no_grad():
-            later = judged = self._target.forward_network(batch.next_observation, noise=delayed).outputs
+            next_outputs = selector_outputs = self._target.forward_network(
+                batch.next_observation, noise=delayed
+            ).outputs
             if self._config.double:
-                judged = network(batch.next_observation, noise=choosing).outputs
-        outputs = chosen(network(batch.observation, noise=online).outputs, batch.action)
+                selector_outputs = network(batch.next_observation, noise=choosing).outputs
+        outputs = select_outputs(network(batch.observation, noise=online).outputs, batch.action)
         reward, discount, weight = batch.reward, batch.discount, batch.weight
-        return td_loss(self._value, outputs, later, judged, reward, discount, weight, batch.next_mask)
+        return td_loss(
+            self._value, outputs, next_outputs, selector_outputs, reward, discount, weight, batch.next_mask
+        )
 
     def sequence_loss(self, network: QNetwork, batch: SequenceSample) -> tuple[Tensor, Tensor]:
         """Compute the loss of sequences after the burn-in, with separate noise for both networks."""
         online, delayed = (None, None) if self._noise is None else self._noise
         at, following = batch.at.flatten(), batch.following.flatten()
         with torch.no_grad():
-            later = self._replay(self._target.forward_network, batch, delayed)[following]
+            next_outputs = self._replay(self._target.forward_network, batch, delayed)[following]
         own = self._replay(network, batch, online)
-        judged = own.detach()[following] if self._config.double else later
-        outputs = chosen(own[at], batch.action)
+        selector_outputs = own.detach()[following] if self._config.double else next_outputs
+        outputs = select_outputs(own[at], batch.action)
         weight = batch.weight.repeat_interleave(batch.at.shape[1])
         reward, discount = batch.reward, batch.discount
-        return td_loss(self._value, outputs, later, judged, reward, discount, weight, batch.next_mask)
+        return td_loss(
+            self._value, outputs, next_outputs, selector_outputs, reward, discount, weight, batch.next_mask
+        )
 
     def _replay(self, network: Callable[..., Any], batch: SequenceSample, noise: Tensor | None) -> Tensor:
         """Compute the outputs of the rows of sequences after their burn-in. [rows, actions, outputs]"""
@@ -280,7 +286,7 @@ class DQN(Agent):
         values, self._evaluation_state = policy.values(
             policy.learner.layout(observation.array),
             observation.mask,
-            forgotten(state, start, policy.network.state_size),
+            reset_states(state, start, policy.network.state_size),
         )
         return policy.to_env(values.argmax(1))
 

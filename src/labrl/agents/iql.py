@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from labrl.agents.parts.targets import TargetNetwork
-from labrl.agents.replay_agent import ReplayActorCriticConfig, ReplayAgent, critic_rows, taken
+from labrl.agents.replay_agent import ReplayActorCriticConfig, ReplayAgent, critic_rows, select_q
 from labrl.agents.sac import CategoricalPolicy
 from labrl.agents.td3 import squared_errors
 from labrl.clock import Clock
@@ -115,7 +115,7 @@ class IQL(ReplayAgent):
         with torch.no_grad():
             following = self._value.forward_network(batch.next_observation).squeeze(1)
             target = torch.addcmul(batch.reward, batch.discount, following)
-        values = taken(critics(batch.observation, batch.action), batch.action)
+        values = select_q(critics(batch.observation, batch.action), batch.action)
         losses = squared_errors(values, target, batch.weight)
         return losses.mean(), critic_rows(losses, values, target)
 
@@ -133,7 +133,7 @@ class IQL(ReplayAgent):
     def _data_value(self, batch: Transitions) -> Tensor:
         """Return the smaller target critic's value of the actions of a minibatch. [batch]"""
         values = self._target.forward_network(batch.observation, batch.action)
-        return taken(values, batch.action).amin(0)
+        return select_q(values, batch.action).amin(0)
 
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at this frame."""
@@ -158,9 +158,9 @@ class BoxPolicy(RescaledGaussian):
         self.stored: gym.Space[Any] = box.stored
         self.random = box.random
 
-    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+    def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return the mean, or draw an action. [n, size]"""
-        return super().chosen(self._limited(parameters), noise).clip(-1, 1).reshape(-1, self._size)
+        return super().sample_or_mode(self._limited(parameters), noise).clip(-1, 1).reshape(-1, self._size)
 
     def log_prob_entropy(self, parameters: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-density before the clipping, and the entropy. [batch] each"""

@@ -18,7 +18,7 @@ from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, 
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.make import make_learner
-from labrl.memory.rollout import Minibatch, Pieces, Rollout, forgotten
+from labrl.memory.rollout import Minibatch, Pieces, Rollout, reset_states
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.building import build_networks, check_torso
 from labrl.networks.distributions import (
@@ -26,7 +26,7 @@ from labrl.networks.distributions import (
     ActionDistribution,
     DiagonalGaussian,
     distribution_for,
-    masked,
+    mask_logits,
 )
 from labrl.networks.layers import StateDependentConfig
 from labrl.schedules import value_at
@@ -100,8 +100,8 @@ class PolicyActor(Actor):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return actions, parameters and the next state."""
         parameters, _, state = self.network(inputs, state, value=False)
-        parameters = masked(parameters, mask)
-        return self._distribution.in_graph(parameters, self._sampled), parameters, state
+        parameters = mask_logits(parameters, mask)
+        return self._distribution.forward_torch(parameters, self._sampled), parameters, state
 
 
 class PolicyAgent(Agent):
@@ -157,7 +157,7 @@ class PolicyAgent(Agent):
             spaces,
         )
         optimizer = config.optimizer if new_optimizer is None else partial(new_optimizer, self.network)
-        whole = not self.TRAITS.halves
+        whole = not self.TRAITS.loss_is_mean
         self.learner = make_learner(
             self.network, spaces, compute, optimizer, config.max_grad_norm, whole_minibatches=whole
         )
@@ -211,24 +211,24 @@ class PolicyAgent(Agent):
         if self._held is None:
             output = self.learner.forward(inputs, before, value=self.values_too)
             parameters, value, self._state = output
-            parameters = masked(parameters, observation.mask)
+            parameters = mask_logits(parameters, observation.mask)
             action = self.distribution.sample(parameters, self._stream)
         else:
             noise = self._held.sample(self._stream)
             output = self.learner.forward(inputs, before, None, noise, value=self.values_too)
             both, value, self._state = output
             parameters, drawn = np.split(both, [self.distribution.num_parameters], axis=1)
-            action = self.distribution.chosen(parameters, drawn)
+            action = self.distribution.sample_or_mode(parameters, drawn)
         self._choice = observation.array, action, observation.mask
         known = self._unscaled(value) if self.values_too else 0.0
-        rollout.add_choice(inputs, action, parameters, known, observation.mask, before)
+        rollout.add_action(inputs, action, parameters, known, observation.mask, before)
         return self.distribution.to_env(action)
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions, and reset recurrent states where episodes are over."""
-        self.rollout.add_outcome(step, self.network.layout, self._state)
+        self.rollout.add_result(step, self.network.layout, self._state)
         if self.network.state_size:
-            self._state = forgotten(self._state, step.episode_over, self.network.state_size)
+            self._state = reset_states(self._state, step.episode_over, self.network.state_size)
         self._next = step.observation
         if self.imitation is not None:
             self.imitation.observe(*self._choice, step)
@@ -243,8 +243,8 @@ class PolicyAgent(Agent):
         if not self.values_too:
             # This session updates the weights only after the last row, so one pass computes all values.
             rollout.set_values(self.values(rollout.rows("observation")))
-        beyond = self.values(*rollout.beyond(self.network.layout(self._next), self._state))
-        advantage = rollout.advantages(beyond, gamma, gae_lambda)
+        final = rollout.bootstrap_states(self.network.layout(self._next), self._state)
+        advantage = rollout.advantages(self.values(*final), gamma, gae_lambda)
         value, action, parameters = map(rollout.rows, ("value", "action", "parameters"))
         self._learned_from = value.copy(), advantage, parameters.copy()
         log_prob = None
@@ -320,10 +320,10 @@ class PolicyAgent(Agent):
         """Compute the parameters of the action distributions in evaluation. [num_envs, num_parameters]"""
         inputs = self.learner.layout(observation.array)
         start = np.ones(len(inputs), np.bool_) if observation.start is None else observation.start
-        before = forgotten(self._evaluation_state, start, self.network.state_size)
+        before = reset_states(self._evaluation_state, start, self.network.state_size)
         output = self.learner.forward(inputs, before, value=self.values_too)
         parameters, _, self._evaluation_state = output
-        return masked(parameters, observation.mask)
+        return mask_logits(parameters, observation.mask)
 
     def actor(self, sampled: bool) -> Actor:
         """Return the policy as one module."""
@@ -403,14 +403,14 @@ class PolicyAgent(Agent):
             self.imitation.close()
 
 
-def evaluated(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
+def evaluate(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
     """Compute distribution parameters and values of a minibatch with gradients. [batch, ...] each"""
     if minibatch.state.shape[1]:
         pieces = Pieces.of(minibatch.start)
         output = network(minibatch.observation, pieces.states(minibatch.state), pieces.lengths)
     else:
         output = network(minibatch.observation)
-    return masked(output.parameters, minibatch.mask), output.value
+    return mask_logits(output.parameters, minibatch.mask), output.value
 
 
 def check_policy(config: PolicyConfig, spaces: Spaces, agent: str) -> bool:
@@ -469,7 +469,7 @@ def refuse_self_imitation(part: object) -> None:
         )
 
 
-def normalized(advantage: Tensor, ranks: Ranks | None = None) -> Tensor:
+def normalize_advantages(advantage: Tensor, ranks: Ranks | None = None) -> Tensor:
     """Scale advantages, [n], to mean 0 and standard deviation 1 over all ranks, unless there is only one.
 
     ranks: None for a single rank.

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from labrl.agents.agent import divided
+from labrl.agents.agent import divide_option
 from labrl.agents.policy_agent import (
     PolicyAgent,
     PolicyConfig,
     check_policy,
-    evaluated,
+    evaluate,
     refuse_self_imitation,
 )
 from labrl.errors import InputError
@@ -30,7 +30,7 @@ from labrl.memory.rollout import (
 )
 from labrl.networks.actor_critic import ActorCritic
 from labrl.networks.building import traits_of
-from labrl.networks.layers import Fused, plus
+from labrl.networks.layers import Fused, add_weighted
 from labrl.schedules import AdaptiveRate, value_at
 from labrl.spaces import Spaces
 from labrl.types import (
@@ -127,7 +127,7 @@ class PPO(PolicyAgent):
 
     Config = PPOConfig
     NAME = "PPO"
-    TRAITS = replace(PolicyAgent.TRAITS, ranks=True, graphs=True)
+    TRAITS = replace(PolicyAgent.TRAITS, data_parallel=True, graphs=True)
     STATISTICS = ("loss_policy", "loss_value", "entropy", "kl", "clip_fraction")
     """Means over the minibatches of a rollout."""
     _config: PPOConfig
@@ -207,7 +207,7 @@ class PPO(PolicyAgent):
         refuse_self_imitation(config.self_imitation)
         recurrent = traits_of(config.network.torso).recurrent
         length = config.sequence_length or (config.horizon if recurrent else 1)
-        return divided(config, "batch_size", ranks, sequence_length=length)
+        return divide_option(config, "batch_size", ranks, sequence_length=length)
 
     def learn(self) -> int:
         """Make epochs of minibatch updates on a full rollout. Returns the number of updates made."""
@@ -239,7 +239,7 @@ class PPO(PolicyAgent):
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute the loss of a minibatch, to be minimized, and the mean STATISTICS."""
-        parameters, value = evaluated(network, minibatch)
+        parameters, value = evaluate(network, minibatch)
         log_prob, entropy = self.distribution.log_prob_entropy(parameters, minibatch.action)
         return self.objective(minibatch, log_prob, entropy, value)
 
@@ -257,7 +257,7 @@ class PPO(PolicyAgent):
         value_error = value_loss(value, minibatch.value, minibatch.value_target, self._value_clip)
         mean_entropy = entropy.mean()
         loss = torch.add(policy, value_error, alpha=self._config.value_coef)
-        loss = plus(loss, mean_entropy, self._entropy_coef, sign=-1)
+        loss = add_weighted(loss, mean_entropy, self._entropy_coef, sign=-1)
         with torch.no_grad():
             change = ratio - 1
             # Low-variance estimator of the divergence, http://joschu.net/blog/kl-approx.html (k3).

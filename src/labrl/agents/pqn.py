@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from labrl.agents.agent import Observation, check_finite, divided
+from labrl.agents.agent import Observation, check_finite, divide_option
 from labrl.agents.parts.exploration import exploration_class
 from labrl.agents.rollout_values_agent import (
     RETURNS_STATISTICS,
@@ -69,13 +69,13 @@ class PQN(RolloutValuesAgent):
     @classmethod
     def for_rank(cls, config: PQNConfig, ranks: int) -> PQNConfig:
         """Return the options of one of several ranks. Raises InputError if they cannot be divided equally."""
-        return divided(config, "batch_size", ranks)
+        return divide_option(config, "batch_size", ranks)
 
     def act(self, observation: Observation) -> NDArray:
         """Choose valid exploring actions for the environments. [num_envs]"""
         inputs = self._policy.learner.layout(observation.array)
         action, _ = self._policy.choose(inputs, observation.mask)
-        self._rollout.add_choice(inputs, action, mask=observation.mask)
+        self._rollout.add_action(inputs, action, mask=observation.mask)
         return self._policy.to_env(action)
 
     def learn(self) -> int:

@@ -12,8 +12,8 @@ from labrl.agents.policy_agent import (
     PolicyAgent,
     PolicyConfig,
     check_policy,
-    evaluated,
-    normalized,
+    evaluate,
+    normalize_advantages,
 )
 from labrl.errors import InputError
 from labrl.memory.rollout import Episodes, Minibatch
@@ -105,7 +105,7 @@ class Reinforce(PolicyAgent):
         if config.baseline == "mean":
             batch.advantage.sub_(batch.advantage.mean())
         if config.normalize_advantage:
-            batch.advantage.copy_(normalized(batch.advantage))
+            batch.advantage.copy_(normalize_advantages(batch.advantage))
         self._entropy_coef = value_at(config.entropy_coef, frame)
         statistics = self.learner.gradient(self.loss, batch)
         self.record(statistics, self.descend(self.lr))
@@ -114,7 +114,7 @@ class Reinforce(PolicyAgent):
 
     def loss(self, network: ActorCritic, minibatch: Minibatch) -> tuple[Tensor, Tensor]:
         """Compute -(G - b) log pi(a|s) minus the entropy bonus, and the mean STATISTICS."""
-        parameters, value = evaluated(network, minibatch)
+        parameters, value = evaluate(network, minibatch)
         log_prob, entropies = self.distribution.log_prob_entropy(parameters, minibatch.action)
         policy = -(minibatch.advantage * log_prob).mean()
         value_error = 0.5 * (value - minibatch.value_target).square().mean()

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, wrong_statistics
+from labrl.agents.make import check_actions
 from labrl.agents.parts.experience import (
     Experience,
     ExperienceConfig,
@@ -36,7 +36,7 @@ from labrl.learning.make import make_learner
 from labrl.memory.replay import Transitions
 from labrl.networks.building import build_networks, check_torso
 from labrl.networks.critics import Critics, PolicyAndCriticsConfig, PolicyNetwork
-from labrl.networks.distributions import BoxActions, masked
+from labrl.networks.distributions import BoxActions, mask_logits
 from labrl.networks.layers import StateDependentConfig
 from labrl.schedules import value_at
 from labrl.seeding import Streams
@@ -100,11 +100,11 @@ class ActionsOf(Protocol):
         """Draw the noise of exploring actions; None if there is none."""
         ...
 
-    def chosen(self, parameters: NDArray, noise: NDArray | None = None) -> NDArray:
+    def sample_or_mode(self, parameters: NDArray, noise: NDArray | None = None) -> NDArray:
         """Return exploring actions, or without noise the best ones. [n, num_parameters] -> [n, ...]"""
         ...
 
-    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
+    def forward_torch(self, parameters: Tensor, sampled: bool) -> Tensor:
         """Return actions for the environment, drawn or the best ones, for an exported policy."""
         ...
 
@@ -128,7 +128,7 @@ class ReplayActor(Actor):
         self, inputs: Tensor, mask: Tensor | None, state: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return actions, the network's outputs and no state."""
-        outputs = masked(self.network(inputs), mask)
+        outputs = mask_logits(self.network(inputs), mask)
         return self._choose(outputs), outputs, state
 
 
@@ -142,7 +142,7 @@ class ReplayAgent(Agent):
         actions=(gym.spaces.Discrete, gym.spaces.Box),
         greedy=True,
         exports=True,
-        ranks=True,
+        data_parallel=True,
         learns_from_copies=True,
     )
     CRITIC_STATISTICS = ("loss_critic", "td_error", "q_mean")
@@ -167,7 +167,7 @@ class ReplayAgent(Agent):
         the means that the policy's loss returns; sde: state-dependent exploration, None for none."""
         self._clock, self._ranks, self.actions = clock, compute.ranks, actions
         critic_lr = config.lr if config.critic_lr is None else config.critic_lr
-        whole = not self.TRAITS.halves
+        whole = not self.TRAITS.loss_is_mean
         policy, critics = build_networks(
             lambda: (
                 PolicyNetwork(
@@ -194,7 +194,7 @@ class ReplayAgent(Agent):
         policy.eval()
         self.policy_network = self.policy.forward_network
         """Function that computes the policy in the session's precision, for the loss of the critics."""
-        self.judge = self.critics.accelerated(self.critics.frozen().eval())
+        self.frozen_critics = self.critics.accelerate(self.critics.frozen().eval())
         """Function that computes the critics for the policy's loss, with gradients only for their inputs."""
         self.targets: dict[str, TargetNetwork[Any]] = {}
         """Target networks by name, which the derived agent creates."""
@@ -229,7 +229,7 @@ class ReplayAgent(Agent):
     @classmethod
     def check(cls, config: Any, spaces: Spaces) -> None:
         """Raise InputError for spaces that the agent or its networks do not support."""
-        whole = not cls.TRAITS.halves
+        whole = not cls.TRAITS.loss_is_mean
         check_actions(cls.NAME, spaces.action)
         check_memory(config, spaces)
         if isinstance(spaces.action, gym.spaces.Box):
@@ -271,11 +271,11 @@ class ReplayAgent(Agent):
             else:
                 action = uniform_valid(mask, stream.random(count))
         elif self._held is None:
-            outputs = masked(self.policy.forward(self.layout(observation.array)), mask)
-            action = self.actions.chosen(outputs, self.actions.noise(outputs, stream))
+            outputs = mask_logits(self.policy.forward(self.layout(observation.array)), mask)
+            action = self.actions.sample_or_mode(outputs, self.actions.noise(outputs, stream))
         else:
             both = self.policy.forward(self.layout(observation.array), self._held.sample(stream))
-            action = self.actions.chosen(*np.split(both, [self.actions.num_parameters], axis=1))
+            action = self.actions.sample_or_mode(*np.split(both, [self.actions.num_parameters], axis=1))
         self._seen, self._action = observation, action
         return self.actions.to_env(action)
 
@@ -346,7 +346,7 @@ class ReplayAgent(Agent):
             average.lerp_(torch.cat((means, norm.view(1))), self._weight)
             return
         if means is not statistics and self._ranks.size > 1:
-            self._ranks.mean_(means)
+            self._ranks.all_reduce_mean_(means)
         values = [*means.tolist(), norm]
         if not math.isfinite(norm):
             check_finite(self._clock.frame, {names[0]: values[0], names[-1]: norm})
@@ -360,12 +360,12 @@ class ReplayAgent(Agent):
 
     def greedy_action(self, observation: Observation) -> NDArray:
         """Return the policy's best actions. [num_envs, ...]"""
-        outputs = masked(self.policy.forward(self.layout(observation.array)), observation.mask)
-        return self.actions.to_env(self.actions.chosen(outputs))
+        outputs = mask_logits(self.policy.forward(self.layout(observation.array)), observation.mask)
+        return self.actions.to_env(self.actions.sample_or_mode(outputs))
 
     def actor(self, sampled: bool) -> Actor:
         """Return the policy as one module."""
-        return ReplayActor(self.policy.network, partial(self.actions.in_graph, sampled=sampled))
+        return ReplayActor(self.policy.network, partial(self.actions.forward_torch, sampled=sampled))
 
     def decision(self) -> dict[str, NDArray]:
         """Return the last actions in stored form."""
@@ -457,7 +457,7 @@ class ReplayAgent(Agent):
         self.experience.close()
 
 
-def taken(values: Tensor, action: Tensor) -> Tensor:
+def select_q(values: Tensor, action: Tensor) -> Tensor:
     """Return the values of the actions of a minibatch. [critics, batch, ...] -> [critics, batch]
 
     values: values of all actions if they are discrete, [critics, batch, actions], otherwise of those taken.

@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Actor, Agent, Observation, Traits
+from labrl.agents.make import check_actions
 from labrl.agents.parts.action_values import (
     ExpectedValue,
     ExpectedValueConfig,
     ValuePolicy,
     ValuePolicyConfig,
-    chosen,
+    select_outputs,
 )
 from labrl.clock import Clock
 from labrl.learning.compute import Compute
@@ -57,7 +57,7 @@ class Returns(Columns):
 
 def returns_loss(network: QNetwork, steps: Returns) -> tuple[Tensor, Tensor]:
     """Compute the mean of (G - Q(s, a))^2 / 2, and RETURNS_STATISTICS."""
-    value = chosen(network(steps.observation).outputs, steps.action).squeeze(1)
+    value = select_outputs(network(steps.observation).outputs, steps.action).squeeze(1)
     error = steps.target - value
     mean = 0.5 * error.square().mean()
     return mean, torch.stack([mean, error.abs().mean(), value.mean()]).detach()
@@ -88,8 +88,8 @@ class RolloutValuesAgent(Agent):
         masks=True,
         greedy=True,
         exports=True,
-        draws=False,
-        ranks=True,
+        stochastic=False,
+        data_parallel=True,
         shares_weights=True,
     )
     _config: RolloutValuesConfig
@@ -115,30 +115,29 @@ class RolloutValuesAgent(Agent):
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
-        self._rollout.add_outcome(step, self._policy.network.layout)
+        self._rollout.add_result(step, self._policy.network.layout)
         self._after = Observation(step.observation, step.mask)
 
     def _returns(
         self,
-        worth: NDArray[np.float32],
-        worth_of: Callable[[NDArray, Masks], NDArray[np.float32]],
+        value: NDArray[np.float32],
+        value_of: Callable[[NDArray, Masks], NDArray[np.float32]],
     ) -> NDArray[np.float32]:
         """Compute G_t = r + gamma ((1 - lambda) W(s') + lambda G_{t+1}), truncated at the rollout's end. [n]
 
-        worth: state values W(s) of the rows, [n]; worth_of: computes W, [m], of observations in the network's
-        layout and their masks. It is called for the states after the last row, then for those of truncated
-        episodes.
+        value: W(s) of the rows, [n]; value_of: computes W, [m], of observations in the network's layout and
+        their masks. It is called for the states after the last row, then for those of truncated episodes.
         """
         rollout, after, config = self._rollout, self._after, self._config
         assert after is not None, "learn() follows observe()"
-        rollout.set_values(worth)
-        beyond = worth_of(self._policy.network.layout(after.array), after.mask)
-        if rollout.cuts:
-            finals = np.stack([cut.observation for cut in rollout.cuts])
-            masks = None if after.mask is None else np.array([cut.mask for cut in rollout.cuts])
-            beyond = np.concatenate([beyond, worth_of(finals, masks)])
+        rollout.set_values(value)
+        bootstrap_value = value_of(self._policy.network.layout(after.array), after.mask)
+        if rollout.truncated_states:
+            finals = np.stack([last.observation for last in rollout.truncated_states])
+            masks = None if after.mask is None else np.array([last.mask for last in rollout.truncated_states])
+            bootstrap_value = np.concatenate([bootstrap_value, value_of(finals, masks)])
         # A lambda-return is W plus the generalized advantage with the same lambda.
-        return rollout.advantages(beyond, config.gamma, config.trace_decay) + worth
+        return rollout.advantages(bootstrap_value, config.gamma, config.trace_decay) + value
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Return the best valid actions. [num_envs]"""

@@ -23,7 +23,7 @@ from labrl.agents.replay_agent import (
     ReplayAgent,
     Stateful,
     critic_rows,
-    taken,
+    select_q,
 )
 from labrl.clock import Clock
 from labrl.component import Component
@@ -37,11 +37,11 @@ from labrl.networks.distributions import (
     Actions,
     BoxActions,
     Categorical,
-    masked,
-    normal,
+    mask_logits,
     squashed_sample,
+    standard_normal,
 )
-from labrl.networks.layers import Array, StateDependentConfig, library_of, plus
+from labrl.networks.layers import Array, StateDependentConfig, add_weighted, library_of
 from labrl.schedules import largest, smallest, value_at
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
@@ -84,7 +84,7 @@ def squared_errors(value: Tensor, target: Tensor, weight: Tensor) -> Tensor:
 
 def soft_value(value: Tensor, entropy: Tensor, temperature: float | Tensor) -> Tensor:
     """Compute the value of a state including entropy, Q - alpha log pi, eq. 3. [batch] each"""
-    return plus(value, entropy, temperature)
+    return add_weighted(value, entropy, temperature)
 
 
 class SAC(ReplayAgent):
@@ -172,20 +172,20 @@ class SAC(ReplayAgent):
         """Compute the squared error of the target r + gamma^n (min_i Q_i'(s', a') - alpha log pi(a'|s'))."""
         soft, policy = self._soft, self.policy_network
         with torch.no_grad():
-            parameters = masked(policy(batch.next_observation), batch.next_mask)
+            parameters = mask_logits(policy(batch.next_observation), batch.next_mask)
             choice, entropy = soft.choose(parameters, batch.noise)
-            value = soft.smaller(self._target.forward_network(batch.next_observation, choice), choice)
+            value = soft.min_q(self._target.forward_network(batch.next_observation, choice), choice)
             value = soft_value(value, entropy, self._alpha)
             target = torch.addcmul(batch.reward, batch.discount, value)
-        values = taken(critics(batch.observation, batch.action), batch.action)
+        values = select_q(critics(batch.observation, batch.action), batch.action)
         losses = squared_errors(values, target, batch.weight)
         return losses.mean(), critic_rows(losses, values, target)
 
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of alpha log pi(a|s) - min_i Q_i(s, a), eq. 7."""
-        parameters = masked(policy(batch.observation), batch.mask)
+        parameters = mask_logits(policy(batch.observation), batch.mask)
         choice, entropy = self._soft.choose(parameters, batch.noise)
-        value = self._soft.smaller(self.judge(batch.observation, choice), choice)
+        value = self._soft.min_q(self.frozen_critics(batch.observation, choice), choice)
         loss = -soft_value(value, entropy, self._alpha).mean()
         means = [loss.detach(), entropy.detach().mean()]
         if self._relative:
@@ -230,9 +230,9 @@ class SquashedGaussianPolicy(Actions):
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
         """Draw standard normal noise. [n, size]"""
-        return normal(parameters[:, : self._size], generator)
+        return standard_normal(parameters[:, : self._size], generator)
 
-    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+    def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return tanh of the mean, or of the mean plus scaled noise. [n, size]"""
         u, library = parameters[:, : self._size], library_of(parameters)
         if noise is not None:
@@ -244,8 +244,8 @@ class SquashedGaussianPolicy(Actions):
         action, log_prob = squashed_sample(parameters, noise)
         return action, -log_prob
 
-    def smaller(self, values: Tensor, choice: Tensor) -> Tensor:
-        """Return min_i Q_i(s, a) of the sampled action. [critics, batch] -> [batch]"""
+    def min_q(self, values: Tensor, choice: Tensor) -> Tensor:
+        """Return the smaller critic's value of the choice. [critics, batch] -> [batch]"""
         return values.amin(0)
 
     def joined(self, action: Tensor, choice: Tensor) -> Tensor:
@@ -290,7 +290,7 @@ class CategoricalPolicy(Categorical):
         probability = log_probability.exp()
         return probability, -(probability * log_probability).sum(1)
 
-    def smaller(self, values: Tensor, choice: Tensor) -> Tensor:
+    def min_q(self, values: Tensor, choice: Tensor) -> Tensor:
         """Return the mean of the smaller critic's values. [critics, batch, actions] -> [batch]"""
         return (values.amin(0) * choice).sum(1)
 

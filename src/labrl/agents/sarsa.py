@@ -69,7 +69,7 @@ class Sarsa(RolloutValuesAgent):
         action, self._next_action = self._next_action, None
         if action is None:
             action, _ = self._policy.choose(inputs, mask)
-        self._rollout.add_choice(inputs, action, mask=mask)
+        self._rollout.add_action(inputs, action, mask=mask)
         return self._policy.to_env(action)
 
     def learn(self) -> int:
@@ -90,17 +90,17 @@ class Sarsa(RolloutValuesAgent):
     def _targets(self) -> NDArray[np.float32]:
         """Compute the lambda-returns of all steps, and choose the action after the last one. [n]"""
         rollout = self._rollout
-        worth = self._worth(rollout.rows("observation"), rollout.masks, rollout.rows("action"))
-        return self._returns(worth, self._worth_of_next)
+        value = self._state_value(rollout.rows("observation"), rollout.masks, rollout.rows("action"))
+        return self._returns(value, self._next_value)
 
-    def _worth_of_next(self, inputs: NDArray, mask: Masks) -> NDArray[np.float32]:
+    def _next_value(self, inputs: NDArray, mask: Masks) -> NDArray[np.float32]:
         """Choose actions in states beyond the rows, and return their values. [n]"""
         action, _ = self._policy.choose(inputs, mask)
         if self._next_action is None:  # the first call is for the states after the last row
             self._next_action = action
-        return self._worth(inputs, mask, action)
+        return self._state_value(inputs, mask, action)
 
-    def _worth(self, inputs: NDArray, mask: Masks, action: NDArray) -> NDArray[np.float32]:
+    def _state_value(self, inputs: NDArray, mask: Masks, action: NDArray) -> NDArray[np.float32]:
         """Return the values of the given actions, or the mean values under the policy. [n]"""
         # Pass a tensor, so that targets use the same operations as the values that approach them.
         values, _ = self._policy.values(self._policy.learner.tensor(inputs), mask)

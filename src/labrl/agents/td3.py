@@ -78,7 +78,7 @@ class TD3(ReplayAgent):
 
     Config: type[DDPGConfig] = TD3Config
     NAME = "td3"
-    TRAITS = replace(ReplayAgent.TRAITS, actions=(gym.spaces.Box,), draws=False, graphs=True, wide=True)
+    TRAITS = replace(ReplayAgent.TRAITS, actions=(gym.spaces.Box,), stochastic=False, graphs=True, wide=True)
     NUM_CRITICS = 2
 
     def __init__(
@@ -138,7 +138,7 @@ class TD3(ReplayAgent):
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of -Q_1(s, pi(s)), whose gradient is eq. 6 of DDPG."""
         action = policy(batch.observation).tanh()
-        loss = -self.judge(batch.observation, action, first=True).mean()
+        loss = -self.frozen_critics(batch.observation, action, first=True).mean()
         return loss, loss.detach().unsqueeze(0)
 
     def metrics(self) -> dict[str, float]:
@@ -168,7 +168,7 @@ class TanhActions(Actions):
         """Draw the noise of training, which tensors of an exported policy do not have. [num_envs, size]"""
         return None if isinstance(parameters, Tensor) or generator is None else self._noise(generator)
 
-    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+    def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return the actions, with noise if there is any. [n, size]"""
         action = library_of(parameters).tanh(parameters)
         return action if noise is None else (action + noise).clip(-1, 1)

@@ -71,7 +71,7 @@ class TD3BC(TD3):
     Config = TD3BCConfig
     NAME = "td3_bc"
     # The weight of the value depends on the whole minibatch, which parts of it do not know.
-    TRAITS = replace(TD3.TRAITS, ranks=False, halves=False, graphs=False)
+    TRAITS = replace(TD3.TRAITS, data_parallel=False, loss_is_mean=False, graphs=False)
 
     def __init__(self, config: TD3BCConfig, **runtime: Any) -> None:
         """Take the arguments of `TD3`."""
@@ -108,7 +108,7 @@ class TD3BC(TD3):
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute `cloning_loss` of a minibatch."""
         action = policy(batch.observation).tanh()
-        value = self.judge(batch.observation, action, first=True)[0]
+        value = self.frozen_critics(batch.observation, action, first=True)[0]
         loss = cloning_loss(value, action, batch.action, self._alpha)
         return loss, loss.detach().unsqueeze(0)
 

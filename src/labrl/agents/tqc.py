@@ -88,6 +88,6 @@ class TQC(SAC):
     def policy_loss(self, policy: PolicyNetwork, batch: Transitions) -> tuple[Tensor, Tensor]:
         """Compute the mean of alpha log pi(a|s) - the mean of all quantiles of Z(s, a), eq. 15."""
         action, entropy = self._soft.choose(policy(batch.observation), batch.noise)
-        value = self.judge(batch.observation, action).mean((0, 2))
+        value = self.frozen_critics(batch.observation, action).mean((0, 2))
         loss = -soft_value(value, entropy, self._alpha).mean()
         return loss, torch.stack((loss.detach(), entropy.detach().mean()))

@@ -41,7 +41,7 @@ class RunningMoments:
         n, mean = len(batch), batch.mean(0)
         squares = ((batch - mean) ** 2).sum(0)
         if not self.ranks.alone:
-            of_all = self.ranks.gathered((mean, squares))
+            of_all = self.ranks.all_gather((mean, squares))
             means = np.array([each for each, _ in of_all])
             mean, within = means.mean(0), np.sum([each for _, each in of_all], axis=0)
             squares = within + n * ((means - mean) ** 2).sum(0)
@@ -71,7 +71,7 @@ class RunningMoments:
         self._squares = np.array(state["squares"], np.float64)
 
 
-class Identity:
+class Transform:
     """Transform without effect and state, the base of all transforms.
 
     Built as `Target(config, spaces=Spaces)`.
@@ -81,18 +81,18 @@ class Identity:
         """Return the transformed observations, without updating statistics. [num_envs, *obs]"""
         return observation
 
-    def in_graph(self, observation: Any) -> Any:
+    def forward_torch(self, observation: Any) -> Any:
         """Return the transformed observations as tensors, for an exported policy.
 
         observation: a tensor [batch, *obs], or a dict of tensors for several inputs. Raises InputError if a
         class overrides `observation` but not this method.
         """
-        if type(self).observation is not Identity.observation:
+        if type(self).observation is not Transform.observation:
             raise InputError.unsupported(
                 "transforms",
                 f"{type(self).__qualname__} cannot be exported",
-                "Define a method in_graph(observation) that transforms tensors like observation() transforms "
-                "arrays.",
+                "Define a method forward_torch(observation) that transforms tensors as observation() does "
+                "arrays",
             )
         return observation
 
@@ -127,7 +127,7 @@ class NormalizeObservationConfig:
     """Number of observations after which older ones fade from the statistics, >= 1; null: never."""
 
 
-class NormalizeObservation(Identity):
+class NormalizeObservation(Transform):
     """Running normalization of vectors of real numbers.
 
     If there are several inputs, each such vector is normalized separately; images and discrete inputs are
@@ -157,7 +157,7 @@ class NormalizeObservation(Identity):
             )
 
     def observation(self, observation: Any) -> Any:
-        """Normalize and clip to float32. [num_envs, *obs], or tensors as for `in_graph`"""
+        """Normalize and clip to float32. [num_envs, *obs], or tensors as for `forward_torch`"""
         if not self._several:
             return self._normalized(observation, self._moments["observation"])
         view = observation.copy()
@@ -165,7 +165,7 @@ class NormalizeObservation(Identity):
             view[name] = self._normalized(observation[name], moments)
         return view
 
-    in_graph = observation
+    forward_torch = observation
 
     def collect(self, observation: NDArray) -> None:
         """Update mean and variance. [num_envs, *obs]"""
@@ -207,7 +207,7 @@ class NormalizeRewardConfig:
     """Number of rewards after which older ones fade from the statistics, >= 1; null: never."""
 
 
-class NormalizeReward(Identity):
+class NormalizeReward(Transform):
     """Scales rewards without shifting them (Engstrom et al., 2020, arXiv:2005.12729, appendix A.1)."""
 
     Config = NormalizeRewardConfig
@@ -243,7 +243,7 @@ class SignRewardConfig:
     """Reduction of rewards to their sign: -1, 0 or 1."""
 
 
-class SignReward(Identity):
+class SignReward(Transform):
     """Reduces rewards to their sign (Mnih et al., 2015), so that one configuration fits all Atari games."""
 
     Config = SignRewardConfig
@@ -268,7 +268,7 @@ class ScaleRewardConfig:
             raise ValueError("must have a scale other than 0, which would make every reward 0")
 
 
-class ScaleReward(Identity):
+class ScaleReward(Transform):
     """Multiplies rewards by a constant."""
 
     Config = ScaleRewardConfig
@@ -289,7 +289,7 @@ class ShiftRewardConfig:
     """Constant added to every reward."""
 
 
-class ShiftReward(Identity):
+class ShiftReward(Transform):
     """Adds a constant to rewards, which matters wherever the length of an episode can vary."""
 
     Config = ShiftRewardConfig
@@ -316,7 +316,7 @@ class ClipRewardConfig:
             raise ValueError(f"must have low < high, got low={self.low:g} and high={self.high:g}")
 
 
-class ClipReward(Identity):
+class ClipReward(Transform):
     """Clips rewards to bounds, so that no single reward dominates."""
 
     Config = ClipRewardConfig
@@ -329,10 +329,10 @@ class ClipReward(Identity):
         return np.clip(step.reward, self._low, self._high)
 
 
-class _Copying(Identity):
+class _Copying(Transform):
     """Wrapper of a user's transform, which may modify arrays that it received or returned."""
 
-    def __init__(self, part: Identity) -> None:
+    def __init__(self, part: Transform) -> None:
         self._part = part
 
     def observation(self, observation: NDArray) -> NDArray:
@@ -356,10 +356,10 @@ def _is_own(target: str) -> bool:
 class Transforms:
     """All transforms of a session, applied in order."""
 
-    def __init__(self, parts: Mapping[str, Identity], copies: bool = False) -> None:
+    def __init__(self, parts: Mapping[str, Transform], copies: bool = False) -> None:
         """copies: whether the agent receives copies, because it may modify its inputs."""
         self._parts, self._copies = dict(parts), copies
-        self._active: Sequence[Identity] = [
+        self._active: Sequence[Transform] = [
             part if _is_own(type(part).__module__) else _Copying(part) for part in self._parts.values()
         ]
         self.active = bool(self._active) or copies
@@ -378,15 +378,15 @@ class Transforms:
         ranks: ranks whose experience enters the statistics; agent: agent that receives the results, as copies
         if its class is not one of labrl's.
         """
-        parts: dict[str, Identity] = {}
+        parts: dict[str, Transform] = {}
         for name, component in components.items():
             if component is None:
                 continue
             parts[name] = component.build(spaces=spaces)
-            if not isinstance(parts[name], Identity):
+            if not isinstance(parts[name], Transform):
                 raise InputError.about(
                     f"transforms.{name}",
-                    f"{component.target} must be derived from labrl.agents.transforms.Identity, which "
+                    f"{component.target} must be derived from labrl.agents.transforms.Transform, which "
                     "defines all methods of a transform",
                     code="target",
                     key=f"transforms.{name}._target_",
@@ -406,13 +406,13 @@ class Transforms:
             observation = part.observation(observation)
         return observation.copy() if self._copies else observation
 
-    def in_graph(self, observation: Any) -> Any:
+    def forward_torch(self, observation: Any) -> Any:
         """Return the transformed observations as tensors, for an exported policy.
 
         Raises InputError for a transform that cannot be exported.
         """
         for part in self._parts.values():
-            observation = part.in_graph(observation)
+            observation = part.forward_torch(observation)
         return observation
 
     def collected(self, observation: NDArray) -> NDArray:

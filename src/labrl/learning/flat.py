@@ -116,7 +116,7 @@ def views(parameters: Sequence[nn.Parameter], vector: Tensor) -> list[Tensor]:
     return pieces
 
 
-def flattened(tensors: Sequence[Tensor]) -> Tensor:
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """Return contiguous tensors of the shapes of parameters as one vector, like `views` of it. [size]"""
     padded = [nn.functional.pad(t.flatten(), (0, _aligned(t.numel()) - t.numel())) for t in tensors]
     return torch.cat(padded)

@@ -26,7 +26,7 @@ from labrl.learning.optimizers import takes_tensors
 WARM_UP = 3
 """Calls of a function before it is recorded, in which libraries choose algorithms and allocate memory."""
 
-MOST_FUNCTIONS = 16
+MAX_FUNCTIONS = 16
 """Number of functions for which a learner reserves memory; further ones are computed as they come."""
 
 
@@ -122,10 +122,10 @@ class DeviceLearner(Learner[Network]):
         # Losses also compute networks of other learners, target networks and copies.
         return not (off or any(each.hooked for each in self._all_changes))
 
-    def accelerated(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
+    def accelerate(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
         """Return a function that computes `network`, like Learner, and watch the network for hooks."""
         self._all_changes.append(Changes(network))
-        return super().accelerated(network, vector)
+        return super().accelerate(network, vector)
 
     def scalar(self, name: str, value: float | Tensor) -> float | Tensor:
         """Return a number for losses as a tensor, which each call refills."""
@@ -238,7 +238,7 @@ class DeviceLearner(Learner[Network]):
         key = (*key, *((name, each.shape, each.dtype, each.device) for name, each in given.items()))
         fixed = self._fixed.get(key)
         if fixed is None:
-            if len(self._fixed) >= MOST_FUNCTIONS:
+            if len(self._fixed) >= MAX_FUNCTIONS:
                 return function(self._on_device(given))
             assert self._record is not None
             fixed = self._fixed[key] = Fixed(function, given, self.device, self._record)

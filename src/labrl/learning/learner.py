@@ -48,7 +48,7 @@ NewOptimizer = Callable[[FlatParameters], "Optimizer"]
 """Makes the optimizer of the parameters of a network."""
 
 
-class MoreThreads:
+class MatmulThreads:
     """Context in which matrix products use more threads."""
 
     def __init__(self, count: int) -> None:
@@ -83,7 +83,7 @@ class Learner(Generic[Network]):
         self.flat = FlatParameters(self.network)
         self._ranks, self._note = compute.ranks, compute.note
         self._threads: AbstractContextManager[None] = (
-            MoreThreads(num_threads) if num_threads > 1 else nullcontext()
+            MatmulThreads(num_threads) if num_threads > 1 else nullcontext()
         )
         self._noise = None if compute.noise is None else compute.noise.new()
         self._optimizer = new_optimizer(self.flat)
@@ -93,9 +93,9 @@ class Learner(Generic[Network]):
             self._say_why(why_no_kernel)
         self._own: KernelNetwork[Any] | None = None
         self._weights_at_first, self._checked = list(self.network.parameters()), False
-        self._learns = self.accelerated(self.network, self.flat.vector)
+        self._learns = self.accelerate(self.network, self.flat.vector)
 
-    def accelerated(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
+    def accelerate(self, network: nn.Module, vector: nn.Parameter | None = None) -> Callable[..., Any]:
         """Return a function that computes `network`, for losses, as fast as this learner computes its own.
 
         vector: weights of `network`, whose gradient is computed; None if they are not learned.
@@ -234,7 +234,7 @@ class Learner(Generic[Network]):
         """Make one update with learning rate `lr`. Returns the norm of the gradient before clipping."""
         return self._optimizer.step(lr)
 
-    def twin(self) -> tuple[Network, Tensor]:
+    def copy_network(self) -> tuple[Network, Tensor]:
         """Return a copy of the network with separate weights and no gradients, and these weights, [size]."""
         other = copy.deepcopy(self.network)
         vector = FlatParameters(other).vector.detach()
@@ -309,7 +309,7 @@ class Learner(Generic[Network]):
 
     def _average(self, statistics: Tensor) -> None:
         """Replace gradient and means by averages over all ranks."""
-        self._ranks.mean_(self.flat.gradient, *([statistics] if statistics.dim() == 1 else []))
+        self._ranks.all_reduce_mean_(self.flat.gradient, *([statistics] if statistics.dim() == 1 else []))
 
     def _measure_noise(self, half: float, size: int, samples: int) -> None:
         """Add a measurement of noise.

@@ -46,16 +46,16 @@ def gradients(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
     return found  # type: ignore[return-value]
 
 
-def cut(gradient: Sequence[Tensor], largest: float | None) -> float:
+def clip_gradients(gradient: Sequence[Tensor], max_norm: float | None) -> float:
     """Clip a gradient in several parts to a Euclidean norm. Returns the norm before clipping."""
     # torch.dot takes a third of the time of torch.linalg.vector_norm.
     squares = 0.0
     for piece in gradient:
         squares += float(torch.dot(piece, piece))
     norm = math.sqrt(squares)
-    if largest is not None and norm > largest:
+    if max_norm is not None and norm > max_norm:
         for piece in gradient:
-            piece.mul_(largest / norm)
+            piece.mul_(max_norm / norm)
     return norm
 
 
@@ -69,11 +69,11 @@ class AdamConfig:
     """Decay of the mean gradient, in [0, 1)."""
 
 
-def cut_on_device(gradient: Sequence[Tensor], largest: float | None) -> Tensor:
-    """Clip a gradient like `cut`, without waiting for the norm. Returns the norm as a scalar tensor."""
+def clip_gradients_on_device(gradient: Sequence[Tensor], max_norm: float | None) -> Tensor:
+    """Clip like `clip_gradients`, without waiting for the norm. Returns the norm as a scalar tensor."""
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(piece) for piece in gradient]))
-    if largest is not None:
-        scale = (largest / norm).clamp(max=1.0)
+    if max_norm is not None:
+        scale = (max_norm / norm).clamp(max=1.0)
         for piece in gradient:
             piece.mul_(scale)
     return norm
@@ -100,7 +100,7 @@ class Adam:
 
     def step(self, lr: Any) -> Any:
         """Make one update. lr: a number, or a scalar tensor. Returns the norm before clipping."""
-        clip = cut_on_device if isinstance(lr, Tensor) else cut
+        clip = clip_gradients_on_device if isinstance(lr, Tensor) else clip_gradients
         norm = clip(self._gradients, self._max_grad_norm)
         for update in self._updates:
             update.add_(1)
@@ -164,7 +164,7 @@ class RMSProp:
         """Make one update. lr: a number, or a scalar tensor. Returns the norm before clipping."""
         decay, eps = self._config.decay, self._config.eps
         slopes, on_device = gradients(self._parameters), isinstance(lr, Tensor)
-        norm = (cut_on_device if on_device else cut)(slopes, self._max_grad_norm)
+        norm = (clip_gradients_on_device if on_device else clip_gradients)(slopes, self._max_grad_norm)
         for parameter, slope, square in zip(self._parameters, slopes, self._squares, strict=True):
             square.mul_(decay).addcmul_(slope, slope, value=1 - decay)
             root = torch.add(square, eps).sqrt_()
@@ -247,7 +247,7 @@ class TorchOptimizer:
 
     def step(self, lr: Any) -> Any:
         """Make one update. lr: a number, or a scalar tensor. Returns the norm before clipping."""
-        clip = cut_on_device if isinstance(lr, Tensor) else cut
+        clip = clip_gradients_on_device if isinstance(lr, Tensor) else clip_gradients
         norm = clip(gradients(self._parameters), self._max_grad_norm)
         for group in self._optimizer.param_groups:
             group["lr"] = lr

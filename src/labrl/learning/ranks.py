@@ -37,7 +37,7 @@ class Ranks:
         """Whether there is no other rank."""
         return self.size == 1
 
-    def mean_(self, *tensors: Tensor) -> None:
+    def all_reduce_mean_(self, *tensors: Tensor) -> None:
         """Replace each tensor by its mean over the ranks, bit for bit the same on all, in one message.
 
         The number of ranks and the backend determine the order of the sum, so a run is reproducible.
@@ -61,13 +61,13 @@ class Ranks:
         if self.alone:
             return torch.std_mean(values, dim=1, keepdim=True)
         mean = values.mean(dim=1, keepdim=True)
-        self.mean_(mean)
+        self.all_reduce_mean_(mean)
         squares = (values - mean).square().mean(dim=1, keepdim=True)
-        self.mean_(squares)
+        self.all_reduce_mean_(squares)
         count = values.shape[1] * self.size
         return (squares * (count / max(count - 1, 1))).sqrt(), mean
 
-    def largest(self, *numbers: int) -> list[int]:
+    def all_reduce_max(self, *numbers: int) -> list[int]:
         """Return the largest of each number over all ranks."""
         if self.alone:
             return list(numbers)
@@ -78,7 +78,7 @@ class Ranks:
             raise RankLostError(first_line(error)) from error
         return told.tolist()
 
-    def gathered(self, value: Any) -> list[Any]:
+    def all_gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank. value: plain data, arrays and tensors on the CPU."""
         if self.alone:
             return [value]
@@ -89,7 +89,7 @@ class Ranks:
             raise RankLostError(first_line(error)) from error
         return values
 
-    def sent_to_leader(self, value: Any) -> list[Any]:
+    def gather_to_rank0(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank, on rank 0; an empty list on the other ranks."""
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
         try:
@@ -98,7 +98,7 @@ class Ranks:
             raise RankLostError(first_line(error)) from error
         return values or []
 
-    def told_by_leader(self, values: Sequence[Any] | None) -> Any:
+    def scatter_from_rank0(self, values: Sequence[Any] | None) -> Any:
         """Return the value that rank 0 sends to this rank.
 
         values: the values by rank on rank 0, None on the other ranks.

@@ -69,9 +69,9 @@ class SlicedLearner(Learner[Network]):
         self._vectors = [] if self._own is None else [nn.Parameter(self.weights) for _ in copies[1:]]
         for vector in self._vectors:
             vector.grad = torch.zeros_like(self.flat.gradient)
-        first = self._learns if copies[0] is self.network else self.accelerated(copies[0])
+        first = self._learns if copies[0] is self.network else self.accelerate(copies[0])
         others = zip_longest(copies[1:], self._vectors)
-        self._functions = [first, *(self.accelerated(each, vector) for each, vector in others)]
+        self._functions = [first, *(self.accelerate(each, vector) for each, vector in others)]
         self._pool: ThreadPoolExecutor | None = None
         if count > 1:  # by default, a new thread would use as many threads as there are cores for products
             self._pool = ThreadPoolExecutor(

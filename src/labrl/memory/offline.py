@@ -35,7 +35,7 @@ class OfflineConfig:
     """Number of transitions to read from the start of the source, at most, >= 1; null: all."""
 
 
-class Wanted(NamedTuple):
+class Requirements(NamedTuple):
     """Requirements on a source of transitions."""
 
     observation: gym.Space[Any]
@@ -175,7 +175,7 @@ class OfflineData:
         config: OfflineConfig,
         pieces: Iterable[Piece],
         total: int,
-        wanted: Wanted,
+        wanted: Requirements,
         generator: np.random.Generator,
     ) -> None:
         """pieces: are read one by one, never all at once; total: number of transitions in all pieces;

@@ -1,7 +1,7 @@
 """Rollouts: the latest steps of one policy, their advantages, and minibatches of them.
 
 A `Rollout` contains `horizon` steps of every environment, `Episodes` contain a number of whole episodes.
-Agents use both in the same way: `add_choice` and `add_outcome` in each step; once the rollout is `full`,
+Agents use both in the same way: `add_action` and `add_result` in each step; once the rollout is `full`,
 `set_values`, `advantages`, `batch` and `clear`.
 """
 
@@ -155,7 +155,7 @@ class Pieces(NamedTuple):
         return states
 
 
-def forgotten(state: NDArray | None, start: NDArray[np.bool_], state_size: int) -> NDArray:
+def reset_states(state: NDArray | None, start: NDArray[np.bool_], state_size: int) -> NDArray:
     """Return the recurrent state where episodes continue, and 0 where they begin. [num_envs, state_size]
 
     state: None if there is none yet. A state of another number of environments is ignored.
@@ -288,7 +288,7 @@ class Minibatch:
             )
 
 
-class Cut(NamedTuple):
+class TruncatedState(NamedTuple):
     """The last state of a truncated episode, whose value is needed although no row contains it."""
 
     t: int
@@ -324,7 +324,7 @@ class Rollout:
         }
         self._state = np.zeros((horizon // sequence_length, num_envs, state_size), np.float32)
         self._on_device: Tensor | None = None  # copy of the observations, always in the same place
-        self.cuts: list[Cut] = []
+        self.truncated_states: list[TruncatedState] = []
         self.t = 0
         """Number of steps stored so far."""
 
@@ -337,7 +337,7 @@ class Rollout:
         """Whether all rows are filled, so that an update is due."""
         return self.t == self.horizon
 
-    def add_choice(
+    def add_action(
         self,
         observation: NDArray | Tensor,
         action: NDArray,
@@ -346,7 +346,7 @@ class Rollout:
         mask: Masks = None,
         state: States = None,
     ) -> None:
-        """Store observation and action of step t; `add_outcome` follows.
+        """Store observation and action of step t; `add_result` follows.
 
         observation: in the network's layout, a tensor to keep observations on its device; parameters, value:
         outputs of the network, if the agent needs them; mask: valid actions, if there are masks; state:
@@ -377,7 +377,7 @@ class Rollout:
                 dtype = np.dtype(np.float32) if row.dtype == np.float64 else row.dtype
                 self._arrays[name] = np.zeros((self.horizon, *row.shape), dtype)
 
-    def add_outcome(
+    def add_result(
         self, step: Step, layout: Callable[[NDArray], NDArray] = np.asarray, state: States = None
     ) -> None:
         """Store the outcome of step t and advance to step t + 1.
@@ -390,23 +390,23 @@ class Rollout:
             for env in map(int, np.flatnonzero(step.truncated & ~step.terminated)):
                 mask = None if masks is None else masks[env].copy()
                 after = None if state is None else state[env].copy()
-                self.cuts.append(Cut(self.t, env, final[env].copy(), mask, after))
+                self.truncated_states.append(TruncatedState(self.t, env, final[env].copy(), mask, after))
         self._arrays["reward"][self.t] = step.reward
         self._arrays["terminated"][self.t] = step.terminated
         self._arrays["episode_over"][self.t] = step.episode_over
         self.t += 1
 
-    def beyond(self, observation: NDArray, state: NDArray) -> tuple[NDArray, NDArray]:
-        """Return the states beyond the rows whose values `advantages` needs: after the last row, and `cuts`.
+    def bootstrap_states(self, observation: NDArray, state: NDArray) -> tuple[NDArray, NDArray]:
+        """Return the states whose values `advantages` needs: after the last row, and `truncated_states`.
 
         observation, state: observations after the last row in the network's layout, and recurrent states
         there, of size 0 if there are none, [num_envs, ...] each. Returns observations and recurrent states,
         [n, ...] each.
         """
-        if not self.cuts:
+        if not self.truncated_states:
             return observation, state
-        finals = [cut.observation for cut in self.cuts]
-        states = [cut.state for cut in self.cuts if cut.state is not None]
+        finals = [last.observation for last in self.truncated_states]
+        states = [last.state for last in self.truncated_states if last.state is not None]
         return np.concatenate([observation, finals]), np.concatenate([state, states])
 
     def set_values(self, value: NDArray) -> None:
@@ -414,18 +414,18 @@ class Rollout:
         shape = (-1, self.num_envs, self.sequence_length)
         self._arrays["value"][:] = value.reshape(shape).swapaxes(1, 2).reshape(self.horizon, self.num_envs)
 
-    def advantages(self, beyond: NDArray, gamma: float, gae_lambda: float) -> NDArray[np.float32]:
+    def advantages(self, bootstrap_value: NDArray, gamma: float, gae_lambda: float) -> NDArray[np.float32]:
         """Return the advantages of a full rollout whose values are filled in, in the order of `rows`. [n]
 
-        beyond: values of the states that `beyond` returned.
+        bootstrap_value: values of the states that `bootstrap_states` returned. [n]
         """
         arrays, t = self._arrays, self.t
         reward, value = arrays["reward"][:t], arrays["value"][:t]
         terminated, episode_over = arrays["terminated"][:t], arrays["episode_over"][:t]
         next_value = np.empty_like(value)
-        next_value[:-1], next_value[-1] = value[1:], beyond[: self.num_envs]
-        for cut, final in zip(self.cuts, beyond[self.num_envs :], strict=True):
-            next_value[cut.t, cut.env] = final
+        next_value[:-1], next_value[-1] = value[1:], bootstrap_value[: self.num_envs]
+        for last, final_value in zip(self.truncated_states, bootstrap_value[self.num_envs :], strict=True):
+            next_value[last.t, last.env] = final_value
         return self.rows(
             generalized_advantages(reward, value, next_value, terminated, episode_over, gamma, gae_lambda)
         )
@@ -482,7 +482,7 @@ class Rollout:
     def clear(self) -> None:
         """Start the next rollout."""
         self.t = 0
-        self.cuts.clear()
+        self.truncated_states.clear()
 
     def rows(self, which: str | NDArray) -> Any:
         """Return the rows of the batch, sequence after sequence. [n, ...]
@@ -505,7 +505,7 @@ class Rollout:
             if "observation" in arrays
             else None,
             "arrays": {name: array.copy() for name, array in arrays.items()},
-            "cuts": [list(cut) for cut in self.cuts],
+            "cuts": [list(last) for last in self.truncated_states],
             "state": self._state[:begun].copy(),
         }
 
@@ -519,7 +519,7 @@ class Rollout:
                 self._arrays[name] = np.zeros((self.horizon, *rows.shape[1:]), rows.dtype)
             array = self._arrays[name]
             array[: self.t] = torch.from_numpy(rows) if isinstance(array, Tensor) else rows
-        self.cuts = [Cut(*cut) for cut in state["cuts"]]
+        self.truncated_states = [TruncatedState(*last) for last in state["cuts"]]
         self._state[: len(state["state"])] = state["state"]
 
 
@@ -545,16 +545,16 @@ class Episodes(Rollout):
         """Whether enough episodes have ended, so that an update is due."""
         return self._ended >= self._count
 
-    def add_choice(self, observation: NDArray | Tensor, *choice: Any, **state: Any) -> None:
+    def add_action(self, observation: NDArray | Tensor, *choice: Any, **state: Any) -> None:
         """Store observation and action of step t in main memory, after making room."""
         self._make_room(self.t + 1)
-        super().add_choice(_as_array(observation), *choice, **state)
+        super().add_action(_as_array(observation), *choice, **state)
 
-    def add_outcome(
+    def add_result(
         self, step: Step, layout: Callable[[NDArray], NDArray] = np.asarray, state: States = None
     ) -> None:
         """Store the outcome of step t like `Rollout`, and count the episodes that it ends."""
-        super().add_outcome(step, layout, state)
+        super().add_result(step, layout, state)
         ended = step.terminated | step.episode_over
         self._end[ended] = self.t
         self._ended += int(ended.sum())

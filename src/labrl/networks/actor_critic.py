@@ -16,11 +16,11 @@ from labrl.networks.building import build_torso
 from labrl.networks.layers import (
     Activation,
     ExploringHead,
-    Output,
-    activated,
+    Float32Linear,
     check_head,
-    initialized,
+    initialize,
     orthogonal,
+    with_activations,
 )
 from labrl.spaces import Spaces, sees_images
 from labrl.types import PositiveInt
@@ -55,8 +55,8 @@ def is_shared(config: ActorCriticConfig, spaces: Spaces) -> bool:
 
 def _head(units: list[int], num_features: int, config: ActorCriticConfig) -> list[nn.Module]:
     """Return the layers of a head before the last one; all of them compute in float32."""
-    layers = [initialized(Output(a, b), "orthogonal") for a, b in pairwise([num_features, *units])]
-    return activated(layers, config.head_activation, config.head_layer_norm)
+    layers = [initialize(Float32Linear(a, b), "orthogonal") for a, b in pairwise([num_features, *units])]
+    return with_activations(layers, config.head_activation, config.head_layer_norm)
 
 
 class GaussianHead(nn.Sequential):
@@ -119,7 +119,7 @@ class ActorCritic(nn.Module):
         num_outputs = num_outputs if log_std_init is None else num_outputs // 2
         hidden = _head(config.policy_head, size, config)
         # A small gain makes the first policy nearly uniform (Andrychowicz et al., 2021, arXiv:2006.05990).
-        last = orthogonal(Output([size, *config.policy_head][-1], num_outputs), 0.01)
+        last = orthogonal(Float32Linear([size, *config.policy_head][-1], num_outputs), 0.01)
         self.policy_head: nn.Sequential = nn.Sequential(*hidden, last)
         if log_std_init is not None and explores:
             self.policy_head = ExploringHead(hidden, last, log_std_init)
@@ -127,7 +127,7 @@ class ActorCritic(nn.Module):
             self.policy_head = GaussianHead([*hidden, last], torch.full((1, num_outputs), log_std_init))
         if has_value:
             hidden = _head(config.value_head, size, config)
-            last = orthogonal(Output([size, *config.value_head][-1], 1), 1.0)
+            last = orthogonal(Float32Linear([size, *config.value_head][-1], 1), 1.0)
             self.value_head = nn.Sequential(*hidden, last)
 
     def forward(

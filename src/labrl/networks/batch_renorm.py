@@ -14,7 +14,7 @@ from torch.nn.functional import batch_norm
 
 from labrl.component import Component
 from labrl.networks.building import TorsoTraits
-from labrl.networks.layers import Activation, Initialization, activation_layer, initialized, numbers
+from labrl.networks.layers import Activation, Initialization, activation_layer, initialize, numbers
 from labrl.networks.torso import FittingTorso, ImageTorso, NatureCNN, NatureCNNConfig
 from labrl.types import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -112,7 +112,7 @@ class RenormalizedMLP(nn.Module):
         self.numbers = nn.Sequential(*numbers(observation_space, shares=False))
         self.activation = activation_layer(config.activation)
         sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
-        layers = [initialized(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
+        layers = [initialize(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
         self.layers = nn.ModuleList(layers)
         self.norms = nn.ModuleList([BatchRenorm(config.renorm, size) for size in sizes])
 

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from labrl.component import Component, accepted_settings
 from labrl.errors import Code, InputError, LabrlError
-from labrl.networks.layers import SideBySide, vector_space
+from labrl.networks.layers import ConcatInputs, vector_space
 from labrl.spaces import Spaces, example, sees_images, several_images
 
 Built = TypeVar("Built", bound=tuple[nn.Module, ...])
@@ -75,8 +75,8 @@ def check_torso(
     for part in () if whole_minibatches else _components(torso):
         if traits_of(part).batch_statistics:
             raise refusal(
-                f"{part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or agent/network=mlp_256 or another one "
-                "(agent.network.torso.mlp.layer_norm=true normalizes each sample by itself)."
+                f"{part.target} {BY_THE_MINIBATCH}. Set agent=crossq, or agent/network=mlp_256 or another "
+                "one (agent.network.torso.mlp.layer_norm=true normalizes each sample by itself)."
             )
     is_recurrent = traits_of(torso).recurrent
     if is_recurrent and recurrent is False:
@@ -118,7 +118,7 @@ def build_torso(torso: Component, space: gym.Space[Any]) -> Any:
     forward pass writes to.
     """
     check_reads(torso, space)
-    layout = SideBySide(space) if isinstance(space, gym.spaces.Dict) and not sees_images(space) else None
+    layout = ConcatInputs(space) if isinstance(space, gym.spaces.Dict) and not sees_images(space) else None
     try:
         built: Any = torso.build(observation_space=space if layout is None else layout.space)
         weights = list(built.parameters()) if isinstance(built, nn.Module) else []

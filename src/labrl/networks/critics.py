@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from labrl.component import Component
 from labrl.networks.building import build_torso
-from labrl.networks.layers import ExploringHead, Output, activation_layer, numbers, vector_space
+from labrl.networks.layers import ExploringHead, Float32Linear, activation_layer, numbers, vector_space
 from labrl.networks.q_network import Stream
 from labrl.networks.torso import MLP, AutoTorso
 from labrl.spaces import Spaces, is_vector
@@ -51,9 +51,9 @@ class PolicyNetwork(nn.Module):
         self.layout = self.torso.layout
         size, self._explores = self.torso.num_features, log_std_init is not None
         if log_std_init is None:
-            self.outputs = Output(size, num_outputs)
+            self.outputs = Float32Linear(size, num_outputs)
         else:
-            self.outputs = ExploringHead([], Output(size, num_outputs // 2), log_std_init)
+            self.outputs = ExploringHead([], Float32Linear(size, num_outputs // 2), log_std_init)
 
     def forward(self, observation: Tensor, noise: Tensor | None = None) -> Tensor:
         """Return outputs in float32, [batch, num_outputs].

@@ -25,7 +25,7 @@ INVALID = -1e9
 """Logit of an invalid action: its probability is exactly 0, and all results remain finite."""
 
 
-def masked(logits: Array, mask: Array | None) -> Array:
+def mask_logits(logits: Array, mask: Array | None) -> Array:
     """Return logits with probability 0 where the mask is False (Huang & Ontanon, 2022, arXiv:2006.14171).
 
     logits, mask: [batch, num_parameters]; mask: None if all actions are valid. Invalid logits receive no
@@ -238,7 +238,7 @@ psi'(a).
 """
 
 
-def normal(like: Array, generator: np.random.Generator | None) -> Array:
+def standard_normal(like: Array, generator: np.random.Generator | None) -> Array:
     """Draw standard normal numbers of the shape of `like`. generator: None for that of torch."""
     if isinstance(like, Tensor):
         return torch.randn_like(like)
@@ -246,7 +246,7 @@ def normal(like: Array, generator: np.random.Generator | None) -> Array:
     return generator.standard_normal(like.shape, dtype=np.float32)
 
 
-def within(action: Array, low: Any, high: Any, dtype: np.dtype[Any]) -> Array:
+def clip_to_space(action: Array, low: Any, high: Any, dtype: np.dtype[Any]) -> Array:
     """Clip actions to the bounds of a space and convert them to its type. Whole numbers are rounded."""
     as_constant = library_of(action).asarray
     inside = action.clip(as_constant(low), as_constant(high))
@@ -292,7 +292,7 @@ class BoxActions:
         as_constant = library_of(action).asarray
         scaled = as_constant(self._middle) + action * as_constant(self.half)
         # Some environments refuse actions that exceed the bounds by a rounding error.
-        return within(scaled, self._low, self._high, self._dtype).reshape(-1, *self._shape)
+        return clip_to_space(scaled, self._low, self._high, self._dtype).reshape(-1, *self._shape)
 
     def random(self, count: int, generator: np.random.Generator) -> NDArray[np.float32]:
         """Draw uniform actions in [-1, 1]. [count, size]"""
@@ -313,20 +313,20 @@ class Actions(ABC):
         """Draw the noise of a sample. generator: needed for arrays; tensors use that of torch."""
 
     @abstractmethod
-    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+    def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return an action for each row. noise: result of `noise` for a sample, None for the best action."""
 
     def sample(self, parameters: NDArray, generator: np.random.Generator) -> NDArray:
         """Draw an action for each row. [batch, *action_shape]"""
-        return self.chosen(parameters, self.noise(parameters, generator))
+        return self.sample_or_mode(parameters, self.noise(parameters, generator))
 
     def mode(self, parameters: NDArray) -> NDArray:
         """Return the best action for each row. [batch, *action_shape]"""
-        return self.chosen(parameters)
+        return self.sample_or_mode(parameters)
 
-    def in_graph(self, parameters: Tensor, sampled: bool) -> Tensor:
+    def forward_torch(self, parameters: Tensor, sampled: bool) -> Tensor:
         """Return actions for the environment, drawn or the best ones, for an exported policy."""
-        return self.to_env(self.chosen(parameters, self.noise(parameters) if sampled else None))
+        return self.to_env(self.sample_or_mode(parameters, self.noise(parameters) if sampled else None))
 
 
 class ActionDistribution(Actions):
@@ -372,7 +372,7 @@ class Categorical(ActionDistribution):
         action: NDArray = (parameters + generator.gumbel(size=parameters.shape)).argmax(1)
         return action
 
-    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+    def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return the actions with the largest logit, or draw them with the Gumbel-max trick. [batch]"""
         logits = parameters if noise is None else parameters + noise
         return logits.argmax(1)
@@ -401,7 +401,7 @@ class MultiCategorical(ActionDistribution):
         self._first = space.start
         self.num_parameters = sum(self.sizes)
 
-    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+    def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return the option with the largest logit of each choice, or draw it. [batch, *action_shape]"""
         logits = parameters if noise is None else parameters + noise
         choices = [logits[:, own].argmax(1) for own in self._slices]
@@ -439,7 +439,7 @@ class Bernoulli(ActionDistribution):
         assert generator is not None
         return generator.logistic(size=parameters.shape)
 
-    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+    def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return 1 where 1 is more likely, or draw the switches. [batch, *action_shape]"""
         log_odds = parameters if noise is None else parameters + noise
         return cast(log_odds > 0, np.int8).reshape(-1, *self.action_shape)
@@ -477,9 +477,9 @@ class DiagonalGaussian(ActionDistribution):
 
     def noise(self, parameters: Array, generator: np.random.Generator | None = None) -> Array:
         """Draw standard normal noise. [batch, size]"""
-        return normal(parameters[:, : self._size], generator)
+        return standard_normal(parameters[:, : self._size], generator)
 
-    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+    def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return the mean, or the mean plus scaled noise. [batch, *action_shape]"""
         mean = parameters[:, : self._size]
         if noise is not None:
@@ -492,7 +492,7 @@ class DiagonalGaussian(ActionDistribution):
 
     def to_env(self, action: Array) -> Array:
         """Clip actions to the bounds of the space. [batch, *action_shape]"""
-        return within(action, self._low, self._high, self._dtype)
+        return clip_to_space(action, self._low, self._high, self._dtype)
 
     def numbers(self, parameters: NDArray) -> dict[str, NDArray]:
         """Return means and standard deviations of samples. [batch, size] each"""
@@ -574,7 +574,7 @@ class ScaledBeta(ActionDistribution):
         log_uniform = -generator.standard_exponential(shape, np.float32)
         return np.stack([generator.standard_normal(shape, np.float32), log_uniform])
 
-    def chosen(self, parameters: Array, noise: Array | None = None) -> Array:
+    def sample_or_mode(self, parameters: Array, noise: Array | None = None) -> Array:
         """Return the modes, or samples x / (x + y) of gamma distributed x and y. [batch, *action_shape]
 
         A gamma sample is d v with d = a - 1/3 and v = (1 + z / sqrt(9 d))^3 for a normal z, accepted if

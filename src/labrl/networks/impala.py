@@ -10,7 +10,7 @@ import gymnasium as gym
 from pydantic import Field
 from torch import Tensor, nn
 
-from labrl.networks.layers import Activation, Initialization, activation_layer, initialized
+from labrl.networks.layers import Activation, Initialization, activation_layer, initialize
 from labrl.networks.torso import ImageTorso, PixelConvolution
 from labrl.types import PositiveInt
 
@@ -35,7 +35,7 @@ class Residual(nn.Module):
     def __init__(self, channels: int, kind: Initialization, between: Activation = "ReLU") -> None:
         super().__init__()
         self.activate: nn.Module = vars(nn)[between]()  # not in place: x is added
-        self.first = initialized(nn.Conv2d(channels, channels, 3, padding=1), kind)
+        self.first = initialize(nn.Conv2d(channels, channels, 3, padding=1), kind)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
         for zero in (self.second.weight, self.second.bias):
             nn.init.zeros_(zero)  # type: ignore[arg-type]
@@ -57,9 +57,9 @@ class ImpalaCNN(ImageTorso):
         kind, between = config.initialization, config.activation
         first = PixelConvolution(observation_space, config.channels[0], 3, padding=1)
         others = pairwise(config.channels)
-        self.convolutions = nn.ModuleList([initialized(first, kind)])
+        self.convolutions = nn.ModuleList([initialize(first, kind)])
         self.convolutions.extend(
-            initialized(nn.Conv2d(before, after, 3, padding=1), kind) for before, after in others
+            initialize(nn.Conv2d(before, after, 3, padding=1), kind) for before, after in others
         )
         self.blocks = nn.ModuleList(
             nn.Sequential(
@@ -74,7 +74,7 @@ class ImpalaCNN(ImageTorso):
         if config.features is not None:
             flat = height * width * config.channels[-1]
             self.linear = nn.Sequential(
-                initialized(nn.Linear(flat, config.features), kind), activation_layer(between)
+                initialize(nn.Linear(flat, config.features), kind), activation_layer(between)
             )
 
     def forward(self, observation: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def in_float32(layers: Callable[..., Result], x: Tensor, *others: Tensor | None)
         return layers(x.float(), *others)
 
 
-class Output(nn.Linear):
+class Float32Linear(nn.Linear):
     """Linear layer that computes in float32, even under autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Output(nn.Linear):
         return nn.functional.linear(x, self.weight, self.bias)
 
 
-class Normalized(nn.Module):
+class LayerNormMLP(nn.Module):
     """Layers followed by layer normalization and an activation each."""
 
     def __init__(self, layers: Sequence[nn.Linear], activate: nn.Module) -> None:
@@ -100,10 +100,10 @@ class Normalized(nn.Module):
         return x
 
 
-def activated(layers: Sequence[nn.Linear], between: Activation, layer_norm: bool) -> list[nn.Module]:
+def with_activations(layers: Sequence[nn.Linear], between: Activation, layer_norm: bool) -> list[nn.Module]:
     """Return the layers with an activation, and optionally layer normalization, after each."""
     if layer_norm and layers:
-        return [Normalized(layers, activation_layer(between))]
+        return [LayerNormMLP(layers, activation_layer(between))]
     return [part for layer in layers for part in (layer, activation_layer(between))]
 
 
@@ -148,7 +148,7 @@ DRAWN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def initialized(layer: Layer, kind: Initialization) -> Layer:
+def initialize(layer: Layer, kind: Initialization) -> Layer:
     """Initialize a layer that an activation such as a ReLU follows, and which torch made uniform."""
     if kind != "uniform":
         DRAWN[kind](layer.weight)
@@ -231,7 +231,7 @@ class ExploringHead(nn.Sequential):
     Gradients of the noise do not reach the features, as in the authors' code.
     """
 
-    def __init__(self, layers: list[nn.Module], last: Output, log_std_init: float) -> None:
+    def __init__(self, layers: list[nn.Module], last: Float32Linear, log_std_init: float) -> None:
         """layers: layers before the last one."""
         super().__init__(*layers, last)
         self.log_std = nn.Parameter(torch.full((last.in_features, last.out_features), log_std_init))
@@ -257,7 +257,7 @@ class ExploringHead(nn.Sequential):
         return torch.cat([log_std, drawn * torch.exp(-log_std)], dim=1)
 
 
-class Shares(nn.Module):
+class ScaleBytes(nn.Module):
     """Scales bytes to [0, 1] by their ranges, if these differ or do not start at 0."""
 
     low: Tensor
@@ -274,7 +274,7 @@ class Shares(nn.Module):
         return (numbers - self.low) / self.width
 
 
-class Numbers(nn.Module):
+class FlattenInputs(nn.Module):
     """Converts observations to rows of numbers: choices are one-hot, and bytes are scaled to [0, 1]."""
 
     def __init__(self, space: gym.Space[Any], shares: bool = True) -> None:
@@ -283,7 +283,7 @@ class Numbers(nn.Module):
         self._size, self._choices = math.prod(space.shape or ()), choices_of(space)
         bounds = range_of(space) if shares else 1.0
         self._unit = 1.0 if isinstance(bounds, tuple) else 1 / bounds
-        self.shares = Shares(*(part.ravel() for part in bounds)) if isinstance(bounds, tuple) else None
+        self.shares = ScaleBytes(*(part.ravel() for part in bounds)) if isinstance(bounds, tuple) else None
 
     def forward(self, observation: Tensor) -> Tensor:
         """Return rows of numbers in float32. [batch, *obs] -> [batch, size]"""
@@ -310,18 +310,18 @@ def numbers(space: gym.Space[Any], shares: bool = True) -> list[nn.Module]:
         or not space.shape
         or space.dtype not in (np.float32, np.float64)
     ):
-        return [Numbers(space, shares)]
+        return [FlattenInputs(space, shares)]
     return [] if len(space.shape) == 1 else [nn.Flatten()]
 
 
 def vector_space(space: gym.Space[Any]) -> gym.Space[Any]:
     """Return the space of network inputs: for several inputs without images, one vector."""
     if isinstance(space, gym.spaces.Dict) and not sees_images(space):
-        return SideBySide(space).space
+        return ConcatInputs(space).space
     return space
 
 
-class SideBySide:
+class ConcatInputs:
     """Converts several inputs without images to one vector of real numbers, with one-hot choices."""
 
     def __init__(self, space: gym.spaces.Dict) -> None:
@@ -353,7 +353,7 @@ def _numbers(values: Array, choices: list[tuple[int, int]], bounds: Any) -> Arra
     return rows if bounds == 1 else cast(rows, np.float32) * unit
 
 
-def plus(sum_: Tensor, term: Tensor, weight: float | Tensor, sign: int = 1) -> Tensor:
+def add_weighted(sum_: Tensor, term: Tensor, weight: float | Tensor, sign: int = 1) -> Tensor:
     """Return `sum_` with a weighted term added, or subtracted for sign=-1, as one operation.
 
     weight: a number or a scalar tensor. With the number 0, torch would still differentiate the term.

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from labrl.component import Component
 from labrl.networks.building import build_torso
-from labrl.networks.layers import Activation, NoisyLinear, Output, activation_layer, check_head, in_float32
+from labrl.networks.layers import (
+    Activation,
+    Float32Linear,
+    NoisyLinear,
+    activation_layer,
+    check_head,
+    in_float32,
+)
 from labrl.spaces import Spaces
 from labrl.types import PositiveFloat, PositiveInt
 
@@ -56,7 +63,7 @@ class Stream(nn.Module):
         """Number of noise variables of all layers."""
         self.layers = nn.ModuleList()
         for size in sizes:
-            plain = Output if size is sizes[-1] else nn.Linear
+            plain = Float32Linear if size is sizes[-1] else nn.Linear
             self.layers.append(plain(*size) if noisy is None else NoisyLinear(*size, noisy))
         self.norms = nn.ModuleList(nn.LayerNorm(n) for n in hidden if layer_norm)
         self.activations = nn.ModuleList(activation_layer(between) for _ in hidden)

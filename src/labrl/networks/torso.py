@@ -18,16 +18,16 @@ from labrl.errors import InputError
 from labrl.networks.building import TorsoTraits, build_torso, check_reads, refusal
 from labrl.networks.layers import (
     Activation,
+    ConcatInputs,
     Initialization,
-    Shares,
-    SideBySide,
-    activated,
+    ScaleBytes,
     activation_layer,
     autocast_device,
     in_float32,
-    initialized,
+    initialize,
     normalization,
     numbers,
+    with_activations,
 )
 from labrl.spaces import is_image, range_of, several_images
 from labrl.types import PositiveInt
@@ -57,8 +57,8 @@ class MLP(nn.Sequential):
 
     def __init__(self, config: MLPConfig, observation_space: gym.Space[Any]) -> None:
         sizes = [gym.spaces.flatdim(observation_space), *config.hidden]
-        layers = [initialized(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
-        hidden = activated(layers, config.activation, config.layer_norm)
+        layers = [initialize(nn.Linear(a, b), config.initialization) for a, b in pairwise(sizes)]
+        hidden = with_activations(layers, config.activation, config.layer_norm)
         super().__init__(*numbers(observation_space), *hidden)
         self.activation, self.layer_norm = config.activation, config.layer_norm
 
@@ -76,10 +76,10 @@ class PixelConvolution(nn.Conv2d):
         super().__init__(channels, maps, size, stride, padding)
         bounds = range_of(space)
         self.divisor = 1.0 if isinstance(bounds, tuple) else bounds
-        self.shares: Shares | None = None
+        self.shares: ScaleBytes | None = None
         if isinstance(bounds, tuple):
             axes = (0, 1, 2) if channels_first else (2, 0, 1)
-            self.shares = Shares(*(part.transpose(axes) for part in bounds))
+            self.shares = ScaleBytes(*(part.transpose(axes) for part in bounds))
 
     def forward(self, observation: Tensor) -> Tensor:
         """Compute the maps. [batch, height, width, channels] -> [batch, maps, h, w]"""
@@ -175,9 +175,9 @@ class NatureCNN(ImageTorso):
     def __init__(self, config: NatureCNNConfig, observation_space: gym.Space[Any]) -> None:
         super().__init__(config, observation_space)
         kind = config.initialization
-        self.first = initialized(PixelConvolution(observation_space, 32, 8, stride=4), kind)
-        second = initialized(nn.Conv2d(32, 64, 4, stride=2), kind)
-        third = initialized(nn.Conv2d(64, 64, 3, stride=1), kind)
+        self.first = initialize(PixelConvolution(observation_space, 32, 8, stride=4), kind)
+        second = initialize(nn.Conv2d(32, 64, 4, stride=2), kind)
+        third = initialize(nn.Conv2d(64, 64, 3, stride=1), kind)
         self.convolutions = nn.Sequential(
             *self._after(self.first, config), second, *self._after(second, config), third,
             *self._after(third, config), nn.Flatten(),
@@ -186,7 +186,7 @@ class NatureCNN(ImageTorso):
         if config.features is not None:
             with torch.no_grad():
                 flat = self.convolutions(self.first(torch.zeros(1, *self.image_shape))).shape[1]
-            linear = initialized(nn.Linear(flat, config.features), kind)
+            linear = initialize(nn.Linear(flat, config.features), kind)
             self.linear = nn.Sequential(linear, *self._after(linear, config))
 
     @staticmethod
@@ -235,7 +235,7 @@ class Inputs(nn.Module):
         assert isinstance(observation_space, gym.spaces.Dict)
         images = {name: inner for name, inner in observation_space.spaces.items() if is_image(inner)}
         others = {name: inner for name, inner in observation_space.spaces.items() if name not in images}
-        self._numbers = SideBySide(gym.spaces.Dict(others)) if others else None
+        self._numbers = ConcatInputs(gym.spaces.Dict(others)) if others else None
         size = math.prod(self._numbers.space.shape) if self._numbers is not None else 0
         # Add a suffix, because an input may have the name of a method of modules.
         self.images = nn.ModuleDict()

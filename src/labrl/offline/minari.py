@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from labrl.component import Component
 from labrl.errors import InputError
-from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Wanted
+from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Requirements
 from labrl.mistakes.spelling import did_you_mean
 from labrl.spaces import alike, array_dtype, flat_space, has_bounds, packed, same_actions
 
@@ -38,7 +38,7 @@ class OfflineMinari(OfflineData):
     Config = OfflineMinariConfig
 
     def __init__(
-        self, config: OfflineMinariConfig, *, wanted: Wanted, generator: np.random.Generator
+        self, config: OfflineMinariConfig, *, wanted: Requirements, generator: np.random.Generator
     ) -> None:
         """wanted: what the agent needs. Raises InputError if the dataset does not provide it.
 
@@ -94,7 +94,7 @@ class OfflineMinari(OfflineData):
         return [{}]
 
 
-def _pieces(dataset: Any, wanted: Wanted, origin: str, clipped: dict[str, int]) -> Iterator[Piece]:
+def _pieces(dataset: Any, wanted: Requirements, origin: str, clipped: dict[str, int]) -> Iterator[Piece]:
     """Yield the episodes of a dataset.
 
     clipped: receives the number of clipped actions in an episode, by the place of the first. Raises
@@ -127,7 +127,7 @@ def _pieces(dataset: Any, wanted: Wanted, origin: str, clipped: dict[str, int]) 
         yield given._replace(action=stored_actions(action, wanted))
 
 
-def stored_actions(action: NDArray, wanted: Wanted) -> NDArray:
+def stored_actions(action: NDArray, wanted: Requirements) -> NDArray:
     """Convert actions of the environment to actions as the agent stores them."""
     space = wanted.action
     if isinstance(space, gym.spaces.Discrete):

@@ -15,7 +15,7 @@ from pydantic import Field
 from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
-from labrl.memory.offline import AT_ONCE, OfflineConfig, OfflineData, PieceReplay, Wanted
+from labrl.memory.offline import AT_ONCE, OfflineConfig, OfflineData, PieceReplay, Requirements
 from labrl.memory.replay import ReplayConfig, row_dtype
 from labrl.run.run import MARKER, Run
 from labrl.run.session import RunSession
@@ -46,7 +46,9 @@ class OfflineRun(OfflineData):
 
     Config = OfflineRunConfig
 
-    def __init__(self, config: OfflineRunConfig, *, wanted: Wanted, generator: np.random.Generator) -> None:
+    def __init__(
+        self, config: OfflineRunConfig, *, wanted: Requirements, generator: np.random.Generator
+    ) -> None:
         """wanted: what the agent needs. Raises InputError if a run does not provide it."""
         self.check(config)
         memories = [
@@ -126,7 +128,7 @@ def _recorded(path: Path) -> dict[str, Any]:
     return plain
 
 
-def _memories(run: Run, wanted: Wanted) -> dict[int, PieceReplay]:
+def _memories(run: Run, wanted: Requirements) -> dict[int, PieceReplay]:
     """Return the buffers of all sessions with a checkpoint, by number. Raises InputError if there is none, or
     one does not fit."""
     found = {}
@@ -155,7 +157,7 @@ def _memories(run: Run, wanted: Wanted) -> dict[int, PieceReplay]:
     return found
 
 
-def _saved(state: Any, folder: RunSession, wanted: Wanted) -> PieceReplay:
+def _saved(state: Any, folder: RunSession, wanted: Requirements) -> PieceReplay:
     """Return the buffer of a saved session. Raises ValueError if its transitions are of another kind."""
     num_envs, slots, frames = (int(number) for number in state["extent"])
     stored, num_masked = wanted.stored, 0

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from labrl.agents.abilities import learns_faster_on_gpu
-from labrl.agents.agent import Agent, build_agent
+from labrl.agents.agent import Agent
+from labrl.agents.make import build_agent
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig

@@ -89,7 +89,7 @@ class RankTeam(Alone):
         spent = self._max_wall is not None and clock.wall >= self._max_wall
         interruption = self._interruption
         asked = (interruption.signal or 0, int(spent), int(interruption.requested))
-        signal, over, stop = self._ranks.largest(*asked)
+        signal, over, stop = self._ranks.all_reduce_max(*asked)
         if over:
             clock.max_wall = 0.0  # all ranks spend it with the next tick
         if signal:
@@ -126,7 +126,7 @@ class RankTeam(Alone):
 
     def compare(self) -> None:
         """Raise ReplicaError on all ranks, naming the first weight that differs between ranks."""
-        prints = self._ranks.gathered(_fingerprints(self._session.agent.modules()))
+        prints = self._ranks.all_gather(_fingerprints(self._session.agent.modules()))
         for name in prints[0]:
             different = [rank for rank, other in enumerate(prints) if other.get(name) != prints[0][name]]
             if different:
@@ -143,14 +143,14 @@ class RankTeam(Alone):
         first = rank * self._num_envs
         ended = [(frame, replace(episode, env=episode.env + first)) for frame, episode in self._ended]
         self._ended = []
-        gathered = self._ranks.gathered((ended, self._session.own_metrics()))
+        gathered = self._ranks.all_gather((ended, self._session.own_metrics()))
         in_order = sorted((one for ended, _ in gathered for one in ended), key=lambda one: one[0])
         self._latest.extend(episode for _, episode in in_order)
         self._clock.episode += len(in_order)
         numbers = [metrics for _, metrics in gathered]
         self._metrics = {name: float(np.mean([one[name] for one in numbers])) for name in numbers[0]}
         sent = None if rank == 0 else on_cpu(self._session.own_state())
-        self._others = self._ranks.sent_to_leader(sent)[1:]
+        self._others = self._ranks.gather_to_rank0(sent)[1:]
         self._met_at = self._clock.frame
 
 

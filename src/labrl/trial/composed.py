@@ -84,7 +84,7 @@ def check_fit(env: Any, agent: str) -> None:
     env: the group `env` of a configuration as plain data; agent: the option of the group `agent`.
     """
     # Imported late: a misspelled key must not wait for environments.
-    from labrl.agents.action_spaces import check_actions
+    from labrl.agents.make import check_actions
     from labrl.component import Component
     from labrl.config.validate import dataclass_of
     from labrl.envs.make import describe

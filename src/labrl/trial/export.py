@@ -68,7 +68,7 @@ class ExportedPolicy(nn.Module):
                 code="unsupported",
                 key="agent",
             )
-        if sampled and not kind.draws:
+        if sampled and not kind.stochastic:
             raise InputError(
                 f"--sampled: agent {policy.agent.NAME} does not sample actions in evaluation: its policy is "
                 "greedy. Leave out --sampled",
@@ -104,7 +104,7 @@ class ExportedPolicy(nn.Module):
         """
         named = dict(zip(self.input_names, inputs, strict=True))
         mask, state = named.pop(MASK, None), named.pop(STATE, None)
-        seen: Any = self._transforms.in_graph(named if self._several else next(iter(named.values())))
+        seen: Any = self._transforms.forward_torch(named if self._several else next(iter(named.values())))
         action, numbers, state = self.actor(self.actor.layout(seen), mask, state)
         found = action.to(self.action_type), numbers
         return found if state is None or not self.state_size else (*found, state)

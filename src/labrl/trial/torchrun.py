@@ -95,7 +95,7 @@ def check_launch(config: TrialConfig) -> None:
             code="contradiction",
             key="env.num_envs",
         )
-    from labrl.agents.agent import for_rank
+    from labrl.agents.make import for_rank
 
     for_rank(config.agent, launch.size)
 
@@ -154,13 +154,13 @@ class Group:
                 common = {name: state[name] for name in ("clock", "episodes", "timers")}
                 order["state"] = {**common, **state["ranks"][rank - 1], "callbacks": {}}
             orders.append(order)
-        self.ranks.told_by_leader(orders)
+        self.ranks.scatter_from_rank0(orders)
         return self.ranks
 
     def dismiss(self) -> None:
         """Let the other ranks exit, with or without a session, after all is recorded. Called on rank 0."""
         if not self.begun:
-            self.ranks.told_by_leader([None] * self.ranks.size)
+            self.ranks.scatter_from_rank0([None] * self.ranks.size)
         self._store.set(_RECORDED, "")
 
     def leave(self) -> None:
@@ -226,7 +226,7 @@ def follow(launch: Launch, train: Callable[[Mapping[str, Any], Ranks], int]) -> 
     stop_when_orphaned()
     try:
         group = Group(launch)
-        order = group.ranks.told_by_leader(None)
+        order = group.ranks.scatter_from_rank0(None)
         if order is None:
             return DONE
         sys.path += [folder for folder in order["path"] if folder not in sys.path]

@@ -12,8 +12,8 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from labrl.agents.abilities import check_abilities, learns_faster_on_gpu
-from labrl.agents.action_spaces import check_actions
 from labrl.agents.agent import Agent, agent_class
+from labrl.agents.make import check_actions
 from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
 from labrl.component import Component

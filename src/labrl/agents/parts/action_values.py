@@ -208,7 +208,7 @@ class ValueActor(Actor):
         return values.argmax(1) + self._first_action, values, state
 
 
-def chosen(outputs: Tensor, action: Tensor) -> Tensor:
+def select_outputs(outputs: Tensor, action: Tensor) -> Tensor:
     """Return the outputs for one action per row, [batch, n].
 
     outputs: [batch, actions, n]; action: [batch].

@@ -11,13 +11,13 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.agents.agent import divided
+from labrl.agents.agent import divide_option
 from labrl.clock import Clock
 from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError, LabrlError
 from labrl.learning.compute import Compute
-from labrl.memory.offline import OfflineConfig, OfflineData, Wanted
+from labrl.memory.offline import OfflineConfig, OfflineData, Requirements
 from labrl.memory.replay import Replay, Transitions, replay_class
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, same_actions, stored_choices
@@ -83,7 +83,7 @@ class Experience:
             self.first_update = 0
             if not compute.workspace.acting_only:
                 step = config.gamma, config.n_step
-                wanted = Wanted(spaces.observation, spaces.action, stored, *step, num_masked)
+                wanted = Requirements(spaces.observation, spaces.action, stored, *step, num_masked)
                 self._offline = config.offline.build(wanted=wanted, generator=streams.numpy("offline"))
         self.memory: Replay = config.memory.build(
             observation_space=spaces.observation,
@@ -367,6 +367,6 @@ def experience_for_rank(config: Options, ranks: int, sequence_length: int = 1) -
     sequence_length: steps of a sequence that the agent learns from. Raises InputError if minibatch or replay
     buffer cannot be divided equally.
     """
-    config = divided(config, "batch_size", ranks, sequence_length=sequence_length)
-    buffer = divided(config.memory.config, "capacity", ranks, "agent.memory")
+    config = divide_option(config, "batch_size", ranks, sequence_length=sequence_length)
+    buffer = divide_option(config.memory.config, "capacity", ranks, "agent.memory")
     return dataclasses.replace(config, memory=dataclasses.replace(config.memory, config=buffer))

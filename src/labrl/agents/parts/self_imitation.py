@@ -21,7 +21,7 @@ from labrl.component import Component
 from labrl.learning.compute import Compute
 from labrl.memory.replay import Replay, Transitions
 from labrl.memory.rollout import Episodes
-from labrl.networks.distributions import ActionDistribution, masked
+from labrl.networks.distributions import ActionDistribution, mask_logits
 from labrl.spaces import Spaces, stored_choices
 from labrl.step import Masks, Step
 from labrl.types import NonNegativeFloat, PositiveInt
@@ -112,10 +112,10 @@ class SelfImitation:
         observation, action, mask: observations, actions and valid actions, [num_envs, ...]; step: outcome.
         """
         episodes = self._episodes
-        episodes.add_choice(observation, action, mask=mask)
-        episodes.add_outcome(step)
+        episodes.add_action(observation, action, mask=mask)
+        episodes.add_result(step)
         if episodes.full:
-            self._keep(episodes)
+            self._store(episodes)
             episodes.clear()
 
     def learn(self) -> int:
@@ -141,7 +141,7 @@ class SelfImitation:
         minibatch: past steps with their discounted returns as rewards.
         """
         output = network(minibatch.observation)
-        parameters, value = masked(output.parameters, minibatch.mask), output.value
+        parameters, value = mask_logits(output.parameters, minibatch.mask), output.value
         log_prob, _ = self._policy.distribution.log_prob_entropy(parameters, minibatch.action)
         policy, value_error = imitation_losses(log_prob, value, minibatch.reward)
         underrated = (minibatch.reward - value.detach()).clamp(min=0)
@@ -173,13 +173,13 @@ class SelfImitation:
         """Close the replay buffer."""
         self._memory.close()
 
-    def _keep(self, episodes: Episodes) -> None:
+    def _store(self, episodes: Episodes) -> None:
         """Store the steps of finished episodes with their discounted returns in the replay buffer."""
-        beyond = np.zeros(episodes.num_envs + len(episodes.cuts), np.float32)
-        if episodes.cuts:
-            final = np.stack([cut.observation for cut in episodes.cuts])
-            beyond[episodes.num_envs :] = self._policy.values(self._policy.network.layout(final))
-        returns = episodes.advantages(beyond, self._gamma, 1.0)  # values are all 0
+        bootstrap_value = np.zeros(episodes.num_envs + len(episodes.truncated_states), np.float32)
+        if episodes.truncated_states:
+            final = np.stack([last.observation for last in episodes.truncated_states])
+            bootstrap_value[episodes.num_envs :] = self._policy.values(self._policy.network.layout(final))
+        returns = episodes.advantages(bootstrap_value, self._gamma, 1.0)  # values are all 0
         observation, action = episodes.rows("observation"), episodes.rows("action")
         mask = episodes.masks
         over = episodes.rows("terminated") | episodes.rows("episode_over")
@@ -195,11 +195,11 @@ class SelfImitation:
 
         following: observation of the next stored step, with which the replay buffer compares it.
         """
-        observation, action, mask, worth, over = held
+        observation, action, mask, discounted_return, over = held
         step = Step(
             observation=following,
             next_observation=observation if over[0] else following,
-            reward=worth,
+            reward=discounted_return,
             terminated=np.ones(1, np.bool_),
             truncated=np.zeros(1, np.bool_),
             episode_over=over,

@@ -19,11 +19,11 @@ class TargetNetwork(Generic[Network]):
     """
 
     def __init__(self, learner: Learner[Network]) -> None:
-        self.network, self.weights = learner.twin()
+        self.network, self.weights = learner.copy_network()
         """Weights of `network` as one flat vector, to be changed in place. [size]"""
         self.followed = learner.flat.vector
         """Weights to follow. [size]"""
-        self.forward_network = learner.accelerated(self.network)
+        self.forward_network = learner.accelerate(self.network)
         """Function that computes the network as the learner computes its own, for losses."""
 
     def frames_passed(self, before: int, now: int) -> None:

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 Operation = Callable[[], object]
 """An operation on fixed buffers."""
 
-MOST_NUMPY_ELEMENTS = 1024
+MAX_NUMPY_ELEMENTS = 1024
 """Size of an array up to which NumPy adds, because a call of NumPy is shorter than one of torch."""
 
-MOST_NUMPY_RELU_ELEMENTS, MOST_NUMPY_RELU_GRADIENTS = 4096, 20_000
+MAX_NUMPY_RELU_ELEMENTS, MAX_NUMPY_RELU_GRADIENTS = 4096, 20_000
 """Size of an array up to which NumPy computes a ReLU, and the gradient through a ReLU."""
 
-MOST_TANH_ELEMENTS = 4096
+MAX_TANH_ELEMENTS = 4096
 """Size of an array up to which NumPy's tanh is faster than the alternative in `_tanh`."""
 
 _aten: Any = torch.ops.aten
@@ -161,7 +161,7 @@ class _Bound:
     def forward(self) -> Iterator[Operation]:
         layer, linear, normalized = self._layer, self._linear, self._normalized
         yield product(self._inputs, layer.weight.value, linear)
-        if linear.numel() <= MOST_NUMPY_ELEMENTS:
+        if linear.numel() <= MAX_NUMPY_ELEMENTS:
             yield partial(np.add, linear.numpy(), layer.bias.value.numpy(), linear.numpy())
         else:
             yield partial(torch.add, linear, layer.bias.value, out=linear)
@@ -227,7 +227,7 @@ def _tanh(module: Any, x: Tensor, y: Tensor) -> list[Operation]:
     processors with AVX-512; with AVX2, it takes three times as long as a sigmoid of torch.
     """
     values, out = x.numpy(), y.numpy()
-    if x.numel() <= MOST_TANH_ELEMENTS or torch.backends.cpu.get_cpu_capability() != "AVX2":
+    if x.numel() <= MAX_TANH_ELEMENTS or torch.backends.cpu.get_cpu_capability() != "AVX2":
         return [partial(np.tanh, values, out)]
     return [
         partial(np.add, values, values, out=out),
@@ -239,7 +239,7 @@ def _tanh(module: Any, x: Tensor, y: Tensor) -> list[Operation]:
 
 def _relu(module: Any, x: Tensor, y: Tensor) -> list[Operation]:
     """Return operations that write max(x, 0)."""
-    if x.numel() > MOST_NUMPY_RELU_ELEMENTS:
+    if x.numel() > MAX_NUMPY_RELU_ELEMENTS:
         return [partial(torch.relu_, y)]
     # Use an array of zeros, because the maximum with a scalar is not vectorized.
     return [partial(np.maximum, y.numpy(), np.zeros(y.shape, np.float32), out=y.numpy())]
@@ -247,7 +247,7 @@ def _relu(module: Any, x: Tensor, y: Tensor) -> list[Operation]:
 
 def _relu_backward(module: Any, g: Tensor, x: Tensor, y: Tensor) -> list[Operation]:
     """Return operations that write g [y > 0]."""
-    if x.numel() > MOST_NUMPY_RELU_GRADIENTS:
+    if x.numel() > MAX_NUMPY_RELU_GRADIENTS:
         return [partial(_aten.threshold_backward.grad_input, g, y, 0, grad_input=g)]
     gradient, positive = g.numpy(), np.zeros(y.shape, np.bool_)
     return [

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from labrl.learning.kernels.mlp import ACTIVATIONS, Layer, Operation, Pass, Weight
 from labrl.networks.actor_critic import ActorCritic, ActorCriticOutput, GaussianHead
 from labrl.networks.critics import Critics, PolicyNetwork
-from labrl.networks.layers import Normalized, Numbers, Output
+from labrl.networks.layers import FlattenInputs, Float32Linear, LayerNormMLP
 from labrl.networks.q_network import QNetwork, QOutput, Stream
 
 Place = Callable[[Tensor], Tensor | None]
@@ -36,7 +36,7 @@ class Passes:
 
     observation: NDArray
     """Where to write observations as numbers. [rows, numbers]"""
-    numbers: Numbers | None
+    numbers: FlattenInputs | None
     """Module that makes numbers from observations; None if they are numbers already."""
     action: NDArray | None = None
     """Where to write continuous actions, [rows, size]; None if the network does not read any."""
@@ -263,18 +263,18 @@ def _gradient_of(part: Pass) -> NDArray:
     return gradient
 
 
-def _numbers(modules: Iterable[nn.Module]) -> Numbers | None:
+def _numbers(modules: Iterable[nn.Module]) -> FlattenInputs | None:
     """Return the module that makes numbers from observations, if there is one before the first layer."""
     numbers = None
     for module in modules:
-        if type(module) is Numbers:
+        if type(module) is FlattenInputs:
             numbers = module
         elif type(module) is not nn.Flatten:
             raise UnknownNetworkError(f"it has a {type(module).__name__} before its first layer")
     return numbers
 
 
-def _torso(torso: nn.Module, place: Place) -> tuple[Numbers | None, int, list[Layer]]:
+def _torso(torso: nn.Module, place: Place) -> tuple[FlattenInputs | None, int, list[Layer]]:
     """Return what makes numbers of observations, their count, and the layers. Raises UnknownNetworkError."""
     parts = list(_parts(torso))
     before = 0
@@ -290,7 +290,7 @@ def _layers(place: Place, *modules: nn.Module) -> Iterator[Layer]:
     parts = [part for module in modules for part in _parts(module)]
     while parts:
         linear = parts.pop(0)
-        if type(linear) not in (nn.Linear, Output):
+        if type(linear) not in (nn.Linear, Float32Linear):
             raise UnknownNetworkError(f"it has a {type(linear).__name__} where a linear layer was expected")
         assert isinstance(linear, nn.Linear)
         if linear.bias is None:
@@ -320,7 +320,7 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
     if type(module).forward in (nn.Sequential.forward, GaussianHead.forward):
         for child in module.children():
             yield from _parts(child)
-    elif type(module) is Normalized:
+    elif type(module) is LayerNormMLP:
         for linear, norm in zip(module.layers, module.norms, strict=True):
             yield from (linear, norm, module.activate)
     elif type(module) is Stream:

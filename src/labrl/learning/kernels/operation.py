@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from labrl.learning.flat import Network, aligned_size, flattened, trainable, views
+from labrl.learning.flat import Network, aligned_size, flatten, trainable, views
 from labrl.learning.kernels.mlp import Operation
 from labrl.learning.kernels.networks import Passes, passes_of
 from labrl.networks.layers import transforms_active
 
-MOST_SIZES = 8
+MAX_SIZES = 8
 """Largest count of different kinds of calls for which buffers are kept."""
 
 
@@ -124,7 +124,7 @@ class KernelNetwork(Generic[Network]):
 
     def _begin(self, rows: int, learn: bool, to_actions: bool, *options: tuple[str, bool]) -> _Buffers:
         """Make buffers for a kind of calls; forget those for the oldest kind if there are many."""
-        while len(self._free) > MOST_SIZES:
+        while len(self._free) > MAX_SIZES:
             self._free.popitem(last=False)
         gradient, places = None, {}
         if learn:
@@ -167,7 +167,7 @@ class _Call:
             of_outputs, given = zip(*pairs, strict=True)
             found = torch.autograd.grad(of_outputs, wanted, given, create_graph=True, allow_unused=True)
             slopes = [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
-            vector = flattened(slopes[: len(weights)]) if learn else None
+            vector = flatten(slopes[: len(weights)]) if learn else None
         return vector, slopes[-1] if len(slopes) > len(weights) else None
 
 

@@ -1,0 +1,98 @@
+"""The agents of labrl by name, their choice for an environment, and the agent of a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any, Never
+
+import gymnasium as gym
+import yaml
+
+from labrl.agents.agent import Agent, agent_class, no_agent
+from labrl.component import Component, load_target
+from labrl.config import config_folder
+from labrl.errors import InputError
+
+NAMED_FIRST = ("ppo", "dqn", "sac", "td3")
+"""Agents that messages name first."""
+
+
+@cache
+def named_agents() -> dict[str, type[Agent]]:
+    """Return the classes of labrl's agents by their names in `agent=`, the most common ones first."""
+    folder = config_folder() / "agent"
+    names = sorted(file.stem for file in folder.glob("*.yaml"))
+    found = {}
+    for name in sorted(
+        names, key=lambda name: NAMED_FIRST.index(name) if name in NAMED_FIRST else len(names)
+    ):
+        options: dict[str, Any] = {"defaults": [name]}
+        while "_target_" not in options:  # its first default is the agent that it extends
+            file = folder / f"{options['defaults'][0]}.yaml"
+            options = yaml.safe_load(file.read_text(encoding="utf-8"))
+        found[name] = load_target(options["_target_"])
+    return found
+
+
+def fitting_agents(space: gym.Space[Any]) -> list[str]:
+    """Return the names of labrl's agents that support an action space, the most common ones first."""
+    return [name for name, kind in named_agents().items() if kind.fits(space)]
+
+
+def check_actions(agent: str, space: gym.Space[Any]) -> None:
+    """Raise InputError, with the agents that fit, if `agent` (as in `agent=`) does not support `space`.
+
+    Agents of users, which have no such name, check the space themselves.
+    """
+    kind = named_agents().get(agent)
+    if kind is None or isinstance(space, kind.TRAITS.actions):
+        return
+    *first, last = [each.__name__ for each in kind.TRAITS.actions]
+    listed = f"{', '.join(first)} and {last}" if first else last
+    others = ", ".join(f"agent={name}" for name in fitting_agents(space))
+    raise InputError.unsupported(
+        f"agent={agent}",
+        f"it supports {listed} action spaces, but this environment's is {space}",
+        f"Agents that support it: {others}." if others else "None of labrl's agents supports it.",
+    )
+
+
+def refuse_masks(agent: str, space: gym.Space[Any], env: str) -> Never:
+    """Raise InputError, with the agents that support the action masks of environment `env`."""
+    fitting = [name for name in fitting_agents(space) if named_agents()[name].TRAITS.masks]
+    others = ", ".join(f"agent={name}" for name in fitting)
+    raise InputError.unsupported(
+        f"agent={agent}",
+        f"it does not support action masks, which env.name={env} provides",
+        f"Agents that do: {others}. To play without masks, set env.action_mask=false.",
+    )
+
+
+def build_agent(component: Component, ranks: int = 1, **runtime: Any) -> Agent:
+    """Build the agent of one of `ranks` ranks.
+
+    runtime: arguments that are known only at run time. Raises InputError if `component` does not make an
+    agent, or if several ranks cannot train it.
+    """
+    agent_class(component)
+    agent = for_rank(component, ranks).build(**runtime)
+    if not isinstance(agent, Agent):
+        raise no_agent(component, f"{component.target} returns a {type(agent).__name__}")
+    return agent
+
+
+def for_rank(component: Component, ranks: int) -> Component:
+    """Return the agent of one of `ranks` ranks. Raises InputError if several cannot train it together."""
+    if ranks == 1:
+        return component
+    kind = agent_class(component)
+    if not kind.TRAITS.data_parallel:
+        kinds = dict.fromkeys(other for other in named_agents().values() if other.TRAITS.data_parallel)
+        others = ", ".join(f"agent={other.NAME.lower()}" for other in kinds)
+        raise InputError.unsupported(
+            "agent",
+            f"{component.target} cannot learn on several ranks of torchrun",
+            f"one of {others}, or start labrl without torchrun",
+        )
+    return dataclasses.replace(component, config=kind.for_rank(component.config, ranks))
