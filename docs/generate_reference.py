@@ -371,7 +371,7 @@ API = {
         "labrl.memory.replay.Replay",
         "labrl.agents.parts.exploration.Exploration",
     ],
-    "Transforms": ["labrl.agents.transforms.Identity"],
+    "Transforms": ["labrl.agents.transforms.Transform"],
     "Callbacks": ["labrl.session.callbacks.callback.Callback"],
 }
 """Functions and classes in each section of python.md."""

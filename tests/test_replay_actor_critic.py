@@ -446,3 +446,13 @@ def test_fixed_temperature_is_not_learned() -> None:
     agent, clock, _ = build(config_of("sac", "agent.temperature=0.3"))
     play(agent, clock, World(VECTOR, 4), 20)
     assert agent.metrics()["temperature"] == 0.3
+
+
+def test_function_after_an_update_may_differ_in_each_update() -> None:
+    agent, _, _ = build(config_of("td3"))
+    called: list[str] = []
+    for name in ("first", "second", "third"):
+        agent.descend(
+            "critics", agent.critic_loss, made_up(BOX), after=lambda _, name=name: called.append(name)
+        )
+    assert called == ["first", "second", "third"]

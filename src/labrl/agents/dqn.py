@@ -186,40 +186,40 @@ class DQN(Agent):
             self._state = reset_states(self._state, step.episode_over, self._state.shape[1])
 
     def learn(self) -> int:
-        """Make the updates that are due after this vector step. Returns the number of updates."""
+        """Make the updates that are due after this vector step. Returns the number of updates.
+
+        Raises NonFiniteError.
+        """
         before = self._clock.frame  # the clock ticks afterwards
         self._target.frames_passed(before, before + self.experience.frames_per_step)
-        count = self.experience.due()
+        count, learner = self.experience.due(), self._policy.learner
         for _ in range(count):
-            self._update()
+            lr = value_at(self._config.lr, before)
+            sample: Any = self.experience.sample()
+            # Online network, target network and, for single transitions, the choice of the next action have
+            # separate noise.
+            self._noise = self._policy.noise(2 if self._recurrent else 3, self._noise)
+            if self._recurrent:
+                self._rows, norm = learner.update(self.sequence_loss, sample, lr, samples=sample.at.shape[1])
+            else:
+                self._rows, norm = learner.update(self.loss, sample, lr)
+            if len(self._rows) != len(self.ROWS):
+                raise wrong_statistics(self, "ROWS", self.ROWS, len(self._rows))
+            # On a GPU, the norm is a tensor, which nothing waits for until a row or a checkpoint needs it.
+            if not isinstance(norm, Tensor):
+                self._check_finite(norm)
+            if self.experience.updates:
+                self._average.lerp_(self._rows, self.AVERAGING)
+                self._average_norm = self._average_norm + self.AVERAGING * (norm - self._average_norm)
+            else:
+                self._average.copy_(self._rows)
+                self._average_norm = norm * 1  # a copy, because the next update may overwrite the tensor
+            self.experience.updates += 1
+            if self.experience.prioritized:
+                error = self._rows[self.ROWS.index("td_error")].cpu().numpy()
+                self.experience.update_priorities(sample.index, error)
+            self._target.updated()
         return count
-
-    def _update(self) -> None:
-        """Make one optimizer step on one minibatch. Raises NonFiniteError."""
-        learner, lr = self._policy.learner, value_at(self._config.lr, self._clock.frame)
-        sample: Any = self.experience.sample()
-        # Online network, target network and, for single transitions, the choice of the next action have
-        # separate noise.
-        self._noise = self._policy.noise(2 if self._recurrent else 3, self._noise)
-        if self._recurrent:
-            self._rows, norm = learner.update(self.sequence_loss, sample, lr, samples=sample.at.shape[1])
-        else:
-            self._rows, norm = learner.update(self.loss, sample, lr)
-        if len(self._rows) != len(self.ROWS):
-            raise wrong_statistics(self, "ROWS", self.ROWS, len(self._rows))
-        if not isinstance(norm, Tensor):
-            self._check_finite(norm)
-        if self.experience.updates:
-            self._average.lerp_(self._rows, self.AVERAGING)
-            self._average_norm = self._average_norm + self.AVERAGING * (norm - self._average_norm)
-        else:
-            self._average.copy_(self._rows)
-            self._average_norm = norm * 1  # a copy, because the next update may overwrite the tensor
-        self.experience.updates += 1
-        if self.experience.prioritized:
-            error = self._rows[self.ROWS.index("td_error")].cpu().numpy()
-            self.experience.update_priorities(sample.index, error)
-        self._target.updated()
 
     def _check_finite(self, norm: float) -> None:
         """Raise NonFiniteError if the norm of a gradient is not finite."""

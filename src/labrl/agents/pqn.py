@@ -103,7 +103,7 @@ class PQN(RolloutValuesAgent):
         rollout = self._rollout
         return self._returns(self._best(rollout.rows("observation"), rollout.masks), self._best)
 
-    def _best(self, inputs: NDArray, mask: Masks) -> NDArray[np.float32]:
+    def _best(self, observation: NDArray, mask: Masks) -> NDArray[np.float32]:
         """Return the largest value among the valid actions. [n]"""
         # Pass a tensor, so that targets use the same operations as the values that approach them.
-        return self._policy.values(self._policy.learner.tensor(inputs), mask)[0].max(1)
+        return self._policy.values(self._policy.learner.tensor(observation), mask)[0].max(1)

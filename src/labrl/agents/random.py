@@ -72,8 +72,13 @@ def uniform_actions(
 
     mask: valid actions, with the flags of several choices side by side, [n, flags].
     """
+    if mask is not None and isinstance(space, gym.spaces.Discrete):
+        return uniform_valid(mask, generator.random(n)) + space.start
     if mask is not None:
-        return _uniform_valid_actions(space, mask, generator)
+        assert isinstance(space, gym.spaces.MultiDiscrete), "no other space has masks"
+        parts = np.split(mask, np.cumsum(space.nvec.flat)[:-1], axis=1)
+        choices = np.stack([uniform_valid(part, generator.random(n)) for part in parts], axis=1)
+        return choices.reshape(-1, *space.shape) + space.start
     if isinstance(space, gym.spaces.Discrete):
         return generator.integers(space.start, space.start + space.n, size=n)
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -100,14 +105,3 @@ def check_uniform(space: gym.Space[Any], override: str) -> None:
     except LabrlError as error:
         key = override.partition("=")[0]
         raise InputError(f"{override}: {error}", code=error.code, key=key) from None
-
-
-def _uniform_valid_actions(
-    space: gym.Space[Any], mask: NDArray[np.bool_], generator: np.random.Generator
-) -> NDArray:
-    if isinstance(space, gym.spaces.Discrete):
-        return uniform_valid(mask, generator.random(len(mask))) + space.start
-    assert isinstance(space, gym.spaces.MultiDiscrete), "no other space has masks"
-    parts = np.split(mask, np.cumsum(space.nvec.flat)[:-1], axis=1)
-    chosen = np.stack([uniform_valid(part, generator.random(len(mask))) for part in parts], axis=1)
-    return chosen.reshape(-1, *space.shape) + space.start

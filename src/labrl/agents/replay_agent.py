@@ -214,7 +214,8 @@ class ReplayAgent(Agent):
         # Exponential averages by the name of their last statistic, numbers or a tensor.
         self._averages: dict[str, Any] = {}
         self._weight: Any = AVERAGING  # of the next update in averages on a GPU
-        self._finish: dict[str, Callable[[Tensor, Any], None]] = {}
+        # What follows each update of a learner: the agent's own part, and the whole.
+        self._finish: dict[str, tuple[Any, Callable[[Tensor, Any], None]]] = {}
 
     @classmethod
     def check_config(cls, config: Any, env: Any) -> None:
@@ -276,12 +277,12 @@ class ReplayAgent(Agent):
         else:
             both = self.policy.forward(self.layout(observation.array), self._held.sample(stream))
             action = self.actions.sample_or_mode(*np.split(both, [self.actions.num_parameters], axis=1))
-        self._seen, self._action = observation, action
+        self._observation, self._action = observation, action
         return self.actions.to_env(action)
 
     def observe(self, step: Step) -> None:
         """Store the outcome of the last actions."""
-        self.experience.memory.add(self._seen.array, self._action, step, self._seen.mask)
+        self.experience.memory.add(self._observation.array, self._action, step, self._observation.mask)
 
     def learn(self) -> int:
         """Make the updates that are due after this vector step. Returns the number of updates."""
@@ -314,21 +315,21 @@ class ReplayAgent(Agent):
         Raises InputError if there are more or fewer than names for them.
         """
         learner, lr, names = self.follows[name]
-        if name not in self._finish:
+        if name not in self._finish or self._finish[name][0] != after:
 
             def finish(statistics: Tensor, norm: Any) -> None:
                 self._average(name, statistics, norm)
                 if after is not None:
                     after(statistics)
 
-            self._finish[name] = finish
+            self._finish[name] = after, finish  # the same function each time, by which graphs are found
         if not learner.waits and names[-1] not in self._averages:
             self._averages[names[-1]] = torch.zeros(len(names), device=learner.device)
             self._weight = learner.scalar("averaging", 1.0)
         elif not learner.waits:
             self._weight = learner.scalar("averaging", AVERAGING)
         lr_now = value_at(lr, self._clock.frame)
-        statistics, _ = learner.update(loss, batch, lr_now, after=self._finish[name])
+        statistics, _ = learner.update(loss, batch, lr_now, after=self._finish[name][1])
         self.experience.updates += name == "critics"
         return statistics
 
@@ -373,7 +374,7 @@ class ReplayAgent(Agent):
 
     def adopt(self, observation: Observation, decision: Mapping[str, NDArray]) -> None:
         """Adopt the actions of a copy at `observation`."""
-        self._seen, self._action = observation, decision["action"]
+        self._observation, self._action = observation, decision["action"]
 
     def metrics(self) -> dict[str, float]:
         """Return averages over about 100 updates, and coefficients at this frame."""

@@ -93,17 +93,17 @@ class Sarsa(RolloutValuesAgent):
         value = self._state_value(rollout.rows("observation"), rollout.masks, rollout.rows("action"))
         return self._returns(value, self._next_value)
 
-    def _next_value(self, inputs: NDArray, mask: Masks) -> NDArray[np.float32]:
+    def _next_value(self, observation: NDArray, mask: Masks) -> NDArray[np.float32]:
         """Choose actions in states beyond the rows, and return their values. [n]"""
-        action, _ = self._policy.choose(inputs, mask)
+        action, _ = self._policy.choose(observation, mask)
         if self._next_action is None:  # the first call is for the states after the last row
             self._next_action = action
-        return self._state_value(inputs, mask, action)
+        return self._state_value(observation, mask, action)
 
-    def _state_value(self, inputs: NDArray, mask: Masks, action: NDArray) -> NDArray[np.float32]:
+    def _state_value(self, observation: NDArray, mask: Masks, action: NDArray) -> NDArray[np.float32]:
         """Return the values of the given actions, or the mean values under the policy. [n]"""
         # Pass a tensor, so that targets use the same operations as the values that approach them.
-        values, _ = self._policy.values(self._policy.learner.tensor(inputs), mask)
+        values, _ = self._policy.values(self._policy.learner.tensor(observation), mask)
         if not self._config.expected:
             return values[np.arange(len(action)), action]
         probability = self._policy.exploration.probabilities(values, self._clock.frame)

@@ -51,11 +51,9 @@ class SlicedLearner(Learner[Network]):
         self._changed = True  # whether an update has changed the weights since they were last used
         self._changes = Changes(network)
         self._altered = False  # whether the network was changed, so that it computes itself
-        self._make_copies(1 if together else workers, compute.narrows)
-
-    def _make_copies(self, count: int, narrows: bool) -> None:
-        """Copy the network for each worker; in float32, the first worker uses the network itself."""
-        narrow = NarrowWeights(self.network) if narrows else None
+        # Copy the network for each worker; in float32, the first worker uses the network itself.
+        count = 1 if together else workers
+        narrow = NarrowWeights(self.network) if compute.narrows else None
         self._narrow = narrow or None
         copies = [self.flat.replica(self.network, same_buffers=True)] if narrow else [self.network]
         copies += [self.flat.replica(self.network) for _ in range(count - 1)]

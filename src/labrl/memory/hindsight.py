@@ -97,19 +97,17 @@ class HindsightReplay(Replay):
         if len(rows):
             env, reached = env[rows], reached[rows]
             frames = self._columns["next_frame"][env, reached % self.slots]
-            self._relabel(sample, rows, self._ring.input_of(env, frames, ACHIEVED))
+            goal = self._ring.input_of(env, frames, ACHIEVED)
+            sample.observation[DESIRED][rows] = goal
+            sample.next_observation[DESIRED][rows] = goal
+            # Reward and termination of the rows follow from the new goal.
+            achieved = sample.next_observation[ACHIEVED][rows]
+            assert self._goals is not None
+            sample.reward[rows] = self._goals.reward(achieved, goal)
+            terminated = self._goals.terminated(achieved, goal)
+            if terminated is not None:
+                sample.discount[rows] = np.where(terminated, np.float32(0), self._gamma)
         return sample
-
-    def _relabel(self, sample: Transitions, rows: NDArray[np.int64], goal: NDArray) -> None:
-        """Give some rows of a minibatch another goal, with its reward and termination."""
-        assert self._goals is not None
-        sample.observation[DESIRED][rows] = goal
-        sample.next_observation[DESIRED][rows] = goal
-        achieved = sample.next_observation[ACHIEVED][rows]
-        sample.reward[rows] = self._goals.reward(achieved, goal)
-        terminated = self._goals.terminated(achieved, goal)
-        if terminated is not None:
-            sample.discount[rows] = np.where(terminated, np.float32(0), self._gamma)
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         super()._restore(state)

@@ -106,7 +106,20 @@ class PieceReplay(Replay):
         # The frames of this many transitions always fit into the ring.
         most = max(self._ring.length // self._ring.max_step_frames, 1)
         for begin in range(0, len(piece.reward), most):
-            self._extend(piece.part(slice(begin, begin + most)))
+            part, first = piece.part(slice(begin, begin + most)), self.steps
+            columns, last = self._columns, first + len(part.reward)
+            rows = (0, slice(first, last))
+            columns["frame"][rows], columns["next_frame"][rows] = self._push(part)
+            columns["action"][rows], columns["reward"][rows] = part.action, part.reward
+            columns["terminated"][rows], columns["cut"][rows] = part.terminated, part.cut
+            if self._masked:
+                columns["mask"][rows] = True if part.mask is None else part.mask
+                columns["next_mask"][rows] = True if part.next_mask is None else part.next_mask
+            self._written[-1] = self.steps = last
+            ended = first + np.flatnonzero(part.cut)
+            self.complete[0] = max(self.complete[0], last - self._n_step + 1, *(ended[-1:] + 1))
+            if self._may_lack_frames:
+                self._drop_without_frames()
 
     def pieces(self, size: int) -> Iterator[Piece]:
         """Yield all transitions, at most `size` of one environment at once."""
@@ -129,21 +142,6 @@ class PieceReplay(Replay):
                     f"environment {env}",
                     begin,
                 )
-
-    def _extend(self, piece: Piece) -> None:
-        columns, first, last = self._columns, self.steps, self.steps + len(piece.reward)
-        rows = (0, slice(first, last))
-        columns["frame"][rows], columns["next_frame"][rows] = self._push(piece)
-        columns["action"][rows], columns["reward"][rows] = piece.action, piece.reward
-        columns["terminated"][rows], columns["cut"][rows] = piece.terminated, piece.cut
-        if self._masked:
-            columns["mask"][rows] = True if piece.mask is None else piece.mask
-            columns["next_mask"][rows] = True if piece.next_mask is None else piece.next_mask
-        self._written[-1] = self.steps = last
-        ended = first + np.flatnonzero(piece.cut)
-        self.complete[0] = max(self.complete[0], last - self._n_step + 1, *(ended[-1:] + 1))
-        if self._may_lack_frames:
-            self._drop_without_frames()
 
     def _push(self, piece: Piece) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Push the frames of a piece. Returns the newest frames of its observations and next observations."""

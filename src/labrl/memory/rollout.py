@@ -353,8 +353,15 @@ class Rollout:
         recurrent state before the observation, if the network has one. [num_envs, ...] each
         """
         arrays, t = self._arrays, self.t
-        if "observation" not in arrays:
-            self._make_arrays(observation=observation, action=action, parameters=parameters, mask=mask)
+        if "observation" not in arrays:  # the first step determines shapes and types
+            rows = {"observation": observation, "action": action, "parameters": parameters, "mask": mask}
+            for name, row in rows.items():
+                if isinstance(row, Tensor):
+                    shape = (self.horizon, *row.shape)
+                    arrays[name] = torch.zeros(shape, dtype=row.dtype, device=row.device)
+                elif row is not None:
+                    dtype = np.dtype(np.float32) if row.dtype == np.float64 else row.dtype
+                    arrays[name] = np.zeros((self.horizon, *row.shape), dtype)
         if isinstance(observation, Tensor) and not isinstance(arrays["observation"], Tensor):
             arrays["observation"] = torch.from_numpy(arrays["observation"]).to(observation.device)
         arrays["observation"][t] = observation
@@ -366,16 +373,6 @@ class Rollout:
             arrays["mask"][t] = mask
         if state is not None and self._state.size and t % self.sequence_length == 0:
             self._state[t // self.sequence_length] = state
-
-    def _make_arrays(self, **rows: NDArray | Tensor | None) -> None:
-        """Allocate the arrays for rows such as these, [num_envs, ...] each; None for no array."""
-        for name, row in rows.items():
-            if isinstance(row, Tensor):
-                shape = (self.horizon, *row.shape)
-                self._arrays[name] = torch.zeros(shape, dtype=row.dtype, device=row.device)
-            elif row is not None:
-                dtype = np.dtype(np.float32) if row.dtype == np.float64 else row.dtype
-                self._arrays[name] = np.zeros((self.horizon, *row.shape), dtype)
 
     def add_result(
         self, step: Step, layout: Callable[[NDArray], NDArray] = np.asarray, state: States = None
@@ -447,11 +444,17 @@ class Rollout:
         if log_prob is not None:
             small[3] = log_prob.numpy()
         columns = torch.from_numpy(small).to(device).unbind()
+        observations = torch.as_tensor(self.rows("observation"))
+        if observations.device.type != (to := torch.device(device)).type and to.type != "cpu":
+            # Copy them to the same place for every rollout, so that graphs can read them.
+            if self._on_device is None or self._on_device.shape != observations.shape:
+                self._on_device = torch.empty_like(observations, device=to)
+            observations = self._on_device.copy_(observations, non_blocking=True)
         over = self.rows("episode_over").reshape(-1, length)
         start = np.zeros_like(over)
         start[:, 1:] = over[:, :-1]
         return Minibatch(
-            observations=self._observations(torch.device(device)),
+            observations=observations.to(to),
             rows=None,
             action=torch.from_numpy(self.rows("action")).to(device),
             advantage=columns[0],
@@ -464,15 +467,6 @@ class Rollout:
             # At the first row of a sequence, `state` is 0 if an episode begins there.
             start=start,
         )
-
-    def _observations(self, device: torch.device) -> Tensor:
-        """Return the observations of the rows on a device, in the same place for every rollout. [n, *obs]"""
-        rows = torch.as_tensor(self.rows("observation"))
-        if rows.device.type == device.type or device.type == "cpu":
-            return rows.to(device)
-        if self._on_device is None or self._on_device.shape != rows.shape:
-            self._on_device = torch.empty_like(rows, device=device)
-        return self._on_device.copy_(rows, non_blocking=True)
 
     @property
     def masks(self) -> Masks:

@@ -152,7 +152,9 @@ class ActorCritic(nn.Module):
         else:
             features = self.policy_torso(observation) if policy or self.one_torso else observation
             value_features = self.value_torso(observation) if value and not self.one_torso else features
-        parameters = self._of_policy(features, noise) if policy else None
+        parameters = None
+        if policy:
+            parameters = self.policy_head(features, noise) if self._explores else self.policy_head(features)
         if not value:
             return ActorCriticOutput(parameters, None, state)
         if self.has_value:
@@ -160,10 +162,6 @@ class ActorCritic(nn.Module):
         return ActorCriticOutput(
             parameters, torch.zeros_like(value_features[:, 0], dtype=torch.float32), state
         )
-
-    def _of_policy(self, features: Tensor, noise: Tensor | None) -> Tensor:
-        """Return the parameters of the action distribution."""
-        return self.policy_head(features, noise) if self._explores else self.policy_head(features)
 
     def _remember(
         self, observation: Tensor, state: Tensor | None, lengths: NDArray[np.int64] | None

@@ -118,22 +118,22 @@ class ValuePolicy:
 
     def choose(
         self,
-        inputs: NDArray,
+        observation: NDArray,
         mask: Masks = None,
         state: States = None,
         at_random: bool = False,
     ) -> tuple[NDArray[np.int64], NDArray]:
         """Choose valid exploring actions.
 
-        inputs: observations, [n, *obs]; mask: valid actions, [n, actions], None if all are; state: recurrent
-        state before, [n, state_size], None for the initial one; at_random: whether all valid actions are
-        equally likely. Returns actions, [n], and the state after.
+        observation: [n, *obs]; mask: valid actions, [n, actions], None if all are; state: recurrent state
+        before, [n, state_size], None for the initial one; at_random: whether all valid actions are equally
+        likely. Returns actions, [n], and the state after.
         """
-        after = before = self._fresh(inputs) if state is None else state
+        after = before = self._fresh(observation) if state is None else state
 
         def compute() -> NDArray:
             nonlocal after
-            output = self.learner.forward(inputs, before, None, self.noise(len(inputs)))
+            output = self.learner.forward(observation, before, None, self.noise(len(observation)))
             after = output.state
             return self._expected(output.outputs, mask)
 
@@ -141,21 +141,23 @@ class ValuePolicy:
             compute = cache(compute)
             compute()
         if not at_random:
-            values = Values(compute, (len(inputs), self.num_actions), mask)
+            values = Values(compute, (len(observation), self.num_actions), mask)
             action = self.exploration.choose(values, self._clock.frame, self._stream)
         elif mask is None:
-            action = self._stream.integers(self.num_actions, size=len(inputs))
+            action = self._stream.integers(self.num_actions, size=len(observation))
         else:
-            action = uniform_valid(mask, self._stream.random(len(inputs)))
+            action = uniform_valid(mask, self._stream.random(len(observation)))
         return action, after
 
-    def values(self, inputs: NDArray, mask: Masks = None, state: States = None) -> tuple[NDArray, NDArray]:
+    def values(
+        self, observation: NDArray, mask: Masks = None, state: States = None
+    ) -> tuple[NDArray, NDArray]:
         """Compute expected returns with the mean weights of the network.
 
         The arguments are those of `choose`. Returns values, [n, actions], with minus infinity for invalid
         actions, and the state after.
         """
-        output = self.learner.forward(inputs, self._fresh(inputs) if state is None else state)
+        output = self.learner.forward(observation, self._fresh(observation) if state is None else state)
         return self._expected(output.outputs, mask), output.state
 
     def actor(self) -> ValueActor:
@@ -181,8 +183,8 @@ class ValuePolicy:
         frame = self._clock.frame
         return {"exploration": self.exploration.strength(frame), "lr": value_at(self._config.lr, frame)}
 
-    def _fresh(self, inputs: NDArray) -> NDArray:
-        return np.zeros((len(inputs), self.network.state_size), np.float32)
+    def _fresh(self, observation: NDArray) -> NDArray:
+        return np.zeros((len(observation), self.network.state_size), np.float32)
 
     def _expected(self, outputs: NDArray, mask: Masks) -> NDArray:
         values = self._value.expected(torch.from_numpy(outputs)).numpy()

@@ -21,7 +21,7 @@ from labrl.component import Component
 from labrl.learning.compute import Compute
 from labrl.memory.replay import Replay, Transitions
 from labrl.memory.rollout import Episodes
-from labrl.networks.distributions import ActionDistribution, mask_logits
+from labrl.networks.distributions import mask_logits
 from labrl.spaces import Spaces, stored_choices
 from labrl.step import Masks, Step
 from labrl.types import NonNegativeFloat, PositiveInt
@@ -94,9 +94,15 @@ class SelfImitation:
         self._config, self._policy, self._gamma, self._clock = config, policy, gamma, clock
         self._episodes = Episodes(1, spaces.num_envs)
         self._held: list[Any] | None = None  # latest step, until the next observation is known
+        stored: gym.Space[Any] = stored_choices(spaces.action)
+        if isinstance(
+            spaces.action, gym.spaces.Box
+        ):  # samples are real numbers even if they are rounded later
+            shape = policy.distribution.action_shape
+            stored = gym.spaces.Box(-np.inf, np.inf, shape, np.float32)
         self._memory: Replay = config.memory.build(
             observation_space=spaces.observation,
-            action_space=_stored_space(spaces.action, policy.distribution),
+            action_space=stored,
             num_envs=1,  # episodes of all environments are stored one after the other
             n_step=1,
             gamma=gamma,
@@ -114,9 +120,23 @@ class SelfImitation:
         episodes = self._episodes
         episodes.add_action(observation, action, mask=mask)
         episodes.add_result(step)
-        if episodes.full:
-            self._store(episodes)
-            episodes.clear()
+        if not episodes.full:
+            return
+        # Store the steps of finished episodes with their discounted returns.
+        bootstrap_value = np.zeros(episodes.num_envs + len(episodes.truncated_states), np.float32)
+        if episodes.truncated_states:
+            final = np.stack([last.observation for last in episodes.truncated_states])
+            bootstrap_value[episodes.num_envs :] = self._policy.values(self._policy.network.layout(final))
+        returns = episodes.advantages(bootstrap_value, self._gamma, 1.0)  # values are all 0
+        observation, action, mask = episodes.rows("observation"), episodes.rows("action"), episodes.masks
+        over = episodes.rows("terminated") | episodes.rows("episode_over")
+        for row in range(len(returns)):
+            at = slice(row, row + 1)
+            now = [observation[at], action[at], None if mask is None else mask[at], returns[at], over[at]]
+            if self._held is not None:
+                self._add(self._held, following=now[0])
+            self._held = now
+        episodes.clear()
 
     def learn(self) -> int:
         """Make the updates after a rollout, once a minibatch is stored. Returns the number of updates."""
@@ -173,23 +193,6 @@ class SelfImitation:
         """Close the replay buffer."""
         self._memory.close()
 
-    def _store(self, episodes: Episodes) -> None:
-        """Store the steps of finished episodes with their discounted returns in the replay buffer."""
-        bootstrap_value = np.zeros(episodes.num_envs + len(episodes.truncated_states), np.float32)
-        if episodes.truncated_states:
-            final = np.stack([last.observation for last in episodes.truncated_states])
-            bootstrap_value[episodes.num_envs :] = self._policy.values(self._policy.network.layout(final))
-        returns = episodes.advantages(bootstrap_value, self._gamma, 1.0)  # values are all 0
-        observation, action = episodes.rows("observation"), episodes.rows("action")
-        mask = episodes.masks
-        over = episodes.rows("terminated") | episodes.rows("episode_over")
-        for row in range(len(returns)):
-            at = slice(row, row + 1)
-            now = [observation[at], action[at], None if mask is None else mask[at], returns[at], over[at]]
-            if self._held is not None:
-                self._add(self._held, following=now[0])
-            self._held = now
-
     def _add(self, held: list[Any], following: NDArray) -> None:
         """Store a step as a transition that terminates, with its return as the reward.
 
@@ -206,10 +209,3 @@ class SelfImitation:
             next_mask=mask,
         )
         self._memory.add(observation, action, step, mask)
-
-
-def _stored_space(space: gym.Space[Any], distribution: ActionDistribution) -> gym.Space[Any]:
-    """Return the space of the policy's samples, which are real numbers even if they are rounded later."""
-    if isinstance(space, gym.spaces.Box):
-        return gym.spaces.Box(-np.inf, np.inf, distribution.action_shape, np.float32)
-    return stored_choices(space)
