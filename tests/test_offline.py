@@ -26,7 +26,7 @@ from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.config.validate import dataclass_of
 from labrl.errors import Code, install_command
-from labrl.memory.offline import OfflineData, Piece, PieceReplay, Requirements
+from labrl.memory.offline import Chunk, ChunkReplay, OfflineData, Requirements
 from labrl.networks.distributions import BoxActions
 from labrl.offline.minari import stored_actions
 from labrl.offline.run import OfflineRun, OfflineRunConfig
@@ -51,15 +51,15 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return labrl.train([*DQN, f"hydra.run.dir={tmp_path_factory.mktemp('from') / 'run'}"]).folder
 
 
-def piece(start: float, length: int, ended: bool) -> Piece:
+def piece(start: float, length: int, ended: bool) -> Chunk:
     """Make an episode whose observations count up from `start`."""
     observations = np.tile(np.arange(start, start + length + 1, dtype=np.float32)[:, None], (1, 3))
     last = np.arange(length) == length - 1
     reward = np.arange(length, dtype=np.float32)
-    return Piece(observations[:-1], np.arange(length) % 7, reward, observations[1:], last & ended, last)
+    return Chunk(observations[:-1], np.arange(length) % 7, reward, observations[1:], last & ended, last)
 
 
-def data(pieces: list[Piece], n_step: int = 1, **changes: Any) -> OfflineData:
+def data(pieces: list[Chunk], n_step: int = 1, **changes: Any) -> OfflineData:
     """Make offline data of some episodes, with changes of its configuration."""
     total = sum(len(piece.reward) for piece in pieces)
     wanted = WANTED._replace(n_step=n_step)
@@ -85,7 +85,7 @@ def test_n_step_windows_stay_within_an_episode(n_step: int) -> None:
 
 @pytest.mark.parametrize(("space", "jumps"), [(VECTOR, 0), (STACK, 0.2)], ids=["vector", "stack"])
 def test_extend_stores_the_same_as_adding_step_by_step(space: gym.Space, jumps: float) -> None:
-    memory = uniform(space, 1, 3, capacity=400, newest_share=1, cls=PieceReplay)
+    memory = uniform(space, 1, 3, capacity=400, newest_share=1, cls=ChunkReplay)
     naive = NaiveReplay(space, 1, 400, 3)
     steps = list(World(space, 1, seed=4, jumps=jumps).steps(200))
     for step in steps:
@@ -94,7 +94,7 @@ def test_extend_stores_the_same_as_adding_step_by_step(space: gym.Space, jumps: 
         observation, action, outcomes = zip(*part, strict=True)
         ends = [step.terminated | step.episode_over for step in outcomes]
         columns = [action, *([getattr(step, name) for step in outcomes] for name in STORED_FIELDS)]
-        memory.extend(Piece(*map(np.concatenate, [observation, *columns, ends])))
+        memory.extend(Chunk(*map(np.concatenate, [observation, *columns, ends])))
     assert_all_as_seen(everything(memory), naive, naive.sampleable())
 
 
@@ -490,14 +490,14 @@ def test_numbers_that_are_not_finite_are_refused_with_their_place(
 def test_saved_run_with_numbers_that_are_not_finite_is_refused(
     collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = PieceReplay.pieces
+    pieces = ChunkReplay.pieces
 
-    def damaged(memory: PieceReplay, size: int) -> Iterator[Piece]:
+    def damaged(memory: ChunkReplay, size: int) -> Iterator[Chunk]:
         for piece in pieces(memory, 5):
             piece.reward[2:] = np.nan if piece.first > memory.oldest[0] else 0
             yield piece
 
-    monkeypatch.setattr(PieceReplay, "pieces", damaged)
+    monkeypatch.setattr(ChunkReplay, "pieces", damaged)
     overrides = [*DQN, "agent/offline=run", f"agent.offline.folder={collected}"]
     # The buffer holds the last 24 of 80 steps, so the second piece begins with step 61.
     with refused("range", "agent.offline", str(collected), "session 0", "environment 0", "step 63"):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from labrl.component import Component
 from labrl.learning.flat import FlatParameters
-from labrl.memory.rollout import Pieces
+from labrl.memory.rollout import Segments
 from labrl.networks.recurrent import Recurrent, RecurrentConfig
 
 VECTOR = gym.spaces.Box(-5, 5, (3,), np.float32)
@@ -57,7 +57,7 @@ def step_by_step(net: Recurrent, inputs: Tensor, state: Tensor, start: np.ndarra
 
 def at_once(net: Recurrent, inputs: Tensor, state: Tensor, start: np.ndarray) -> tuple[Tensor, Tensor]:
     """Compute all steps in one call. Arguments and results are those of `step_by_step`."""
-    pieces = Pieces.of(start)
+    pieces = Segments.of(start)
     features, after = net(inputs.flatten(0, 1), pieces.states(state), pieces.lengths)
     last = [*(pieces.first[1:] - 1), len(pieces.lengths) - 1]
     return features.view(*inputs.shape[:2], -1), after[last]

@@ -28,7 +28,7 @@ from torch.nn.utils import parametrize
 
 from labrl.learning.learner import Learner
 from labrl.learning.make import make_learner
-from labrl.learning.reduced_precision import MIN_MATRIX_SIZE, NarrowWeights
+from labrl.learning.reduced_precision import MIN_MATRIX_SIZE, RoundedWeights
 from labrl.networks.layers import Float32Linear
 from labrl.networks.torso import NatureCNN, NatureCNNConfig
 from labrl.spaces import Spaces
@@ -111,22 +111,22 @@ def test_every_change_of_the_weights_takes_effect(change: Any, num_workers: int)
 
 def test_copies_share_the_large_rounded_weights_of_image_torsos() -> None:
     network = ImageNetwork()
-    narrow, copies = NarrowWeights(network), [copy.deepcopy(network) for _ in range(2)]
-    assert narrow
+    rounded, copies = RoundedWeights(network), [copy.deepcopy(network) for _ in range(2)]
+    assert rounded
     for each in copies:
-        narrow.give_to(each)
+        rounded.give_to(each)
     large = [each.torso.linear[0].weight for each in copies]  # type: ignore[index]
     assert large[0].dtype == torch.bfloat16
     assert large[0].data_ptr() == large[1].data_ptr()
     others = [weight.dtype for weight in copies[0].parameters() if weight.numel() < MIN_MATRIX_SIZE]
     assert set(others) == {torch.float32}
-    assert not narrow.behind
+    assert not rounded.is_stale
     with torch.no_grad():
         network.torso.linear[0].weight.mul_(1.5)  # type: ignore[index]
-    assert narrow.behind
-    narrow.refresh()
+    assert rounded.is_stale
+    rounded.refresh()
     assert torch.equal(large[0], network.torso.linear[0].weight.to(torch.bfloat16))  # type: ignore[index]
-    assert not NarrowWeights(ImageNetwork(replace(LARGE, features=3)))
+    assert not RoundedWeights(ImageNetwork(replace(LARGE, features=3)))
 
 
 class Exact(nn.Module):

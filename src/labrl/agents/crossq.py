@@ -57,7 +57,7 @@ class CrossQ(SAC):
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update. The policy uses the statistics of the minibatch only while it learns."""
-        self._alpha = self._temperature.of_losses()
+        self._alpha = self._temperature.prepare()
         following, here = self.noisy(batch)
         rows = self.descend("critics", self.joint_loss, following)
         if self.experience.updates % self._policy_delay == 0:

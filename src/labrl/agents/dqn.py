@@ -41,7 +41,7 @@ from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.memory.replay import Transitions
-from labrl.memory.rollout import Pieces, reset_states
+from labrl.memory.rollout import Segments, reset_states
 from labrl.memory.sequences import SequenceSample
 from labrl.networks.building import check_torso, traits_of
 from labrl.networks.q_network import QNetwork
@@ -268,12 +268,12 @@ class DQN(Agent):
         """Compute the outputs of the rows of sequences after their burn-in. [rows, actions, outputs]"""
         state, before, rows = batch.state, batch.burn_in, batch.rows
         if len(before.observation):
-            pieces = Pieces.of_rows(before.start, before.begin)
+            segments = Segments.of_rows(before.start, before.begin)
             with torch.no_grad():
-                after = network(before.observation, pieces.states(state), pieces.lengths).state
-            state = after[torch.from_numpy(pieces.last).to(state.device)]
-        pieces = Pieces.of_rows(rows.start, rows.begin)
-        return network(rows.observation, pieces.states(state), pieces.lengths, noise).outputs
+                after = network(before.observation, segments.states(state), segments.lengths).state
+            state = after[torch.from_numpy(segments.last).to(state.device)]
+        segments = Segments.of_rows(rows.start, rows.begin)
+        return network(rows.observation, segments.states(state), segments.lengths, noise).outputs
 
     def evaluation_action(self, observation: Observation, generator: np.random.Generator) -> NDArray:
         """Return the best actions, with the mean weights of a noisy network. [num_envs]"""

@@ -18,7 +18,7 @@ from labrl.agents.agent import Actor, Agent, Observation, Traits, check_finite, 
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.learning.make import make_learner
-from labrl.memory.rollout import Minibatch, Pieces, Rollout, reset_states
+from labrl.memory.rollout import Minibatch, Rollout, Segments, reset_states
 from labrl.networks.actor_critic import ActorCritic, ActorCriticConfig
 from labrl.networks.building import build_networks, check_torso
 from labrl.networks.distributions import (
@@ -406,8 +406,8 @@ class PolicyAgent(Agent):
 def evaluate(network: Callable[..., Any], minibatch: Minibatch) -> tuple[Tensor, Tensor]:
     """Compute distribution parameters and values of a minibatch with gradients. [batch, ...] each"""
     if minibatch.state.shape[1]:
-        pieces = Pieces.of(minibatch.start)
-        output = network(minibatch.observation, pieces.states(minibatch.state), pieces.lengths)
+        segments = Segments.of(minibatch.start)
+        output = network(minibatch.observation, segments.states(minibatch.state), segments.lengths)
     else:
         output = network(minibatch.observation)
     return mask_logits(output.parameters, minibatch.mask), output.value

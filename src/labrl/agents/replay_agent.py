@@ -65,18 +65,6 @@ class ReplayActorCriticConfig(ExperienceConfig):
     scaled down; null: no limit."""
 
 
-class Stateful(Protocol):
-    """Part of an agent that is saved in checkpoints."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
-        ...
-
-
 class ActionsOf(Protocol):
     """Maps outputs of a policy network to stored actions, and these to actions for the environment."""
 
@@ -421,8 +409,8 @@ class ReplayAgent(Agent):
         """Return the policy."""
         return {"policy": self.policy.network}
 
-    def parts(self) -> dict[str, Stateful]:
-        """Return the parts with a separate state, by their names in the agent's state."""
+    def parts(self) -> dict[str, Any]:
+        """Return the parts with a `state_dict`, by their names in the agent's state."""
         learners = {name: learner for name, (learner, _, _) in self.follows.items()}
         noise = {} if self._held is None else {"noise": self._held}
         return {**learners, "experience": self.experience, **noise}

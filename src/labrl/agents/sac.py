@@ -21,7 +21,6 @@ from labrl.agents.parts.targets import TargetNetwork
 from labrl.agents.replay_agent import (
     ReplayActorCriticConfig,
     ReplayAgent,
-    Stateful,
     critic_rows,
     select_q,
 )
@@ -122,7 +121,7 @@ class SAC(ReplayAgent):
             policy_statistics=("loss_policy", "entropy", *(("entropy_largest",) if self._relative else ())),
         )
         self._temperature = Temperature(config, soft.usual_entropy, clock, self.critics)
-        self._alpha = self._temperature.of_losses()
+        self._alpha = self._temperature.prepare()
         if isinstance(config, SACConfig):
             self._target: TargetNetwork[Any] = config.target.build(learner=self.critics)
             self.targets = {"target": self._target}
@@ -151,7 +150,7 @@ class SAC(ReplayAgent):
 
     def update(self, batch: Transitions) -> Tensor:
         """Make one update, algorithm 1. Returns the error of each row. [batch]"""
-        self._alpha = self._temperature.of_losses()
+        self._alpha = self._temperature.prepare()
         following, here = self.noisy(batch)
         rows = self.descend("critics", self.critic_loss, following)
         self.descend("policy", self.policy_loss, here, after=self._learn_temperature)
@@ -196,7 +195,7 @@ class SAC(ReplayAgent):
         """Return averages over about 100 updates, and coefficients at this frame."""
         return {**super().metrics(), **self._temperature.metrics()}
 
-    def parts(self) -> dict[str, Stateful]:
+    def parts(self) -> dict[str, Any]:
         """Return learners, replay buffer and temperature."""
         return {**super().parts(), "temperature": self._temperature}
 
@@ -335,7 +334,7 @@ class Temperature:
             return value_at(self._fixed, self._clock.frame)
         return math.exp(self._numbers[0])
 
-    def of_losses(self) -> float | Tensor:
+    def prepare(self) -> float | Tensor:
         """Return alpha for the losses of the next update."""
         frame, learner = self._clock.frame, self._learner
         self._now = learner.scalar("target_entropy", value_at(self._target, frame))

@@ -24,7 +24,6 @@ from labrl.agents.parts.targets import TargetNetwork
 from labrl.agents.replay_agent import (
     ReplayActorCriticConfig,
     ReplayAgent,
-    Stateful,
     critic_rows,
 )
 from labrl.clock import Clock
@@ -145,7 +144,7 @@ class TD3(ReplayAgent):
         """Return averages over about 100 updates, and coefficients at this frame."""
         return {**super().metrics(), "exploration": self._noise.strength(self._clock.frame)}
 
-    def parts(self) -> dict[str, Stateful]:
+    def parts(self) -> dict[str, Any]:
         """Return learners, replay buffer and noise."""
         return {**super().parts(), "noise": self._noise}
 

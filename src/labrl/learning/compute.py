@@ -143,7 +143,7 @@ class Compute:
         )
 
     @property
-    def narrows(self) -> bool:
+    def rounds_weights(self) -> bool:
         """Whether to keep bfloat16 copies of the weights: a GPU casts weights in no time, and compiled code
         casts them where it uses them."""
         return self.precision == torch.bfloat16 and self.device.type == "cpu" and not self.compiled
@@ -151,4 +151,4 @@ class Compute:
     @property
     def waits_for_weights(self) -> bool:
         """Whether matrix products (AMX, bfloat16) are so fast that an update is bound by reading weights."""
-        return self.narrows and _cpu_has("amx_bf16")
+        return self.rounds_weights and _cpu_has("amx_bf16")

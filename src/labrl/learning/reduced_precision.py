@@ -11,7 +11,7 @@ MIN_MATRIX_SIZE = 2**18
 """Number of weights of a matrix from which a rounded copy is worthwhile."""
 
 
-class NarrowWeights:
+class RoundedWeights:
     """The large weight matrices of a network in bfloat16, shared by all its copies.
 
     Autocast would round them again in every forward pass of every worker and widen their gradients each time:
@@ -21,7 +21,7 @@ class NarrowWeights:
 
     def __init__(self, network: nn.Module) -> None:
         self._full = self._large(network)
-        self._narrow = [weight.detach().to(torch.bfloat16) for weight in self._full]
+        self._rounded = [weight.detach().to(torch.bfloat16) for weight in self._full]
         self._watched = list(network.parameters())
         self._versions = self._present()
 
@@ -36,18 +36,18 @@ class NarrowWeights:
 
     def give_to(self, replica: nn.Module) -> None:
         """Make a copy of the network use the rounded weights."""
-        for weight, narrow in zip(self._large(replica), self._narrow, strict=True):
-            weight.data = narrow
+        for weight, rounded in zip(self._large(replica), self._rounded, strict=True):
+            weight.data = rounded
 
     @property
-    def behind(self) -> bool:
+    def is_stale(self) -> bool:
         """Whether the network's weights have changed since the last refresh, except by the flat vector."""
         return self._versions != self._present()
 
     def refresh(self) -> None:
         """Round the current weights of the network."""
-        for narrow, weight in zip(self._narrow, self._full, strict=True):
-            narrow.copy_(weight.detach())
+        for rounded, weight in zip(self._rounded, self._full, strict=True):
+            rounded.copy_(weight.detach())
         self._versions = self._present()
 
     def _present(self) -> list[int]:

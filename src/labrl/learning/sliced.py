@@ -16,7 +16,7 @@ from labrl.learning.compute import Compute
 from labrl.learning.flat import Network, trainable, views
 from labrl.learning.kernels.operation import Changes
 from labrl.learning.learner import Batch, Learner, Loss, NewOptimizer, as_array
-from labrl.learning.reduced_precision import NarrowWeights
+from labrl.learning.reduced_precision import RoundedWeights
 
 Result = TypeVar("Result")
 
@@ -53,13 +53,13 @@ class SlicedLearner(Learner[Network]):
         self._altered = False  # whether the network was changed, so that it computes itself
         # Copy the network for each worker; in float32, the first worker uses the network itself.
         count = 1 if together else workers
-        narrow = NarrowWeights(self.network) if compute.narrows else None
-        self._narrow = narrow or None
-        copies = [self.flat.replica(self.network, same_buffers=True)] if narrow else [self.network]
+        rounded = RoundedWeights(self.network) if compute.rounds_weights else None
+        self._rounded = rounded or None
+        copies = [self.flat.replica(self.network, same_buffers=True)] if rounded else [self.network]
         copies += [self.flat.replica(self.network) for _ in range(count - 1)]
-        if narrow:
+        if rounded:
             for each in copies:
-                narrow.give_to(each)
+                rounded.give_to(each)
         self._copies = copies
         self._parameters = [trainable(each) for each in copies]
         self._places = views(self._parameters[0], self.flat.gradient)
@@ -89,7 +89,7 @@ class SlicedLearner(Learner[Network]):
             with torch.inference_mode():
                 return self._network(number)(*sliced, **options)
 
-        return _joined(self._map(work, size, MIN_ROWS if self._narrow else 1))
+        return _joined(self._map(work, size, MIN_ROWS if self._rounded else 1))
 
     def gradient(
         self, loss: Loss[Batch], minibatch: Batch, *, samples: int = 1, alone: bool = False
@@ -145,8 +145,8 @@ class SlicedLearner(Learner[Network]):
             if each.training != self.network.training:
                 each.train(self.network.training)
         changed, self._changed = self._changed or self.flat.shared, False
-        if self._narrow is not None and (changed or self._narrow.behind):
-            self._narrow.refresh()
+        if self._rounded is not None and (changed or self._rounded.is_stale):
+            self._rounded.refresh()
 
     def _map(self, work: Callable[[int, slice], Result], size: int, least: int = 1) -> list[Result]:
         """Call `work(worker, slice)` on all workers in parallel, and return the results in order.

@@ -50,7 +50,7 @@ class Requirements(NamedTuple):
     """Number of flags in an action mask, 0 for an agent that does not support masks."""
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Consecutive transitions of one environment."""
 
     observation: NDArray
@@ -74,7 +74,7 @@ class Piece(NamedTuple):
     first: int = 0
     """Number of the first step in its episode or environment, from 0."""
 
-    def part(self, rows: slice) -> Piece:
+    def part(self, rows: slice) -> Chunk:
         """Return a slice of the transitions."""
         columns: dict[str, Any] = {
             name: column[rows] for name, column in self._asdict().items() if isinstance(column, np.ndarray)
@@ -98,15 +98,15 @@ class Piece(NamedTuple):
         )
 
 
-class PieceReplay(Replay):
-    """Replay buffer that is written and read in pieces, which is many times faster than in steps."""
+class ChunkReplay(Replay):
+    """Replay buffer that is written and read in chunks, which is many times faster than in steps."""
 
-    def extend(self, piece: Piece) -> None:
-        """Store a piece in a buffer of a single environment that has room for it."""
+    def extend(self, chunk: Chunk) -> None:
+        """Store a chunk in a buffer of a single environment that has room for it."""
         # The frames of this many transitions always fit into the ring.
         most = max(self._ring.length // self._ring.max_step_frames, 1)
-        for begin in range(0, len(piece.reward), most):
-            part, first = piece.part(slice(begin, begin + most)), self.steps
+        for begin in range(0, len(chunk.reward), most):
+            part, first = chunk.part(slice(begin, begin + most)), self.steps
             columns, last = self._columns, first + len(part.reward)
             rows = (0, slice(first, last))
             columns["frame"][rows], columns["next_frame"][rows] = self._push(part)
@@ -121,7 +121,7 @@ class PieceReplay(Replay):
             if self._may_lack_frames:
                 self._drop_without_frames()
 
-    def pieces(self, size: int) -> Iterator[Piece]:
+    def chunks(self, size: int) -> Iterator[Chunk]:
         """Yield all transitions, at most `size` of one environment at once."""
         for env in range(self.num_envs):
             for begin in range(int(self.oldest[env]), self.steps, size):
@@ -130,7 +130,7 @@ class PieceReplay(Replay):
                 sample = self._gather(envs, step, np.ones(len(step), np.float32))
                 cut = self._columns["cut"][env, step % self.slots]
                 cut[-1] |= step[-1] == self.steps - 1
-                yield Piece(
+                yield Chunk(
                     sample.observation,
                     sample.action,
                     sample.reward,
@@ -143,15 +143,15 @@ class PieceReplay(Replay):
                     begin,
                 )
 
-    def _push(self, piece: Piece) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Push the frames of a piece. Returns the newest frames of its observations and next observations."""
+    def _push(self, chunk: Chunk) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Push the frames of a chunk. Returns the newest frames of its observations and next observations."""
         ring, stack = self._ring, self._ring.stack
-        frames, before, after = ring.frames[0], piece.observation, piece.next_observation
+        frames, before, after = ring.frames[0], chunk.observation, chunk.next_observation
         olds, news = ring.stacks_of(before), ring.stacks_of(after)
         shifted = np.ones(len(news), np.bool_)
         if stack > 1:
             shifted = (news[:, :-1] == olds[:, 1:]).reshape(len(news), -1).all(axis=1)
-        begins = np.concatenate([[True], piece.cut[:-1]])
+        begins = np.concatenate([[True], chunk.cut[:-1]])
         for row in np.flatnonzero(begins)[1:]:  # after a lost life, the game continues
             begins[row] = before[row].tobytes() != after[row - 1].tobytes()
         pushed = np.where(shifted, 1, stack)
@@ -171,12 +171,12 @@ class OfflineData:
     def __init__(
         self,
         config: OfflineConfig,
-        pieces: Iterable[Piece],
+        chunks: Iterable[Chunk],
         total: int,
         wanted: Requirements,
         generator: np.random.Generator,
     ) -> None:
-        """pieces: are read one by one, never all at once; total: number of transitions in all pieces;
+        """chunks: are read one by one, never all at once; total: number of transitions in all chunks;
         generator: one of the session's streams, which save it. Raises InputError for too few transitions, and
         for numbers that are not finite."""
         self._config = config
@@ -186,7 +186,7 @@ class OfflineData:
                 "agent.offline",
                 f"the source has {total} transitions, but learning needs more than {wanted.n_step}",
             )
-        self._memory = PieceReplay(
+        self._memory = ChunkReplay(
             ReplayConfig(capacity=total + wanted.n_step, storage="ram", newest_share=0.0),
             observation_space=wanted.observation,
             action_space=wanted.stored,
@@ -198,11 +198,11 @@ class OfflineData:
             num_masked=wanted.num_masked,
         )
         self._checksum = 0
-        for piece in _first(pieces, total):
-            piece.check()
-            for array in (piece.action, piece.reward, piece.next_observation):
+        for chunk in _first(chunks, total):
+            chunk.check()
+            for array in (chunk.action, chunk.reward, chunk.next_observation):
                 self._checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), self._checksum)
-            self._memory.extend(piece)
+            self._memory.extend(chunk)
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -228,13 +228,13 @@ class OfflineData:
     def observation_statistics(self) -> tuple[NDArray, NDArray]:
         """Return mean and standard deviation of each component of the observations. [*obs] each"""
         count, total, squares = 0, np.zeros(()), np.zeros(())
-        for piece in self._memory.pieces(AT_ONCE):
-            count += len(piece.observation)
-            total = total + piece.observation.sum(0, dtype=np.float64)
+        for chunk in self._memory.chunks(AT_ONCE):
+            count += len(chunk.observation)
+            total = total + chunk.observation.sum(0, dtype=np.float64)
         mean = total / count
         # A second pass, because differences of sums of squares lose the digits where the mean is large.
-        for piece in self._memory.pieces(AT_ONCE):
-            squares = squares + np.square(piece.observation - mean).sum(0)
+        for chunk in self._memory.chunks(AT_ONCE):
+            squares = squares + np.square(chunk.observation - mean).sum(0)
         return mean, np.sqrt(squares / count)
 
     def mixed(self, online: Replay, batch_size: int, frame: int, update: int, joined: bool) -> Transitions:
@@ -273,13 +273,13 @@ class OfflineData:
             )
 
 
-def _first(pieces: Iterable[Piece], left: int) -> Iterable[Piece]:
-    """Yield pieces with `left` transitions in total, the last one shortened."""
-    for piece in pieces:
-        if left < len(piece.reward):
-            piece = piece.part(slice(left))
-            piece.cut[-1:] = True
-        yield piece
-        left -= len(piece.reward)
+def _first(chunks: Iterable[Chunk], left: int) -> Iterable[Chunk]:
+    """Yield chunks with `left` transitions in total, the last one shortened."""
+    for chunk in chunks:
+        if left < len(chunk.reward):
+            chunk = chunk.part(slice(left))
+            chunk.cut[-1:] = True
+        yield chunk
+        left -= len(chunk.reward)
         if left == 0:
             return

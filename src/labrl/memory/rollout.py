@@ -109,27 +109,27 @@ def check_budget(horizon: int, env: Any) -> None:
         )
 
 
-class Pieces(NamedTuple):
-    """Sequences of steps, cut where an episode ends inside them. A batch contains piece after piece."""
+class Segments(NamedTuple):
+    """Sequences of steps, cut where an episode ends inside them. A batch contains segment after segment."""
 
     lengths: NDArray[np.int64]
-    """Number of steps of each piece, >= 1. [pieces]"""
+    """Number of steps of each segment, >= 1. [segments]"""
     first: NDArray[np.int64]
-    """First piece of each sequence. [sequences]"""
+    """First segment of each sequence. [sequences]"""
     carried: NDArray[np.bool_]
     """Whether a sequence begins in the middle of an episode. [sequences]"""
 
     @classmethod
-    def of(cls, start: NDArray[np.bool_]) -> Pieces:
-        """Return the pieces of sequences of the same length.
+    def of(cls, start: NDArray[np.bool_]) -> Segments:
+        """Return the segments of sequences of the same length.
 
         start: whether each step is the first of its episode, [sequences, length].
         """
         return cls.of_rows(start.ravel(), np.arange(len(start) + 1) * start.shape[1])
 
     @classmethod
-    def of_rows(cls, start: NDArray[np.bool_], begin: NDArray[np.int64]) -> Pieces:
-        """Return the pieces of consecutive sequences of any lengths.
+    def of_rows(cls, start: NDArray[np.bool_], begin: NDArray[np.int64]) -> Segments:
+        """Return the segments of consecutive sequences of any lengths.
 
         start: whether each row is the first of its episode, [rows]; begin: first row of each sequence, and
         the number of rows, [sequences + 1].
@@ -141,13 +141,13 @@ class Pieces(NamedTuple):
 
     @property
     def last(self) -> NDArray[np.int64]:
-        """Last piece of each sequence. [sequences]"""
+        """Last segment of each sequence. [sequences]"""
         return np.append(self.first[1:], len(self.lengths)) - 1
 
     def states(self, state: Tensor) -> Tensor:
-        """Return the state before each piece: the state before its sequence, or 0 at the start of an episode.
+        """Return the state before each segment: that before its sequence, or 0 at the start of an episode.
 
-        state: state before each sequence, [sequences, state_size]. Returns [pieces, state_size].
+        state: state before each sequence, [sequences, state_size]. Returns [segments, state_size].
         """
         states = state.new_zeros((len(self.lengths), state.shape[1]))
         carried = torch.from_numpy(self.carried).to(state.device)

@@ -84,7 +84,8 @@ class ActorCriticOutput(NamedTuple):
     value: Tensor | None
     """Values of the states, [batch], float32; None if not requested."""
     state: Tensor | None
-    """Recurrent state after each piece, [pieces, state_size]; unchanged if the network is not recurrent."""
+    """Recurrent state after each segment, [segments, state_size]; unchanged if the network is not
+    recurrent."""
 
 
 class ActorCritic(nn.Module):
@@ -142,10 +143,10 @@ class ActorCritic(nn.Module):
     ) -> ActorCriticOutput:
         """Compute distribution parameters and values; a shared torso runs once.
 
-        observation: observations of steps, piece after piece, [batch, *obs]; state: state before each piece,
-        [pieces, state_size], None for the initial one; lengths: lengths of the pieces, None if every step is
-        a piece; noise: for an ExploringHead, [batch, features, size], None for its parameters alone; policy,
-        value: whether to compute parameters and values.
+        observation: observations of steps, segment after segment, [batch, *obs]; state: state before each
+        segment, [segments, state_size], None for the initial one; lengths: lengths of the segments, None if
+        every step is a segment; noise: for an ExploringHead, [batch, features, size], None for its parameters
+        alone; policy, value: whether to compute parameters and values.
         """
         if self.state_size:  # compute both torsos, so that the whole state advances
             features, value_features, state = self._remember(observation, state, lengths)
@@ -166,7 +167,7 @@ class ActorCritic(nn.Module):
     def _remember(
         self, observation: Tensor, state: Tensor | None, lengths: NDArray[np.int64] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the features of both torsos, and the state after each piece."""
+        """Return the features of both torsos, and the state after each segment."""
         if self.one_torso:
             features, after = self.policy_torso(observation, state, lengths)
             return features, features, after

@@ -92,7 +92,8 @@ class QOutput(NamedTuple):
     outputs: Tensor
     """Outputs for each action, [batch, actions, outputs], float32."""
     state: Tensor | None
-    """Recurrent state after each piece, [pieces, state_size]; unchanged if the network is not recurrent."""
+    """Recurrent state after each segment, [segments, state_size]; unchanged if the network is not
+    recurrent."""
 
 
 class QNetwork(nn.Module):
@@ -122,10 +123,10 @@ class QNetwork(nn.Module):
     ) -> QOutput:
         """Compute the outputs for each action.
 
-        observation: observations of steps, piece after piece, [batch, *obs]; state: state before each piece,
-        [pieces, state_size], None for the initial one; lengths: lengths of the pieces, None if every step is
-        a piece; noise: result of `factor_noise`, for all rows, [num_noise], or each row, [batch, num_noise],
-        None to use the mean weights.
+        observation: observations of steps, segment after segment, [batch, *obs]; state: state before each
+        segment, [segments, state_size], None for the initial one; lengths: lengths of the segments, None if
+        every step is a segment; noise: result of `factor_noise`, for all rows, [num_noise], or each row,
+        [batch, num_noise], None to use the mean weights.
 
         Dueling networks compute V + A - mean of A over the actions (Wang et al., 2016, arXiv:1511.06581,
         eq. 9). Their factor on the gradient into the torso is omitted, because Adam's step does not depend

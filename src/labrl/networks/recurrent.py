@@ -76,11 +76,12 @@ class Recurrent(nn.Module):
     def forward(
         self, observation: Tensor, state: Tensor | None = None, lengths: NDArray[np.int64] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute the features of steps in pieces of consecutive steps, and the state after each piece.
+        """Compute the features of steps in segments of consecutive steps, and the state after each segment.
 
-        observation: observations in the network's layout, piece after piece, [batch, *obs]; state: state
-        before each piece, [pieces, state_size], None for the initial one, 0; lengths: lengths of the pieces,
-        with sum batch, None if every step is a piece. Returns [batch, hidden_size] and [pieces, state_size].
+        observation: observations in the network's layout, segment after segment, [batch, *obs]; state: state
+        before each segment, [segments, state_size], None for the initial one, 0; lengths: lengths of the
+        segments, with sum batch, None if every step is a segment. Returns [batch, hidden_size] and [segments,
+        state_size].
         """
         return in_float32(lambda features: self._carried(features, state, lengths), self.torso(observation))
 
@@ -89,12 +90,12 @@ class Recurrent(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         features = features.float()
         if state is None:
-            pieces = features.shape[0] if lengths is None else len(lengths)
-            state = features.new_zeros((pieces, self.state_size))
+            segments = features.shape[0] if lengths is None else len(lengths)
+            state = features.new_zeros((segments, self.state_size))
         if lengths is None:
             outputs, after = self.core(features.unsqueeze(0), self._split(state))
             return outputs.squeeze(0), self._joined(after)
-        # PackedSequence needs all first steps, then all second ones, and so on, the longest pieces first.
+        # PackedSequence needs all first steps, then all second ones, and so on, the longest segments first.
         order = np.argsort(-lengths, kind="stable")
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
@@ -111,11 +112,11 @@ class Recurrent(nn.Module):
         return outputs.data[back], self._joined(after)[by_rank]
 
     def _split(self, state: Tensor) -> Any:
-        """Convert a state, [pieces, state_size], to the form of torch's recurrent layers."""
+        """Convert a state, [segments, state_size], to the form of torch's recurrent layers."""
         parts = state.view(-1, self._parts, self.core.hidden_size).transpose(0, 1).contiguous()
         return (parts[: self._layers], parts[self._layers :]) if self._parts > self._layers else parts
 
     def _joined(self, parts: Any) -> Tensor:
-        """Convert a state of torch's recurrent layers to [pieces, state_size]."""
+        """Convert a state of torch's recurrent layers to [segments, state_size]."""
         whole = torch.cat(parts) if self._parts > self._layers else parts
         return whole.transpose(0, 1).flatten(1)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from labrl.component import Component
 from labrl.errors import InputError
-from labrl.memory.offline import OfflineConfig, OfflineData, Piece, Requirements
+from labrl.memory.offline import Chunk, OfflineConfig, OfflineData, Requirements
 from labrl.mistakes.spelling import did_you_mean
 from labrl.spaces import alike, array_dtype, flat_space, has_bounds, packed, same_actions
 
@@ -62,8 +62,8 @@ class OfflineMinari(OfflineData):
                     "Choose a dataset of this environment (`minari list local` lists the local ones)",
                 )
         clipped: dict[str, int] = {}
-        pieces = _pieces(dataset, wanted, f"dataset {config.dataset}", clipped)
-        super().__init__(config, pieces, int(dataset.total_steps), wanted, generator)
+        chunks = _chunks(dataset, wanted, f"dataset {config.dataset}", clipped)
+        super().__init__(config, chunks, int(dataset.total_steps), wanted, generator)
         if clipped:
             _log.warning(
                 "agent.offline: %d of %d actions were clipped to the environment's, %s: the first in %s",
@@ -94,7 +94,7 @@ class OfflineMinari(OfflineData):
         return [{}]
 
 
-def _pieces(dataset: Any, wanted: Requirements, origin: str, clipped: dict[str, int]) -> Iterator[Piece]:
+def _chunks(dataset: Any, wanted: Requirements, origin: str, clipped: dict[str, int]) -> Iterator[Chunk]:
     """Yield the episodes of a dataset.
 
     clipped: receives the number of clipped actions in an episode, by the place of the first. Raises
@@ -113,7 +113,7 @@ def _pieces(dataset: Any, wanted: Requirements, origin: str, clipped: dict[str, 
         cut = terminated | np.asarray(episode.truncations, np.bool_)
         cut[-1:] = True  # even if the flags of its last step are false
         action, where = np.asarray(episode.actions), f"{origin}, episode {episode.id}"
-        given = Piece(seen[:-1], action, reward, seen[1:], terminated, cut, origin=where)
+        given = Chunk(seen[:-1], action, reward, seen[1:], terminated, cut, origin=where)
         given.check()  # before actions are clipped, which makes infinite ones finite
         if isinstance(space, gym.spaces.Box):
             slack = TOLERANCE * (space.high - space.low)

@@ -15,7 +15,7 @@ from pydantic import Field
 from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
-from labrl.memory.offline import AT_ONCE, OfflineConfig, OfflineData, PieceReplay, Requirements
+from labrl.memory.offline import AT_ONCE, ChunkReplay, OfflineConfig, OfflineData, Requirements
 from labrl.memory.replay import ReplayConfig, row_dtype
 from labrl.run.run import MARKER, Run
 from labrl.run.session import RunSession
@@ -57,12 +57,12 @@ class OfflineRun(OfflineData):
             for index, memory in _memories(Run.open(path), wanted).items()
         ]
         total = sum(int((memory.steps - memory.oldest).sum()) for _, memory in memories)
-        pieces = (
-            piece._replace(origin=f"{place}, {piece.origin}")
+        chunks = (
+            chunk._replace(origin=f"{place}, {chunk.origin}")
             for place, memory in memories
-            for piece in memory.pieces(AT_ONCE)
+            for chunk in memory.chunks(AT_ONCE)
         )
-        super().__init__(config, pieces, total, wanted, generator)
+        super().__init__(config, chunks, total, wanted, generator)
 
     @classmethod
     def check(cls, config: OfflineRunConfig) -> None:
@@ -128,7 +128,7 @@ def _recorded(path: Path) -> dict[str, Any]:
     return plain
 
 
-def _memories(run: Run, wanted: Requirements) -> dict[int, PieceReplay]:
+def _memories(run: Run, wanted: Requirements) -> dict[int, ChunkReplay]:
     """Return the buffers of all sessions with a checkpoint, by number. Raises InputError if there is none, or
     one does not fit."""
     found = {}
@@ -157,7 +157,7 @@ def _memories(run: Run, wanted: Requirements) -> dict[int, PieceReplay]:
     return found
 
 
-def _saved(state: Any, folder: RunSession, wanted: Requirements) -> PieceReplay:
+def _saved(state: Any, folder: RunSession, wanted: Requirements) -> ChunkReplay:
     """Return the buffer of a saved session. Raises ValueError if its transitions are of another kind."""
     num_envs, slots, frames = (int(number) for number in state["extent"])
     stored, num_masked = wanted.stored, 0
@@ -165,7 +165,7 @@ def _saved(state: Any, folder: RunSession, wanted: Requirements) -> PieceReplay:
         num_masked = int(stored.n)
     if state["kind"] != repr(row_dtype(stored, num_masked).descr):
         raise ValueError(f"each saved transition consists of {state['kind']}")
-    saved = PieceReplay(
+    saved = ChunkReplay(
         ReplayConfig(
             capacity=num_envs * slots, storage="mmap" if state["content"] is None else "ram", newest_share=0
         ),
