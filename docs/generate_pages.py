@@ -15,9 +15,10 @@ from functools import cache
 from html import escape
 from pathlib import Path
 
+import gymnasium as gym
 import yaml
 
-from labrl.agents.action_spaces import ACTS_IN
+from labrl.agents.make import named_agents
 from labrl.config import config_folder
 from labrl.mistakes.names import OtherName, other_names
 
@@ -196,7 +197,8 @@ def _read(file: Path) -> list[dict[str, str]]:
 def symbol(env: str, agent: str) -> str:
     """Return the symbol of a pair, or nothing if the agent has its generic values there."""
     sections = presets()[env]
-    if ("Discrete" if env in DISCRETE else "Box") not in ACTS_IN[agent]:
+    kind = gym.spaces.Discrete if env in DISCRETE else gym.spaces.Box
+    if kind not in named_agents()[agent].TRAITS.actions:
         return "–"
     if agent in sections:
         note = sections[agent]

@@ -445,5 +445,5 @@ def test_refusal_of_masks_names_every_agent_of_discrete_actions_except_iql() -> 
     discrete = {name for name, kind in named_agents().items() if kind.fits(space)}
     with pytest.raises(InputError) as caught:
         refuse_masks("iql", space, "doors")
-    named = [word.strip(".,") for word in str(caught.value).split() if word.startswith("agent=")]
+    named = [word.strip(".,:") for word in str(caught.value).split() if word.startswith("agent=")]
     assert sorted(named) == sorted(f"agent={name}" for name in discrete)  # iql is the one that is refused

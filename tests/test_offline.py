@@ -490,14 +490,14 @@ def test_numbers_that_are_not_finite_are_refused_with_their_place(
 def test_saved_run_with_numbers_that_are_not_finite_is_refused(
     collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = ChunkReplay.pieces
+    pieces = ChunkReplay.chunks
 
     def damaged(memory: ChunkReplay, size: int) -> Iterator[Chunk]:
         for piece in pieces(memory, 5):
             piece.reward[2:] = np.nan if piece.first > memory.oldest[0] else 0
             yield piece
 
-    monkeypatch.setattr(ChunkReplay, "pieces", damaged)
+    monkeypatch.setattr(ChunkReplay, "chunks", damaged)
     overrides = [*DQN, "agent/offline=run", f"agent.offline.folder={collected}"]
     # The buffer holds the last 24 of 80 steps, so the second piece begins with step 61.
     with refused("range", "agent.offline", str(collected), "session 0", "environment 0", "step 63"):

@@ -35,6 +35,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "agent": ("labrl.agents.agent.Agent",),
     "env": ("labrl.envs.protocol.Backend",),
     "env.make": ("gymnasium.Env",),
+    "env.wrappers*": ("gymnasium.Wrapper",),
     "transforms.*": ("labrl.agents.transforms.Transform",),
     "callbacks.*": ("labrl.session.callbacks.callback.Callback",),
     "agent.network.*": ("torch.nn.Module",),
