@@ -60,13 +60,10 @@ class AtariConfig(EnvironmentConfig):
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.info_keys or () if name not in INFOS]:
-            raise InputError(
-                f"env.info_keys: {unknown[0]} is not in the info of the ALE's vector environment, which "
-                f"contains {', '.join(INFOS)}. For other numbers, step the game with env=gymnasium and a "
-                "wrapper, or compute them from rewards in a callback",
-                code="unsupported",
-                key="env.info_keys",
-            )
+            infos = f"the info of the ALE's vector environment, which contains {', '.join(INFOS)}"
+            why = f"{unknown[0]} is not in {infos}"
+            fix = "For other numbers, step the game with env=gymnasium, or compute them in a callback"
+            raise InputError.unsupported("env.info_keys", why, fix)
 
     def stacking(self) -> str:
         """Describe how an observation is composed, for users who compute it without labrl."""

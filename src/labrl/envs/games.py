@@ -44,11 +44,8 @@ def check_game(game: str) -> None:
     if game in known:
         return
     if not known:
-        raise InputError(
-            'env.game needs the ALE, which is not installed: pip install "ale-py>=0.12.1"',
-            code="not-installed",
-            key="env.game",
-        )
+        why, fix = "needs the ALE, which is not installed", "Type pip install 'ale-py>=0.12.1'"
+        raise InputError.about("env.game", why, fix, code="not-installed")
     two_players = game in TWO_PLAYER_GAMES
     reason = "has no single-player mode" if two_players else "is not a game of the ALE"
     raise InputError(

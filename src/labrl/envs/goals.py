@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -29,17 +31,6 @@ def has_goals(space: Space[Any]) -> bool:
     return isinstance(space, Dict) and {ACHIEVED, DESIRED} <= space.spaces.keys()
 
 
-class Recorded(NamedTuple):
-    """Steps of an environment."""
-
-    achieved: NDArray
-    """[steps, *goal]"""
-    desired: NDArray
-    """[steps, *goal]"""
-    given: dict[str, NDArray[np.float64]]
-    """What `step` returned for each, by the method that must return the same. [steps] each"""
-
-
 class GoalEnv:
     """Compute the rewards of goals with an environment that is lent, or with one made at the first use.
 
@@ -60,8 +51,8 @@ class GoalEnv:
         self._make, self._space, self._name, self._lend = make, space, name, lend
         self._env: gymnasium.Env[Any, Any] | None = None
         self._is_lent = False
-        self._steps: Recorded | None = None
-        self._in_batches: dict[str, bool] = {}
+        self._ways: dict[str, Callable[[str, NDArray, NDArray], NDArray[np.float64]]] = {}
+        """How to call each method: with a batch of goals, or with one after the other."""
 
     def check(self) -> None:
         """Raise InputError unless the environment computes the rewards that its steps return.
@@ -69,20 +60,17 @@ class GoalEnv:
         If only some of them differ, log a warning, because a reward may have a rare part without a goal.
         """
         if self._method("compute_reward") is None:
-            raise self._refused(
-                "needs a method compute_reward(achieved_goal, desired_goal, info)", "add the method"
-            )
+            why = "needs a method compute_reward(achieved_goal, desired_goal, info)"
+            raise self._refused(why, "add the method")
         achieved, desired = self._space[ACHIEVED], self._space[DESIRED]  # type: ignore[index]
         if not alike(achieved, desired):
-            raise self._refused(
-                f"needs goals of one kind, but {ACHIEVED} is {achieved} and {DESIRED} is {desired}",
-                "make them alike in a wrapper",
-            )
-        steps = self._recorded()
-        for method, given in steps.given.items():
+            why = f"needs goals of one kind, but {ACHIEVED} is {achieved} and {DESIRED} is {desired}"
+            raise self._refused(why, "make them alike in a wrapper")
+        reached, pursued, rewards, ends = self._steps
+        for method, given in (("compute_reward", rewards), ("compute_terminated", ends)):
             if self._method(method) is None:
                 continue
-            computed = self._asked(method, steps.achieved, steps.desired)
+            computed = self._asked(method, reached, pursued)
             differ = ~_close(computed, given)
             if not differ.any():
                 continue
@@ -116,11 +104,8 @@ class GoalEnv:
         self._env = None
 
     def _refused(self, why: str, remedy: str) -> InputError:
-        return InputError(
-            f"agent.memory: hindsight in env.name={self._name} {why}. Set agent/memory=uniform, or {remedy}.",
-            code="unsupported",
-            key="agent.memory",
-        )
+        text = f"hindsight in env.name={self._name} {why}"
+        return InputError.unsupported("agent.memory", text, f"agent/memory=uniform, or {remedy}")
 
     def _own(self) -> gymnasium.Env[Any, Any]:
         if self._env is None:
@@ -135,36 +120,31 @@ class GoalEnv:
 
     def _asked(self, method: str, achieved: NDArray, desired: NDArray) -> NDArray[np.float64]:
         """Call a method with goals, [n, *goal] each. Returns [n]."""
-        if method not in self._in_batches:
-            self._in_batches[method] = self._takes_batches(method)
-        ask = self._batch if self._in_batches[method] else self._singly
-        return ask(method, achieved, desired)
+        if method not in self._ways:
+            self._ways[method] = self._choose_way(method)
+        return self._ways[method](method, achieved, desired)
 
-    def _takes_batches(self, method: str) -> bool:
-        """Return whether a batch of goals gives the same as each goal alone. Raises InputError if both fail.
+    def _choose_way(self, method: str) -> Callable[[str, NDArray, NDArray], NDArray[np.float64]]:
+        """Return `_batch` if it gives the same as each goal alone, else `_singly`.
 
-        The number of goals differs from their sizes, because a function of a single goal would accept a batch
-        of two goals as one of size two.
+        Raises InputError if both fail. The number of goals differs from their sizes, because a function of a
+        single goal would accept a batch of two goals as one of size two.
         """
-        steps = self._recorded()
+        achieved, desired, *_ = self._steps
         alone = batch = error = None
         try:
-            alone = self._singly(method, steps.achieved, steps.desired)
+            alone = self._singly(method, achieved, desired)
         except Exception as problem:  # a function of batches may fail in any way
             error = problem
-        try:
-            batch = self._batch(method, steps.achieved, steps.desired)
-        except Exception:
-            batch = None
-        if batch is not None and batch.shape == (len(steps.achieved),):
-            return alone is None or bool(_close(batch, alone).all())
+        with contextlib.suppress(Exception):
+            batch = self._batch(method, achieved, desired)
+        if batch is not None and batch.shape == (len(achieved),):
+            return self._batch if alone is None or _close(batch, alone).all() else self._singly
         if error is not None:
-            raise self._refused(
-                f"calls {method}(achieved_goal, desired_goal, info) with info={{}}, and it fails: "
-                f"{type(error).__name__}: {error}",
-                "let it depend only on the goals and return one number",
-            ) from error
-        return False
+            why = f"calls {method}(achieved_goal, desired_goal, info) with info={{}}, and it fails"
+            why = f"{why}: {type(error).__name__}: {error}"
+            raise self._refused(why, "let it depend only on the goals and return one number") from error
+        return self._singly
 
     def _batch(self, method: str, achieved: NDArray, desired: NDArray) -> NDArray[np.float64]:
         # Copies, because the environment may modify its arguments and return the same array again.
@@ -174,26 +154,25 @@ class GoalEnv:
         function, pairs = self._method(method), zip(achieved.copy(), desired.copy(), strict=True)
         return np.array([np.asarray(function(*pair, {})).item() for pair in pairs], np.float64)
 
-    def _recorded(self) -> Recorded:
-        """Return random steps. Raises InputError if the environment fails."""
-        if self._steps is None:
-            try:
-                self._steps = self._play()
-            except Exception as error:
-                raise InputError(
-                    f"env.name={self._name} failed before the run: {type(error).__name__}: {error}",
-                    code="environment",
-                    key="env",
-                ) from error
-        return self._steps
+    @cached_property
+    def _steps(self) -> tuple[NDArray, NDArray, NDArray[np.float64], NDArray[np.float64]]:
+        """Random steps: goals achieved and desired, [steps, *goal] each, rewards and terminations, [steps].
 
-    def _play(self) -> Recorded:
+        Raises InputError if the environment fails.
+        """
+        try:
+            return self._play()
+        except Exception as error:
+            why = f"failed before the run: {type(error).__name__}: {error}"
+            raise InputError.about(f"env.name={self._name}", why, code="environment", key="env") from error
+
+    def _play(self) -> tuple[NDArray, NDArray, NDArray[np.float64], NDArray[np.float64]]:
         goal = self._space[ACHIEVED]  # type: ignore[index]
         env: Any = self._own()
         env.action_space.seed(0)
         sizes, over = goal.shape or (), True
         steps = next(number for number in range(STEPS, 0, -1) if number not in sizes)
-        goals: dict[str, list[NDArray]] = {ACHIEVED: [], DESIRED: []}
+        goals = {name: np.zeros((steps, *sizes), goal.dtype) for name in (ACHIEVED, DESIRED)}
         rewards, ends = np.zeros(steps), np.zeros(steps)
         for step in range(steps):
             if over:
@@ -201,14 +180,10 @@ class GoalEnv:
             action = replace_invalid(env.action_space.sample(), env.action_space, seen, info)
             seen, reward, terminated, truncated, info = env.step(action)
             for name, values in goals.items():
-                values.append(np.array(observation_of(seen)[name], goal.dtype).reshape(sizes))
+                values[step] = np.array(observation_of(seen)[name], goal.dtype).reshape(sizes)
             rewards[step], ends[step] = np.asarray(reward).item(), np.asarray(terminated).item()
             over = bool(np.any(terminated) or np.any(truncated))
-        return Recorded(
-            np.array(goals[ACHIEVED]),
-            np.array(goals[DESIRED]),
-            {"compute_reward": rewards, "compute_terminated": ends},
-        )
+        return goals[ACHIEVED], goals[DESIRED], rewards, ends
 
 
 def _close(values: NDArray[np.float64], others: NDArray[np.float64]) -> NDArray[np.bool_]:

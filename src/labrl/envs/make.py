@@ -53,13 +53,10 @@ def backend_class(env: Component) -> type[Backend]:
     """Import the class that `env` names. Raises InputError unless it is a backend."""
     target = env.load()
     if not (isinstance(target, type) and issubclass(target, Backend)):
-        raise InputError(
-            f"env._target_={env.target} must be a class derived from labrl.envs.protocol.Backend. "
-            "For a gymnasium.Env, set env=gymnasium env.id=null env.name=<name> "
-            "'env.make={_target_: <module>.<class>}'.",
-            code="target",
-            key="env._target_",
-        )
+        fix = "env=gymnasium env.id=null env.name=<name> 'env.make={_target_: <module>.<class>}'"
+        allowed = "be a class derived from labrl.envs.protocol.Backend"
+        why = "a gymnasium.Env is set otherwise"
+        raise InputError.value("env._target_", env.target, allowed, why=why, fix=fix, code="target")
     return target
 
 
@@ -92,26 +89,19 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
         known = vector.observation_space, vector.action_space
     observation_space, action_space = known
     inputs = observation_space.spaces if isinstance(observation_space, Dict) else {"": observation_space}
+    arrays = "one array or number (Box, Discrete, MultiDiscrete, MultiBinary)"
+    why = ""
     for name, space in inputs.items():
         if not isinstance(space, ARRAYS):
-            raise _unsupported(
-                env,
-                f"its observations{f' at {name}' if name else ''} are {space}. labrl supports one array or "
-                "number (Box, Discrete, MultiDiscrete, MultiBinary), and a Dict or Tuple of these. Wrap the "
-                "environment and set env.make to the wrapper.",
-            )
+            place = f" at {name}" if name else ""
+            why = f"its observations{place} are {space}, but must be {arrays}, or a Dict or Tuple of these"
     if not inputs:
-        raise _unsupported(env, f"its observations are empty: {observation_space}.")
+        why = f"its observations are empty: {observation_space}"
     if not isinstance(action_space, ARRAYS):
-        raise _unsupported(
-            env,
-            f"its actions are {action_space}. labrl supports one array or number (Box, Discrete, "
-            "MultiDiscrete, MultiBinary). Wrap the environment and set env.make to the wrapper.",
-        )
-    if 0 in (action_space.shape or ()):
-        raise _unsupported(env, f"its actions are {action_space}, which is empty: use at least one number.")
+        why = f"its actions are {action_space}, but must be {arrays}"
+    elif 0 in (action_space.shape or ()):
+        why = f"its actions are {action_space}, which is empty, but must have at least one number"
+    if why:
+        fix = "Convert them by a wrapper (env.wrappers)"
+        raise InputError.about(f"env.name={env.config.name}", why, fix, code="unsupported", key="env")
     return observation_space, action_space
-
-
-def _unsupported(env: Component, why: str) -> InputError:
-    return InputError(f"env.name={env.config.name}: {why}", code="unsupported", key="env")

@@ -41,12 +41,9 @@ def carries_mask(space: Space[Any], actions: Space[Any]) -> bool:
     if not isinstance(space, Dict) or KEY not in space.spaces or not choices(actions):
         return False
     if len(space.spaces) == 1:
-        raise InputError(
-            f"env: the observation space {space} contains only the mask of valid actions. Add the "
-            f"observation itself as the entry {OBSERVATION!r}.",
-            code="unsupported",
-            key="env",
-        )
+        why = f"the observation space {space} contains only the mask of valid actions"
+        fix = f"Add the observation itself as the entry {OBSERVATION!r}"
+        raise InputError.unsupported("env", why, fix)
     return True
 
 

@@ -156,12 +156,12 @@ class EnvProbe:
         except LabrlError:
             raise
         except (Exception, SystemExit) as error:
-            message = f"{self._make.named}: {what} failed before the run: {type(error).__name__}: {error}"
-            raise InputError(message, code="environment", key=self._make.key) from error
+            why, key = f"{what} failed before the run: {type(error).__name__}: {error}", self._make.key
+            raise InputError.about(self._make.named, why, code="environment", key=key) from error
 
     def _unusable(self, why: str, code: Code = "environment") -> InputError:
-        message = f"{self._make.named}: {why} (env.action_mask=false ignores masks)."
-        return InputError(message, code=code, key="env.action_mask")
+        fix, key = "To ignore masks, set env.action_mask=false", "env.action_mask"
+        return InputError.about(self._make.named, why, fix, code=code, key=key)
 
 
 def probe_of(config: GymnasiumConfig) -> EnvProbe:

@@ -83,12 +83,9 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
         drawn = self.envs[0].env
         if not _takes_render_mode(config) and drawn.render_mode not in MODES:
             self.close()
-            raise InputError(
-                f"{self._factory.named} has no parameter render_mode, so it cannot be rendered. To get "
-                "videos, add the parameter, and return an image from render() if it is rgb_array",
-                code="unsupported",
-                key=self._factory.key,
-            )
+            why = "has no parameter render_mode, so it cannot be rendered"
+            fix = "To get videos, add the parameter, and return an image from render() if it is rgb_array"
+            raise InputError.about(self._factory.named, why, fix, code="unsupported", key=self._factory.key)
         self.frames_per_second = frames_per_second(drawn.metadata)
         self._bright = False  # whether a floating-point image had a value above 1
 
@@ -114,8 +111,8 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
         return picture.copy()  # the environment may reuse the array
 
     def _no_picture(self, why: str) -> InputError:
-        message = f"{self._factory.named} cannot be rendered: its render() {why}"
-        return InputError(message, code="environment", key=self._factory.key)
+        text = f"cannot be rendered: its render() {why}"
+        return InputError.about(self._factory.named, text, code="environment", key=self._factory.key)
 
     def _bytes(self, values: NDArray) -> NDArray[np.uint8]:
         """Convert an image to bytes.

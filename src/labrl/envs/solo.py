@@ -32,22 +32,15 @@ class SoloEnv(gymnasium.Env[Any, Any]):
         Raises InputError if the environment cannot be made or cannot be rendered.
         """
         if render_mode not in (None, "rgb_array"):
-            raise InputError(
-                f"render_mode={render_mode!r}: must be 'rgb_array', for images from render(), or None",
-                code="range",
-                key="render_mode",
-            )
+            allowed = "be 'rgb_array', for images from render(), or None"
+            raise InputError.value("render_mode", repr(render_mode), allowed)
         backend_class(env)
-        self._watched: Watched | None = None
-        if render_mode is not None:
-            self._watched = watch(env)
+        self._watched: Watched | None = None if render_mode is None else watch(env)
         self._backend: Backend = self._watched or env.build(num_envs=1, num_threads=1, evaluation=True)
         self.render_mode = render_mode
         self.metadata = {"render_modes": ["rgb_array"]}
-        self.observation_space, self.action_space = (
-            self._backend.observation_space,
-            self._backend.action_space,
-        )
+        self.observation_space = self._backend.observation_space
+        self.action_space = self._backend.action_space
         self._action_dtype = action_dtype(self.action_space)
 
     def reset(
@@ -58,7 +51,7 @@ class SoloEnv(gymnasium.Env[Any, Any]):
         Raises InputError for options, which runs do not use.
         """
         if options:
-            raise InputError("options: reset() supports none", code="unsupported", key="options")
+            raise InputError.unsupported("options", "runs use those of env.reset_options")
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))

@@ -21,10 +21,7 @@ def watch(env: Component) -> Watched:
 
         watched = watched_by_labrl(backend, env.config)
     if watched is None:
-        raise InputError(
-            f"env._target_={env.target} cannot be rendered: define its class method `watched(config)`, which "
-            "returns a labrl.envs.protocol.Watched",
-            code="unsupported",
-            key="env._target_",
-        )
+        setting, why = f"env._target_={env.target}", "this backend cannot be rendered"
+        fix = "Define its class method `watched(config)`, which returns a labrl.envs.protocol.Watched"
+        raise InputError.unsupported(setting, why, fix)
     return watched
