@@ -178,7 +178,6 @@ def _composed_files(
     overrides: list[str], config_dir: str | os.PathLike[str] | None
 ) -> Iterator[tuple[str, str, Any]]:
     """Yield Hydra's path, the file and the content of every configuration that is composed, in this order."""
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.global_hydra import GlobalHydra
     from hydra.types import RunMode
 
@@ -186,15 +185,15 @@ def _composed_files(
 
     with hydra_initialized(config_dir):
         loader = GlobalHydra.instance().config_loader()
-        assert isinstance(loader, ConfigLoaderImpl)
         for one in loader.compute_defaults_list("config", overrides, RunMode.RUN).defaults:
             path = one.config_path or ""
-            file = loader.repository.load_config(path)
-            if file is not None and file.path.startswith("file://"):
-                content: Any = OmegaConf.to_container(file.config, resolve=False)
+            source = next((source for source in loader.get_sources() if source.is_config(path)), None)
+            if source is not None and source.scheme() == "file":
+                content: Any = OmegaConf.to_container(source.load_config(path).config, resolve=False)
+                content.pop("defaults", None)
                 for name in reversed((one.package or "").split(".")):
                     content = {name: content} if name not in ("", "_global_") else content
-                yield path, origin_of(Path(file.path.removeprefix("file://")), path), content
+                yield path, origin_of(Path(source.path), path), content
 
 
 def _values(node: Any, components: bool = True) -> dict[str, Any]:
