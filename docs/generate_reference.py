@@ -31,7 +31,7 @@ from labrl.config import config_folder
 from labrl.config.compose import hydra_initialized, prepare
 from labrl.config.keys import traits
 from labrl.config.schema import TrialConfig
-from labrl.config.traits import Traits, dataclasses_in, traits_in
+from labrl.config.traits import Traits, annotation, dataclasses_in
 from labrl.networks.layers import Activation
 
 UNIONS = (Union, types.UnionType)
@@ -125,7 +125,7 @@ def named_types() -> list[tuple[Any, str]]:
 
 def type_of(hint: Any) -> str:
     """Describe a type hint in words."""
-    if get_origin(hint) is Annotated and traits_in(hint):
+    if get_origin(hint) is Annotated and annotation(hint, Traits):
         kept = [one for one in hint.__metadata__ if not isinstance(one, Traits)]
         return type_of(Annotated[(hint.__origin__, *kept)] if kept else hint.__origin__)
     for known, text in named_types():

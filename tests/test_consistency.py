@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from labrl.config.keys import ABSENT, Change, changes, contradictions, traits, typed_override
 from labrl.config.schema import TrialConfig
-from labrl.config.traits import Traits, dataclasses_in, hints, traits_in
+from labrl.config.traits import Traits, annotation, dataclasses_in, hints
 from labrl.trial.past import refusal
 
 KEYS = st.sampled_from(["a", "b", "c"])
@@ -81,7 +81,7 @@ def traits_of_all_keys(
     """Return the traits of every key of a trial, taken from its field or the nearest field above."""
     found = {}
     for name, hint in hints(cls).items():
-        own = traits_in(hint) or above or Traits()
+        own = annotation(hint, Traits) or above or Traits()
         found[prefix + name] = own
         for below in dataclasses_in(hint):
             found |= traits_of_all_keys(below, f"{prefix}{name}.", own)

@@ -281,9 +281,10 @@ def best_trial(experiment: Path, agrees: Callable[[Run], bool]) -> RankedTrial |
     firsts = list({one.run.env: one for one in reversed(found)}.values())[::-1]
     if len(firsts) > 1:
         listed = "\n".join(f"  {one.line}   {one.run.env}" for one in firsts)
-        raise InputError(
-            f"{os.path.relpath(experiment)} has trials in {len(firsts)} environments, whose returns are not "
-            f"comparable. Choose one trial. The best ones of each environment are:\n{listed}",
+        raise InputError.about(
+            os.path.relpath(experiment),
+            f"it has trials in {len(firsts)} environments, whose returns are not comparable",
+            f"Choose one trial. The best ones of each environment are:\n{listed}",
             code="contradiction",
             key=str(experiment),
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from labrl.config.traits import Traits, dataclasses_in, hints, traits_in
+from labrl.config.traits import Traits, annotation, dataclasses_in, hints
 from labrl.schedules import expanded, short_form
 
 RECORDED = "auto:"
@@ -51,7 +51,7 @@ def traits(key: str) -> Traits:
     kinds: list[type] = [TrialConfig]
     for name in key.split("."):
         hint = next((hints(kind)[name] for kind in kinds if name in hints(kind)), None)
-        found = traits_in(hint) or found
+        found = annotation(hint, Traits) or found
         kinds = list(dataclasses_in(hint))
     return found
 

@@ -33,10 +33,10 @@ Scores = Annotated[T, Traits(resume=True)]
 """A key that controls the length of a run or its evaluation, but does not change earlier updates."""
 
 
-def traits_in(hint: Any) -> Traits | None:
-    """Return the traits in the annotation of a type, if there are any."""
+def annotation(hint: Any, kind: type[T]) -> T | None:
+    """Return the first annotation of a type that is of `kind`, such as `Traits`; None if there is none."""
     annotations = hint.__metadata__ if get_origin(hint) is Annotated else ()
-    return next((one for one in annotations if isinstance(one, Traits)), None)
+    return next((one for one in annotations if isinstance(one, kind)), None)
 
 
 def dataclasses_in(hint: Any) -> Iterator[type]:

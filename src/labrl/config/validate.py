@@ -18,7 +18,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, SchemaValidator
 
 from labrl.component import Component, TargetError, accepted_settings, load_target
 from labrl.config.keys import NEW, walk, written
-from labrl.config.traits import dataclasses_in, hints
+from labrl.config.traits import annotation, dataclasses_in, hints
 from labrl.errors import Code, InputError, LabrlError, sentences
 from labrl.mistakes.names import agent_target, option_meant, options_of, own_file, setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean
@@ -200,7 +200,7 @@ def _mistake(one: Any, key: str, places: Mapping[str, Any], groups: _Groups) -> 
         hint = f"{own_file(group, given).removesuffix('.')} and write +{group}={given}."
     elif not hint and kind == "list_type" and isinstance(given, int | float):
         hint = f" Write '{key}=[{shown}]'."
-    elif not hint and (example := _example(known.get(name))):
+    elif not hint and (example := annotation(known.get(name), str)):
         hint = f" Write {key}={example}."
     code: Code = "range" if kind.startswith(("greater", "less", "too_")) else "type"
     allowed = re.sub(r"^\w+ should", "must", re.sub(r"(\d)\.0\b", r"\1", one["msg"]))
@@ -257,11 +257,6 @@ def _adapts_rate(agent: str) -> bool:
     """Return whether the learning rate of an agent may be adapted to the KL divergence."""
     config = load_target(agent_target(agent)).Config
     return AdaptiveRate in dataclasses_in(hints(config).get("lr"))
-
-
-def _example(hint: Any) -> str:
-    """Return the text in the annotation of a type, which is a typical value; '' if there is none."""
-    return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, str)), "")
 
 
 def _below(key: str, part: str | int) -> str:
