@@ -49,9 +49,12 @@ def write_page(records: Records) -> None:
             _draw(drawn, records, name)
             pictures[name] = ", ".join(panel.title for panel in drawn)
         for panel in panels:
-            if panel in drawn or panel.name not in records.numbers:
+            early = records.folder / f"{panel.name}.svg"  # drawn before points were kept
+            if panel in drawn:
+                early.unlink(missing_ok=True)
+            elif panel.name not in records.numbers:
                 continue
-            if (records.folder / f"{panel.name}.svg").exists():  # drawn before points were kept
+            elif early.exists():
                 pictures[panel.name] = panel.name
             else:
                 without.append(panel.name)

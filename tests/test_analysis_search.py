@@ -83,6 +83,20 @@ def test_key_that_determines_the_value_is_most_important() -> None:
     assert math.isclose(sum(found.values()), 1.0)
 
 
+def test_keys_of_equal_importance_are_in_the_order_of_their_names() -> None:
+    rng = np.random.default_rng(0)
+    trials = []
+    for number in range(20):
+        one = trial(number, value := float(10 ** rng.uniform(-4, -2)), "a", value)
+        one["params"] |= {f"agent.{name}": value for name in "dacb"}
+        trials.append(one)
+    facts = info(*trials)
+    facts["search"]["space"] = {key: SPACE["agent.lr"] for key in trials[0]["params"] if key != "agent.kind"}
+    search = read_search(facts)
+    assert search is not None
+    assert list(importances(search).shares) == ["agent.a", "agent.b", "agent.c", "agent.d", "agent.lr"]
+
+
 def test_importances_are_empty_for_few_or_equal_trials() -> None:
     few = [trial(n, 1e-3, "a", float(n)) for n in range(9)]
     for trials in (few, [trial(n, 1e-3, "a", 1.0) for n in range(20)]):

@@ -325,6 +325,7 @@ def test_page_of_curves_has_a_picture_with_the_published_score_or_names_the_cell
     (tmp_path / "results" / "breakout_ppo.svg").write_text("an earlier picture")
     run_with(tmp_path / "runs" / "acrobot_ppo", [-90.0, -80])
     run_with(tmp_path / "runs" / "pong_ppo", [3.0])
+    (tmp_path / "results" / "pong_ppo.svg").write_text("a picture that is drawn anew with others")
     results.write_page(tmp_path / "runs")
     page = (tmp_path / "results" / "curves.md").read_text()
     pictures = re.findall(r"\]\(([^)]*\.svg)\)", page)
@@ -334,6 +335,7 @@ def test_page_of_curves_has_a_picture_with_the_published_score_or_names_the_cell
     assert ">published</text>" not in drawn["curves_atari.svg"]
     assert "- `cartpole_sarsa`" in page
     assert "- `pong_a2c`" in page
+    assert not (tmp_path / "results" / "pong_ppo.svg").exists()
     results.write_page(tmp_path / "another machine")
     assert (tmp_path / "results" / "curves.md").read_text() == page
     assert {name: (tmp_path / "results" / name).read_text() for name in pictures} == drawn

@@ -370,5 +370,7 @@ def importances(search: SearchResult) -> Importances:
     with suppress(RuntimeError, ValueError):
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=top)
         found = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    known = {key: float(share) for key, share in found.items() if math.isfinite(share)}
+    # Optuna leaves the order of equal shares to the order of a set, which differs between processes.
+    ordered = sorted(found.items(), key=lambda one: (-one[1], one[0]))
+    known = {key: float(share) for key, share in ordered if math.isfinite(share)}
     return Importances(known if sum(known.values()) > 0 else {}, name, top)
