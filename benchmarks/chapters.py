@@ -153,7 +153,7 @@ OFFLINE = Chapter(
     name="offline",
     title="Offline data",
     text="""IQL and TD3+BC learn from the replay buffer of a run and never act themselves. They are compared
-with behaviour cloning of the same data by the same agents (*cloned*). The data is of mixed
+with behavior cloning of the same data by the same agents (*cloned*). The data is of mixed
 quality: all transitions of SAC in its first 10,000 frames on Pendulum, from random actions to
 good ones. Four sessions of 5,000 updates each: `make results ARGS="pendulum_collected_sac
 pendulum_offline_iql pendulum_cloned_iql"`. *Return* is the mean over the 20 episodes of the last

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from benchmarks import chapters
 from benchmarks.published import cells
 from benchmarks.record import POINTS, Records
-from labrl.analysis.colours import BLUE, VERMILLION
+from labrl.analysis.colors import BLUE, VERMILLION
 from labrl.analysis.figures import ShortNumbers, use_style
 
 PAGE = "curves.md"

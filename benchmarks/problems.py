@@ -217,6 +217,22 @@ PROBLEMS: dict[str, Problem] = {
         rows=3,
         sb3_frames=5120,
     ),
+    # Values of labrl's preset: with minibatches of 256, Pong does not improve in a million frames.
+    "ppo-pong-preset": PPOProblem(
+        env="pong",
+        title="PPO on Pong (labrl's preset)",
+        atari=True,
+        lr=2.5e-4,
+        clip=0.1,
+        entropy_coef=0.01,
+        epochs=3,
+        batch_size=32,
+        gae_lambda=0.85,
+        warm_up=2048,
+        frames_per_row=2048,
+        rows=3,
+        sb3_frames=5120,
+    ),
     "ppo-cartpole": PPOProblem(
         env="cartpole",
         title="PPO on CartPole",

@@ -118,7 +118,7 @@ def test_separate_environments_play_one_whole_episode_each(tmp_path: Path) -> No
         assert row["episodes"] == 8
         assert row["source"] == "evaluation"
         assert row["return_mean"] == row["length_mean"], "the return is not 1 per step"
-    # Lengths are uniform from 1 to 11. A mean over the episodes that end first would favour short ones.
+    # Lengths are uniform from 1 to 11. A mean over the episodes that end first would favor short ones.
     seen = []
     for frame in range(4, 84, 4):
         other = ToySession(tmp_path / str(frame), max_frame=frame, seed=frame)

@@ -27,7 +27,7 @@ from labrl.cli import main, replay, send_to_wandb
 from labrl.config.compose import compose
 from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.experiment.grid import plan_grid
-from labrl.experiment.local import LabelledLines
+from labrl.experiment.local import LabeledLines
 from labrl.experiment.machine import Machine
 from labrl.run.experiment import Experiment
 from labrl.trial.devices import available_cpus
@@ -587,11 +587,11 @@ class _Terminal(io.StringIO):
         (io.StringIO(), "[0] twelve words wide and more\n[0] short\n"),
     ],
 )
-def test_labelled_lines_wrap_between_words_in_a_terminal(
+def test_labeled_lines_wrap_between_words_in_a_terminal(
     stream: io.StringIO, printed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "16")
-    lines = LabelledLines(stream)
+    lines = LabeledLines(stream)
     lines.label = "[0] "
     lines.write("twelve words wide and more\nsho")
     lines.write("rt\n")

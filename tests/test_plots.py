@@ -1,4 +1,4 @@
-"""Tests of plots: their files, curves, ticks and colours, and identical bytes for the same run."""
+"""Tests of plots: their files, curves, ticks and colors, and identical bytes for the same run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from report_cases import report_of, write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
 from labrl.analysis.charts import Axis, Chart, Line, View
-from labrl.analysis.colours import DASHES, GREY, PALETTE, Style, agent_style, group_styles, mix_colour
+from labrl.analysis.colors import DASHES, GRAY, PALETTE, Style, agent_style, group_styles, mix_color
 from labrl.analysis.figures import (
     AVERAGE,
     COLUMN,
@@ -51,7 +51,7 @@ def test_each_agent_has_its_own_style() -> None:
     agents = [file.stem for file in (config_folder() / "agent").glob("*.yaml")]
     styles = {agent: agent_style(agent) for agent in agents}
     assert len(set(styles.values())) == len(styles) > 20
-    assert agent_style("random").colour == GREY
+    assert agent_style("random").color == GRAY
     assert agent_style("mine") == agent_style("mine")
     assert group_styles(["sac", "ppo"]) == [agent_style("sac"), agent_style("ppo")]
     assert group_styles(["reinforce", "ppo"])[1] == agent_style("ppo"), (
@@ -76,23 +76,23 @@ def test_groups_have_different_styles_even_for_the_same_agent(agents: list[str])
     styles = group_styles(agents)
     assert len(set(styles)) == len(agents)
     if len(set(agents)) > 1:
-        assert len({style.colour for style in styles}) == len(agents), (
+        assert len({style.color for style in styles}) == len(agents), (
             "groups differ only in their dashes, which marks do not show"
         )
     else:
         assert styles[0] == agent_style("ppo")
 
 
-def test_colours_have_enough_contrast_on_white_and_on_black() -> None:
-    def luminance(colour: str) -> float:
-        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def test_colors_have_enough_contrast_on_white_and_on_black() -> None:
+    def luminance(color: str) -> float:
+        channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
         return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
 
-    for colour in (*PALETTE, GREY):
-        assert 1.05 / (luminance(colour) + 0.05) > 2
-        assert (luminance(mix_colour(colour, 0.28)) + 0.05) / 0.055 > 3, (
-            "too dark for the dark report, which lightens colours"
+    for color in (*PALETTE, GRAY):
+        assert 1.05 / (luminance(color) + 0.05) > 2
+        assert (luminance(mix_color(color, 0.28)) + 0.05) / 0.055 > 3, (
+            "too dark for the dark report, which lightens colors"
         )
     assert len(DASHES) == len(set(DASHES))
 
@@ -256,8 +256,8 @@ def test_figures_need_no_display_and_keep_the_users_matplotlib_settings(tmp_path
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_report_and_plots_colour_the_best_groups_alike(tmp_path: Path) -> None:
-    """Give the best of many groups a colour each, and draw the others in grey."""
+def test_report_and_plots_color_the_best_groups_alike(tmp_path: Path) -> None:
+    """Give the best of many groups a color each, and draw the others in gray."""
     for index in range(12):
         rows = [rising(10 + index * 7 % 12)]
         write_run(tmp_path / f"{index:02}", rows, config=config_with(agent__lr=1e-5 * (index + 1)))
@@ -266,4 +266,4 @@ def test_report_and_plots_colour_the_best_groups_alike(tmp_path: Path) -> None:
     )
     text = (tmp_path / "plots" / "return_frame.svg").read_text()
     assert f">{best['name']}<" in text
-    assert text.count(GREY.lower()) >= 4
+    assert text.count(GRAY.lower()) >= 4

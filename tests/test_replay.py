@@ -133,7 +133,7 @@ def test_images_of_stacked_observations_are_stored_once() -> None:
         gym.spaces.Box(0, 255, (6, 9, 8), np.uint8),
         STACK,
     ],
-    ids=["channels last", "channels first", "two colour images", "stack"],
+    ids=["channels last", "channels first", "two color images", "stack"],
 )
 def test_images_without_stacking_are_returned_unchanged(
     space: gym.Space, caplog: pytest.LogCaptureFixture

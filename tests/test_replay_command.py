@@ -59,7 +59,7 @@ def test_playback_makes_a_video_of_each_recorded_episode(
     assert replay([str(run)]) == FAILED, "an episode with a changed seed passed the check"
 
 
-def test_video_of_an_atari_game_is_in_colour(tmp_path: Path) -> None:
+def test_video_of_an_atari_game_is_in_color(tmp_path: Path) -> None:
     overrides = [*small("random", "pong"), "env.max_frame=100"]
     run = labrl.train([*overrides, f"hydra.run.dir={tmp_path / 'run'}"]).folder
     assert replay([str(run), "episode=last"]) == DONE
@@ -154,7 +154,7 @@ def first_image(cls: type, **settings: object) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "kind",
-    ["byte", "fraction", "real", "wide numbers", "grey", "one colour", "transparent", "list"],
+    ["byte", "fraction", "real", "wide numbers", "gray", "one color", "transparent", "list"],
 )
 def test_images_of_any_usual_format_become_rgb_bytes(kind: str) -> None:
     image = first_image(Drawn, kind=kind)

@@ -14,7 +14,7 @@ from report_cases import ReportPage, report_of, write_experiment, write_long_run
 from run_cases import config_with, rising, rows_of, write_run, write_session
 
 from labrl.analysis.charts import Axis, Chart, Line, View, thin_curve
-from labrl.analysis.colours import Style
+from labrl.analysis.colors import Style
 from labrl.analysis.report.build import build
 from labrl.analysis.report.page import SMALL_VIDEO
 from labrl.analysis.statistics import trial_statistics
@@ -237,7 +237,7 @@ def test_experiment_ranks_groups_and_links_trials(experiment: Path) -> None:
     assert re.findall(r"\d+", warning) == ["4"], "only trial 4 lacks a folder; trial 5 has not started"
     assert warning in page.text
     chart = page.chart("Return")
-    centers = {line["name"]: line["colour"] for line in chart["lines"] if line["role"] == "center"}
+    centers = {line["name"]: line["color"] for line in chart["lines"] if line["role"] == "center"}
     assert centers == {"ppo": "#0072B2", "dqn": "#D55E00"}
     assert len([line for line in chart["lines"] if line["role"] == "seed"]) == 4
     assert page.text.index("labrl -m seed=0,1") < page.text.index(

@@ -19,7 +19,7 @@ import labrl
 from labrl.cli import list_runs, main, replay
 from labrl.config import config_folder
 from labrl.config.keys import walk
-from labrl.experiment.local import LabelledLines
+from labrl.experiment.local import LabeledLines
 from labrl.run.run import Run
 from labrl.secrets import MASK, RedactingFormatter, is_secret, is_secret_file, redact, redact_diff, restore
 from labrl.secrets import remembered as seen
@@ -204,7 +204,7 @@ raise SystemExit(labrl.start.envs())
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.returncode == 1
     output = io.StringIO()
-    print("refused api_key=s3cret", file=LabelledLines(output))
+    print("refused api_key=s3cret", file=LabeledLines(output))
     for printed in (ended.stderr, output.getvalue()):
         assert "refused api_key=***" in printed
         assert "s3cret" not in printed

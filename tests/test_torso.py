@@ -273,7 +273,7 @@ def test_impala_cnn_without_channels_is_refused() -> None:
         dataclass_of(Component, {**node, "channels": []}, TORSO)
 
 
-def test_stacked_colour_images_are_refused_and_not_flattened() -> None:
+def test_stacked_color_images_are_refused_and_not_flattened() -> None:
     space = gym.spaces.Box(0, 255, (4, 84, 84, 3), np.uint8)
     with refused("unsupported", TORSO, "(4, 84, 84, 3)", "env.grayscale=true"):
         check_torso(component(TORSO), Spaces(space, gym.spaces.Discrete(2), 1))

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from labrl.analysis.colours import Style
+from labrl.analysis.colors import Style
 
 
 class View:
@@ -52,7 +52,7 @@ class Line:
     role: Literal["center", "seed", "reference", "points"] = "center"
     """`center`: thick; `seed`: thin, hidden by the button `every seed`; `reference`: thin, always shown."""
     shade: int = 0
-    """Percentage of ink (below 0) or paper (above 0) that the colour is mixed with."""
+    """Percentage of ink (below 0) or paper (above 0) that the color is mixed with."""
     group: str = ""
     """Key of a line that hides this one too."""
     labels: Sequence[str] = ()
@@ -70,7 +70,7 @@ class Line:
             if self.role != "seed" and view.low is not None and view.high is not None:
                 arrays |= {"low": view.low, "high": view.high}
             views[name] = {key: _short(values[index]) for key, values in arrays.items()}
-        head = {"key": self.key, "name": self.name, "role": self.role, "colour": self.style.colour}
+        head = {"key": self.key, "name": self.name, "role": self.role, "color": self.style.color}
         optional = {
             "dash": list(self.style.dash),
             "shade": self.shade,

@@ -20,7 +20,7 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from labrl.analysis.charts import Chart, Line, View
-from labrl.analysis.colours import mix_colour
+from labrl.analysis.colors import mix_color
 from labrl.analysis.formats import distinct_texts, short_number, shorten
 
 COLUMN, TEXT = 3.25, 6.75
@@ -258,17 +258,17 @@ def _curve(axes: Axes, line: Line, view: View, alone: bool) -> None:
     """Draw a line with its band, a marker for each isolated value, and a bar for each isolated interval."""
     style, place = line.style, "steps-post" if line.step else "default"
     y = np.where(np.isfinite(view.y), view.y, np.nan)
-    colour = style.colour if alone else mix_colour(style.colour, line.shade / 100)
+    color = style.color if alone else mix_color(style.color, line.shade / 100)
     if view.low is not None and view.high is not None and (line.role == "center" or alone):
-        grey = "#7F7F7F" if line.role == "seed" else colour
+        gray = "#7F7F7F" if line.role == "seed" else color
         step: Any = "post" if line.step else None
-        axes.fill_between(view.x, view.low, view.high, color=grey, alpha=0.2, linewidth=0, step=step)
+        axes.fill_between(view.x, view.low, view.high, color=gray, alpha=0.2, linewidth=0, step=step)
         bars = _alone(view.low)
-        axes.vlines(view.x[bars], view.low[bars], view.high[bars], color=colour, alpha=0.2, linewidth=4)
+        axes.vlines(view.x[bars], view.low[bars], view.high[bars], color=color, alpha=0.2, linewidth=4)
     thin = line.role != "center" and not alone
     follows = not (np.diff(y) > 0).any() or not (np.diff(y) < 0).any()  # a schedule is not averaged
     smooth = alone and line.role == "seed" and len(y) >= SMOOTHED and not follows
-    look: dict[str, Any] = {"color": colour, "drawstyle": place}
+    look: dict[str, Any] = {"color": color, "drawstyle": place}
     look |= {"linestyle": (0, style.dash) if style.dash else "-", "label": line.name}
     width, alpha = (0.5, 0.4) if thin else (0.7, 0.45) if smooth else (1.4, 1.0)
     (drawn,) = axes.plot(view.x, y, linewidth=width, alpha=alpha, **look)
@@ -284,10 +284,10 @@ def _curve(axes: Axes, line: Line, view: View, alone: bool) -> None:
 
 
 def _points(axes: Axes, line: Line, view: View) -> None:
-    colour, marker = line.style.colour, "x" if line.mark == "cross" else line.style.marker
+    color, marker = line.style.color, "x" if line.mark == "cross" else line.style.marker
     if view.low is not None and view.high is not None:
-        axes.vlines(view.x, view.low, view.high, color=colour, linewidth=1)
-    look: dict[str, Any] = {"color": colour, "label": line.name, "markersize": 3.5}
+        axes.vlines(view.x, view.low, view.high, color=color, linewidth=1)
+    look: dict[str, Any] = {"color": color, "label": line.name, "markersize": 3.5}
     axes.plot(view.x, view.y, marker, clip_on=False, zorder=3, **look)
 
 

@@ -67,9 +67,9 @@ class AtariConfig(EnvironmentConfig):
 
     def stacking(self) -> str:
         """Describe how an observation is composed, for users who compute it without labrl."""
-        colour = "grayscale" if self.grayscale else "RGB"
+        color = "grayscale" if self.grayscale else "RGB"
         return (
-            f"the {self.frame_stack} latest {colour} images of {self.image_size} x {self.image_size} "
+            f"the {self.frame_stack} latest {color} images of {self.image_size} x {self.image_size} "
             f"pixels, the oldest first, zeros before the reset; one image every {self.frame_skip} emulator "
             "frames, the pixelwise maximum of the last two frames, as in ale_py.AtariVectorEnv"
         )

@@ -36,27 +36,27 @@ MODES = ("rgb_array", "rgb_array_list")
 
 
 class WatchedAtari(AtariEnv, Watched):
-    """A game with a second emulator in full colour, which receives the same seeds and actions."""
+    """A game with a second emulator in full color, which receives the same seeds and actions."""
 
     def __init__(self, config: AtariConfig) -> None:
         super().__init__(config, num_envs=1, num_threads=1, evaluation=True)
         height, width = _screen_size(config.game)
-        colours = dataclasses.replace(config, grayscale=False, frame_stack=1)
-        self._colours: ale_py.AtariVectorEnv | None = vector_env(colours, 1, 1, (height, width))
+        colors = dataclasses.replace(config, grayscale=False, frame_stack=1)
+        self._colors: ale_py.AtariVectorEnv | None = vector_env(colors, 1, 1, (height, width))
         self._picture = np.zeros((height, width, 3), np.uint8)
         self.frames_per_second = 60 / config.frame_skip
 
     def reset(self, mask: NDArray[np.bool_], seeds: NDArray[np.int64]) -> NDArray:
         """Start a new game. mask, seeds: [1]. Returns [1, *obs]."""
-        assert self._colours is not None
-        seen, _ = self._colours.reset(seed=seeds[mask], options={"reset_mask": mask})
+        assert self._colors is not None
+        seen, _ = self._colors.reset(seed=seeds[mask], options={"reset_mask": mask})
         self._picture = seen[0, 0]
         return super().reset(mask, seeds)
 
     def step(self, actions: NDArray) -> Transition:
         """Act in both emulators. actions: int64 or int32 [1]."""
-        assert self._colours is not None
-        self._picture = self._colours.step(self.pressed(actions))[0][0, 0]
+        assert self._colors is not None
+        self._picture = self._colors.step(self.pressed(actions))[0][0, 0]
         return super().step(actions)
 
     def picture(self) -> NDArray[np.uint8]:
@@ -66,7 +66,7 @@ class WatchedAtari(AtariEnv, Watched):
     def close(self) -> None:
         """Free both emulators."""
         super().close()
-        self._colours = None
+        self._colors = None
 
 
 class WatchedGymnasium(GymnasiumEnv, Watched):
@@ -100,14 +100,14 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
         if not isinstance(rendered, np.ndarray) or rendered.dtype.kind not in "buif":
             what = "nothing" if rendered is None else f"a {type(rendered).__name__}"
             raise self._no_picture(f"returns {what}, but must return an array [height, width, 3]")
-        colours = 1 if rendered.ndim == 2 else rendered.shape[2] if rendered.ndim == 3 else 0
-        if colours not in (1, 3, 4) or 0 in rendered.shape:
+        colors = 1 if rendered.ndim == 2 else rendered.shape[2] if rendered.ndim == 3 else 0
+        if colors not in (1, 3, 4) or 0 in rendered.shape:
             raise self._no_picture(
                 f"returns an array of shape {rendered.shape}, but it must be [height, width], or "
                 "[height, width, channels] with 1, 3 or 4 channels"
             )
-        grey = rendered.reshape(*rendered.shape[:2], colours)[:, :, :3]  # without the alpha channel
-        picture = np.broadcast_to(self._bytes(grey), (*grey.shape[:2], 3))
+        gray = rendered.reshape(*rendered.shape[:2], colors)[:, :, :3]  # without the alpha channel
+        picture = np.broadcast_to(self._bytes(gray), (*gray.shape[:2], 3))
         return picture.copy()  # the environment may reuse the array
 
     def _no_picture(self, why: str) -> InputError:

@@ -181,7 +181,7 @@ def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str
     take_signals()
     stop_with_the_parent()
     run: Callable[[Task], Outcome] | None = None
-    streams = [LabelledLines(sys.stdout), LabelledLines(sys.stderr)]
+    streams = [LabeledLines(sys.stdout), LabeledLines(sys.stderr)]
     sys.stdout, sys.stderr = streams
     try:
         with signals_leave():  # while no trial handles them
@@ -202,7 +202,7 @@ def _serve(connection: Connection, payload: bytes, environment: Mapping[str, str
         sys.exit(exit_code_of(signal.SIGTERM))
 
 
-class LabelledLines(io.TextIOBase):
+class LabeledLines(io.TextIOBase):
     """A stream that writes whole lines, each with the label of its trial.
 
     On a terminal, long lines are wrapped between words. The stream itself is not a terminal.
@@ -221,7 +221,7 @@ class LabelledLines(io.TextIOBase):
         """Write complete lines, and keep the rest. Return the number of characters."""
         *lines, self._begun = (self._begun + text).split("\n")
         if lines:
-            self._pass_on("".join(f"{self._labelled(line)}\n" if line.strip() else "\n" for line in lines))
+            self._pass_on("".join(f"{self._labeled(line)}\n" if line.strip() else "\n" for line in lines))
         return len(text)
 
     def flush(self) -> None:
@@ -234,7 +234,7 @@ class LabelledLines(io.TextIOBase):
             self.write("\n")
         super().close()
 
-    def _labelled(self, line: str) -> str:
+    def _labeled(self, line: str) -> str:
         whole = redact(f"{self.label}{line}")
         width = shutil.get_terminal_size().columns
         if len(whole) <= width or not self._stream.isatty():

@@ -132,7 +132,7 @@ class EvaluationEnvs:
         for step in played_steps(env, agent, transforms, quota, *seeds):
             for episode in step.episodes if step is not None else ():
                 # An environment that has played its episodes continues while others finish. Its further
-                # episodes are ignored: counting them would favour short episodes.
+                # episodes are ignored: counting them would favor short episodes.
                 if len(found[episode.env]) < quota.episodes:
                     found[episode.env].append(Played(episode, *env.played(episode), frame, "evaluation"))
             if min(map(len, found)) == quota.episodes:

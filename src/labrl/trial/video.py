@@ -43,7 +43,7 @@ class Mp4:
             if self._stream is None:
                 self._begin(*picture.shape[:2])
             picture = picture.repeat(self._zoom, 0).repeat(self._zoom, 1) if self._zoom > 1 else picture
-            # Colours are stored for blocks of two by two pixels, so both sides must be even.
+            # Colors are stored for blocks of two by two pixels, so both sides must be even.
             odd = picture.shape[0] % 2, picture.shape[1] % 2
             if any(odd):
                 picture = np.pad(picture, ((0, odd[0]), (0, odd[1]), (0, 0)), "edge")

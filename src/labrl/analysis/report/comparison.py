@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from labrl.analysis.charts import Axis, Chart, Line, View
-from labrl.analysis.colours import GREY, Style, group_styles
+from labrl.analysis.colors import GRAY, Style, group_styles
 from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import UNKNOWN, interval, join_names, moment, number
 from labrl.analysis.groups import Group, by_env, distinguishing_keys, group_by_key, value_text
@@ -35,7 +35,7 @@ from labrl.run.session import RunSession
 from labrl.types import INFO
 
 MOST_NAMED = 8
-"""Number of groups with a colour of their own; the others are grey lines behind them."""
+"""Number of groups with a color of their own; the others are gray lines behind them."""
 
 MOST_IN_MATRIX = 10
 """Largest number of groups for which every pair is shown as a matrix."""
@@ -124,7 +124,7 @@ class Member(NamedTuple):
     final: GroupReturn | None
     style: Style
     named: bool
-    """Whether it is one of the best, which have a colour of their own."""
+    """Whether it is one of the best, which have a color of their own."""
     key: str
     """Key by which its curves are hidden."""
 
@@ -153,7 +153,7 @@ class EnvComparison:
         self.members = [
             Member(group, one, final_return(one), next(styles), True, f"{group.name}{self.suffix}")
             if group.name in best
-            else Member(group, one, final_return(one), Style(GREY), False, f"others{self.suffix}")
+            else Member(group, one, final_return(one), Style(GRAY), False, f"others{self.suffix}")
             for group, one in zip(groups, entries, strict=True)
         ]
         self.ranked = self.members
@@ -161,7 +161,7 @@ class EnvComparison:
             self.ranked = sorted(self.members, key=lambda one: order.index(one.group.name))
         self.legend = [Line(one.key, one.group.name, one.style, {}) for one in self.members if one.named]
         if others := len(self.members) - len(self.legend):
-            self.legend.append(Line(f"others{self.suffix}", f"{others} others", Style(GREY), {}))
+            self.legend.append(Line(f"others{self.suffix}", f"{others} others", Style(GRAY), {}))
         self.statistic = NAMES[statistic_of(max(len(group.sessions) for group in groups))]
         counts = [one["counted"] for one in entries if one["counted"]]
         self.short_statistic = " or ".join(sorted(set(map(statistic_name, counts)))) or "mean"
@@ -221,7 +221,7 @@ class EnvComparison:
                 lines.append(Line(one.key, one.group.name, one.style, views))
         if past := self._axes.middles(trunk):
             name = f"shared past, up to frame {self.branches['frame']:,}"
-            lines.append(Line(f"trunk{self.suffix}", name, Style(GREY), past))
+            lines.append(Line(f"trunk{self.suffix}", name, Style(GRAY), past))
         return Chart(title, self._axes.axes, lines, unit, tall=tall)
 
     def _scores(self) -> Chart:

@@ -21,7 +21,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from labrl.analysis.charts import Chart
-from labrl.analysis.colours import Style
+from labrl.analysis.colors import Style
 from labrl.analysis.formats import (
     UNKNOWN,
     alike,
@@ -105,7 +105,7 @@ def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
         interval_heading=interval_heading,
         unknown=UNKNOWN,
         meaning=MEANING,
-        colour=_css_colour,
+        color=_css_color,
         most_warnings=MOST_WARNINGS,
         **content,
     )
@@ -152,9 +152,9 @@ def _order(value: Any) -> str:
     return "" if unknown else str(value)
 
 
-def _css_colour(style: Style, shade: int) -> str:
-    """Return the CSS colour of a line, mixed as in `report.js`."""
-    lifted = f"color-mix(in oklab, {style.colour}, white var(--lift))"
+def _css_color(style: Style, shade: int) -> str:
+    """Return the CSS color of a line, mixed as in `report.js`."""
+    lifted = f"color-mix(in oklab, {style.color}, white var(--lift))"
     if not shade:
         return lifted
     return f"color-mix(in oklab, {lifted} {100 - abs(shade)}%, var({'--paper' if shade > 0 else '--ink'}))"

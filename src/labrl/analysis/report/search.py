@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from labrl.analysis.charts import Axis, Chart, Line, View
-from labrl.analysis.colours import BLUE, GREEN, GREY, VERMILLION, Style
+from labrl.analysis.colors import BLUE, GRAY, GREEN, VERMILLION, Style
 from labrl.analysis.formats import interval_heading, number
 from labrl.analysis.search import (
     Parameter,
@@ -25,14 +25,14 @@ MOST_LINES = 200
 """Largest number of trials in parallel coordinates; if there are more, the best are shown."""
 
 TOP_SHARE = 0.1
-"""Fraction of the complete trials that are coloured in parallel coordinates."""
+"""Fraction of the complete trials that are colored in parallel coordinates."""
 
 MARKS: dict[State, tuple[str, str, Literal["dot", "cross"]]] = {
     "complete": ("finished", BLUE, "dot"),
-    "pruned": ("pruned, with its last value", GREY, "cross"),
+    "pruned": ("pruned, with its last value", GRAY, "cross"),
     "fail": ("failed", VERMILLION, "cross"),
 }
-"""Name, colour and mark of a trial's point, by its state."""
+"""Name, color and mark of a trial's point, by its state."""
 
 
 def search_content(search: SearchResult, path: Path) -> dict[str, Any]:
@@ -50,14 +50,14 @@ def _points(
     trials: Sequence[SearchTrial], state: State, axis: str, places: Sequence[float], heights: Sequence[float]
 ) -> Line:
     """Return the trials that ended in a state, each with its number and values as a label."""
-    name, colour, mark = MARKS[state]
+    name, color, mark = MARKS[state]
     labels = []
     for one in trials:
         failure = f" failed: {one.error}" if one.state == "fail" else ""
         values = [f"{key}={number(v) if isinstance(v, float) else v}" for key, v in one.params.items()]
         labels.append(f"trial {one.number}{failure}: {', '.join(values)}")
     views = {axis: View(places, heights)}
-    return Line(f"search-{state}", name, Style(colour), views, "points", labels=labels, mark=mark)
+    return Line(f"search-{state}", name, Style(color), views, "points", labels=labels, mark=mark)
 
 
 def _values(trials: Sequence[SearchTrial]) -> list[float]:
@@ -88,7 +88,7 @@ def _history(search: SearchResult) -> Chart:
 
 
 def _parallel(search: SearchResult) -> Chart:
-    """Return the chart with each trial as a line through its values, the best ones coloured."""
+    """Return the chart with each trial as a line through its values, the best ones colored."""
     top = {
         trial.number
         for trial in search.ranked()[: max(1, math.ceil(TOP_SHARE * len(search.of_state("complete"))))]
@@ -104,9 +104,9 @@ def _parallel(search: SearchResult) -> Chart:
         if trial.number in top:
             lines.append(Line("search-top", name, Style(BLUE), views))
         else:
-            lines.append(Line(f"search-{trial.state}", name, Style(GREY), views, "reference"))
+            lines.append(Line(f"search-{trial.state}", name, Style(GRAY), views, "reference"))
     axis = Axis("", ticks=[one.key.rpartition(".")[2] for one in search.parameters])
-    title = "Each trial as a line: the best in blue, the others in grey"
+    title = "Each trial as a line: the best in blue, the others in gray"
     unit = "from the lowest to the highest value of each range"
     return Chart(title, {"key": axis}, lines, unit, tall=True, fixed_y=(0, 1))
 
@@ -125,13 +125,13 @@ def _slice(search: SearchResult, parameter: Parameter) -> Chart:
 
 def _against_default(search: SearchResult, path: Path) -> Chart | None:
     """Return the chart of the winner and the default on the same fresh seeds; None if their runs are lost."""
-    chosen = [(one, colour) for one, colour in ((search.winner, BLUE), (search.default, GREY)) if one]
+    chosen = [(one, color) for one, color in ((search.winner, BLUE), (search.default, GRAY)) if one]
     runs = {one.name: runs_of(one, path) for one, _ in chosen}
     axes = TimeAxes([run for several in runs.values() for run in several])
     lines = []
-    for one, colour in chosen:
+    for one, color in chosen:
         curves = [axes.returns(s, run.evaluates) for run in runs[one.name] for s in run.sessions]
         if views := axes.middles(curves):
-            lines.append(Line(f"search-{one.name.replace(' ', '-')}", one.name, Style(colour), views))
+            lines.append(Line(f"search-{one.name.replace(' ', '-')}", one.name, Style(color), views))
     unit = f"with its {interval_heading()}"
     return Chart("Return on fresh seeds", axes.axes, lines, unit, tall=True) if lines else None

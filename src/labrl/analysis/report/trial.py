@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from labrl.analysis.charts import Chart, Line, View
-from labrl.analysis.colours import agent_style
+from labrl.analysis.colors import agent_style
 from labrl.analysis.diagnosis import diagnose_run
 from labrl.analysis.figures import Sheet
 from labrl.analysis.formats import moment, number, typed
@@ -52,7 +52,7 @@ SPREAD = {"return_std", "return_min", "return_max"}
 """Columns that belong to the return."""
 
 STRONGEST_SHADE = 48
-"""Percentage of ink or paper in the colours of the first and the last seed."""
+"""Percentage of ink or paper in the colors of the first and the last seed."""
 
 CHANGE = 0.03
 """Fraction of a curve's whole range by which its last tenth must differ from the tenth before to be
@@ -117,7 +117,7 @@ class TrialCurves:
         self._run, self._axes = run, TimeAxes([run])
         style, sessions = agent_style(run.agent), run.sessions
         last = max(len(sessions) - 1, 1)
-        # From ink to paper, so that neighbours are distinguishable.
+        # From ink to paper, so that neighbors are distinguishable.
         shades = [round(STRONGEST_SHADE * (2 * place / last - 1)) for place in range(len(sessions))]
         self._seeds = [
             Line(f"session-{one.index}", f"session {one.index}", style, {}, "seed", shade=shade)

@@ -160,8 +160,8 @@
       }
       make("text", { x: (MARGIN.left + right) / 2, y: bottom + 31, "text-anchor": "middle" }, svg, axis.label);
     }
-    colour(line) {
-      const mix = line.shade || 0, lifted = `color-mix(in oklab, ${line.colour}, white var(--lift))`;
+    color(line) {
+      const mix = line.shade || 0, lifted = `color-mix(in oklab, ${line.color}, white var(--lift))`;
       return mix ? `color-mix(in oklab, ${lifted} ${100 - Math.abs(mix)}%, var(${mix > 0 ? "--paper" : "--ink"}))` : lifted;
     }
     // Stretches of indices without gaps.
@@ -185,36 +185,36 @@
         return up(part) + back.map((j, place) => (place && line.step ? `V${this.y(view.low[j]).toFixed(1)}` : "") +
           `L${this.x(view.x[j]).toFixed(1)},${this.y(view.low[j]).toFixed(1)}`).join("") + "Z";
       }).join("");
-      if (d) make("path", { class: "band", d, style: `fill:${this.colour(line)}` }, parent);
+      if (d) make("path", { class: "band", d, style: `fill:${this.color(line)}` }, parent);
     }
     line(parent, line) {
-      const view = line.views[this.axis], colour = this.colour(line);
+      const view = line.views[this.axis], color = this.color(line);
       const group = make("g", { class: `curve ${line.role}`, "data-key": line.key }, parent);
-      if (line.role === "points") { this.points(group, line, view, colour); return group; }
+      if (line.role === "points") { this.points(group, line, view, color); return group; }
       const parts = this.stretches(view, (i) => this.usable(view.y[i]));
       if (!parts.length) return group;
       const alone = parts.filter((part) => part.length === 1).map(([i]) => [this.x(view.x[i]), this.y(view.y[i])]);
       const thin = line.role === "seed" && this.spec.lines.some((other) => other.role === "center");
       const opacity = thin || line.role === "reference" ? 0.5 : 1;
       const d = parts.map(this.path(line, view.x, view.y)).join("");
-      make("path", { class: "line", d, style: `stroke:${colour};stroke-width:${line.role === "center" ? 2.2 : opacity < 1 ? 1 : 1.4};` +
+      make("path", { class: "line", d, style: `stroke:${color};stroke-width:${line.role === "center" ? 2.2 : opacity < 1 ? 1 : 1.4};` +
         `stroke-dasharray:${(line.dash || []).join(" ") || "none"};opacity:${opacity}` }, group);
       if (alone.length) {
         const r = alone.length > 20 ? 1.5 : thin ? 2.5 : 3.5;
-        make("path", { class: "dots", d: alone.map(([x, y]) => spot(line.dash, x, y, r)).join(""), style: `fill:${colour};opacity:${opacity}` }, group);
+        make("path", { class: "dots", d: alone.map(([x, y]) => spot(line.dash, x, y, r)).join(""), style: `fill:${color};opacity:${opacity}` }, group);
       }
       return group;
     }
-    points(group, line, view, colour) {
+    points(group, line, view, color) {
       view.x.forEach((at, i) => {
         if (!this.usable(view.y[i]) || !known(at)) return;
         const x = this.x(at), y = this.y(view.y[i]);
         if (view.low && this.usable(view.low[i])) {
-          make("line", { x1: x, x2: x, y1: this.y(view.low[i]), y2: this.y(view.high[i]), style: `stroke:${colour};stroke-width:1.5` }, group);
+          make("line", { x1: x, x2: x, y1: this.y(view.low[i]), y2: this.y(view.high[i]), style: `stroke:${color};stroke-width:1.5` }, group);
         }
         const shape = line.mark === "cross"
-          ? make("path", { d: `M${x - 3},${y - 3}l6,6m0,-6l-6,6`, style: `stroke:${colour};stroke-width:1.6;fill:none` }, group)
-          : make("path", { d: spot(line.dash, x, y, 4), style: `fill:${colour};opacity:.85` }, group);
+          ? make("path", { d: `M${x - 3},${y - 3}l6,6m0,-6l-6,6`, style: `stroke:${color};stroke-width:1.6;fill:none` }, group)
+          : make("path", { d: spot(line.dash, x, y, 4), style: `fill:${color};opacity:.85` }, group);
         make("title", {}, shape, `${(line.labels && line.labels[i]) || line.name}: ${shortText(view.y[i])}`);
       });
     }
@@ -281,7 +281,7 @@
       const shown = rows.length > 9 ? rows.slice(0, 8) : rows;
       for (const row of [...shown].sort((a, b) => b.y - a.y)) {
         const entry = html("div", null, this.tip);
-        html("i", null, entry).style.background = this.colour(row.line);
+        html("i", null, entry).style.background = this.color(row.line);
         const name = html("span", row.line.name, entry);
         if (row === closest) name.style.fontWeight = "600";
         html("em", shortText(row.y) + (known(row.low) ? ` (${shortText(row.low)} to ${shortText(row.high)})` : ""), entry);
