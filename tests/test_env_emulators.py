@@ -12,7 +12,7 @@ from env_cases import assert_same_steps, atari, play, sampled
 from gymnasium.spaces import Box, Discrete
 from numpy.typing import NDArray
 
-from labrl.envs.emulators import FEW_THREADS, Separately, have_all_cores, separate_is_faster
+from labrl.envs.emulators import FEW_THREADS, SeparateEmulators, have_all_cores, separate_is_faster
 from labrl.envs.make import make_env
 from labrl.envs.vector import SHORT
 from labrl.seeding import episode_seed
@@ -98,9 +98,9 @@ class FakeEmulator:
         return self._action[None], self._action, no, no, {"lives": np.array([2])}
 
 
-def separate_emulators(num_envs: int, num_threads: int, resets: list[int]) -> Separately:
+def separate_emulators(num_envs: int, num_threads: int, resets: list[int]) -> SeparateEmulators:
     make: Any = lambda: FakeEmulator(resets)  # noqa: E731
-    emulators = Separately(make, num_envs, num_threads)
+    emulators = SeparateEmulators(make, num_envs, num_threads)
     emulators.reset(np.ones(num_envs, np.bool_), np.arange(num_envs))
     return emulators
 

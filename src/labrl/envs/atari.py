@@ -12,7 +12,7 @@ from gymnasium.spaces import Space
 from numpy.typing import NDArray
 
 from labrl.config.schema import EnvironmentConfig
-from labrl.envs.emulators import Separately, Together, separate_is_faster
+from labrl.envs.emulators import BatchedEmulators, SeparateEmulators, separate_is_faster
 from labrl.envs.games import check_game
 from labrl.envs.protocol import Backend, Transition
 from labrl.errors import InputError
@@ -96,13 +96,13 @@ class AtariEnv(Backend):
         self.frame_skip = config.frame_skip
         self._serves = np.zeros(num_envs, dtype=np.bool_)  # whether the next action is FIRE [num_envs]
         size = (config.image_size, config.image_size)
-        self._open: Together | Separately | None
+        self._open: BatchedEmulators | SeparateEmulators | None
         apart = separate_is_faster(num_threads)
         self.prepares = apart and not evaluation  # an evaluation rarely plays a second game
         if apart:
-            self._open = Separately(lambda: vector_env(config, 1, 1, size), num_envs, num_threads)
+            self._open = SeparateEmulators(lambda: vector_env(config, 1, 1, size), num_envs, num_threads)
         else:
-            self._open = Together(vector_env(config, num_envs, num_threads, size))
+            self._open = BatchedEmulators(vector_env(config, num_envs, num_threads, size))
         buttons = self._open.meanings() if config.fire_reset == "each_life" else []
         fire = ale_py.Action.FIRE
         self._fire = buttons.index(fire) if fire in buttons else None
@@ -122,7 +122,7 @@ class AtariEnv(Backend):
         return copy.deepcopy(_spaces[key])
 
     @property
-    def _emulators(self) -> Together | Separately:
+    def _emulators(self) -> BatchedEmulators | SeparateEmulators:
         if self._open is None:
             raise RuntimeError(f"{self.name}: the environment is closed")
         return self._open
@@ -135,7 +135,7 @@ class AtariEnv(Backend):
 
     def prepare(self, env: int, seed: int) -> None:
         """Start the next game of an environment in the background."""
-        if isinstance(self._emulators, Separately):
+        if isinstance(self._emulators, SeparateEmulators):
             self._emulators.prepare(env, seed)
 
     def pressed(self, actions: NDArray) -> NDArray:

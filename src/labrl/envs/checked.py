@@ -134,11 +134,11 @@ class CheckedEnv:
                     raise TypeError
                 reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
             except (TypeError, ValueError):
-                self._refuse(f"its reward is {_shown(reward)}, but must be one number")
+                self._refuse(f"its reward is {_shorten(reward)}, but must be one number")
         if type(terminated) not in FLAGS:
-            terminated = self._flag(terminated, "terminated")
+            terminated = self._read_flag(terminated, "terminated")
         if type(truncated) not in FLAGS:
-            truncated = self._flag(truncated, "truncated")
+            truncated = self._read_flag(truncated, "truncated")
         used = self._check(observation, info)
         if self._numbers:
             used = {**numbers_of(info, self._numbers, terminated or truncated), **used}
@@ -162,7 +162,9 @@ class CheckedEnv:
             env = self.env
             while isinstance(env, gymnasium.Wrapper) and type(env).__module__.startswith("gymnasium."):
                 env = env.env
-        came = f"{len(answer)} values ({', '.join(map(_kind, answer))})" if several else _kind(answer)
+        came = (
+            f"{len(answer)} values ({', '.join(map(_name_kind, answer))})" if several else _name_kind(answer)
+        )
         hint = ""
         if method == "step" and several and len(answer) == 4:
             hint = ". This is Gym's old interface: replace `done` by `terminated, truncated`"
@@ -183,17 +185,17 @@ class CheckedEnv:
             return
         self._as_values(method, answer, given, inner)
 
-    def _flag(self, given: Any, called: str) -> bool:
+    def _read_flag(self, given: Any, called: str) -> bool:
         """Return a value equal to True or False as a bool, also from NumPy or in an array of one element."""
         one = given.item() if isinstance(given, np.ndarray) and given.size == 1 else given
         if not isinstance(one, np.bool_ | bool | int | float | np.number) or one not in (0, 1):
-            self._refuse(f"its {called} is {_shown(given)}, but must be True or False")
+            self._refuse(f"its {called} is {_shorten(given)}, but must be True or False")
         return bool(one)
 
     def _check(self, observation: Any, info: Any) -> Mapping[str, Any]:
         """Check an observation and an info. Return the part of the info that labrl uses."""
         if type(info) is not dict and not isinstance(info, Mapping):
-            self._refuse(f"its info is {_shown(info)}, but must be a dict")
+            self._refuse(f"its info is {_shorten(info)}, but must be a dict")
         try:
             check_observation(self._space, observation)
             if self._is_probe:
@@ -264,10 +266,10 @@ def _path(env: Any) -> str:
     return f"{type(env).__module__}.{type(env).__qualname__}"
 
 
-def _kind(value: Any) -> str:
+def _name_kind(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def _shown(given: Any) -> str:
+def _shorten(given: Any) -> str:
     text = repr(given)
     return text if len(text) <= 80 else f"{text[:80]}..."

@@ -36,7 +36,7 @@ _FULL_STRENGTH = np.ones(1, np.float32)
 """Deflection of a paddle, which only continuous actions vary."""
 
 
-class Played(NamedTuple):
+class EmulatorStep(NamedTuple):
     """The result of one action in every game, as reported by the ALE."""
 
     observation: NDArray
@@ -55,7 +55,7 @@ Game = tuple[ale_py.AtariVectorEnv, NDArray, dict[str, Any]]
 """An emulator after a reset, with its first observation and info, each of shape [1, ...]."""
 
 
-class Together:
+class BatchedEmulators:
     """All games in one vector environment of the ALE, which distributes them over its threads."""
 
     def __init__(self, vector: ale_py.AtariVectorEnv) -> None:
@@ -78,17 +78,17 @@ class Together:
         observation, info = self._vector.reset(seed=seeds[mask], options={"reset_mask": mask})
         return observation, info["lives"]
 
-    def step(self, actions: NDArray) -> Played:
+    def step(self, actions: NDArray) -> EmulatorStep:
         """Act in every game. actions: [num_envs]."""
         observation, reward, terminated, truncated, info = self._vector.step(actions)
         self.info = info
-        return Played(observation, reward, terminated, truncated, info["lives"])
+        return EmulatorStep(observation, reward, terminated, truncated, info["lives"])
 
     def close(self) -> None:
         """Do nothing, because the ALE ends its threads when the object is deleted."""
 
 
-class Separately:
+class SeparateEmulators:
     """Each game in an emulator with one thread, and a second emulator that prepares its next episode.
 
     A seeded reset reloads the cartridge, which takes 0.1 s, as long as hundreds of steps. It is therefore
@@ -141,12 +141,12 @@ class Separately:
             self._spare[env], _, _ = game.result()
         self._prepared[env] = seed, self._resets.submit(self._play, self._spare[env], seed)
 
-    def step(self, actions: NDArray) -> Played:
+    def step(self, actions: NDArray) -> EmulatorStep:
         """Act in every game. actions: [num_envs]."""
         num_envs, waiting = len(self._playing), self._at_once
         for env in range(waiting):
             self._send(env, actions)
-        played = Played(
+        result = EmulatorStep(
             np.empty_like(self._observation),
             np.empty(num_envs, np.float64),
             np.empty(num_envs, np.bool_),
@@ -159,11 +159,11 @@ class Separately:
             if env + waiting < num_envs:
                 self._send(env + waiting, actions)
             for all_of_it, own in zip(
-                played, (observation, reward, terminated, truncated, info["lives"]), strict=True
+                result, (observation, reward, terminated, truncated, info["lives"]), strict=True
             ):
                 all_of_it[env] = own[0]
-        self._observation, self._lives = played.observation, played.lives
-        return played
+        self._observation, self._lives = result.observation, result.lives
+        return result
 
     def _send(self, env: int, actions: NDArray) -> None:
         """Let a game act. The ALE's own method takes three times as long, because it checks the action."""

@@ -98,7 +98,7 @@ class GymnasiumEnv(Backend):
         self.action_mask: NDArray[np.bool_] | None = None
         if self.masked:
             self.action_mask = np.ones((num_envs, sum(choices(self.action_space))), np.bool_)
-        self.goals: GoalEnv | None = self.judge(config, self.observation_space)
+        self.goals: GoalEnv | None = self.make_goals(config, self.observation_space)
         self._closed = False
 
     @classmethod
@@ -146,7 +146,7 @@ class GymnasiumEnv(Backend):
         return repeats
 
     @classmethod
-    def judge(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
+    def make_goals(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:
         """Return an object that computes rewards of other goals; None if observations have no goals."""
         if not has_goals(space):
             return None

@@ -65,7 +65,7 @@ def goals_of(env: Component, space: Space[Any]) -> Goals | None:
 
     The environment need not be running. space: observation space of one environment.
     """
-    return backend_class(env).judge(env.config, space)
+    return backend_class(env).make_goals(env.config, space)
 
 
 def gives_masks(env: Component) -> bool:

@@ -115,7 +115,7 @@ class Backend(ABC):
         return "always"
 
     @classmethod
-    def judge(cls, config: Any, space: Space[Any]) -> Goals | None:
+    def make_goals(cls, config: Any, space: Space[Any]) -> Goals | None:
         """Make an object that computes the rewards of other goals; None for environments without goals.
 
         space: observation space of one environment.

@@ -73,7 +73,7 @@ class WatchedGymnasium(GymnasiumEnv, Watched):
     """A Gymnasium environment made with a render mode that returns images."""
 
     def __init__(self, config: GymnasiumConfig) -> None:
-        drawing = _drawing(config)
+        drawing = _rendering_config(config)
         with warnings.catch_warnings():  # labrl, and not the user, asks for a render mode that may not exist
             warnings.filterwarnings("ignore", ".*render_mode", module="gymnasium")
             # Known properties of the environments of the run also hold for this one.
@@ -142,7 +142,7 @@ def frames_per_second(metadata: Any) -> float:
     return 30.0
 
 
-def _drawing(config: GymnasiumConfig) -> GymnasiumConfig:
+def _rendering_config(config: GymnasiumConfig) -> GymnasiumConfig:
     """Return the configuration with a render mode that returns images, if the environment accepts one."""
     make = config.make
     kwargs = {name: value for name, value in config.kwargs.items() if name != "render_mode"}
