@@ -35,8 +35,8 @@ from labrl.learning.optimizers import Adam, AdamConfig
 from labrl.memory import Columns
 from labrl.networks.actor_critic import ActorCritic
 from labrl.seeding import Streams
+from labrl.session.devices import keep_freed_memory
 from labrl.spaces import Spaces
-from labrl.trial.devices import keep_freed_memory
 
 MATRIX = 1024
 """Number of rows and columns of the matrices whose product is timed."""

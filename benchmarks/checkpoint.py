@@ -25,11 +25,11 @@ from labrl.config.schema import TrialConfig
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.callbacks.checkpoint import Checkpoint
+from labrl.session.devices import available_cpus, keep_freed_memory
 from labrl.session.interruption import Interruption
+from labrl.session.run import restored_session
 from labrl.session.session import Session
 from labrl.step import Step
-from labrl.trial.devices import available_cpus, keep_freed_memory
-from labrl.trial.worker import restored_session
 
 SAVES = 7
 """Number of checkpoints that are timed, after a first one that is not."""

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from benchmarks.alone import Measured, alone, answer, take_turns
 from benchmarks.report import Report, Row
 from labrl.config.compose import compose, resolve
+from labrl.session.devices import keep_freed_memory
 from labrl.step import Step
-from labrl.trial.devices import keep_freed_memory
 from labrl.workspace import Workspace
 
 NUM_ENVS, BATCH, STACK, SIZE = 8, 32, 4, 84

@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.alone import Measured, alone, answer
 from benchmarks.report import Ratio, Report, Row
@@ -74,28 +75,44 @@ def measure(trials: int, seed: int) -> Measured:
 
 @dataclasses.dataclass
 class Stub:
-    """A replacement for a trial that writes one evaluation row after 10 ms."""
+    """A replacement for the planner of trials, whose trials are planned in no time and carried out below."""
 
     log: Path
-    """File of the number of each trial and the seconds since the previous one ended."""
-    ended: float | None = None
+    """File of the number of each trial and the seconds since the previous one of its process ended."""
 
-    def __call__(self, task):  # type: ignore[no-untyped-def]
-        """Run the trial of `task`."""
+    def plan(self, task):  # type: ignore[no-untyped-def]
+        """Return what trains the trial of `task`."""
+        from labrl.experiment.scheduler import Planned
+
+        order = {"folder": str(task.folder), "number": task.number, "log": str(self.log)}
+        return Planned(folder=task.folder, order=order)
+
+    def conclude(self, planned, answer):  # type: ignore[no-untyped-def]
+        """Return the outcome of a trial."""
         from labrl.experiment.scheduler import Outcome
-        from labrl.run.session import RunSession
-        from labrl.run.tables import CsvTable
 
-        gap = -1.0 if self.ended is None else time.monotonic() - self.ended
-        with open(self.log, "a", encoding="utf-8") as log:
-            log.write(f"{task.number} {gap}\n")
-        time.sleep(SECONDS)
-        session = task.folder / "session_0"
-        session.mkdir(parents=True)
-        row = {"frame": 1000, "return_mean": float(task.number % 37), "wall": SECONDS}
-        CsvTable(RunSession(session).eval_csv).append(row)
-        self.ended = time.monotonic()
-        return Outcome(status="finished", exit_code=0)
+        return Outcome(status="finished", exit_code=answer[0])
+
+
+_ended: float | None = None
+
+
+def carry_out(order: Mapping[str, Any]) -> tuple[int, None]:
+    """Write one evaluation row after 10 ms, in the process of a worker."""
+    from labrl.run.session import RunSession
+    from labrl.run.tables import CsvTable
+
+    global _ended
+    gap = -1.0 if _ended is None else time.monotonic() - _ended
+    with open(order["log"], "a", encoding="utf-8") as log:
+        log.write(f"{order['number']} {gap}\n")
+    time.sleep(SECONDS)
+    session = Path(order["folder"]) / "session_0"
+    session.mkdir(parents=True)
+    row = {"frame": 1000, "return_mean": float(order["number"] % 37), "wall": SECONDS}
+    CsvTable(RunSession(session).eval_csv).append(row)
+    _ended = time.monotonic()
+    return 0, None
 
 
 def machine(url: str, trials: int, seed: int, home: Path) -> int:
@@ -133,7 +150,9 @@ def machine(url: str, trials: int, seed: int, home: Path) -> int:
         recipe = Recipe(plan.space, {"agent": "ppo", "env": "cartpole"}, [])
         one = Search(study, recipe, experiment, "{number}", Need(1, None), max_failure_rate=0)
         launcher = WorkersLauncher()
-        launcher.run, launcher.cores = Stub(home / "ran"), 1
+        launcher.work = "benchmarks.scheduling"
+        stub: Any = Stub(home / "ran")
+        launcher.planner, launcher.cores = stub, 1
         return one.run(launcher, None)[0]
 
 

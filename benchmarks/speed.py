@@ -12,7 +12,7 @@ from benchmarks.alone import Measured, alone, take_turns
 from benchmarks.problems import PROBLEMS
 from benchmarks.report import Ratio, Report, Row
 from labrl.learning.compute import Compute
-from labrl.trial.devices import available_cpus
+from labrl.session.devices import available_cpus
 
 PARTS = {
     "env": "environment steps alone",

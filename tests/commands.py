@@ -36,7 +36,7 @@ MODULES = (
     "labrl.experiment.job",
     "labrl.plugins",
     "labrl.trial.find",
-    "labrl.trial.worker",
+    "labrl.session.run",
     "labrl.experiment.grid",
     "labrl.experiment.search.begin",
     "labrl.session.session",

@@ -21,7 +21,7 @@ from labrl.learning.sliced import SlicedLearner
 from labrl.session.episodes import EpisodeWindow
 from labrl.session.interruption import Interruption
 from labrl.session.team import RankTeam, ReplicaError
-from labrl.trial.torchrun import Group, Launch
+from labrl.session.torchrun import Group, Launch
 
 ROWS = torch.randn(24, 5, generator=torch.Generator().manual_seed(1))
 

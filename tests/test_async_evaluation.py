@@ -23,9 +23,9 @@ from labrl.session.acting import ActingCopy
 from labrl.session.callbacks import Callback
 from labrl.session.episodes import Played
 from labrl.session.evaluation import EvaluationEnvs, Quota, Snapshot
+from labrl.session.run import restored_session
 from labrl.session.session import Session
 from labrl.spaces import Spaces
-from labrl.trial.worker import restored_session
 
 PPO = [*QUIET, "agent.horizon=16", "agent.batch_size=64", "agent.epochs=1", "env.max_frame=1200"]
 PPO += ["meta.rigorous_eval=2", "meta.eval_episodes=2", "meta.record_episodes=each"]

@@ -29,10 +29,10 @@ from labrl.run.run import Run
 from labrl.session import actor
 from labrl.session.actor import Acted, ActorProcess
 from labrl.session.companion import Companion, CompanionError, Failure, Line, RemoteError, TrainingEndedError
+from labrl.session.run import restored_session
 from labrl.session.session import Session
 from labrl.session.weights_file import WeightsFile
 from labrl.trial.trial import check
-from labrl.trial.worker import restored_session
 
 SMALL = [*QUIET, *REPLAY, "env.num_envs=2", "env.max_frame=240", "meta.log_frequency=60"]
 SMALL += ["agent.memory.capacity=400"]

@@ -63,7 +63,8 @@ def test_submitit_job_may_be_killed_while_another_is_preempted_and_continues(tmp
     assert info["status"] == "interrupted"
     assert info["resumes"][0]["frames"]["0"] > 0, "the requeued job did not continue from a checkpoint"
     assert list((second / "session_0" / "checkpoints").glob("frame_*")), "the preempted trial saved nothing"
-    log = "".join(path.read_text() for path in (tmp_path / "e" / ".submitit").glob("*/*.err"))
+    logs = [path for end in ("err", "out") for path in (tmp_path / "e" / ".submitit").glob(f"*/*.{end}")]
+    log = "".join(path.read_text() for path in logs)
     assert "preempted" in log
     assert "Requeued job" in log
 

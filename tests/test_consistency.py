@@ -170,11 +170,12 @@ def test_mapping_becomes_a_single_override() -> None:
     assert typed_override("agent.lr", value) == "agent.lr=linear:0.001:0:100000"
 
 
-def test_refusal_names_keys_values_interpolations_and_overrides() -> None:
-    found = [Change("agent.lr.horizon", 100000.0, 200000.0), Change("agent.new", ABSENT, True)]
-    message = refusal(found, {"agent": {"lr": {"horizon": "${env.max_frame}"}, "new": True}})
-    rows = [line.split() for line in message.splitlines()]
-    assert ["agent.lr.horizon", "100000", "200000", "follows", "env.max_frame"] in rows
-    assert ["agent.new", "-", "true"] in rows
-    for override in ("agent.lr.horizon=100000", "+force=true"):
-        assert override in message.split()
+def test_refusal_names_keys_values_and_overrides() -> None:
+    found = [Change("agent.gamma", 0.99, 0.9), Change("agent.new", ABSENT, True)]
+    error = refusal(found, "+resume=run", edited=["agent.new"])
+    rows = [line.split() for line in str(error).splitlines()]
+    assert (error.code, error.key) == ("changed-past", "agent.gamma")
+    assert ["agent.gamma", "0.99", "0.9"] in rows
+    assert ["agent.new", "-", "true", "edited", "in", "config.yaml"] in rows
+    for override in ("+resume=run:", "agent.gamma=0.99", "+force=true"):
+        assert override in str(error).split()

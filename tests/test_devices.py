@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from labrl.trial.devices import available_cpus, threads_per_session
+from labrl.session.devices import available_cpus, threads_per_session
 
 
 def printed_by(program: str) -> str:
@@ -28,7 +28,7 @@ def test_trial_never_gets_more_threads_than_cores() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's allocator")
 def test_freed_memory_is_reused_without_page_faults() -> None:
     program = (
-        "import resource, numpy as np; from labrl.trial.devices import keep_freed_memory\n"
+        "import resource, numpy as np; from labrl.session.devices import keep_freed_memory\n"
         "def faults():\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    for _ in range(5): np.ones(40_000_000, np.uint8)\n"
@@ -51,7 +51,7 @@ def test_freed_memory_is_reused_without_page_faults() -> None:
 )
 def test_heap_requests_huge_pages_without_using_more_memory() -> None:
     program = (
-        "import resource; from labrl.trial.devices import keep_freed_memory\n"
+        "import resource; from labrl.session.devices import keep_freed_memory\n"
         "used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "before = used()\n"
         "if keep_freed_memory():\n"

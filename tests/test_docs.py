@@ -281,15 +281,6 @@ def test_enjoy_table_lists_every_override() -> None:
     assert overrides == {field.name for field in fields(EnjoyRequest)} - {"which", "choices"}
 
 
-def test_resume_page_shows_the_table_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["env.max_frame=2048", "hydra.run.dir=run", *QUIET]) == 0
-    capsys.readouterr()
-    assert cli.main(["+resume=run", "env.max_frame=4096"]) == 2
-    printed = [line.removeprefix("labrl:").split() for line in capsys.readouterr().err.splitlines()]
-    (shown,) = re.findall(r"^    key +then +now\n    (.*)$", text("how-to/resume.md"), re.MULTILINE)
-    assert shown.split() in printed
-
-
 @pytest.mark.parametrize("agent", ["penalty_ppo", "baseline_reinforce"])
 def test_tutorial_shows_the_files_of_the_example_agents(agent: str) -> None:
     shown = re.findall(r"```(?:python|yaml)\n(.*?)```", text("tutorial/own-agent.md"), re.DOTALL)

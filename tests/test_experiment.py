@@ -27,10 +27,10 @@ from labrl.cli import main, replay, send_to_wandb
 from labrl.config.compose import compose
 from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.experiment.grid import plan_grid
-from labrl.experiment.local import LabeledLines
 from labrl.experiment.machine import Machine
 from labrl.run.experiment import Experiment
-from labrl.trial.devices import available_cpus
+from labrl.session.devices import available_cpus
+from labrl.steady_output import LabeledLines
 
 QUICK = [
     "agent=random",
@@ -331,35 +331,29 @@ def the_config(run: str) -> dict[str, Any]:
     return yaml.safe_load((Path(run) / "config.yaml").read_text())
 
 
-def suggested_overrides(output: str) -> list[str]:
-    """Return the overrides that a refusal suggests to keep the past: of keys in its table, or +pin=true."""
-    keys = {line.removeprefix("labrl:").split()[0] for line in output.splitlines() if line.strip(" labr:")}
-    overrides = dict.fromkeys(re.findall(r"\S+=\S+", output))
-    return [
-        override for override in overrides if override.partition("=")[0] in keys or override == "+pin=true"
-    ]
-
-
 def test_experiment_is_extended_with_the_overrides_that_labrl_suggests(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["-m", *LEARNING, *PPO, "seed=0,1"]) == 0
     before = (Path("e") / "experiment.json").read_bytes()
-    for budget, pins in (("512", True), ("640", False)):  # the second extension needs no pins
+    for budget, refused in (("512", True), ("640", False)):
         longer = ["-m", "+resume=e", f"env.max_frame={budget}"]
-        if pins:
+        if refused:
+            capsys.readouterr()
             assert main(longer) == 2
             assert (Path("e") / "experiment.json").read_bytes() == before
-            longer += suggested_overrides(capsys.readouterr().err)
+            (line,) = (line for line in capsys.readouterr().err.splitlines() if "To train on" in line)
+            longer += re.findall(r"agent\S+=\S+", line)
         assert main(longer) == 0
         assert statuses(Path("e")) == ["finished", "finished"]
         assert [frame(path) for path in sorted(Path("e").glob("*_ppo_cartpole"))] == [int(budget)] * 2
-        assert [overrides["agent.lr.horizon"] for overrides in overrides_of(Path("e"))] == ["256", "256"]
+        for trial in sorted(Path("e").glob("*_ppo_cartpole")):
+            (first, _), (_, second) = the_config(str(trial))["agent"]["lr"]["parts"]
+            assert (first, second > 0) == (0, True)
     assert main(["-m", "+resume=e", "seed=0,1,2"]) == 0
-    assert [
-        (overrides["seed"], overrides["env.max_frame"], overrides["agent.clip_range.horizon"])
-        for overrides in overrides_of(Path("e"))
-    ] == [(str(seed), "640", "256") for seed in range(3)]
+    assert [(overrides["seed"], overrides["env.max_frame"]) for overrides in overrides_of(Path("e"))] == [
+        (str(seed), "640") for seed in range(3)
+    ]
     info = json.loads((Path("e") / "experiment.json").read_text())
     assert info["command"] == ["labrl", "-m", *LEARNING, *PPO, "seed=0,1"]
     assert [entry["edits"][0] for entry in info["resumes"]] == [
@@ -372,37 +366,14 @@ def test_experiment_is_extended_with_the_overrides_that_labrl_suggests(
     assert run["resumes"][1]["edits"] == ["env.max_frame=640"]
 
 
-def test_pin_applies_only_to_the_trials_that_have_its_key(
+def test_unknown_key_is_refused_before_any_trial_of_an_experiment_changes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Only ppo has agent.clip_range.horizon, and only dqn has agent.learning_starts."""
     assert main(["-m", *LEARNING, "agent=dqn,ppo", "seed=0", "env.max_frame=1088"]) == 0
-    assert main(["-m", "+resume=e", "env.max_frame=1152"]) == 2
-    pins = suggested_overrides(capsys.readouterr().err)
-    own = f"agent.learning_starts={the_config('e/0_dqn_cartpole')['agent']['learning_starts']}"
-    assert main(["-m", "+resume=e", "env.max_frame=1152", *pins, own]) == 0
-    dqn, ppo = overrides_of(Path("e"))
-    assert statuses(Path("e")) == ["finished", "finished"]
-    assert (dqn["agent.lr.horizon"], ppo["agent.lr.horizon"]) == ("1088", "1088")
-    assert "agent.clip_range.horizon" in ppo
-    assert "agent.clip_range.horizon" not in dqn
-    assert "agent.learning_starts" not in ppo
-    assert main(["-m", "+resume=e", "seed=0,1"]) == 0  # new trials are composed in the same way
-    assert len(overrides_of(Path("e"))) == 4
     assert main(["-m", "+resume=e", "agent.nonesuch=1"]) == 2
     assert "agent.nonesuch" in capsys.readouterr().err
-
-
-def test_trials_that_need_different_pins_are_extended_with_pin_true(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["-m", *LEARNING, *PPO, "env.max_frame=128,256", "seed=0"]) == 0
-    assert main(["-m", "+resume=e", "env.max_frame=384"]) == 2
-    pins = suggested_overrides(capsys.readouterr().err)
-    assert pins == ["+pin=true"]
-    assert main(["-m", "+resume=e", "env.max_frame=384", *pins]) == 0
-    assert [overrides["agent.lr.horizon"] for overrides in overrides_of(Path("e"))] == ["128", "256"]
-    assert [frame(path) for path in sorted(Path("e").glob("*_ppo_cartpole"))] == [384, 384]
+    assert main(["-m", "+resume=e", "seed=0,1"]) == 0
+    assert len(overrides_of(Path("e"))) == 4
 
 
 def test_edits_apply_only_to_the_named_trials_and_keep_the_others(
@@ -596,3 +567,31 @@ def test_labeled_lines_wrap_between_words_in_a_terminal(
     lines.write("twelve words wide and more\nsho")
     lines.write("rt\n")
     assert stream.getvalue() == printed
+
+
+def test_trials_get_the_variables_of_hydra_and_its_callbacks_are_called_around_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "around.py").write_text(
+        "import os\n"
+        "from hydra.experimental.callback import Callback as Hydras\n"
+        "from labrl.session.callbacks import Callback\n"
+        "class Colour(Callback):\n"
+        "    def finish(self, session):\n"
+        "        (session.folder.path / 'colour').write_text(os.environ['COLOUR'])\n"
+        "class Note(Hydras):\n"
+        "    def on_job_start(self, config, **rest):\n"
+        "        open('notes', 'a').write(f'{config.hydra.job.num} starts\\n')\n"
+        "    def on_job_end(self, config, job_return, **rest):\n"
+        "        status = job_return.return_value.status\n"
+        "        open('notes', 'a').write(f'{config.hydra.job.num} {status}\\n')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ["+callbacks.colour={_target_: around.Colour}", "+hydra.callbacks.note={_target_: around.Note}"]
+    variables = "+hydra.job.env_set={COLOUR: vermilion}"
+    assert main(["-m", *QUICK, *own, variables, "hydra.launcher.n_jobs=1", "seed=1,2"]) == 0
+    written = [path.read_text() for path in the_experiment().glob("*/session_0/colour")]
+    assert written == ["vermilion", "vermilion"]
+    assert "COLOUR" not in os.environ
+    notes = Path("notes").read_text().split("\n")[:-1]
+    assert notes == ["0 starts", "0 finished", "1 starts", "1 finished"]

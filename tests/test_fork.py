@@ -43,7 +43,8 @@ FILES = ["agent.memory.storage=mmap"]
 AT = 800
 SHORT = "env.max_frame=1600"
 KEEP = f"meta.keep_every={AT}"
-EDIT = "agent.lr=1e-2"
+EDIT = "agent.gamma=0.5"
+CONSTANT = ["agent.lr=1e-3", "agent.clip_range=0.2"]
 ONE_PROCESS = "hydra/launcher=basic"
 
 
@@ -124,8 +125,8 @@ def test_edits_that_a_resume_refuses_change_only_the_future_of_a_fork(trunk: Pat
         assert rows_until("forked", 2400, table) != rows_until(trunk, 2400, table)
     entry = json.loads(Path("forked/run.json").read_text())["fork"]
     assert (entry["folder"], entry["frame"], entry["edits"]) == (str(trunk), AT, [EDIT])
-    assert [change["key"] for change in entry["changed"]] == ["agent.lr"]
-    assert main(["+resume=forked", "env.max_frame=2600"]) == 0
+    assert [change["key"] for change in entry["changed"]] == ["agent.gamma"]
+    assert main(["+resume=forked", "env.max_frame=2600", *CONSTANT]) == 0
     assert refusal("+rerun=forked").key == "+rerun"
     assert refusal("+resume=forked", "meta.max_session=2").key == "meta.max_session"
 
@@ -159,7 +160,7 @@ def test_kept_checkpoints_remain_and_can_be_played(trunk: Path) -> None:
     assert kept <= set(store(trunk).frames())
     assert main([f"+enjoy={trunk}", f"checkpoint={AT}", "episodes=1", "videos=0"]) == 0
     shutil.copytree(trunk, "longer")
-    assert main(["+resume=longer", "meta.keep_every=null", "env.max_frame=2800"]) == 0
+    assert main(["+resume=longer", "meta.keep_every=null", "env.max_frame=2800", *CONSTANT]) == 0
     assert kept | {2800} <= set(store("longer").frames())
 
 

@@ -155,10 +155,7 @@ def test_run_of_format_1_is_read_by_every_command(own_folder: Path) -> None:
     assert report(["run"]) == 0
     assert labrl.load("run").frame == 256
     assert Run.open(run).read_info()["format_version"] == 1
-    assert (
-        main(["+resume=run", "env.max_frame=384", "agent.lr.horizon=256", "agent.clip_range.horizon=256"])
-        == 0
-    )
+    assert main(["+resume=run", "env.max_frame=384", "agent.lr=1e-3", "agent.clip_range=0.2"]) == 0
     info = Run.open(run).read_info()
     assert (info["format_version"], info["status"]) == (Run.FORMAT_VERSION, "finished")
 

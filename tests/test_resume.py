@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import yaml
 from exact_cases import (
     Moment,
     differences,
@@ -180,38 +181,66 @@ def test_extended_run_drops_the_evaluation_at_its_former_end(tmp_path: Path) -> 
     assert returns == [21.0, 21.0]
 
 
+CONSTANT = ["agent.lr=1e-3", "agent.clip_range=0.2"]
+FALLING = [
+    one for one in PPO if one not in pins(PPO) and not one.startswith(("agent.lr", "agent.clip_range"))
+]
+"""Overrides of a run whose learning rate and clip range fall to 0 at the end of its budget."""
+
+
 def test_run_resumes_with_the_edited_config_yaml(tmp_path: Path) -> None:
-    """Edit the file, as users of SLM Lab do. Schedules that follow the budget keep the values in the file."""
-    overrides = [override for override in PPO if override not in pins(PPO)]
-    overrides = [
-        override for override in overrides if "horizon=" not in override or override == "agent.horizon=16"
-    ]
-    assert main([*overrides, "env.max_frame=256", "hydra.run.dir=short"]) == 0
+    """Edit the file, as users of SLM Lab do."""
+    assert main([*FALLING, *CONSTANT, "env.max_frame=256", "hydra.run.dir=short"]) == 0
     config = tmp_path / "short" / "config.yaml"
     config.write_text(config.read_text().replace("max_frame: 256", "max_frame: 512"))
     assert main(["+resume=short"]) == 0
-    pinned = pins([*overrides, "env.max_frame=256"])
-    assert main([*overrides, "env.max_frame=512", *pinned, "hydra.run.dir=long"]) == 0
+    assert main([*FALLING, *CONSTANT, "env.max_frame=512", "hydra.run.dir=long"]) == 0
     assert differences(Path("short"), Path("long")) == []
 
 
-def test_new_budget_is_refused_with_overrides_that_pin_its_schedules(
+def test_extension_that_would_learn_nothing_is_refused_with_values_to_train_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overrides = [override for override in PPO if override not in pins(PPO)]
-    quick = [
-        override for override in overrides if "horizon=" not in override or override == "agent.horizon=16"
-    ]
-    assert main([*quick, "env.max_frame=256", "hydra.run.dir=short"]) == 0
+    assert main([*FALLING, "env.max_frame=256", "hydra.run.dir=short"]) == 0
     before = {path: path.read_bytes() for path in Path("short").rglob("*") if path.is_file()}
+    capsys.readouterr()
     assert main(["+resume=short", "env.max_frame=512"]) == 2
-    stderr = capsys.readouterr().err
-    assert re.search(r"agent\.lr\.horizon +256 +512 .*env\.max_frame", stderr)
+    on, anew = capsys.readouterr().err.splitlines()[1:]
     assert {path: path.read_bytes() for path in Path("short").rglob("*") if path.is_file()} == before
-    pinning = re.findall(r"[\w.]+\.horizon=256\b", stderr)
-    assert main(["+resume=short", "env.max_frame=512", *pinning]) == 0
-    assert main([*quick, "env.max_frame=512", *pinning, "hydra.run.dir=long"]) == 0
-    assert differences(Path("short"), Path("long")) == []
+    suggested = re.findall(r"\S+=\S+", on)
+    assert {one.partition("=")[0] for one in suggested} == {"env.max_frame", "agent.lr", "agent.clip_range"}
+    assert main([*shlex.split(anew.partition(": labrl ")[2]), "hydra.run.dir=long"]) == 0
+    assert rows(Path("long/session_0/train.csv"))[-1]["frame"] == "512"
+    assert main(["+resume=short", *suggested]) == 0
+    assert float(rows(Path("short/session_0/train.csv"))[-1]["lr"]) > 0
+
+
+def test_changed_coefficient_holds_from_the_checkpoint_on_and_a_rerun_repeats_it(tmp_path: Path) -> None:
+    fixed = [*FALLING, "agent.lr=1e-3", "agent.entropy_coef=0.01", "meta.log_frequency=64"]
+    assert main([*fixed, "agent.clip_range=0.2", "env.max_frame=256", "hydra.run.dir=run"]) == 0
+    past = rows(Path("run/session_0/train.csv"))
+    for budget, coefficient in ((512, 0.02), (768, 0.03)):
+        edits = [f"env.max_frame={budget}", f"agent.entropy_coef={coefficient}"]
+        assert main(["+resume=run", *edits]) == 0
+    assert main(["+resume=run", "env.max_frame=896", "agent.lr=linear:1e-3:5e-4"]) == 0
+    now = rows(Path("run/session_0/train.csv"))
+    assert [{**row, "wall": "", "fps": ""} for row in now[: len(past)]] == [
+        {**row, "wall": "", "fps": ""} for row in past
+    ]
+    found = {int(row["frame"]): (float(row["entropy_coef"]), float(row["lr"])) for row in now}
+    assert [found[frame][0] for frame in (256, 320, 512, 576, 768, 896)] == [
+        0.01,
+        0.02,
+        0.02,
+        0.03,
+        0.03,
+        0.03,
+    ]
+    assert found[768][1] == 1e-3
+    assert 5e-4 <= found[896][1] < found[832][1] < 1e-3
+    recorded = yaml.safe_load(Path("run/config.yaml").read_text())["agent"]["entropy_coef"]
+    assert recorded == {"kind": "sequence", "parts": [[0, 0.01], [256, 0.02], [512, 0.03]]}
+    assert main(["+rerun=run", "hydra.run.dir=again"]) == 0
 
 
 def test_run_interrupted_several_times_resumes_exactly(uninterrupted: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from exact_cases import differences, newest_checkpoint
@@ -17,11 +16,12 @@ from run_cases import files_of
 from test_trial_processes import ENDLESS, children, needs_proc, wait_for
 from test_trial_processes import labrl as started
 
-import labrl.trial.devices
+import labrl.session.devices
 import labrl.trial.trial
 from labrl.cli import main
 from labrl.run.run import Run
 from labrl.seeding import session_seed
+from labrl.session.run import run as run_session
 
 QUICK = ["agent=random", "env.max_frame=512", "meta.log_frequency=128", "meta.progress=false", "seed=1"]
 QUICK += ["meta.report=false", "meta.videos=false"]
@@ -107,13 +107,9 @@ def test_resumed_session_keeps_its_number_of_threads(tmp_path: Path, monkeypatch
     run = tmp_path / "run"
     assert main([*QUICK, "meta.max_session=2", f"hydra.run.dir={run}"]) == 0
     shutil.rmtree(run / "session_1")
-    given: list[int] = []
-
-    def in_processes(config: Any, folder: Run, indices: list[int], num_threads: int) -> Any:
-        given.append(num_threads)
-        return dict.fromkeys(indices, 0)
-
-    monkeypatch.setattr(labrl.trial.devices, "available_cpus", lambda: 4)
-    monkeypatch.setattr(labrl.trial.trial, "_in_processes", in_processes)
-    main([f"+resume={run}"])
-    assert given == [2]
+    monkeypatch.setattr(labrl.session.devices, "available_cpus", lambda: 4)
+    code, _ = run_session(Run.open(run), 1)  # as the command does that a resume starts
+    assert code == 0
+    state = Run.open(run).session(1).store().latest()
+    assert state is not None
+    assert state.state["compute"]["num_threads"] == 2

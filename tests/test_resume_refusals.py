@@ -66,7 +66,6 @@ def test_kill_after_the_last_session_ended_leaves_a_finished_run(status: RunStat
         (["env.max_frame=32"], ["env.max_frame=32", "64"]),
         (["meta.max_session=1", "env.max_frame=9", "+force=true"], ["env.max_frame=9", "64"]),
         (["env.max_frame=128", "seed=2"], ["seed=1"]),
-        (["env.max_frame=128", "seed=null"], ["seed=1"]),
         (["env.max_frame=128", "env.num_envs=4"], ["env.num_envs=8"]),
         (["env.max_frame=128", "env=acrobot"], ["env.id=CartPole-v1", "Acrobot-v1"]),
         (["env.max_frame=128", "meta.episode_window=5"], ["meta.episode_window=100"]),

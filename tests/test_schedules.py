@@ -236,9 +236,9 @@ def test_resume_may_change_an_adapted_rate(tmp_path: Path, monkeypatch: pytest.M
     assert main([*longer, "agent.lr.rate=1e-5"]) == 0
     (run,) = Path("runs").iterdir()
     assert yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"]["rate"] == 1e-5
-    last = {name: float(text) for name, text in rows(run / "session_0" / "train.csv")[-1].items()}
-    assert last["frame"] == 768
-    assert 1e-6 <= last["lr"] <= 1e-5 * 1.5**8
+    last = rows(run / "session_0" / "train.csv")[-1]
+    assert last["frame"] == "768"
+    assert 1e-6 <= float(last["lr"]) <= 1e-5 * 1.5**8
     assert main(["+resume=latest", "env.max_frame=1024"]) == 0
     assert yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"]["rate"] == 1e-5
 
@@ -316,12 +316,10 @@ def test_resume_compares_a_short_form_by_its_keys(tmp_path: Path, monkeypatch: p
     tiny = ["meta=dev", "env.max_frame=512", "agent.horizon=32", "wandb=disabled", "meta.report=false"]
     assert main([*tiny, "preset=none", "agent.lr=linear:3e-4:0"]) == 0
     (run,) = Path("runs").iterdir()
-    longer = ["+resume=latest", "env.max_frame=1024"]
-    assert main(longer) == 2  # refused: the horizon follows the budget
-    assert main([*longer, "agent.lr.horizon=512", "agent.lr.start=1e-3"]) == 2
-    assert main([*longer, f"agent.lr={FULL}"]) == 2
-    assert main([*longer, "agent.lr=linear:3e-4:0:512"]) == 0
+    own = {"kind": "linear", "start": 3e-4, "end": 0, "horizon": 512, "warmup": 0}
+    assert main(["+resume=latest", "meta.max_session=2", "agent.lr=linear:3e-4:0:512"]) == 0
+    assert yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"] == own
+    assert main(["+resume=latest", "env.max_frame=1024"]) == 2  # It would stay 0.
+    assert main(["+resume=latest", "env.max_frame=1024", f"agent.lr={PIECES}"]) == 0
     recorded = yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"]
-    assert recorded == {"kind": "linear", "start": 3e-4, "end": 0, "horizon": 512, "warmup": 0}
-    assert main(["+resume=latest", "env.max_frame=1536", f"agent.lr={PIECES}", "+force=true"]) == 0
-    assert set(yaml.safe_load((run / "config.yaml").read_text())["agent"]["lr"]) == {"kind", "points"}
+    assert recorded["parts"] == [[0, own], [512, {"kind": "piecewise", "points": [[0, 1e-3], [1000, 0]]}]]

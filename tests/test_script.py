@@ -42,14 +42,14 @@ REWARD = 0.5
 """
 
 
-def test_script_without_a_main_guard_trains_in_several_processes(tmp_path: Path) -> None:
-    overrides = [
-        *OWN,
-        *QUICK,
-        "env.vectorization=async",
-        "meta.max_session=2",
-        f"hydra.run.dir={tmp_path / 'a'}",
-    ]
+def run_script(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-"], input=script, cwd=folder, capture_output=True, text=True, check=True
+    )
+
+
+def test_script_without_a_main_guard_trains_with_environments_in_processes(tmp_path: Path) -> None:
+    overrides = [*OWN, *QUICK, "env.vectorization=async", f"hydra.run.dir={tmp_path / 'a'}"]
     script = f"""{ENVIRONMENT}
 gymnasium.register("Ten-v0", entry_point=Ten)
 
@@ -59,11 +59,34 @@ def make():
 print("ran")
 labrl.train([*{overrides}, "env.make={{_target_: __main__.make}}"])
 """
-    done = subprocess.run(
-        [sys.executable, "-"], input=script, cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.count("ran") == 1
+    assert run_script(script, tmp_path).stdout.count("ran") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    for session in json.loads((tmp_path / "a" / "run.json").read_text())["sessions"]:
+        assert (session["status"], session["return_mean"]) == ("finished", 5.0)
+
+
+def test_several_sessions_know_what_modules_of_a_script_have_registered_and_refuse_its_own(
+    tmp_path: Path,
+) -> None:
+    module = f"{ENVIRONMENT}\ngymnasium.register('Ten-v0', entry_point=Ten)"
+    (tmp_path / "places").mkdir()
+    (tmp_path / "places" / "tens.py").write_text(module)
+    several = ["env=gymnasium", *QUICK, "meta.max_session=2"]
+    script = f"""{ENVIRONMENT}
+import sys
+sys.path.append("places")
+import tens
+
+gymnasium.register("Mine-v0", entry_point=Ten)
+labrl.train([*{several}, "env.id=Ten-v0", "hydra.run.dir=a"])
+for own in (["env.id=Mine-v0"], [*{OWN}, "env.make={{_target_: __main__.Ten}}"]):
+    try:
+        labrl.train([*{several}, *own, "hydra.run.dir=b"])
+    except labrl.errors.InputError as error:
+        print(error.code)
+"""
+    assert run_script(script, tmp_path).stdout.split()[-2:] == ["target", "target"]
+    assert not (tmp_path / "b").exists()
     for session in json.loads((tmp_path / "a" / "run.json").read_text())["sessions"]:
         assert (session["status"], session["return_mean"]) == ("finished", 5.0)
 

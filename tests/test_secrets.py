@@ -19,10 +19,10 @@ import labrl
 from labrl.cli import list_runs, main, replay
 from labrl.config import config_folder
 from labrl.config.keys import walk
-from labrl.experiment.local import LabeledLines
 from labrl.run.run import Run
 from labrl.secrets import MASK, RedactingFormatter, is_secret, is_secret_file, redact, redact_diff, restore
 from labrl.secrets import remembered as seen
+from labrl.steady_output import LabeledLines
 from labrl.trial.request import request_of
 from labrl.trial.resume import go_back
 
@@ -224,6 +224,12 @@ def test_masked_value_comes_from_this_process_or_the_environment(monkeypatch: py
     known = {"kwargs": {"password": "typed", "size": 3}}
     assert restore(known, "env") == known
     assert restore(masked, "env") == known
+
+
+def test_secret_reaches_the_processes_of_several_sessions_without_a_file() -> None:
+    assert main([*LOCKED, made(), "hydra.run.dir=run", "meta.max_session=2"]) == 0
+    assert {session.read_result()["status"] for session in Run.open("run").sessions} == {"finished"}
+    assert files_with(SECRET, "run") == []
 
 
 def test_run_records_its_secret_nowhere_and_its_resume_asks_for_it(

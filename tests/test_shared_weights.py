@@ -143,7 +143,6 @@ def test_trial_with_common_weights_finishes_and_can_be_extended(
     assert main([*TRIAL, f"meta.distributed={mode}", f"hydra.run.dir={run}"]) == 0
     assert "meta.distributed" in capsys.readouterr().out, "no warning that the run is not reproducible"
     assert not (run / FOLDER).exists(), "the shared weights were left behind"
-    # Schedules follow the budget, so that changing it needs +force.
     assert main([f"+resume={run}", "env.max_frame=2048", "+force=true"]) == 0
     info = json.loads((run / "run.json").read_text())
     assert [session["frame"] for session in info["sessions"]] == [2048, 2048]

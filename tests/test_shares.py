@@ -11,7 +11,7 @@ from refusals import refused
 import labrl
 from labrl.cli import main
 from labrl.experiment.machine import Machine, Need, Share
-from labrl.trial.devices import NUM_CPUS, available_cpus, machine_cpus, threads_per_session, visible_gpus
+from labrl.session.devices import NUM_CPUS, available_cpus, machine_cpus, threads_per_session, visible_gpus
 
 
 def shares(machine: Machine, need: Need) -> list[Share]:

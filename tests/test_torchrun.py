@@ -21,7 +21,7 @@ from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
 from labrl.run.checkpoint import CheckpointStore
-from labrl.trial.torchrun import Launch, refuse_torchrun
+from labrl.session.torchrun import Launch, refuse_torchrun
 from labrl.trial.trial import check
 
 RANK_0 = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}

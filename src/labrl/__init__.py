@@ -87,10 +87,11 @@ def train(
         )
     from labrl.run.provenance import Command
     from labrl.run.signature import trusting
+    from labrl.session.torchrun import refuse_torchrun
     from labrl.trial.composed import Composed
     from labrl.trial.request import request_of, trust_in
     from labrl.trial.resume import go_back
-    from labrl.trial.torchrun import refuse_torchrun
+    from labrl.trial.start import run_again, run_new
 
     refuse_torchrun("labrl.train")
     trust, overrides = trust_in(overrides, config_dir)
@@ -102,13 +103,13 @@ def train(
             key="+enjoy",
         )
     with trusting(trust):
-        again = None if request is None else go_back(request, config_dir)
-        if again is not None:
-            overrides, config_dir = again.overrides, config_dir or again.config_dir
-        cfg = compose(overrides, config_dir, with_hydra=True)
         typed = f"labrl.train({json.dumps(list(overrides))})"
-        command = Command.of(overrides, choices_of(cfg.hydra), config_dir, typed)
-        result = Composed.of(cfg, cfg.hydra.run.dir, command).run(again)
+        if request is not None:
+            result = run_again(go_back(request, config_dir), request.edits, typed)
+        else:
+            cfg = compose(overrides, config_dir, with_hydra=True)
+            command = Command.of(overrides, choices_of(cfg.hydra), config_dir, typed)
+            result = run_new(Composed.of(cfg, cfg.hydra.run.dir, command))
     # Imported late, so that help and completion do not wait for torch.
     from labrl.trial.result import TrialError
     from labrl.trial.summary import print_failures

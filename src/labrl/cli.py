@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from labrl.experiment.again import ExperimentAgain
     from labrl.run.provenance import Typed
-    from labrl.trial.composed import Again
+    from labrl.trial.fork import Fork
     from labrl.trial.request import Request
 
 
@@ -39,22 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not {"--help", "-h"}.isdisjoint(arguments):
         return _ended("labrl", _print_help)
     # Imported late, so that help does not wait for it.
-    from labrl.trial.torchrun import Launch, follow, lead
+    from labrl.session.torchrun import Launch, lead
 
     launch = Launch.here()
     if launch is None:
         return _main(argv)
-    return follow(launch, _follow_session) if launch.rank else lead(lambda: _main(argv))
+    if launch.rank == 0:
+        return lead(lambda: _main(argv))
+    from labrl.session.run import follow
 
-
-def _follow_session(order: Any, ranks: Any) -> int:
-    from labrl.trial.worker import follow_session  # imports PyTorch
-
-    return follow_session(order, ranks)
+    return follow(launch)
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    from labrl.trial.torchrun import typed_command
+    from labrl.session.torchrun import typed_command
 
     with _arguments(argv) as arguments:
         typed = typed_command() if argv is None else ["labrl", *argv]
@@ -110,8 +108,8 @@ def _run(arguments: list[str], typed: Typed) -> int:
 
     from labrl.run.signature import trusting
     from labrl.script import begin
+    from labrl.session.torchrun import refuse_torchrun
     from labrl.trial.request import trust_in
-    from labrl.trial.torchrun import refuse_torchrun
 
     begin("labrl.cli.main")
     _check_place()
@@ -144,6 +142,8 @@ def _play_or_train(arguments: list[str], typed: Typed) -> int:
     request, again = request_of(args.overrides, args.multirun), None
     if request is not None and request.kind == "enjoy":
         return _enjoy(request)
+    if request is not None and not args.multirun:
+        return _go_back(request, args, typed)
     if request is not None:
         again = _earlier(request, args)
         arguments = _continuing(again, arguments, args)
@@ -153,6 +153,35 @@ def _play_or_train(arguments: list[str], typed: Typed) -> int:
         print("null")
         return DONE
     return _train(arguments, args, typed, again)
+
+
+def _go_back(request: Request, args: Namespace, typed: Typed) -> int:
+    """Continue, repeat or fork a run, or print its configuration with the edits. Return the exit code."""
+    from labrl.config.compose import prepare
+    from labrl.trial.resume import go_back
+
+    prepare(args.config_dir, request.edits)
+    again = go_back(request, args.config_dir)
+    if args.cfg == "job" and not args.package:
+        from labrl.run.provenance import as_yaml
+
+        print(as_yaml(again.edited()), end="")
+        return DONE
+    for flag in (f"--{name}" for name in ("cfg", "package", "info", "hydra_help") if vars(args).get(name)):
+        raise InputError(
+            f"{flag} cannot be combined with +{request.kind}: --cfg job prints the configuration of the run "
+            "with the edits",
+            code="usage",
+            key=flag,
+        )
+    from labrl.trial.start import run_again
+
+    result = run_again(again, request.edits, typed)
+    # Imported late: a misspelled key must not wait for it.
+    from labrl.trial.summary import print_summary
+
+    print_summary(result)
+    return result.exit_code
 
 
 def _check_place() -> None:
@@ -189,27 +218,35 @@ def _enjoy(request: Request) -> int:
         return enjoy(asked)
 
 
-def _earlier(request: Request, args: Namespace) -> Again | ExperimentAgain:
-    """Return the earlier run or experiment that a request continues or repeats."""
+def _earlier(request: Request, args: Namespace) -> Fork | ExperimentAgain:
+    """Return the experiment that is resumed, or the run that the trials of a new one fork from."""
     from labrl.experiment.again import ExperimentAgain
+    from labrl.trial.fork import Fork
     from labrl.trial.resume import go_back
 
-    whole = args.multirun and request.kind == "resume"
-    return ExperimentAgain.of(request) if whole else go_back(request, args.config_dir)
+    if request.kind == "resume":
+        return ExperimentAgain.of(request)
+    fork = go_back(request, args.config_dir)
+    assert isinstance(fork, Fork)
+    return fork
 
 
-def _continuing(again: Again | ExperimentAgain, arguments: Sequence[str], args: Namespace) -> list[str]:
+def _continuing(again: Fork | ExperimentAgain, arguments: Sequence[str], args: Namespace) -> list[str]:
     """Return the arguments with the overrides of an earlier run, and with its folder of groups.
 
     args: the parsed arguments, whose overrides are replaced.
     """
+    from labrl.config.keys import is_hydras
+    from labrl.trial.fork import Fork
+
     for flag in (one for one in again.overrides if one.startswith("-")):
         raise InputError(f"{flag} is among the recorded overrides, but is none", code="damaged", key=flag)
-    found = [one for one in arguments if one not in args.overrides] + again.overrides
+    hydras = [one for one in args.overrides if is_hydras(one)] if isinstance(again, Fork) else []
+    found = [one for one in arguments if one not in args.overrides] + again.overrides + hydras
     return ["--config-dir", again.config_dir, *found] if again.config_dir and not args.config_dir else found
 
 
-def _train(arguments: list[str], args: Namespace, typed: Typed, again: Again | ExperimentAgain | None) -> int:
+def _train(arguments: list[str], args: Namespace, typed: Typed, again: Fork | ExperimentAgain | None) -> int:
     """Let Hydra compose and call a `Job` for each trial. Return the exit code.
 
     Raises InputError if composing fails.
@@ -218,11 +255,13 @@ def _train(arguments: list[str], args: Namespace, typed: Typed, again: Again | E
 
     from labrl.config import config_folder
     from labrl.config.extensions import kinds_replace
-    from labrl.config.keys import is_hydras
+    from labrl.config.keys import is_hydras, split_override
     from labrl.experiment.again import ExperimentAgain, for_trials_alone
-    from labrl.experiment.job import Job, folders_remembered, remove_unused_folder
+    from labrl.experiment.job import Job, note_existing, remove_unused_folder
 
     own = [override for override in args.overrides if not is_hydras(override)]
+    folders = [value for key, value in map(split_override, args.overrides) if key == "hydra.run.dir"]
+    note_existing(folders[-1].strip("'\"") if folders else "runs")
     job = Job(args.config_dir, _full_error(), typed, own, again)
     before_leaving.append(remove_unused_folder)
     with _raising_hydra():
@@ -231,7 +270,7 @@ def _train(arguments: list[str], args: Namespace, typed: Typed, again: Again | E
                 known = again.swept if isinstance(again, ExperimentAgain) else set()
                 alone = for_trials_alone(args.overrides, known)
                 arguments = [one for one in arguments if one not in alone]
-            with _arguments(arguments), kinds_replace(), folders_remembered():
+            with _arguments(arguments), kinds_replace():
                 hydra.main(config_path=str(config_folder()), config_name="config")(job)()
         except LabrlError:
             raise

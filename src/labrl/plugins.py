@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.experiment.launcher import CallingLauncher, TrialLauncher
+from labrl.errors import InputError
+from labrl.experiment.launcher import InThisProcess, TrialLauncher
+
+_HYDRAS_BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 
 
 class TrialSweeper(Sweeper):
@@ -28,10 +30,19 @@ class TrialSweeper(Sweeper):
         self.hydra_context, self.config = hydra_context, config
         self.job: Any = task_function
         known: Any = {"hydra_context": hydra_context, "task_function": task_function, "config": config}
-        launcher = Plugins.instance().instantiate_launcher(**known)
-        if not isinstance(launcher, TrialLauncher):
-            launcher = CallingLauncher(None if isinstance(launcher, BasicLauncher) else launcher)
+        if config.hydra.launcher._target_ == _HYDRAS_BASIC:
+            launcher: Any = InThisProcess()
             launcher.setup(**known)
+        else:
+            launcher = Plugins.instance().instantiate_launcher(**known)
+        if not isinstance(launcher, TrialLauncher):
+            chosen = config.hydra.runtime.choices["hydra/launcher"]
+            raise InputError(
+                f"hydra/launcher={chosen}: labrl starts trials itself, with hydra/launcher=local, "
+                "submitit_local or submitit_slurm, or ray",
+                code="unknown-option",
+                key="hydra/launcher",
+            )
         self.launcher: TrialLauncher = launcher
 
 
@@ -65,7 +76,6 @@ class OptunaSweeper(TrialSweeper):
         """Run the search, and set the exit code of the job."""
         from labrl.config.compose import resolve, to_plain
         from labrl.config.validate import dataclass_of
-        from labrl.errors import InputError
         from labrl.experiment.search.checks import check_ready_keys
         from labrl.experiment.search.options import Settings
 

@@ -12,9 +12,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import forkserver, resource_tracker, util
-from multiprocessing.context import ForkServerContext, SpawnContext
+from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker, util
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
@@ -220,30 +219,6 @@ def signals_wait_in_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_serves = False
-"""Whether this process has started the server of `start_fork_server`."""
-
-
-def start_fork_server(modules: Sequence[str]) -> None:
-    """Start the server process of multiprocessing's context `forkserver`, unless it runs or cannot run.
-
-    The server imports `modules` once for all its children, while this process continues. It does nothing
-    else, so it has no threads that a forked process would lack, and no state of a run.
-    """
-    global _serves
-    if _serves or "forkserver" not in multiprocessing.get_all_start_methods() or not find_place_for_sockets():
-        return
-    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
-    with signals_wait_in_children():
-        forkserver.ensure_running()
-    _serves = True
-
-
-def session_context() -> ForkServerContext | SpawnContext:
-    """Return the multiprocessing context in which the processes of sessions start."""
-    return multiprocessing.get_context("forkserver") if _serves else multiprocessing.get_context("spawn")
-
-
 def take_signals() -> None:
     """Unblock signals in this process, which was started within `signals_wait_in_children`.
 
@@ -284,13 +259,8 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
     pass
 
 
-def stop_with_the_parent() -> None:
-    """Send SIGTERM to this process when its parent ends, so that it saves its state and ends."""
-    when_the_parent_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
-
-
 def stop_when_orphaned() -> None:
-    """Do the same as `stop_with_the_parent` in a process that was not started by multiprocessing."""
+    """Send SIGTERM to this process when its parent ends, so that it saves its state and ends."""
     parent = os.getppid()
 
     def watch() -> None:

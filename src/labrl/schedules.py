@@ -114,6 +114,9 @@ class StepSchedule(_Shaped):
         return self.start * self.factor ** (self.steps * done // way)
 
 
+ShapedSchedule = LinearSchedule | CosineSchedule | ExponentialSchedule | StepSchedule
+
+
 @dataclass(kw_only=True, frozen=True)
 class PiecewiseSchedule:
     """Linear interpolation between `points`, constant before the first and after the last one."""
@@ -138,6 +141,26 @@ class PiecewiseSchedule:
                 return before[1] + (point[1] - before[1]) * share
             before = point
         return before[1]
+
+
+@dataclass(kw_only=True, frozen=True)
+class SequenceSchedule:
+    """Other schedules, one after another: a coefficient that was changed when its run was resumed."""
+
+    kind: Literal["sequence"]
+    parts: Annotated[list[tuple[Frames, float | ShapedSchedule | PiecewiseSchedule]], MinLen(1)]
+    """`[frame, schedule]` pairs with increasing frames. Each schedule holds after its frame, the first one
+    also before it. Schedules see the frames of the whole run."""
+
+    def __post_init__(self) -> None:
+        frames = [frame for frame, _ in self.parts]
+        if sorted(set(frames)) != frames:
+            raise ValueError(f"the frames of the parts must increase, got {frames}")
+
+    def at(self, frame: int) -> float:
+        """Return the value at `frame`."""
+        held = [schedule for after, schedule in self.parts if after < frame]
+        return value_at(held[-1] if held else self.parts[0][1], frame)
 
 
 @dataclass(kw_only=True, frozen=True)
@@ -171,8 +194,7 @@ class AdaptiveRate:
         return min(rate * self.factor, self.max) if kl < self.target / 2 else rate
 
 
-ShapedSchedule = LinearSchedule | CosineSchedule | ExponentialSchedule | StepSchedule
-Schedule = float | ShapedSchedule | PiecewiseSchedule
+Schedule = float | ShapedSchedule | PiecewiseSchedule | SequenceSchedule
 """A constant, or a function of the frame."""
 
 SHAPED = ("linear", "cosine", "exponential", "step")
@@ -234,6 +256,8 @@ def _turning_values(schedule: Schedule | AdaptiveRate) -> list[float]:
         return [schedule.min, schedule.max]
     if isinstance(schedule, PiecewiseSchedule):
         return [value for _, value in schedule.points]
+    if isinstance(schedule, SequenceSchedule):
+        return [value for _, part in schedule.parts for value in _turning_values(part)]
     warm = [0.0] if schedule.warmup else []
     if isinstance(schedule, StepSchedule):
         # Powers are monotonic, or alternate in sign for a negative factor, so the extremes are at the ends.
@@ -246,7 +270,7 @@ def value_at(schedule: Schedule, frame: int) -> float:
     """Return the coefficient at `frame` of the run."""
     if isinstance(schedule, int | float):
         return float(schedule)
-    if isinstance(schedule, PiecewiseSchedule):
+    if isinstance(schedule, PiecewiseSchedule | SequenceSchedule):
         return schedule.at(frame)
     if frame < schedule.warmup:
         return schedule.start * frame / schedule.warmup

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import pickle
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -99,21 +99,74 @@ def _definitions(dumps: Dumps) -> bytes:
         ) from error
 
 
-def _registered(dumps: Dumps) -> bytes:
-    """Return the environments that are registered in Gymnasium and are not part of it, and their modules."""
-    gymnasium = sys.modules.get("gymnasium")
-    specs, modules = {}, set()
+def refuse_main(env_id: str | None, why: str) -> None:
+    """Raise InputError if the run uses definitions of the script or notebook, or an environment that it has
+    registered, which processes of sessions do not have.
+
+    env_id: id of the environment; why: why the run needs such processes, such as `meta.max_session=2`.
+    """
+    names = sorted(used_of_main)
+    found = f"_target_: {MAIN}.{names[0]} is defined in" if names else ""
+    if not names and _homes().get(env_id or "") == MAIN:
+        found = f"env.id={env_id} was registered by"
+    if found:
+        raise InputError(
+            f"{found} the script or notebook, which the processes that {why} needs cannot import. Put the "
+            "definition into a module, as in _target_=my_module.MyClass",
+            code="target",
+            key="_target_" if names else "env.id",
+        )
+
+
+def registering_modules() -> list[str]:
+    """Return the modules that have registered environments in Gymnasium, which a new process must import."""
+    found = set()
+    for home in _homes().values():
+        # A package may register environments whose modules it imports only when they are made.
+        while home and home not in sys.modules:
+            home = home.rpartition(".")[0]
+        found.add(home)
+    return sorted(found - {"", MAIN})
+
+
+def surroundings() -> dict[str, Any]:
+    """Return what the process of a session needs besides the folder of its run, as plain data: secrets, and
+    where modules are found. None of it is ever written to a file."""
+    return {"secrets": dict(remembered), "path": sys.path, "modules": registering_modules()}
+
+
+def take_surroundings(given: Mapping[str, Any]) -> None:
+    """Take over the `surroundings` of another process."""
+    remembered.update(given["secrets"])
+    sys.path += [folder for folder in given["path"] if folder not in sys.path]
+    take_registered(given["modules"])
+
+
+def take_registered(modules: Iterable[str]) -> None:
+    """Import the modules that have registered environments in another process."""
+    for module in modules:
+        with contextlib.suppress(Exception, SystemExit), importing(module):
+            importlib.import_module(module)
+
+
+def _homes() -> dict[str, str]:
+    """Return the module of the environments that are registered in Gymnasium and are not part of it."""
+    gymnasium, homes = sys.modules.get("gymnasium"), {}
     for name, spec in {} if gymnasium is None else gymnasium.registry.items():
         module = inspect.getmodule(spec.entry_point)  # None if it is a name
         home = str(spec.entry_point).partition(":")[0] if module is None else module.__name__
         if not home.startswith("gymnasium."):
-            # A package may register environments whose modules it imports only when they are made.
-            while home and home not in sys.modules:
-                home = home.rpartition(".")[0]
-            modules |= {home} - {"", MAIN}
-            with contextlib.suppress(Exception):  # the new process will not know this environment
-                specs[name] = dumps(spec)
-    return pickle.dumps((sorted(modules), specs))
+            homes[name] = home
+    return homes
+
+
+def _registered(dumps: Dumps) -> bytes:
+    """Return the environments that are registered in Gymnasium and are not part of it, and their modules."""
+    specs = {}
+    for name in _homes():
+        with contextlib.suppress(Exception):  # the new process will not know this environment
+            specs[name] = dumps(sys.modules["gymnasium"].registry[name])
+    return pickle.dumps((registering_modules(), specs))
 
 
 def _take(
@@ -139,9 +192,7 @@ def _take(
     if specs:
         import gymnasium
 
-        for module in modules:  # first, because Gymnasium warns of environments that are registered again
-            with contextlib.suppress(Exception, SystemExit), importing(module):
-                importlib.import_module(module)
+        take_registered(modules)  # first, because Gymnasium warns of environments that are registered again
         for name, spec in specs.items():
             if name not in gymnasium.registry:
                 gymnasium.registry[name] = pickle.loads(spec)

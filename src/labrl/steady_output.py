@@ -6,9 +6,12 @@ import contextlib
 import errno
 import io
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 from labrl.errors import LabrlError
@@ -122,3 +125,90 @@ def refused(error: LabrlError, full_error: bool) -> int:
 def print_traceback(error: Exception) -> None:
     """Print the traceback of an error without secrets."""
     print(redact("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def printing_to(path: Path | None) -> Iterator[None]:
+    """Append the output of this process and its children in this context to a file; None: do nothing."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = [os.dup(1), os.dup(2)]
+    with open(path, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in enumerate(before, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def labeled_output(label: str) -> Iterator[None]:
+    """Let each line of the output in this context begin with a label."""
+    streams = LabeledLines(sys.stdout), LabeledLines(sys.stderr)
+    for stream in streams:
+        stream.label = label
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        try:
+            yield
+        finally:
+            for stream in streams:
+                stream.close()
+
+
+class LabeledLines(io.TextIOBase):
+    """A stream that writes whole lines, each with the label of its trial.
+
+    On a terminal, long lines are wrapped between words. The stream itself is not a terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.label = ""
+        self._stream = stream
+        self._begun = ""
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Write complete lines, and keep the rest. Return the number of characters."""
+        *lines, self._begun = (self._begun + text).split("\n")
+        if lines:
+            self._pass_on("".join(f"{self._labeled(line)}\n" if line.strip() else "\n" for line in lines))
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream. An incomplete line waits for its end, or for `close`."""
+        self._pass_on("")
+
+    def close(self) -> None:
+        """Write an incomplete line."""
+        if self._begun:
+            self.write("\n")
+        super().close()
+
+    def _labeled(self, line: str) -> str:
+        whole = redact(f"{self.label}{line}")
+        width = shutil.get_terminal_size().columns
+        if len(whole) <= width or not self._stream.isatty():
+            return whole
+        indent = " " * len(self.label)
+        return textwrap.fill(
+            whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+
+    def _pass_on(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):
+            pass  # A closed output must not end training.

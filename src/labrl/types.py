@@ -87,7 +87,7 @@ def _schedule(value: Any) -> Any:
     return schedule
 
 
-Shape = schedules.ShapedSchedule | schedules.PiecewiseSchedule
+Shape = schedules.ShapedSchedule | schedules.PiecewiseSchedule | schedules.SequenceSchedule
 Schedule = Annotated[float | Annotated[Shape, Field(discriminator="kind")], BeforeValidator(_schedule)]
 """number or schedule"""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from labrl.config.keys import is_hydras, quoted, split_override
-from labrl.errors import InputError
 from labrl.run.trust import check_experiment
 from labrl.secrets import ENV_SET, MASK, note_typed, restore
 from labrl.trial.find import find_experiment
@@ -34,8 +33,6 @@ class ExperimentAgain:
     """Folder with the user's own groups."""
     force: bool
     """Whether new values may contradict the past of its trials."""
-    pin: bool
-    """Whether keys that follow an edited key keep their old value in each trial."""
     fork: Fork | None
     """The run that its trials fork from."""
 
@@ -48,12 +45,6 @@ class ExperimentAgain:
         folder = find_experiment(request.which)
         config_dir = check_experiment(folder)
         info = folder.read_info()
-        if request.pin and info.get("kind") == "search":
-            raise InputError(
-                f"+pin=true: {folder.path} is a search, but +pin is only for a grid. Leave it out.",
-                code="usage",
-                key="+pin",
-            )
         own = [str(override) for override in info.get("overrides", [])]
         typed = [*map(str, info.get("hydra_overrides", [])), *own]
         note_typed(request.edits)
@@ -69,7 +60,6 @@ class ExperimentAgain:
             swept=_told_apart_by(info.get("swept"), [trial.overrides for trial in folder.trials()]),
             config_dir=config_dir,
             force=request.force,
-            pin=request.pin,
             fork=Fork.recorded(info),
         )
 

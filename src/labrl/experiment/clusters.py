@@ -8,18 +8,21 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.errors import InputError, first_line
+from labrl.errors import INTERRUPTED, TERMINATED, InputError, first_line
 from labrl.experiment.launcher import TrialLauncher, check_installed
 from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import Outcome, Task
-from labrl.trial.devices import NUM_CPUS
+from labrl.experiment.scheduler import Answer, Outcome, Planned, Task
+from labrl.processes import collect_seldom, let_threads_sleep, name_user_and_home
+from labrl.run.run import Run
+from labrl.script import take_surroundings
+from labrl.session.devices import NUM_CPUS
 
 STOP_SECONDS = 2.0
 """Seconds between two requests to stop, because one that arrives while a trial is being built is lost."""
@@ -45,11 +48,8 @@ _OF_THE_EXECUTOR = ("max_num_timeout", "python")
 class SubmittedTrial:
     """The work of one submitit job: a trial that saves its state before the job is preempted."""
 
-    def __init__(self, run: Callable[[Task], Outcome]) -> None:
-        self._run = run
-
-    def __call__(self, task: Task) -> Outcome:
-        """Run the trial, or continue it where an earlier attempt left it."""
+    def __call__(self, order: Mapping[str, Any]) -> tuple[int, str | None]:
+        """Train the planned trial, or continue it where an earlier attempt left it."""
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's handler, which requeues the job
         ended = threading.Event()
         asked = threading.Event()
@@ -61,19 +61,32 @@ class SubmittedTrial:
 
         signal.signal(signal.SIGUSR2, note)
         try:
-            outcome = self._run(task)
+            code, error = _carry_out(order)
         finally:
             ended.set()
             signal.signal(signal.SIGUSR2, requeue)
-        if asked.is_set() and outcome.status == "interrupted" and callable(requeue):
+        if asked.is_set() and code in (INTERRUPTED, TERMINATED) and callable(requeue):
             requeue(signal.SIGUSR2, None)
-        return outcome
+        return code, error
 
-    def checkpoint(self, task: Task) -> Any:
+    def checkpoint(self, order: Mapping[str, Any]) -> Any:
         """Return what submitit runs when the job is scheduled again: the same trial."""
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self, task)
+        return DelayedSubmission(self, order)
+
+
+def _carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
+    """Train a planned trial in the process of a job. Return its exit code and error."""
+    collect_seldom()
+    name_user_and_home()
+    let_threads_sleep()
+    os.environ.update(order["environment"])
+    take_surroundings(order)
+    # Imported late: PyTorch must not be imported before its threads are told to sleep.
+    from labrl.trial.start import carry_out
+
+    return carry_out(order)
 
 
 def _stop_until(ended: threading.Event) -> None:
@@ -94,7 +107,8 @@ class SubmititLocal(TrialLauncher):
             key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             for key, value in params.items()
         }
-        self._new: list[Task] = []
+        self._new: dict[int, Planned] = {}
+        self._jobs: dict[int, Any] = {}
 
     def check(self) -> None:
         """Raise InputError if submitit is not installed."""
@@ -108,33 +122,31 @@ class SubmititLocal(TrialLauncher):
     def __exit__(self, *error: object) -> None:
         self.stop()
         until = time.monotonic() + SAVE_SECONDS
-        while time.monotonic() < until and not all(job.done() for job in self._jobs):
+        while time.monotonic() < until and not all(job.done() for job in self._jobs.values()):
             time.sleep(0.5)
 
-    @property
-    def running(self) -> list[Task]:
-        """The trials that were started and have not ended."""
-        return [*self._new, *super().running]
+    def send(self, task: Task, planned: Planned) -> None:
+        """Keep the trial until `answers` submits all new trials as one array."""
+        self._new[task.number] = planned
 
-    def start(self, task: Task) -> None:
-        """Keep the trial until `ended` submits all new trials as one array."""
-        self._new.append(task)
-
-    def _outcomes(self, seconds: float) -> Sequence[tuple[Any, Outcome]]:
+    def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
         """Submit new trials, and return the jobs that have ended.
 
         Raises InputError if the cluster refuses the jobs.
         """
         self._submit()
         time.sleep(seconds)
-        return [(job, self._outcome(job)) for job in self._jobs if job.done()]
+        ended = {number: job for number, job in self._jobs.items() if job.done()}
+        for number in ended:
+            del self._jobs[number]
+        return [(number, self._answer(job)) for number, job in ended.items()]
 
     def stop(self) -> None:
         """Ask the jobs to save and end."""
         if time.monotonic() - self._told < STOP_SECONDS:
             return
         self._told = time.monotonic()
-        for job in self._jobs:
+        for job in self._jobs.values():
             process = vars(job).get("_process")  # submitit has no public attribute for it
             if self.cluster == "slurm":
                 job.cancel(check=False)
@@ -148,8 +160,11 @@ class SubmititLocal(TrialLauncher):
             return
         with _jobs_ignore_ctrl_c():
             try:
-                jobs = self._executor.map_array(SubmittedTrial(self.run), self._new)
+                orders = [planned.order_elsewhere() for planned in self._new.values()]
+                jobs = self._executor.map_array(SubmittedTrial(), orders)
             except FailedJobError as error:
+                for planned in self._new.values():
+                    Run.open(planned.folder).discard_unplayed()
                 lines = [line for line in str(error).splitlines() if line.strip()]
                 raise InputError(
                     f"hydra/launcher=submitit_{self.cluster}: the cluster refused the jobs: "
@@ -163,19 +178,19 @@ class SubmititLocal(TrialLauncher):
             # Its default of 15 is for files that another machine has written.
             for job in jobs:
                 job._results_timeout_s = 1
-        self._jobs.update(zip(jobs, self._new, strict=True))
-        self._new = []
+        self._jobs.update(zip(self._new, jobs, strict=True))
+        self._new.clear()
 
-    def _outcome(self, job: Any) -> Outcome:
+    def _answer(self, job: Any) -> Answer:
         try:
-            outcome: Outcome = job.results()[0]
+            answer: Answer = job.results()[0]
         except Exception as error:
             name = type(error).__name__
             told = f"its job {job.job_id} ended without a result ({name}): see {job.paths.stderr}"
             return Outcome.lost(told, interrupted=self._told >= 0)
         with contextlib.suppress(OSError):  # It contains the secrets of the configuration.
             job.paths.submitted_pickle.unlink()
-        return outcome
+        return answer
 
 
 @contextlib.contextmanager
@@ -224,9 +239,9 @@ def executor_of(cluster: Literal["local", "slurm"], settings: Mapping[str, Any])
     return executor
 
 
-def _run_on_ray(run: Callable[[Task], Outcome], task: Task) -> Outcome:
-    os.environ[NUM_CPUS] = str(task.need.cores)
-    return run(task)
+def _run_on_ray(order: Mapping[str, Any], cores: int) -> tuple[int, str | None]:
+    os.environ[NUM_CPUS] = str(cores)
+    return _carry_out(order)
 
 
 class RayTrials(TrialLauncher):
@@ -237,6 +252,7 @@ class RayTrials(TrialLauncher):
 
     def __init__(self, ray: DictConfig) -> None:
         super().__init__()
+        self._jobs: dict[int, Any] = {}
         settings: Any = OmegaConf.to_container(ray, resolve=True)
         self._settings = settings
         # An existing cluster may have other machines.
@@ -265,7 +281,6 @@ class RayTrials(TrialLauncher):
                 code="not-found" if unreachable else "range",
                 key="hydra.launcher.ray",
             ) from error
-        self._sent = ray.put(self.run)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -273,7 +288,8 @@ class RayTrials(TrialLauncher):
 
         self.stop()
         if self._jobs:
-            ray.wait(list(self._jobs), num_returns=len(self._jobs), timeout=SAVE_SECONDS)
+            jobs = list(self._jobs.values())
+            ray.wait(jobs, num_returns=len(jobs), timeout=SAVE_SECONDS)
         if self._started:
             ray.shutdown()
 
@@ -286,17 +302,19 @@ class RayTrials(TrialLauncher):
         there, wanted = ray.cluster_resources(), self._settings["remote"] or {}
         resources = {"CPU": wanted.get("num_cpus"), "GPU": wanted.get("num_gpus")}
         each = (int(there.get(name, 0) // count) for name, count in resources.items() if count)
-        return self.queues or len(self._jobs) < max(1, min(each, default=1))
+        return self.queues or len(self.running) < max(1, min(each, default=1))
 
-    def start(self, task: Task) -> None:
+    def send(self, task: Task, planned: Planned) -> None:
         """Submit the trial to Ray."""
-        self._jobs[self._remote.remote(self._sent, task)] = task
+        self._jobs[task.number] = self._remote.remote(planned.order_elsewhere(), task.need.cores)
 
-    def _outcomes(self, seconds: float) -> Sequence[tuple[Any, Outcome]]:
+    def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
+        """Return the tasks that have ended, after at most `seconds`."""
         import ray
 
-        done, _ = ray.wait(list(self._jobs), num_returns=1, timeout=seconds)
-        return [(reference, self._outcome(reference)) for reference in done]
+        done, _ = ray.wait(list(self._jobs.values()), num_returns=1, timeout=seconds)
+        numbers = [number for number, job in self._jobs.items() if job in done]
+        return [(number, self._answer(self._jobs.pop(number))) for number in numbers]
 
     def stop(self) -> None:
         """Ask each trial once to save and end."""
@@ -304,16 +322,16 @@ class RayTrials(TrialLauncher):
 
         if not self._told:
             self._told = True
-            for reference in self._jobs:
+            for reference in self._jobs.values():
                 ray.cancel(reference, force=False)  # arrives as KeyboardInterrupt
 
-    def _outcome(self, reference: Any) -> Outcome:
+    def _answer(self, reference: Any) -> Answer:
         import ray
 
         try:
-            outcome: Outcome = ray.get(reference)
+            answer: Answer = ray.get(reference)
         except ray.exceptions.RayTaskError as error:
             return Outcome.failed(f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}")
         except Exception as error:
             return Outcome.lost(f"{type(error).__name__}: {first_line(error)}", interrupted=self._told)
-        return outcome
+        return answer

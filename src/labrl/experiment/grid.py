@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from labrl.config.compose import (
@@ -21,20 +20,9 @@ from labrl.config.compose import (
     check_no_search,
     naming_preset,
     resolve,
-    to_plain,
 )
-from labrl.config.keys import (
-    Change,
-    changes,
-    contradictions,
-    is_hydras,
-    key_of,
-    override_of,
-    traits,
-    typed_override,
-    unescaped,
-    walk,
-)
+from labrl.config.keys import Change, is_hydras, key_of, traits, unescaped
+from labrl.config.presets import choices_of
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
@@ -42,7 +30,8 @@ from labrl.run.experiment import Experiment, TrialRecord
 from labrl.run.run import Run
 from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.fork import Fork
-from labrl.trial.past import check_past, row_of, table, unresolved, ways_out
+from labrl.trial.past import Again, row_of, table, ways_out
+from labrl.trial.resume import Resume, check_budget, frames_reached
 from labrl.trial.summary import say
 
 Compose = Callable[[list[str]], DictConfig]
@@ -58,7 +47,7 @@ class Plan:
     left: list[tuple[TrialRecord, Need]]
     """The trials that remain to run, with the slots that they need."""
     selects: bool = False
-    """Whether the edits select some of the existing trials, so that the others keep their values."""
+    """Whether the edits leave some of the existing trials out, so that these keep their values."""
 
 
 @dataclass
@@ -66,22 +55,42 @@ class _Trial:
     """A requested trial."""
 
     record: TrialRecord
-    cfg: DictConfig
-    past: Run | None = None
-    """The earlier run of the trial; None if it has not started."""
+    cfg: DictConfig | None
+    """Its composed configuration; None for an earlier run that is resumed."""
+    again: Again | None = None
+    """The earlier run that it goes back to: its own, to be resumed, or the one that it forks from."""
     edited: bool = True
     """Whether the edits of a resumed experiment apply to it."""
 
     @property
-    def agent(self) -> str:
-        """The option of the group `agent`."""
-        return str(self.cfg.hydra.runtime.choices["agent"])
+    def past(self) -> Run | None:
+        """The earlier run of the trial; None if it has not started."""
+        return self.again.past if isinstance(self.again, Resume) else None
 
     @property
+    def choices(self) -> Mapping[str, str]:
+        """The option of each group."""
+        if self.cfg is None:
+            assert self.again is not None
+            return self.again.choices
+        return choices_of(self.cfg.hydra)
+
+    @cached_property
     def plain(self) -> dict[str, Any]:
-        """The resolved configuration, with the drawn seed of the earlier run."""
-        plain = to_plain(self.cfg)
-        return {**plain, "seed": self.past.config["seed"]} if self.past and plain["seed"] is None else plain
+        """The resolved configuration. Raises InputError."""
+        if self.again is not None:
+            return self.again.edited()
+        return resolved(self.cfg or {}, self.choices["agent"])
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """The group `meta`; empty if it cannot be resolved, which the check of its values reports."""
+        with suppress(Exception):
+            plain: Any = (
+                OmegaConf.to_container(self.cfg.meta, resolve=True) if self.cfg else self.plain["meta"]
+            )
+            return {str(key): value for key, value in plain.items()}
+        return {}
 
     def changed(self) -> list[Change]:
         """Return the changes from its earlier run, if any."""
@@ -131,7 +140,7 @@ def plan_grid(
     own = combinations(overrides)
     trials: list[_Trial] = []
     for number, one in enumerate(own):
-        trials.append(_new(number, one, compose(one)))
+        trials.append(_new(number, one, compose, fork))
         _check_count(trials[-1], overrides, len(own))
         if not trials[1:]:  # Errors of all trials are found before the others are composed.
             _misfit(_check_values, trials[0], own)
@@ -148,59 +157,54 @@ def plan_again(
 ) -> Plan:
     """Find the remaining trials of an experiment, and add new ones.
 
-    Edits apply to all trials. If they set keys that identify trials, such as seed=0, they apply to the trials
-    with these values, and the others continue unchanged. overrides: those of the whole experiment, including
-    the edits. Raises InputError as `plan_grid` does, and if an edit contradicts the past of a trial.
+    A trial is an earlier one if it has the same values of the keys that identify trials. The edits apply to
+    the earlier trials among the combinations that are now requested, and all others continue unchanged.
+    overrides: those of the whole experiment, including the edits. Raises InputError as `plan_grid` does, and
+    if an edit contradicts the past of a trial.
     """
     records, wanted = before.trials(), combinations(overrides)
-    swept = again.swept | swept_keys(overrides)
-    choosing = [
-        override
-        for override in again.edits
-        if key_of(override) in swept and not traits(key_of(override)).resume
-    ]
-    chosen = [_values(values) for values in combinations(choosing)]
-    others = [override for override in again.edits if override not in choosing]
-    several = swept_keys(others)
-    (for_all,) = combinations([override for override in others if key_of(override) not in several])
-    matched = _matched(wanted, records, swept)
+    matched = _matched(wanted, records, again.swept | swept_keys(overrides))
+    keys = {key_of(override) for override in again.edits}
+    now = {
+        record.number: replaced(record.overrides, [one for one in own if key_of(one) in keys])
+        for own, record in zip(wanted, matched, strict=True)
+        if record is not None
+    }
+    several = swept_keys(again.edits)
+    if not keys & (again.swept | several):  # The edits name no trials, so they are for all.
+        for record in records:
+            now.setdefault(record.number, replaced(record.overrides, again.edits))
+    trials = []
+    for record in records:
+        its = now.get(record.number, record.overrides)
+        trials.append(_earlier(before, dataclasses.replace(record, overrides=its), again, compose))
+        trials[-1].edited = record.number in now
+    added = [own for own, record in zip(wanted, matched, strict=True) if record is None]
+    free = sorted(set(range(len(trials) + len(added))) - {record.number for record in records})
+    new = [_new(number, own, compose, again.fork) for number, own in zip(free, added, strict=False)]
+    _check_twice(new, [trial.record.overrides for trial in trials])
 
-    edited = [any(_agrees(record.overrides, values) for values in chosen) for record in records]
-    drafts = [list(record.overrides) for record in records]
-    for index, record in enumerate(records):
-        if edited[index]:
-            own = next((wanted[at] for at, found in enumerate(matched) if found is record), [])
-            its = [*for_all, *(override for override in own if key_of(override) in several)]
-            drafts[index] = replaced(record.overrides, its)
-    trials = [
-        _Trial(dataclasses.replace(record, overrides=own), cfg, _past_of(before, record), is_edited)
-        for record, (own, cfg), is_edited in zip(records, _composed(drafts, compose), edited, strict=True)
-    ]
-    if again.pin:
-        for trial, record in zip(trials, records, strict=True):
-            if trial.edited:
-                _pin(trial, record.overrides, again.edits, compose)
-
-    added = [own for own, found in zip(wanted, matched, strict=True) if found is None]
-    drafts = [_as_its_siblings(own, trials, swept, for_all) for own in added]
-    new = _composed(drafts, compose, [trial.cfg for trial in trials])
-    free = sorted(set(range(len(trials) + len(new))) - {record.number for record in records})
-    new_trials = [_new(number, *one) for number, one in zip(free, new, strict=False)]
-    _check_twice(new_trials, [trial.record.overrides for trial in trials])
-
-    trials = sorted([*trials, *new_trials], key=lambda trial: trial.record.number)
+    trials = sorted([*trials, *new], key=lambda trial: trial.record.number)
     for trial in trials:
         if trial.edited:
             _check_count(trial, overrides, len(trials))
     needs = _left(trials, machine, again.fork, again)
-    selects = bool(choosing) and all(
-        any(_agrees(record.overrides, values) for record in records) for values in chosen
-    )
-    return Plan([trial.record for trial in trials], needs, selects)
+    return Plan([trial.record for trial in trials], needs, selects=len(now) < len(records))
 
 
-def _new(number: int, overrides: list[str], cfg: DictConfig) -> _Trial:
-    return _Trial(TrialRecord(number=number, overrides=overrides, folder=_folder(cfg, number)), cfg)
+def _new(number: int, overrides: list[str], compose: Compose, fork: Fork | None) -> _Trial:
+    cfg = compose(overrides)
+    record = TrialRecord(number=number, overrides=overrides, folder=_folder(cfg, number))
+    return _Trial(record, cfg, fork.of_trial(overrides) if fork else None)
+
+
+def _earlier(before: Experiment, record: TrialRecord, again: ExperimentAgain, compose: Compose) -> _Trial:
+    """Return an earlier trial. Raises DamagedFileError if its folder is damaged."""
+    path = before.trial_path(record)
+    if not path.exists() or Run(path).unrecorded:  # It has not started.
+        fork = again.fork.of_trial(record.overrides) if again.fork else None
+        return _Trial(record, compose(record.overrides), fork)
+    return _Trial(record, None, Resume.on_trial(Run.open(path), again.force, record.overrides))
 
 
 def _values(overrides: Sequence[str]) -> dict[str, str]:
@@ -241,88 +245,15 @@ def _part(overrides: Sequence[str], keys: set[str]) -> dict[str, str]:
     return {key: value for key, value in _values(overrides).items() if key in keys}
 
 
-def _as_its_siblings(
-    overrides: list[str], trials: Sequence[_Trial], swept: set[str], edits: Sequence[str]
-) -> list[str]:
-    """Return the overrides of a new trial. If others differ from it only in the seed, they are taken from
-    these, including pinned keys."""
-    group = {key for key in swept if not traits(key).resume} - {"seed"}
-    siblings = [
-        trial.record.overrides
-        for trial in trials
-        if _part(trial.record.overrides, group) == _part(overrides, group)
-    ]
-    rest = _values(overrides).keys() - {"seed"}
-    if not siblings or any(
-        _part(sibling, _values(sibling).keys() - {"seed"}) == _part(overrides, rest) for sibling in siblings
-    ):
-        return overrides
-    return replaced(siblings[0], [*edits, *(override for override in overrides if key_of(override) in swept)])
-
-
-def _composed(
-    trials: Sequence[list[str]], compose: Compose, others: Sequence[DictConfig] = ()
-) -> list[tuple[list[str], DictConfig]]:
-    """Return the overrides and the configuration of each trial, without values of keys that it does not have.
-
-    Such keys must exist in other trials. others: configurations of further trials. Raises Hydra's errors.
-    """
-    composed: dict[int, tuple[list[str], DictConfig]] = {}
-    failed: dict[int, tuple[HydraException, DictConfig]] = {}
-    for index, overrides in enumerate(trials):
-        try:
-            composed[index] = list(overrides), compose(overrides)
-        except HydraException as error:
-            failed[index] = error, compose([override for override in overrides if not _is_value(override)])
-    known = [*others, *(bare for _, bare in failed.values()), *(cfg for _, cfg in composed.values())]
-    keys = {key for cfg in known for key in _keys(cfg)} if failed else set()
-    for index, (refused, bare) in failed.items():
-        lacking = {key_of(one) for one in trials[index] if _is_value(one)} - _keys(bare)
-        if not lacking <= keys:
-            raise refused
-        left = [one for one in trials[index] if not (_is_value(one) and key_of(one) in lacking)]
-        composed[index] = left, compose(left)
-    return [composed[index] for index in range(len(trials))]
-
-
-def _is_value(override: str) -> bool:
-    """Return whether an override sets an existing key, rather than adding one or choosing an option."""
-    return re.match(r"\w+(\.\w+)+=", override) is not None
-
-
-def _keys(cfg: DictConfig) -> set[str]:
-    return {key for key, _ in walk(unresolved(cfg))}
-
-
-def _pin(trial: _Trial, overrides: list[str], edits: Sequence[str], compose: Compose) -> None:
-    """Keep the old values of keys that were not typed and whose new values contradict the trial's past.
-
-    overrides: the overrides of the trial before the `edits`.
-    """
-    changed = trial.changed() if trial.past else changes(to_plain(compose(overrides)), trial.plain)
-    pins = [
-        override_of(change.key, change.old)
-        for change in contradictions(changed)
-        if change.pinnable and not _typed(change.key, edits)
-    ]
-    if pins:
-        trial.record.overrides = replaced(trial.record.overrides, pins)
-        trial.cfg = compose(trial.record.overrides)
-
-
-def _typed(key: str, edits: Sequence[str]) -> bool:
-    """Return whether one of the `edits` sets `key`, or a group that contains it."""
-    return any(f"{key}.".startswith(f"{key_of(override).replace('/', '.')}.") for override in edits)
-
-
 def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> None:
     """Raise InputError for two equal trials, which would count as two seeds."""
     seen = [_values(overrides) for overrides in others]
     for trial in trials:
         overrides = trial.record.overrides
-        if _values(overrides) in seen and trial.cfg.seed is not None:
+        seed = trial.cfg.seed if trial.cfg else None
+        if _values(overrides) in seen and seed is not None:
             raise InputError(
-                f"two trials are equal, with seed={trial.cfg.seed} and all other values: "
+                f"two trials are equal, with seed={seed} and all other values: "
                 f"{' '.join(overrides)}. Type each value once. Without a seed, or with seed=null,null, each "
                 "trial draws its own seed.",
                 code="contradiction",
@@ -337,7 +268,7 @@ def _check_count(trial: _Trial, overrides: Sequence[str], count: int) -> None:
     Files such as meta=fast_atari set meta.max_trial for searches, so only a typed value counts.
     """
     typed = any(key_of(override) == "meta.max_trial" for override in overrides)
-    limit = _meta(trial.cfg).get("max_trial") if typed else None
+    limit = trial.meta.get("max_trial") if typed else None
     if isinstance(limit, int | float) and 0 < limit < count:
         raise InputError(
             f"meta.max_trial={limit:g} and a grid of {count} trials contradict each other: every combination "
@@ -366,7 +297,7 @@ def _left(
     if again is not None:
         _check_pasts(left, trials, again)
     cores = machine.cores if machine else None
-    needs = [(trial.record, Need.of(_meta(trial.cfg), len(trials), cores)) for trial in left]
+    needs = [(trial.record, Need.of(trial.meta, len(trials), cores)) for trial in left]
     if machine:
         for _, need in needs:
             machine.check(need)
@@ -414,12 +345,12 @@ def _misfit(check: Callable[[_Trial], None], trial: _Trial, every: Sequence[list
 
 def _check_values(trial: _Trial) -> None:
     """Raise InputError for wrong values of the trial."""
-    plain = resolved(trial.cfg, trial.agent)
-    with naming_preset(trial.cfg.hydra.runtime.choices):
-        resolve(trial.cfg, plain)
+    plain = trial.plain
+    with naming_preset(trial.choices):
+        resolve(trial.cfg or plain, plain)
     check_start_from(plain["start_from"]["run"], trial.record.overrides)
-    if trial.past is None:
-        check_environment(plain["env"], trial.cfg.hydra.runtime.choices["env"])
+    if trial.again is None:
+        check_environment(plain["env"], trial.choices["env"])
     check_no_search(plain["search"]["space"])
 
 
@@ -430,12 +361,12 @@ def _check_fit(trial: _Trial, known: set[str], here: bool) -> None:
     with environments that perhaps cannot be made here. An environment that fails is left to the trial, which
     has a log for the error.
     """
-    env: Any = OmegaConf.to_container(trial.cfg.env, resolve=True)
-    pair = json.dumps([trial.agent, {**env, "max_frame": None}], default=str)
+    env, agent = trial.plain["env"], trial.choices["agent"]
+    pair = json.dumps([agent, {**env, "max_frame": None}], default=str)
     if pair in known:  # Making an environment may take seconds.
         return
     try:
-        check_fit(env, trial.agent)
+        check_fit(env, agent)
     except LabrlError as error:
         if isinstance(error, InputError) and (here or error.key == "agent"):
             raise
@@ -461,19 +392,27 @@ def _named(trial: _Trial, trials: Sequence[list[str]]) -> Iterator[None]:
 def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> None:
     """Raise InputError with a table if edits contradict the past of trials that are `left`, and for a budget
     that one of them has already used up."""
-    found = {trial.record.number: contradictions(trial.changed()) for trial in left}
+    found = {trial.record.number: _contradicting(trial) for trial in left}
     if any(found.values()) and not again.force:
         refused = [one for one in left if found[one.record.number]]
         key = found[refused[0].record.number][0].key
         raise InputError(_refusal(refused, trials, again), code="changed-past", key=key)
-    from labrl.trial.resume import check_budget, frames_reached
-
     for trial in left:
         if trial.past is not None:
             try:
-                check_budget(trial.past, resolve(trial.cfg), functools.partial(frames_reached, trial.past))
+                check_budget(trial.past, resolve(trial.plain), functools.partial(frames_reached, trial.past))
             except LabrlError as error:
                 raise error.within(f"trial {trial.record.number}, {trial.record.folder}") from error
+
+
+def _contradicting(trial: _Trial) -> list[Change]:
+    """Return the changes that contradict the past of a trial. Raises InputError if it would learn nothing."""
+    if not isinstance(trial.again, Resume):
+        return []
+    try:
+        return trial.again.continued(trial.plain)[1]
+    except LabrlError as error:
+        raise error.within(f"trial {trial.record.number}, {trial.record.folder}") from error
 
 
 def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> str:
@@ -481,31 +420,21 @@ def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: Experim
     rows: dict[tuple[str, ...], list[str]] = {}
     found: list[Change] = []
     for trial in refused:
-        for change in contradictions(trial.changed()):
+        for change in _contradicting(trial):
             found.append(change)
-            row = row_of(change, unresolved(trial.cfg))
-            rows.setdefault(row, []).append(str(trial.record.number))
+            rows.setdefault(row_of(change), []).append(str(trial.record.number))
     cells = [
         (*row, f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}")
         for row, numbers in rows.items()
     ]
-    lines = [
-        f"+resume={again.path}: these values contradict the past of {len(refused)} of {len(trials)} trials:",
-        *table([("key", "then", "now", "", ""), *cells]),
-    ]
-    pins = {change.key: typed_override(change.key, change.old) for change in found if change.pinnable}
-    if all(_keeps(trial, pins) for trial in trials if trial.edited):
-        return "\n".join([*lines, *ways_out(found, list(pins.values()))])
-    typed = [override for override in again.edits if any(_typed(change.key, [override]) for change in found)]
-    if typed:
-        lines.append(f"Leave out {' '.join(typed)}, or use it only for new trials.")
-    return "\n".join([*lines, *ways_out(found, ["+pin=true"])])
-
-
-def _keeps(trial: _Trial, pins: Mapping[str, str]) -> bool:
-    """Return whether the keys of `pins` had these values in the trial's past, or did not exist."""
-    then = dict(walk(trial.past.config)) if trial.past else {}
-    return all(typed_override(key, then[key]) == pin for key, pin in pins.items() if key in then)
+    return "\n".join(
+        [
+            f"+resume={again.path}: these values contradict the past of {len(refused)} of {len(trials)} "
+            "trials:",
+            *table([("key", "then", "now", "", ""), *cells]),
+            *ways_out(found),
+        ]
+    )
 
 
 def _folder(cfg: DictConfig, number: int) -> str:
@@ -513,25 +442,6 @@ def _folder(cfg: DictConfig, number: int) -> str:
     with open_dict(cfg.hydra.job):
         cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
     return str(OmegaConf.select(cfg, "hydra.sweep.subdir"))
-
-
-def _meta(cfg: DictConfig) -> Mapping[str, Any]:
-    try:
-        plain = OmegaConf.to_container(cfg.meta, resolve=True)
-    except Exception:  # The check of its values reports the error.
-        return {}
-    return {str(key): value for key, value in plain.items()} if isinstance(plain, dict) else {}
-
-
-def _past_of(before: Experiment, record: TrialRecord) -> Run | None:
-    """Return the earlier run of the trial, None if it has not started.
-
-    Raises DamagedFileError if its folder is damaged.
-    """
-    path = before.trial_path(record)
-    if not path.exists() or Run(path).unrecorded:
-        return None
-    return check_past(Run.open(path))
 
 
 def _check_folders(records: Sequence[TrialRecord]) -> None:

@@ -1,20 +1,19 @@
-"""Run a trial as a job of Hydra, alone or in an experiment, in any process."""
+"""The function that Hydra calls with the configuration of a run, and the planning of trials."""
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import hydra._internal.hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.singleton import Singleton
-from hydra.core.utils import JobReturn, run_job, setup_globals
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
@@ -25,29 +24,33 @@ from labrl.config.extensions import kinds_replace
 from labrl.config.presets import choices_of
 from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
-from labrl.experiment.scheduler import Outcome, Task, recorded
-from labrl.processes import before_leaving
+from labrl.experiment.scheduler import Answer, Outcome, Planned, Task, recorded
 from labrl.run.find import is_run
 from labrl.run.folder import place
 from labrl.run.provenance import Command
 from labrl.run.run import Run
 from labrl.run.session_log import print_without_modules
 from labrl.run.signature import present_trust, trusting
+from labrl.script import refuse_main
 from labrl.secrets import redact
 from labrl.session.callbacks.search import CHANNEL
-from labrl.steady_output import print_traceback, refused
-from labrl.trial.composed import Again, Composed
+from labrl.steady_output import labeled_output, print_traceback, printing_to, refused
+from labrl.trial.composed import Composed
+from labrl.trial.fork import Fork
 from labrl.trial.resume import FinishedError, Resume
+from labrl.trial.start import plan_new, run_new
 
 if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
+
+T = TypeVar("T")
 
 PATIENCE = 60.0
 """Seconds that processes of a killed experiment have to save and end before their trial is resumed."""
 
 
 class Job:
-    """The function that Hydra calls with the configuration of each trial, also in other processes.
+    """The function that Hydra calls with the configuration of a new run, and what trials have in common.
 
     It raises no exceptions, so that a failed trial does not end others.
     """
@@ -58,18 +61,24 @@ class Job:
         full_error: bool,
         typed: Typed,
         overrides: Sequence[str],
-        again: Again | ExperimentAgain | None = None,
+        again: Fork | ExperimentAgain | None = None,
     ) -> None:
         """config_dir: folder with the user's own groups; full_error: whether to print tracebacks; typed: the
-        command; overrides: overrides that compose trials; again: the earlier run or experiment, if any."""
+        command; overrides: overrides that compose trials; again: the run that trials fork from, or the
+        experiment that is resumed, if any."""
         self.typed, self.overrides = typed, list(overrides)
         self.config_dir = os.path.abspath(config_dir) if config_dir else None
         self.full_error = full_error
-        self.again = again.fork if isinstance(again, ExperimentAgain) else again
+        self._started = time.time()
+        self.fork = again.fork if isinstance(again, ExperimentAgain) else again
         self.experiment = again if isinstance(again, ExperimentAgain) else None
         """The experiment that is resumed, if any."""
         self.trust = present_trust()
-        """What the user says about recorded configurations, also in other processes."""
+        """What the user says about recorded configurations."""
+        self.apart = True
+        """Whether other processes train the trials."""
+        self.elsewhere = False
+        """Whether these processes run on other machines."""
         self.force = False
         """Whether new values may contradict the past of a resumed trial."""
         self.part_of: Literal["grid", "search"] | None = None
@@ -78,22 +87,40 @@ class Job:
         self.repositories: Repositories | None = None
         """The state of the code, described once for all trials of an experiment."""
         self.exit_code = DONE
-        """The largest exit code of the trials in this process, or that of the experiment."""
+        """The exit code of the run or of the experiment."""
 
     def __call__(self, cfg: DictConfig) -> Outcome:
-        """Run one trial in the folder that Hydra has made for it."""
-        with trusting(self.trust):
-            outcome = self._outcome(cfg)
-        self.exit_code = max(self.exit_code, outcome.exit_code)
+        """Run a new run in the folder that Hydra has made for it."""
+
+        def run(folder: str) -> Outcome:
+            result = run_new(self._composed(cfg, folder))
+            # Imported late: a misspelled key must not wait for it.
+            from labrl.trial.summary import print_summary
+
+            print_summary(result)
+            return recorded(Run.open(result.folder), result.exit_code)
+
+        _remove_detours(HydraConfig.get().run.dir, self._started)
+        outcome = self._attempt(run)
+        self.exit_code = outcome.exit_code
         return outcome
 
-    def _outcome(self, cfg: DictConfig) -> Outcome:
-        job = HydraConfig.get()
-        folder = job.runtime.output_dir
+    def plan(self, cfg: DictConfig) -> Run | Outcome:
+        """Write the folder of one trial, which another process will train.
+
+        Returns the outcome of a trial that is refused or has ended before.
+        """
+        return self._attempt(lambda folder: self._plan(cfg, folder))
+
+    def _attempt(self, act: Callable[[str], T]) -> T | Outcome:
+        """Return what `act` returns for the folder of the trial. An error becomes its outcome."""
+        folder = HydraConfig.get().runtime.output_dir
         print_without_modules()
         try:
-            prepare(self.config_dir)
-            return self._run(cfg, job, folder)
+            with trusting(self.trust):
+                prepare(self.config_dir)
+                place(HydraConfig.get().run.dir, "hydra.run.dir")
+                return act(folder)
         except LabrlError as error:
             if self._speaks(error):
                 refused(error, full_error=False)
@@ -113,54 +140,53 @@ class Job:
             print_traceback(error)
         return self.part_of != "grid"
 
-    def _run(self, cfg: DictConfig, job: Any, folder: str) -> Outcome:
-        place(job.run.dir, "hydra.run.dir")
-        # As typed, because interpolations in overrides are resolved in the configuration.
-        task: Any = OmegaConf.to_container(job.overrides.task, resolve=False)
-        broken_off = self._broken_off(folder, task) if self.part_of else None
-        if isinstance(broken_off, Outcome):
-            return broken_off
-        if broken_off is not None and cfg.seed is None:
-            cfg.seed = broken_off.past.config["seed"]
-        command = Command.of(task, choices_of(job), self.config_dir, self.typed, self.repositories)
-        composed = Composed.of(cfg, folder, command)
-        try:
-            result = composed.run(broken_off or self.again)
-        except FinishedError:
-            if broken_off is None:
-                raise
-            # A cluster has restarted it after its end.
-            return recorded(Run.open(folder))
-        if not self.part_of:
-            # Imported late: a misspelled key must not wait for it.
-            from labrl.trial.summary import print_summary
-
-            print_summary(result)
-        return recorded(Run.open(result.folder), result.exit_code)
-
-    def _broken_off(self, folder: str, overrides: list[str]) -> Resume | Outcome | None:
-        """Return the resume of an earlier attempt in the folder of the trial, or None without one.
-
-        overrides: the present overrides of the trial. Returns the outcome of a search's trial if it has
-        ended, even if it was killed before its status was recorded.
-        """
-        if not is_run(Path(folder)):
-            return None
-        run = Run.open(folder)
-        _wait_for(run)
-        if run.unrecorded:
+    def _plan(self, cfg: DictConfig, folder: str) -> Run | Outcome:
+        overrides = _task_overrides()
+        if is_run(Path(folder)):
+            run = Run.open(folder)
+            _wait_for(run)
+            if not run.unrecorded:
+                return self._resume(run, overrides)
             with run.lock():
                 run.discard_unrecorded()
-            return None
+        if self.fork is not None:
+            fork = self.fork.of_trial(overrides)
+            fork.elsewhere = self.elsewhere
+            return fork.plan(folder, self.typed, self.repositories)
+        composed = self._composed(cfg, folder)
+        if self.apart:
+            refuse_main(composed.plain["env"].get("id"), "an experiment")
+        return plan_new(composed)
+
+    def _resume(self, run: Run, overrides: Sequence[str]) -> Run | Outcome:
+        """Plan the rest of an earlier attempt of a trial, which now has these overrides.
+
+        Returns the outcome of one that has ended, even if it was killed before its status was recorded.
+        """
         with trusting(replace(self.trust, everything=True)):  # This command has written or checked it.
             again = Resume.on_trial(run, self.force, overrides)
-        sessions = run.sessions
-        all_ended = len(sessions) == again.past.config["meta"]["max_session"] and all(
-            one.ended_well for one in sessions
-        )
-        if self.part_of == "search" and (run.recorded_status in ("finished", "pruned") or all_ended):
-            return recorded(run)
-        return again
+            again.elsewhere = self.elsewhere
+            sessions = run.sessions
+            all_ended = len(sessions) == again.past.config["meta"]["max_session"] and all(
+                one.ended_well for one in sessions
+            )
+            if self.part_of == "search" and (run.recorded_status in ("finished", "pruned") or all_ended):
+                return recorded(run)
+            try:
+                return again.plan(str(run.path), self.typed, self.repositories)
+            except FinishedError:
+                return recorded(run)
+
+    def _composed(self, cfg: DictConfig, folder: str) -> Composed:
+        choices = choices_of(HydraConfig.get())
+        command = Command.of(_task_overrides(), choices, self.config_dir, self.typed, self.repositories)
+        return Composed.of(cfg, folder, command, self.elsewhere)
+
+
+def _task_overrides() -> list[str]:
+    """Return the overrides of the trial as typed, without their interpolations resolved."""
+    task: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return [str(override) for override in task]
 
 
 def _wait_for(run: Run) -> None:
@@ -180,38 +206,40 @@ def _wait_for(run: Run) -> None:
 
 
 _existing: Path | None = None
-"""The deepest folder on the path of the running trial's folder that Hydra has not created."""
+"""The deepest folder on the path of the run's folder that Hydra has not created."""
 
 
-def _run_job(*, config: DictConfig, job_dir_key: str, job_subdir_key: str | None, **rest: Any) -> JobReturn:
-    """Run Hydra's `run_job`, which creates the folder of the trial before it calls the job."""
+def note_existing(folder: str) -> None:
+    """Note which folders exist, before Hydra creates that of a run. folder: it, perhaps with references."""
     global _existing
-    keys = [key for key in (job_dir_key, job_subdir_key) if key is not None]
+    path = Path(os.path.abspath(folder.partition("${")[0]))
+    _existing = next(one for one in (path, *path.parents) if one.exists())
+
+
+def _remove_detours(folder: str, since: float) -> None:
+    """Delete `a`, which Hydra has created as well if the folder of a run is `a/../b`."""
+    parts = Path(folder).parts
+    for end in (at for at, part in enumerate(parts) if part == ".."):
+        with suppress(OSError):
+            detour = Path(os.path.normpath(os.path.join(*parts[:end])))
+            if detour.stat().st_mtime > since - 0.1:
+                detour.rmdir()
+
+
+def _folder_of(config: DictConfig, keys: Sequence[str]) -> Path:
+    """Return the folder of a trial, whose parts are in `keys`, and normalize these."""
     parts = [str(OmegaConf.select(config, key)) for key in keys]
     parts = [os.path.normpath(part) if part else part for part in parts]
     with read_write(config.hydra):
         for key, part in zip(keys, parts, strict=True):
             OmegaConf.update(config, key, part)  # Of a/../b, Hydra would make the folder a as well.
-    folder = Path(os.path.abspath(os.path.join(*parts)))
-    _existing = next(path for path in (folder, *folder.parents) if path.exists())
-    return run_job(config=config, job_dir_key=job_dir_key, job_subdir_key=job_subdir_key, **rest)
-
-
-@contextmanager
-def folders_remembered() -> Iterator[None]:
-    """Let Hydra's single runs use `_run_job`, because Hydra has no hook before it creates the folder."""
-    hydra._internal.hydra.run_job = _run_job  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        hydra._internal.hydra.run_job = run_job
+    return Path(os.path.abspath(os.path.join(*parts)))
 
 
 def remove_unused_folder() -> None:
     """Delete the folders that Hydra has created for a trial, if they are empty."""
     with suppress(OSError, OmegaConfBaseException):
         folder = Path(HydraConfig.get().runtime.output_dir if HydraConfig.initialized() else os.getcwd())
-        # Other launchers do not use `_run_job`. They create the folders of trials in an existing one.
         existing = _existing if _existing in (folder, *folder.parents) else folder.parent
         for path in (folder, *folder.parents):
             if path == existing:
@@ -220,82 +248,83 @@ def remove_unused_folder() -> None:
 
 
 @dataclass
-class HydraTrial:
-    """A function that composes a trial as Hydra does, and runs the job in its folder.
-
-    cloudpickle can pickle it, with the state of Hydra.
-    """
+class Planner:
+    """Plans the trials of an experiment: composes each as Hydra does, and lets the job write its folder."""
 
     hydra_context: HydraContext
     config: DictConfig
     """The configuration of the experiment."""
-    job: Job
-    state: Any = field(default_factory=Singleton.get_state)
-    """Hydra's singletons and OmegaConf's resolvers of the main process."""
-    ready: bool = False
-    """Whether this process has set `state`."""
+    job: Any
+    """The `Job`."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the fields for another process, such as the next attempt of a preempted job."""
-        return {**vars(self), "ready": False}
+    def plan(self, task: Task) -> Planned | Outcome:
+        """Write the folder of the trial, which another process will train.
 
-    def __call__(self, task: Task) -> Outcome:
-        """Run the trial in this process. The outcome contains errors in its overrides."""
-        if not self.ready:
-            setup_globals()
-            Singleton.set_state(self.state)
-            before_leaving.append(remove_unused_folder)
-            self.ready = True
-        os.environ.pop(CHANNEL, None)
-        if task.channel:
-            os.environ[CHANNEL] = task.channel
+        Returns the outcome of a trial that is refused or has ended before, as of an error in its overrides.
+        """
         try:
-            with _printing_to(task.folder / task.log if task.log else None):
-                try:
-                    return self._run(task)
-                except HydraException as error:
-                    return Outcome.failed(str(explain(error, task.overrides, self.job.config_dir)))
+            log = task.folder / task.log if task.log else None
+            with labeled_output("" if log else f"[{task.number}] "), printing_to(log):
+                return self._plan(task)
+        except HydraException as error:
+            return Outcome.failed(str(explain(error, task.overrides, self.job.config_dir)))
         except OSError as error:
             return Outcome.failed(f"{task.folder} cannot be written ({error.strerror or error})")
-        finally:
-            os.environ.pop(CHANNEL, None)
 
-    def _run(self, task: Task) -> Outcome:
+    def conclude(self, planned: Planned, answer: Answer) -> Outcome:
+        """Return the outcome of a planned trial, after Hydra's callbacks at the end of a job."""
+        outcome = answer
+        if not isinstance(outcome, Outcome):
+            code, error = outcome
+            outcome = Outcome.failed(error, code) if error else recorded(Run.open(planned.folder), code)
+        returned = JobReturn(overrides=planned.config.hydra.overrides.task, status=JobStatus.COMPLETED)
+        returned.return_value = outcome
+        self.hydra_context.callbacks.on_job_end(config=planned.config, job_return=returned)
+        return outcome
+
+    def _plan(self, task: Task) -> Planned | Outcome:
+        experiment = HydraConfig.instance().cfg
         with kinds_replace():
             config = self.hydra_context.config_loader.load_sweep_config(self.config, list(task.overrides))
-        with open_dict(config):
-            config.hydra.job.id = f"{config.hydra.job.name}_{task.number}"
-            config.hydra.job.num = task.number
-        HydraConfig.instance().set_config(config)
-        ended = _run_job(
-            hydra_context=self.hydra_context,
-            config=config,
-            task_function=self.job,
-            job_dir_key="hydra.sweep.dir",
-            job_subdir_key="hydra.sweep.subdir",
-        )
-        outcome: Outcome = ended.return_value
-        return outcome
+        try:
+            with open_dict(config), read_write(config):
+                config.hydra.job.id = f"{config.hydra.job.name}_{task.number}"
+                config.hydra.job.num = task.number
+                folder = _folder_of(config, ("hydra.sweep.dir", "hydra.sweep.subdir"))
+                config.hydra.runtime.output_dir = str(folder)
+            HydraConfig.instance().set_config(config)
+            self.hydra_context.callbacks.on_job_start(config=config, task_function=self.job)
+            own = copy.deepcopy(config)
+            with open_dict(own), read_write(own):
+                del own["hydra"]
+            variables: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=True)
+            environment = {str(name): str(value) for name, value in variables.items()}
+            with changed_environment(environment):
+                run = self.job.plan(own)
+            order = {
+                "folder": str(folder),
+                "environment": environment | ({CHANNEL: task.channel} if task.channel else {}),
+                "cwd": str(folder if config.hydra.job.chdir else Path.cwd()),
+                "label": f"[{task.number}] ",
+                "log": task.log,
+                "logging": OmegaConf.to_container(config.hydra.job_logging, resolve=True),
+            }
+            planned = Planned(folder=folder, order=order, config=config)
+            return self.conclude(planned, run) if isinstance(run, Outcome) else planned
+        finally:
+            HydraConfig.instance().cfg = experiment
 
 
 @contextmanager
-def _printing_to(path: Path | None) -> Iterator[None]:
-    """Context manager: append the output of this process and its children to a file; None: do nothing."""
-    if path is None:
-        yield
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    before = [os.dup(1), os.dup(2)]
-    with open(path, "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+def changed_environment(variables: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables in this context; None removes one."""
+    before = dict(os.environ)
     try:
+        for name, value in variables.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, descriptor in enumerate(before, start=1):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
+        os.environ.clear()
+        os.environ.update(before)

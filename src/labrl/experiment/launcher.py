@@ -1,12 +1,13 @@
-"""Launchers: Hydra plugins that run the trials of an experiment, given one at a time."""
+"""Launchers: Hydra plugins that train the trials of an experiment, planned in this process, in others."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -15,16 +16,21 @@ from omegaconf import DictConfig
 
 from labrl.errors import InputError
 from labrl.experiment.machine import Machine, Need
-from labrl.experiment.scheduler import Outcome, Queue, Task, run_queue
+from labrl.experiment.scheduler import Answer, Outcome, Planned, Queue, Task, run_queue
 from labrl.session.interruption import Interruption
+
+if TYPE_CHECKING:
+    from labrl.experiment.job import Planner
 
 
 class TrialLauncher(Launcher):
-    """Runs trials, in processes of this machine or as jobs of a cluster.
+    """Starts the processes that train planned trials, and says how each has ended.
 
     A context manager. On leaving after an error, it lets running trials save and end.
     """
 
+    apart = True
+    """Whether other processes train the trials."""
     elsewhere = False
     """Whether trials run on other machines, whose cores and GPUs are unknown here."""
     handles_signals = True
@@ -36,45 +42,61 @@ class TrialLauncher(Launcher):
     """Largest number of trials at the same time; None: as many as there is room for."""
     cores: int | None = None
     """Number of cores of this machine to use; None: all."""
-    run: Callable[[Task], Outcome]
-    """Function that runs one trial in the calling process; cloudpickle can pickle it."""
+    planner: Planner
+    """Writes the folder of each trial."""
 
     def __init__(self) -> None:
-        self._jobs: dict[Any, Task] = {}
-        """Running trials by their process or job."""
+        self._sent: dict[int, tuple[Task, Planned]] = {}
+        """The trials that processes train, by number."""
+        self._done: list[tuple[Task, Outcome]] = []
+        """Trials that ended while they were planned."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Store Hydra's objects. Raises InputError if the launcher cannot work on this machine."""
         # Imported late, because Hydra imports all launchers at every start.
-        from labrl.experiment.job import HydraTrial
+        from labrl.experiment.job import Planner
 
         self.check()
         job: Any = task_function
-        self.run = HydraTrial(hydra_context, config, job)
+        job.apart, job.elsewhere = self.apart, self.elsewhere
+        self.planner = Planner(hydra_context, config, job)
 
     def check(self) -> None:
         """Raise InputError if the launcher cannot work on this machine."""
 
     @property
     def running(self) -> list[Task]:
-        """The running trials."""
-        return list(self._jobs.values())
+        """The trials that have started, and whose end `ended` has not returned yet."""
+        return [task for task, _ in (*self._sent.values(), *self._done)]
 
     def has_room(self, need: Need) -> bool:
         """Return whether another trial with this need can start now."""
         return self.limit is None or len(self.running) < self.limit
 
-    @abstractmethod
     def start(self, task: Task) -> None:
-        """Start a trial, or submit it to the cluster's queue."""
+        """Plan a trial, and send it to a process, or to the queue of a cluster."""
+        planned = self.planner.plan(task)
+        if isinstance(planned, Outcome):
+            self._done.append((task, planned))
+        else:
+            self._sent[task.number] = task, planned
+            self.send(task, planned)
 
     def ended(self, seconds: float) -> list[tuple[Task, Outcome]]:
         """Return the trials that have ended since the last call, after at most `seconds`."""
-        return [(self._jobs.pop(job), outcome) for job, outcome in self._outcomes(seconds)]
+        done, self._done = self._done, []
+        for number, answer in self.answers(0 if done else seconds) if self._sent else ():
+            task, planned = self._sent.pop(number)
+            done.append((task, self.planner.conclude(planned, answer)))
+        return done
 
     @abstractmethod
-    def _outcomes(self, seconds: float) -> Sequence[tuple[Any, Outcome]]:
-        """Return the entries of `_jobs` that have ended, after at most `seconds`."""
+    def send(self, task: Task, planned: Planned) -> None:
+        """Let a process carry out the order of a planned trial."""
+
+    @abstractmethod
+    def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
+        """Return the number of each sent trial that has ended, and how, after at most `seconds`."""
 
     @abstractmethod
     def stop(self) -> None:
@@ -87,7 +109,7 @@ class TrialLauncher(Launcher):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._jobs.clear()
+        self._sent.clear()
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Run one trial for each list of overrides, for sweepers of Hydra and of others.
@@ -119,39 +141,31 @@ class _Returns(Queue):
         self.returns[task.number] = returned
 
 
-class CallingLauncher(TrialLauncher):
-    """Runs trials in one call, during which they handle signals: `hydra/launcher=basic` and other plugins."""
+class InThisProcess(TrialLauncher):
+    """`hydra/launcher=basic`: train one trial after the other in this process, which handles signals."""
 
+    apart = False
     handles_signals = False
+    limit = 1
 
-    def __init__(self, launcher: Launcher | None) -> None:
-        """launcher: a launcher of another package; None: run trials in this process, one after the other."""
-        super().__init__()
-        self._launcher = launcher
-        self.limit = 1 if launcher is None else None
+    def send(self, task: Task, planned: Planned) -> None:
+        """Do nothing: `answers` trains the trial."""
 
-    def start(self, task: Task) -> None:
-        """Keep the trial for the next call."""
-        self._jobs[task.number] = task
+    def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
+        """Train the trial to its end, however long that takes."""
+        from labrl.experiment.job import changed_environment
+        from labrl.trial.start import carry_out
 
-    def _outcomes(self, seconds: float) -> Sequence[tuple[Any, Outcome]]:
-        """Run the started trials to their end, however long that takes."""
-        if self._launcher is None:
-            return [(number, self.run(task)) for number, task in self._jobs.items()]
-        overrides = [task.overrides for task in self._jobs.values()]
-        returns = self._launcher.launch(overrides, initial_job_idx=next(iter(self._jobs)))
-        return list(zip(self._jobs, map(_returned, returns), strict=True))
+        before = os.getcwd()
+        (number, (_, planned)), *_ = self._sent.items()
+        try:
+            with changed_environment(planned.order["environment"]):
+                return [(number, carry_out({**planned.order, "label": ""}))]
+        finally:
+            os.chdir(before)
 
     def stop(self) -> None:
         """Do nothing, because no trial runs when this is called."""
-
-
-def _returned(returned: JobReturn) -> Outcome:
-    try:
-        outcome: Outcome = returned.return_value
-    except Exception as error:  # raised by the trial or its process
-        return Outcome.failed(f"{type(error).__name__}: {error}")
-    return outcome
 
 
 def check_installed(package: str, launcher: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from labrl.trial.devices import NUM_CPUS, available_cpus, check_resources, visible_gpus
+from labrl.session.devices import NUM_CPUS, available_cpus, check_resources, visible_gpus
 
 
 @dataclass(frozen=True)

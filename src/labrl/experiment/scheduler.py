@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
 from labrl.experiment.machine import Need
 from labrl.run.run import Run
+from labrl.script import surroundings
 from labrl.session.interruption import Interruption
 
 if TYPE_CHECKING:
@@ -48,6 +49,22 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A trial whose folder is written, so that any process can train it."""
+
+    folder: Path
+    """Its run folder."""
+    order: dict[str, Any]
+    """Plain data for `labrl.trial.start.carry_out` in the process that trains it."""
+    config: Any = None
+    """Its configuration with the node `hydra`, for Hydra's callbacks."""
+
+    def order_elsewhere(self) -> dict[str, Any]:
+        """Return the order for a process that does not start with this one's variables and modules."""
+        return {**self.order, **surroundings()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The outcome of a trial."""
 
@@ -76,6 +93,10 @@ class Outcome:
             return cls(status="interrupted", exit_code=TERMINATED, error=error, died=True)
         return cls(status="failed", exit_code=FAILED, error=error, died=True)
 
+
+Answer = tuple[int, str | None] | Outcome
+"""What the process of a planned trial has returned, an exit code and the error of the trial as a whole if
+there is one; or the outcome of a trial whose process was lost."""
 
 _EXIT_CODES = {"finished": DONE, "pruned": DONE, "failed": FAILED, "interrupted": TERMINATED}
 

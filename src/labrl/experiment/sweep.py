@@ -30,7 +30,6 @@ from labrl.run.run import Run
 from labrl.secrets import origins
 from labrl.session.interruption import Interruption
 from labrl.trial import reporting
-from labrl.trial.fork import Fork
 from labrl.trial.summary import say
 
 
@@ -53,8 +52,7 @@ def sweep_grid(
     job.part_of, job.force = "grid", again is not None and again.force
     machine = None if launcher.elsewhere else Machine()
     if again is None:
-        fork = job.again if isinstance(job.again, Fork) else None
-        plan = plan_grid(overrides, lambda trial: compose(config, trial), machine, fork)
+        plan = plan_grid(overrides, lambda trial: compose(config, trial), machine, job.fork)
     else:
         before = Experiment.open(path)
         plan = plan_again(again, before, overrides, lambda trial: compose(config, trial), machine)
@@ -63,7 +61,7 @@ def sweep_grid(
         "hydra_overrides": hydra_overrides(config),
         "swept": sorted(swept_keys(overrides) | (again.swept if again else set())),
         "config_dir": job.config_dir,
-        "fork": job.again.as_json() if isinstance(job.again, Fork) else None,
+        "fork": job.fork.as_json() if job.fork else None,
     }
     tasks = [
         Task(
@@ -174,5 +172,5 @@ def _mend(path: Path, outcome: Outcome) -> None:
     """Record the end of a killed trial in its run folder, whose status is still `running`."""
     with suppress(LabrlError, OSError):  # A trial that never started has no folder.
         run = Run.open(path)
-        if run.recorded_status == "running":
+        if run.recorded_status in ("waiting", "running"):
             run.set_status(outcome.status, error=outcome.error)

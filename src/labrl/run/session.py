@@ -160,11 +160,14 @@ class RunSession:
     def choose_checkpoint(self, wanted: str, key: str = "checkpoint") -> tuple[Checkpoint, str]:
         """Return a checkpoint and its name.
 
-        wanted: `best`, `latest`, a frame, or `default` for the best, or the latest if there is no best; key:
-        the option that it was given with. Raises InputError with the list of existing checkpoints, and
+        wanted: `best`, `latest`, a frame, or `default` for the best, or the latest if there is no best. For
+        a session that was evaluated only at its end, `best` is the latest, too; key: the option that it was
+        given with. Raises InputError with the list of existing checkpoints, and
         DamagedFileError if none of them is complete.
         """
-        kinds = {"default": ("best", "latest")}.get(wanted, (wanted,))
+        # A run whose only evaluation was that at its end has no other best model than its latest checkpoint.
+        evaluated = wanted == "best" and self.best_score() > -math.inf
+        kinds = ("best", "latest") if wanted == "default" or evaluated else (wanted,)
         for _ in range(3):  # a running session may replace them while they are read
             store = self.store()
             for kind in kinds:

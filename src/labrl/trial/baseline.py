@@ -26,7 +26,7 @@ from labrl.run.atomic import write_json
 from labrl.run.lock import FolderLock
 from labrl.run.run import Run
 from labrl.run.trust import check_recorded
-from labrl.trial.devices import available_cpus
+from labrl.session.devices import available_cpus
 
 if TYPE_CHECKING:
     from labrl.envs.vector import VectorEnv

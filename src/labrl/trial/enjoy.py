@@ -22,8 +22,8 @@ from labrl.learning.threads import use_one_thread
 from labrl.run.atomic import write_json
 from labrl.run.episodes import RecordedEpisode
 from labrl.run.run import Run
+from labrl.session.devices import available_cpus, keep_freed_memory
 from labrl.session.episodes import episode_statistics
-from labrl.trial.devices import available_cpus, keep_freed_memory
 from labrl.trial.find import choices, find_run
 from labrl.trial.loading import LoadedPolicy
 from labrl.trial.past import check_past, described, edited_config

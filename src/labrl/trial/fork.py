@@ -6,32 +6,31 @@ run up to that frame. Only edits with which the checkpoint cannot be loaded are 
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
 from labrl.config.compose import resolve
-from labrl.config.keys import Change, contradictions, is_hydras, split_override, typed_override
+from labrl.config.keys import Change, contradictions, split_override, typed_override
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.run.atomic import copy_synced
 from labrl.run.checkpoint import CheckpointStore, copy_replay
 from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
+from labrl.session.torchrun import check_resume
 from labrl.steady_output import doing
-from labrl.trial.composed import Again, Composed
-from labrl.trial.find import find_run
-from labrl.trial.past import check_past, described, overrides_of, say_differences
+from labrl.trial.composed import Composed
+from labrl.trial.past import Again, check_past, described, overrides_of, say_differences
 from labrl.trial.request import Request, frame_of
-from labrl.trial.torchrun import check_resume
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
-    from labrl.trial.result import TrialResult
+    from labrl.run.provenance import Repositories, Typed
 
 # Functions below import the trial late: a misspelled override must not wait for PyTorch.
 
@@ -47,65 +46,56 @@ _SHOWN = 12
 """Largest number of frames that a message lists."""
 
 
-@dataclass(frozen=True)
 class Fork(Again):
-    """A run to fork from, and the checkpoint, as plain data that can be sent to other processes."""
+    """A run to fork from, and the frame of the checkpoint that the fork starts from."""
 
-    folder: str
-    """The run folder, absolute."""
-    frame: int
-    """Frame of the checkpoint that the fork starts from."""
-    edits: list[str]
-    """The other overrides that were typed, which change those of the run."""
+    def __init__(
+        self,
+        past: Run,
+        edits: Sequence[str],
+        frame: int,
+        config_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(past, edits, config_dir=config_dir)
+        self.frame, self.folder = frame, str(past.path)
 
     @classmethod
-    def at(cls, request: Request) -> Fork:
-        """Return the fork that is requested.
-
-        Raises InputError if there is no such run, or if a session has no checkpoint of that frame.
-        """
-        past, edits = check_past(find_run(request.which, request.edits, "fork"), composes=True), request.edits
-        given = [value for key, value in map(split_override, edits) if key == "meta.max_session"]
+    def at(cls, past: Run, request: Request, config_dir: str | os.PathLike[str] | None = None) -> Fork:
+        """Return the fork that is requested. Raises InputError without a checkpoint of its frame."""
+        given = [value for key, value in map(split_override, request.edits) if key == "meta.max_session"]
         count = int(given[-1]) if given and given[-1].isdigit() else past.config["meta"]["max_session"]
-        return cls(str(past.path), _frame_of(past, request.at, count), list(edits))
+        return cls(past, request.edits, _frame_of(past, request.at, count), config_dir)
 
     def as_json(self) -> dict[str, Any]:
         """Return what `recorded` reads."""
-        return asdict(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return asdict(self)  # without the cached past, which holds a lock
+        return {"folder": self.folder, "frame": self.frame, "edits": self.edits}
 
     @classmethod
     def recorded(cls, facts: Mapping[str, Any]) -> Fork | None:
         """Return the fork that an experiment was started with; None if `facts` contain none."""
         said = facts.get("fork")
-        return cls(**said) if isinstance(said, dict) else None
+        if not isinstance(said, dict):
+            return None
+        return cls(check_past(Run.open(said["folder"])), said["edits"], said["frame"])
 
-    @property
-    def overrides(self) -> list[str]:
-        """The overrides of the run, without those that the edits replace, and the edits."""
-        typed = {split_override(override)[0] for override in self.edits}
-        return [
-            *(override for override in overrides_of(self.past) if split_override(override)[0] not in typed),
-            *self.edits,
-        ]
+    def of_trial(self, overrides: Sequence[str]) -> Fork:
+        """Return the fork that a trial of an experiment with these overrides is."""
+        before = overrides_of(self.past)
+        own = [one for one in overrides if one not in before]
+        return Fork(self.past, own, self.frame, self.config_dir)
 
-    @cached_property
-    def past(self) -> Run:  # type: ignore[override]  # nobody sets it
-        """The run to fork from. Raises DamagedFileError if it is damaged or incomplete."""
-        return check_past(Run.open(self.folder))
-
-    def run(self, composed: Composed) -> TrialResult:
-        """Run a trial in a new folder that starts from the checkpoint.
+    def plan(self, folder: str, typed: Typed, repositories: Repositories | None = None) -> Run:
+        """Plan a trial in a new folder that starts from the checkpoint.
 
         Raises InputError, and leaves no folder, if the checkpoint cannot be loaded with the edits.
         """
-        from labrl.trial.trial import run_trial
+        from labrl.trial.trial import plan_trial
 
-        changed = self.check(composed.plain)
+        plain = self.edited()
+        changed = self.check(plain)
         check_resume(self.past)
-        return run_trial(composed, partial(self._begin, changed))
+        composed = self.composed(folder, typed, plain, repositories)
+        return plan_trial(composed, partial(self._begin, changed))
 
     def check(self, plain: Mapping[str, Any]) -> list[Change]:
         """Return the changes from the run in the resolved configuration of a trial.
@@ -152,18 +142,16 @@ class Fork(Again):
             for session in run.sessions:
                 shutil.rmtree(session.path, ignore_errors=True)
             raise
-        before_edits, typed = overrides_of(self.past), composed.command.overrides
         entry = {
             "folder": self.folder,
             "frame": self.frame,
-            # Those of the trial, if it belongs to an experiment.
-            "edits": [one for one in typed if one not in before_edits and not is_hydras(one)],
+            "edits": self.edits,
             "changed": [change.as_json() for change in changed],
         }
-        run.set_status("running", fork=entry)
+        run.update(fork=entry)
         now = write_provenance(run, composed.plain, composed.command)
         differs = differences(self.past.read_provenance(), now)
-        run.set_status("running", fork={**entry, "differs": differs})
+        run.update(fork={**entry, "differs": differs})
         say_differences(differs)
 
     def _copy(self, old: RunSession, new: RunSession) -> None:
@@ -210,7 +198,7 @@ class Fork(Again):
 
     def _check_fits(self, changed: Sequence[Change], config: TrialConfig, run: Run) -> None:
         """Raise InputError if a session cannot load its checkpoint, with the key that prevents it."""
-        from labrl.trial.worker import check_restores
+        from labrl.session.run import check_restores
 
         edits = contradictions(changed)
         try:
@@ -230,7 +218,7 @@ class Fork(Again):
 
     def _loads(self, change: Change, session: RunSession) -> bool:
         """Return whether a session can load its checkpoint with only this change."""
-        from labrl.trial.worker import check_restores
+        from labrl.session.run import check_restores
 
         cfg = OmegaConf.create(self.past.config)
         OmegaConf.update(cfg, change.key, change.new, merge=False)

@@ -29,10 +29,10 @@ from labrl.run.run import Run
 from labrl.run.trust import check_recorded
 from labrl.seeding import derived_seed, session_seed
 from labrl.session.acting import ActingCopy
+from labrl.session.devices import available_cpus
 from labrl.session.episodes import Played, numbers_named
 from labrl.session.evaluation import Quota, played_steps
 from labrl.spaces import Spaces, array_dtype, parts, sees_images
-from labrl.trial.devices import available_cpus
 from labrl.trial.find import Verb, find_run
 from labrl.trial.past import check_past, completed, edited_config
 from labrl.trial.request import frame_of

@@ -1,33 +1,111 @@
-"""The configuration of an earlier run, and how new values differ from it."""
+"""An earlier run that is continued, repeated or forked: its configuration, edits, and what contradicts it."""
 
 from __future__ import annotations
 
-import re
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
+from labrl.config.compose import prepare
+from labrl.config.edit import edit
 from labrl.config.keys import (
     ABSENT,
     RECORDED,
     Change,
-    contradictions,
     is_hydras,
+    key_of,
+    split_override,
     typed_override,
     walk,
     written,
 )
 from labrl.errors import DamagedFileError, InputError
 from labrl.run.folder import PROVENANCE
-from labrl.run.provenance import as_yaml
+from labrl.run.provenance import Command, as_yaml
 from labrl.run.run import Run
 from labrl.run.trust import check_recorded
+from labrl.secrets import MASK, note_typed
+from labrl.trial.composed import Composed, check_start_from
+
+if TYPE_CHECKING:
+    from labrl.run.provenance import Repositories, Typed
+    from labrl.trial.result import TrialResult
+
+# Functions below import labrl.trial.trial late: a misspelled key must not wait for PyTorch.
 
 _ORIGINAL = f"The configuration that was run is in {PROVENANCE}, under `config`"
+
+
+class Again(ABC):
+    """An earlier run and edits of its recorded configuration, to be planned in its folder or in a new one."""
+
+    elsewhere = False
+    """Whether another machine trains it."""
+
+    def __init__(
+        self,
+        past: Run,
+        edits: Sequence[str],
+        force: bool = False,
+        config_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """edits: overrides that change its configuration; force: whether they may contradict its past;
+        config_dir: folder with the user's own groups, None for that of the run."""
+        self.past, self.edits, self.force = past, [one for one in edits if not is_hydras(one)], force
+        self.config_dir = past.config_dir if config_dir is None else os.path.abspath(config_dir)
+        note_typed(self.edits)
+
+    @property
+    def overrides(self) -> list[str]:
+        """The overrides that would compose its configuration: those of the run, and the edits."""
+        keys = {key_of(one) for one in self.edits}
+        return [*(one for one in overrides_of(self.past) if key_of(one) not in keys), *self.edits]
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """The option of each group."""
+        recorded: dict[str, str] = dict(self.past.provenance.get("choices", {}))
+        return recorded | {key: value for key, value in map(split_override, self.edits) if key in recorded}
+
+    def edited(self) -> dict[str, Any]:
+        """Return the configuration of the run with the edits, resolved. Raises InputError."""
+        prepare(self.config_dir)
+        recorded, overrides = completed(self.past.read_config()), overrides_of(self.past)
+        # Secrets are not recorded, but references to them are, as in env.kwargs.key=${oc.env:MY_KEY}.
+        masked = {key for key, value in walk(recorded) if isinstance(value, str) and MASK in value}
+        references = [one for one in overrides if "${" in one and _sets_one(key_of(one), masked)]
+        plain = edit(recorded, [*references, *self.edits], overrides, self.config_dir)
+        check_start_from(plain["start_from"]["run"], self.overrides)
+        return {**plain, "seed": self.past.config["seed"]} if plain["seed"] is None else plain
+
+    def composed(
+        self, folder: str, typed: Typed, plain: Mapping[str, Any], repositories: Repositories | None = None
+    ) -> Composed:
+        """Return the checked configuration `plain` for a run in `folder`. Raises InputError."""
+        command = Command.of(self.overrides, self.choices, self.config_dir, typed, repositories)
+        return Composed.of(plain, folder, command, self.elsewhere)
+
+    @abstractmethod
+    def plan(self, folder: str, typed: Typed, repositories: Repositories | None = None) -> Run:
+        """Write what the sessions need into the folder of the run, and return the run.
+
+        folder: that of a new run; typed: the whole command; repositories: the state of the code, if it is
+        known. Raises InputError, before anything is written, if the edits contradict the past of the run.
+        """
+
+    def conclude(self, result: TrialResult) -> TrialResult:
+        """Return the result of the trial, after anything that is left to do."""
+        return result
+
+
+def _sets_one(key: str, keys: Collection[str]) -> bool:
+    return any(one == key or one.startswith(f"{key}.") for one in keys)
 
 
 def check_past(run: Run, composes: bool = False) -> Run:
@@ -76,20 +154,6 @@ def edited_config(run: Run) -> dict[str, Any]:
     return plain
 
 
-def check_changes(
-    run: Run, cfg: DictConfig, plain: Mapping[str, Any], asked: str, edited: Collection[str] = ()
-) -> None:
-    """Raise InputError with a table if new values conflict with how the run was trained so far.
-
-    cfg: the new configuration with its interpolations; plain: the same, resolved; asked: the override
-    that names the run; edited: keys that were changed in `config.yaml`.
-    """
-    contradicting = contradictions(run.changes(plain))
-    if contradicting:
-        told = refusal(contradicting, unresolved(cfg), edited)
-        raise InputError(f"{asked}: {told}", code="changed-past", key=contradicting[0].key)
-
-
 def overrides_of(run: Run) -> list[str]:
     """Return the overrides that compose a run again, without those for Hydra."""
     from labrl.config.presets import is_labrls  # imports Hydra
@@ -105,38 +169,30 @@ def overrides_of(run: Run) -> list[str]:
     return overrides
 
 
-def unresolved(cfg: DictConfig) -> dict[str, Any]:
-    """Return a configuration as plain data, with its interpolations."""
-    plain = OmegaConf.to_container(cfg, resolve=False)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
-
-
 def completed(plain: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of a run, completed by keys that are newer than the run.
 
-    Only keys of `meta` and `start_from` are filled in, because they do not change how an agent acts.
+    Only keys of `meta`, `wandb` and `start_from` are filled in, because they do not change how an agent acts.
     """
-    files = {"meta": "meta/default.yaml", "start_from": "config.yaml"}
+    files = {"meta": "meta/default.yaml", "wandb": "wandb/auto.yaml", "start_from": "config.yaml"}
     read = {
         part: yaml.safe_load((config_folder() / file).read_text(encoding="utf-8"))
         for part, file in files.items()
     }
-    defaults = {"meta": read["meta"], "start_from": read["start_from"]["start_from"]}
+    defaults = {**read, "start_from": read["start_from"]["start_from"]}
     defaults["meta"].pop("defaults")
     return {**plain, **{part: {**defaults[part], **(plain.get(part) or {})} for part in files}}
 
 
-def refusal(contradicting: Sequence[Change], now: Mapping[str, Any], edited: Collection[str] = ()) -> str:
-    """Return a table of keys with their old and new values, and what to type instead.
+def refusal(contradicting: Sequence[Change], asked: str, edited: Collection[str] = ()) -> InputError:
+    """Return the error for changes that contradict the past of a run, with a table and what to type instead.
 
-    now: the new configuration, `unresolved`, which shows the keys that follow another key; edited: keys that
-    were changed in the run's `config.yaml`.
+    asked: the override that names the run; edited: keys that were changed in its `config.yaml`.
     """
-    lines = ["these values contradict the past of the run:"]
-    lines += table([("key", "then", "now", ""), *(row_of(one, now, edited) for one in contradicting)])
-    pinned = {one.key: one.old for one in contradicting if one.pinnable}
-    return "\n".join([*lines, *ways_out(contradicting, [typed_override(*pin) for pin in pinned.items()])])
+    lines = [f"{asked}: these values contradict the past of the run:"]
+    lines += table([("key", "then", "now", ""), *(row_of(one, edited) for one in contradicting)])
+    message = "\n".join([*lines, *ways_out(contradicting)])
+    return InputError(message, code="changed-past", key=contradicting[0].key)
 
 
 def described(change: Change) -> str:
@@ -144,10 +200,9 @@ def described(change: Change) -> str:
     return f"{change.key} {written(change.old)} -> {written(change.new)}"
 
 
-def row_of(change: Change, now: Mapping[str, Any], edited: Collection[str] = ()) -> tuple[str, str, str, str]:
-    """Return the key, its old and new value, and why it changed. now, edited: as in `refusal`."""
-    follows = re.fullmatch(r"\$\{([\w.]+)\}", str(dict(walk(now)).get(change.key)))
-    source = "edited in config.yaml" if change.key in edited else f"follows {follows[1]}" if follows else ""
+def row_of(change: Change, edited: Collection[str] = ()) -> tuple[str, str, str, str]:
+    """Return the key, its old and new value, and where it was changed. edited: as in `refusal`."""
+    source = "edited in config.yaml" if change.key in edited else ""
     return change.key, written(change.old), written(change.new), source
 
 
@@ -157,10 +212,10 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-def ways_out(contradicting: Sequence[Change], pins: Sequence[str]) -> Iterator[str]:
-    """Yield lines that say what to type instead. pins: overrides that keep the old values."""
-    if pins:
-        yield f"To keep the old values: {' '.join(pins)}"
+def ways_out(contradicting: Sequence[Change]) -> Iterator[str]:
+    """Yield lines that say what to type instead."""
+    if old := [typed_override(one.key, one.old) for one in contradicting if one.pinnable]:
+        yield f"To keep the old values: {' '.join(old)}"
     if not all(change.pinnable for change in contradicting):
         yield "A key without an old or a new value belongs to another option or another version of labrl."
     yield "To continue anyway, which is recorded in the run folder: +force=true"

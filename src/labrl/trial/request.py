@@ -13,13 +13,13 @@ from labrl.run.signature import Trust
 KINDS = ("resume", "rerun", "fork", "enjoy")
 """Names whose value is a run."""
 
-SIGNED = (*KINDS, "force", "pin", "trust")
+SIGNED = (*KINDS, "force", "trust")
 """Names that need a leading plus."""
 
 TRUST = "+trust=true. To accept only classes in your own files: --config-dir <their folder>"
 """How to let labrl import what a run of someone else names."""
 
-_EXAMPLES = {"at": "<frame>", "force": "true", "pin": "true", "trust": "true"} | dict.fromkeys(
+_EXAMPLES = {"at": "<frame>", "force": "true", "trust": "true"} | dict.fromkeys(
     KINDS, "latest or +{name}=<run folder>"
 )
 
@@ -35,8 +35,6 @@ class Request:
     """The other overrides, which change those of the run, or are options of `+enjoy`."""
     force: bool = False
     """Whether to continue even if new values contradict the past of the run."""
-    pin: bool = False
-    """Whether, in an experiment, keys that follow an edited key keep their old value in each trial."""
     at: str | None = None
     """Frame to fork at."""
 
@@ -84,18 +82,11 @@ def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | No
         return Request("enjoy", given["enjoy"], edits=others)
     if not given:
         return None
-    for name in ("force", "pin"):
-        _check_flag(name, given)
+    _check_flag("force", given)
     kind: Any = kinds[0] if kinds else None
     if "at" in given and "fork" not in kinds:
         at = given["at"]
         raise InputError(f"at={at} is for +fork: labrl +fork=<run folder> at={at}", code="usage", key="at")
-    if "pin" in given and (not multirun or kinds != ["resume"]):
-        raise InputError(
-            "+pin=true is for a resumed experiment: labrl -m +resume=<experiment folder> +pin=true",
-            code="usage",
-            key="+pin",
-        )
     if not kinds or ("force" in given and kinds == ["fork"]):
         raise InputError(
             "+force=true is for +resume and +rerun: labrl +resume=<run folder> +force=true",
@@ -132,8 +123,8 @@ def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | No
             code="contradiction",
             key=of_folder,
         )
-    flags = {name: given.get(name) == "true" for name in ("force", "pin")}
-    return Request(kind, given[kind], edits=edits, at=given.get("at"), **flags)
+    force = given.get("force") == "true"
+    return Request(kind, given[kind], edits=edits, at=given.get("at"), force=force)
 
 
 def read(overrides: Sequence[str], names: Collection[str]) -> tuple[dict[str, str], list[str]]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from labrl.config.keys import contradictions
 from labrl.errors import FAILED, InputError
 from labrl.run.run import Run
 from labrl.run.session import RunSession
-from labrl.trial.composed import Again, Composed
-from labrl.trial.past import check_changes, edited_config
+from labrl.trial.past import Again, edited_config, refusal
 from labrl.trial.result import TrialResult
+
+if TYPE_CHECKING:
+    from labrl.run.provenance import Repositories, Typed
 
 UNTIMED = frozenset({"wall", "fps", "end"})
 """Columns that differ between identical runs: times, and a mark that runs of older versions lack."""
@@ -22,38 +24,35 @@ TABLES = ("train", "eval")
 class Rerun(Again):
     """A run that is repeated."""
 
-    def __init__(self, past: Run, edits: Sequence[str], force: bool) -> None:
-        """Raise InputError for a fork, whose first frames another run has played."""
-        if fork := past.read_info().get("fork"):
+    def plan(self, folder: str, typed: Typed, repositories: Repositories | None = None) -> Run:
+        """Plan a new trial. Raises InputError with a table if edits contradict the values of the run, and for
+        a fork, whose first frames another run has played."""
+        # Imported late: a misspelled override must not wait for PyTorch.
+        from labrl.trial.summary import say
+        from labrl.trial.trial import plan_trial
+
+        then = self.past
+        if fork := then.read_info().get("fork"):
             raise InputError(
-                f"{past.path} is a fork, and +rerun repeats runs from frame 0. To repeat it: "
+                f"{then.path} is a fork, and +rerun repeats runs from frame 0. To repeat it: "
                 + shlex.join(["labrl", f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]),
                 code="usage",
                 key="+rerun",
             )
-        super().__init__(past, edits, force)
-
-    def run(self, composed: Composed) -> TrialResult:
-        """Run a new trial, and record in its result and its folder whether it equals the earlier run.
-
-        Raises InputError with a table if its values contradict those of the earlier run.
-        """
-        # Imported late: a misspelled override must not wait for PyTorch.
-        from labrl.trial.summary import say
-        from labrl.trial.trial import run_trial
-
-        then = self.past
-        if not self.force:
-            check_changes(then, composed.cfg, composed.plain, f"+rerun={then.path}")
+        plain = self.edited()
+        if (found := contradictions(then.changes(plain))) and not self.force:
+            raise refusal(found, f"+rerun={then.path}")
         if keys := [change.key for change in then.changes(edited_config(then))]:
             edited = f"{then.config_yaml} was edited after the run ({', '.join(keys)})"
             say(f"{edited}; +rerun ignores the edits")
-        result = run_trial(composed)
-        equal, result.comparison = compare(then, result)
+        return plan_trial(self.composed(folder, typed, plain, repositories))
+
+    def conclude(self, result: TrialResult) -> TrialResult:
+        """Record in the result and its folder whether it equals the earlier run."""
+        equal, result.comparison = compare(self.past, result)
         if not equal:
             result.exit_code = result.exit_code or FAILED
-        run = Run.open(result.folder)
-        run.set_status(run.recorded_status, rerun_of=str(then.path), equal=equal)
+        Run.open(result.folder).update(rerun_of=str(self.past.path), equal=equal)
         return result
 
 

@@ -1,4 +1,4 @@
-"""Results of trials."""
+"""The result of a trial."""
 
 from __future__ import annotations
 

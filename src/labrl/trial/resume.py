@@ -6,39 +6,41 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from labrl.config.compose import compose, resolve, to_plain
-from labrl.config.keys import ABSENT, Change, changes, contradictions, override_of, quoted, split_override
+from labrl.config.compose import resolve
+from labrl.config.edit import edit
+from labrl.config.keys import ABSENT, Change, contradictions, key_of, override_of
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.run import folder as folders
 from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
-from labrl.secrets import note_typed, origins
+from labrl.secrets import origins
 from labrl.session.callbacks.stop import Stop
-from labrl.steady_output import doing
-from labrl.trial.composed import Again, Composed
+from labrl.session.torchrun import check_resume
+from labrl.trial.coefficients import hold_changes, refuse_idle
+from labrl.trial.composed import Composed
 from labrl.trial.find import find_run
 from labrl.trial.fork import Fork
 from labrl.trial.past import (
-    check_changes,
+    Again,
     check_past,
+    completed,
     described,
     edited_config,
     overrides_of,
+    refusal,
     say_differences,
 )
 from labrl.trial.request import Request
 from labrl.trial.rerun import Rerun
-from labrl.trial.torchrun import check_resume
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
-    from labrl.trial.result import TrialResult
+    from labrl.run.provenance import Repositories, Typed
 
 # Functions below import labrl.trial.trial late: a misspelled key must not wait for PyTorch.
 
@@ -55,91 +57,115 @@ def go_back(request: Request, config_dir: str | os.PathLike[str] | None = None) 
 
     config_dir: folder with the user's own groups; None: that of the run.
     """
-    if request.kind == "fork":
-        return Fork.at(request)
     past = check_past(find_run(request.which, request.edits, request.kind), composes=True)
+    if request.kind == "fork":
+        return Fork.at(past, request, config_dir)
     if request.kind == "rerun":
-        return Rerun(past, request.edits, request.force)
-    in_file, edited = _changes_in_file(past, config_dir or past.config_dir)
-    return Resume(past, request.edits, request.force, in_file, edited)
+        return Rerun(past, request.edits, request.force, config_dir)
+    resume = Resume(past, request.edits, request.force, config_dir)
+    resume.take_edits_of_file()
+    return resume
 
 
 class Resume(Again):
     """A run that `+resume` continues in its folder."""
 
-    def __init__(
-        self,
-        past: Run,
-        edits: Sequence[str],
-        force: bool,
-        in_file: Sequence[str] = (),
-        edited: Collection[str] = (),
-    ) -> None:
-        """in_file: overrides for the changes in its `config.yaml`; edited: the changed keys."""
-        super().__init__(past, [*in_file, *edits], force)
-        note_typed(edits)
-        self._edited = frozenset(edited) - {split_override(one)[0] for one in edits}
+    in_file: frozenset[str] = frozenset()
+    """Keys that were changed in its `config.yaml`."""
 
     @classmethod
-    def on_trial(cls, run: Run, force: bool, overrides: Sequence[str]) -> Resume:
-        """Return the resume of `run`, a trial of an experiment that now has these overrides."""
+    def on_trial(cls, run: Run, force: bool = False, overrides: Sequence[str] | None = None) -> Resume:
+        """Return the resume of `run`, a trial of an experiment that now has these overrides; None: the same
+        as before."""
         before = overrides_of(check_past(run))
-        return cls(run, [one for one in overrides if one not in before], force)
+        return cls(run, [one for one in overrides or () if one not in before], force)
 
-    @property
-    def overrides(self) -> list[str]:
-        """The overrides of the run, changes in its `config.yaml`, edits typed now, and its folder."""
-        return [*super().overrides, f"hydra.run.dir={quoted(str(self.past.path))}"]
+    def take_edits_of_file(self) -> None:
+        """Add the changes in `config.yaml` of the run to the edits. Those that are typed take precedence.
 
-    def run(self, composed: Composed) -> TrialResult:
-        """Run the sessions that have not used up their budget, each from its newest checkpoint.
-
-        Before anything runs, raises InputError with a table if new values contradict the past of the run,
-        BusyFolderError if the run is still running, and FinishedError if nothing is left to do.
+        Raises DamagedFileError if the file is damaged, and InputError for wrong values.
         """
-        from labrl.envs.probe import keeping_spares
+        file, typed = edited_config(self.past), set(map(key_of, self.edits))
+        found = [change for change in self.past.changes(file) if change.key not in typed]
+        if not found:
+            return
+        overrides = ["++" * (one.old is ABSENT) + override_of(one.key, one.new) for one in found]
+        try:
+            resolve(edit(completed(self.past.read_config()), overrides, (), self.config_dir))
+        except LabrlError as error:
+            raise error.within(f"{self.past.config_yaml} was edited and cannot be used") from error
+        self.edits = [*overrides, *self.edits]
+        self.in_file = frozenset(one.key for one in found)
+
+    def plan(self, folder: str, typed: Typed, repositories: Repositories | None = None) -> Run:
+        """Plan the sessions that have not used up their budget, each from its newest checkpoint.
+
+        Raises InputError with a table if new values contradict the past of the run, or if nothing would be
+        learned; BusyFolderError if the run is still running, and FinishedError if nothing is left to do.
+        """
+        from labrl.session.run import check_restores
         from labrl.trial.playback import make_videos
         from labrl.trial.summary import say
-        from labrl.trial.trial import check, recording_failure, run_sessions
-        from labrl.trial.worker import check_restores
+        from labrl.trial.trial import check, plan_sessions, recording_failure
 
-        run, config = self.past, composed.config
-        if not self.force:
-            check_changes(run, composed.cfg, composed.plain, f"+resume={run.path}", self._edited)
-        changed = self.past.changes(composed.plain)
-        with keeping_spares():
-            check(config)
-            with run.lock():
-                check_resume(run)
-                reached = frames_reached(run)
-                check_budget(self.past, config, lambda: reached)
-                left = _sessions_left(run, config)
-                if not left:
-                    if run.recorded_status in ("running", "interrupted"):  # killed before it recorded its end
-                        sessions = [one.read_result() for one in run.sessions]
-                        run.set_status("finished", sessions=sessions, videos_due=config.meta.videos)
-                    make_videos(run)
-                    raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
-                _check_saved(run, left, reached)
-                saved = [one for one in run.sessions if one.index in left and one.index in reached]
-                if saved and contradictions(changed):
-                    # With forced values that do not fit, the run would be left without a usable state.
-                    check_restores(config, saved[0])
-                begins = {index: reached.get(index, 0) for index in left}
-                with recording_failure(run):
-                    differs = self._record(begins, changed, composed)
-                    for line in origins() if run.experiment is None else ():
-                        say(line)
-                    edited = [one for one in changed if one.key in self._edited]
-                    _announce(run, begins, reached, edited, differs)
-                    doing("restoring the run")
-                    return run_sessions(config, composed.plain, run, left)
+        run, plain = self.past, self.edited()
+        with run.lock():
+            plain, contradicting = self.continued(plain)
+            if contradicting and not self.force:
+                raise refusal(contradicting, f"+resume={run.path}", self.in_file)
+            reached, changed = frames_reached(run), run.changes(plain)
+            composed = self.composed(str(run.path), typed, plain, repositories)
+            config = composed.config
+            check(config, elsewhere=self.elsewhere)
+            check_resume(run)
+            check_budget(run, config, lambda: reached)
+            left = _sessions_left(run, config)
+            if not left:
+                # Killed before it recorded its end.
+                if run.recorded_status in ("waiting", "running", "interrupted"):
+                    sessions = [one.read_result() for one in run.sessions]
+                    run.set_status("finished", sessions=sessions, videos_due=config.meta.videos)
+                make_videos(run)
+                raise FinishedError(_finished(run, config), code="range", key="env.max_frame")
+            _check_saved(run, left, reached)
+            saved = [one for one in run.sessions if one.index in left and one.index in reached]
+            if saved and contradicting:
+                # With forced values that do not fit, the run would be left without a usable state.
+                check_restores(config, saved[0])
+            begins = {index: reached.get(index, 0) for index in left}
+            with recording_failure(run):
+                differs = self._record(begins, changed, composed, bool(contradicting))
+                for line in origins() if run.experiment is None else ():
+                    say(line)
+                edited = [one for one in changed if one.key in self.in_file]
+                _announce(run, begins, reached, edited, differs)
+                plan_sessions(config, run, left)
+        return run
 
-    def _record(self, begins: Mapping[int, int], changed: Sequence[Change], composed: Composed) -> list[str]:
+    def continued(self, plain: Mapping[str, Any]) -> tuple[dict[str, Any], list[Change]]:
+        """Return the configuration of the continued run, and the changes that contradict its past.
+
+        plain: the recorded configuration with the edits, whose changed coefficients hold after the furthest
+        frame of a session. Raises InputError if an extension would learn nothing.
+        """
+        run, config = self.past, resolve(plain)
+        frame = max(frames_reached(run).values(), default=0)
+        held, keys = hold_changes(run.read_config(), plain, config, frame) if frame else (dict(plain), [])
+        prefixes = tuple(f"{key}." for key in keys)
+        found = [one for one in contradictions(run.changes(held)) if not f"{one.key}.".startswith(prefixes)]
+        if not (found or self.force):
+            again = shlex.join(["labrl", *self.overrides])
+            refuse_idle(resolve(held), frame, run.config["env"]["max_frame"], again)
+        return held, found
+
+    def _record(
+        self, begins: Mapping[int, int], changed: Sequence[Change], composed: Composed, contradicts: bool
+    ) -> list[str]:
         """Write the provenance of this resume, and an entry in `run.json`.
 
-        begins: first frame by number of the session; changed: keys whose values have changed. Returns the
-        differences in machine, code and packages since the earlier run.
+        begins: first frame by number of the session; changed: keys whose values have changed; contradicts:
+        whether they contradict the past of the run. Returns the differences in machine, code and packages
+        since the earlier run.
         """
         run = self.past
         run.update(format_version=run.FORMAT_VERSION)  # also restores what a power failure has left empty
@@ -153,42 +179,15 @@ class Resume(Again):
             "frames": {str(index): frame for index, frame in begins.items()},
             "edits": self.edits,
             "changed": [change.as_json() for change in changed],
-            "forced": self.force and bool(contradictions(changed)),
+            "forced": self.force and contradicts,
             "differs": differs,
             "command": now["command"],
             "labrl": now["packages"].get("labrl"),
             "commits": {name: facts.get("commit") for name, facts in now["git"].items()},
-            "edited_in_config_yaml": sorted(self._edited),
+            "edited_in_config_yaml": sorted(self.in_file),
         }
-        run.set_status("running", resumes=[*resumes, entry])
+        run.set_status("waiting", resumes=[*resumes, entry])
         return differs
-
-
-def _changes_in_file(past: Run, config_dir: str | os.PathLike[str] | None) -> tuple[list[str], list[str]]:
-    """Return the changes in a run's `config.yaml` as overrides, and the changed keys.
-
-    Keys that follow a changed key, as schedules follow `env.max_frame`, keep the value in the file. Raises
-    DamagedFileError if the file is damaged, and InputError for wrong values.
-    """
-    file = edited_config(past)
-    found = past.changes(file)
-    overrides = [
-        ("++" if change.old is ABSENT else "") + override_of(change.key, change.new) for change in found
-    ]
-    if not found:
-        return [], []
-    try:
-        cfg = compose([*overrides_of(past), *overrides], config_dir)
-        for change in changes(to_plain(cfg), file):
-            parent, _, name = change.key.rpartition(".")
-            node = OmegaConf.select(cfg, parent) if parent else cfg
-            if isinstance(node, DictConfig) and OmegaConf.is_interpolation(node, name):
-                overrides.append(override_of(change.key, change.new))
-        cfg = compose([*overrides_of(past), *overrides], config_dir)
-        resolve(cfg)
-    except LabrlError as error:
-        raise error.within(f"{past.config_yaml} was edited and cannot be used") from error
-    return overrides, [change.key for change in found]
 
 
 def frames_reached(run: Run) -> dict[int, int]:

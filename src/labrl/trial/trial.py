@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from labrl.agents.abilities import check_abilities, learns_faster_on_gpu
 from labrl.agents.agent import Agent, agent_class
@@ -17,12 +14,12 @@ from labrl.agents.make import check_actions
 from labrl.agents.parts.experience import check_replay
 from labrl.agents.transforms import Transforms
 from labrl.component import Component
-from labrl.config.compose import check_no_search
+from labrl.config.compose import check_no_search, resolve
 from labrl.config.schema import TrialConfig
 from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import backend_class, describe, gives_masks, goals_of
-from labrl.envs.probe import close_spares, keeping_spares
+from labrl.envs.probe import close_spares
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
 from labrl.learning.compute import Compute
 from labrl.processes import (
@@ -30,35 +27,32 @@ from labrl.processes import (
     SIGNALS,
     exit_code_of,
     how_it_ended,
-    session_context,
     signals_raise,
-    signals_wait_in_children,
 )
 from labrl.run.folder import read_json
 from labrl.run.provenance import write_provenance
 from labrl.run.run import Run, RunStatus
 from labrl.run.session import RunSession, SessionResult
 from labrl.schedules import AdaptiveRate, Schedule, largest
-from labrl.script import Carried
+from labrl.script import refuse_main
+from labrl.secrets import restore
 from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
 from labrl.session.callbacks.progress import TrialPanel
+from labrl.session.devices import check_machine, visible_gpus
 from labrl.session.interruption import Interruption
+from labrl.session.run import run as run_session
 from labrl.session.shared_weights import check_shared_weights, forget_shared_weights
+from labrl.session.torchrun import check_launch, leading
+from labrl.session.worker import wait_for, workers_for
 from labrl.spaces import Spaces, sees_images
 from labrl.steady_output import doing
 from labrl.trial import playback, reporting
-from labrl.trial.devices import check_machine, threads_per_session, visible_gpus
+from labrl.trial.composed import Composed
 from labrl.trial.result import TrialResult
 from labrl.trial.start_from import Beginning, find_beginning, lacks_beginning
 from labrl.trial.summary import how_to_report, how_to_resume, say
-from labrl.trial.torchrun import check_launch, leading
-from labrl.trial.worker import main as session_main
-from labrl.trial.worker import run_session
 from labrl.workspace import memory_available
-
-if TYPE_CHECKING:  # It starts this module.
-    from labrl.trial.composed import Composed
 
 _STOPPED = (INTERRUPTED, TERMINATED)
 
@@ -80,16 +74,18 @@ class LostFolderError(LabrlError):
     codes = ("not-found",)
 
 
-def check(config: TrialConfig, agent: str = "") -> None:
+def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None:
     """Raise InputError if the configuration contradicts the environment's spaces or the machine.
 
     Each component checks the whole configuration for what it does not support. agent: the option of the group
-    `agent`, which several options may share a class with; an empty string if it is not known.
+    `agent`, which several options may share a class with; an empty string if it is not known; elsewhere:
+    whether another machine trains it, which `train` checks.
     """
     check_no_search(config.search.space)
     observation_space, action_space = describe(config.env)
     images = sees_images(observation_space)
-    check_machine(config, images)
+    if not elsewhere:
+        check_machine(config, images)
     goals = goals_of(config.env, observation_space)
     spaces = Spaces(observation_space, action_space, config.env.config.num_envs, goals=goals)
     check_actions(agent, action_space)
@@ -97,6 +93,8 @@ def check(config: TrialConfig, agent: str = "") -> None:
     check_abilities(config, action_space, masked=gives_masks(config.env))
     check_launch(config)
     _check_room(config.meta.max_session)
+    if config.meta.max_session > 1:
+        refuse_main(vars(config.env.config).get("id"), f"meta.max_session={config.meta.max_session}")
     check_shared_weights(config, images)
     Transforms.build(config.transforms, spaces)
     check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
@@ -145,29 +143,48 @@ def _check_room(num_sessions: int) -> None:
         )
 
 
-@keeping_spares()
-def run_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None = None) -> TrialResult:
-    """Run all sessions in a new run folder, and record the results.
+def plan_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None = None) -> Run:
+    """Write the folder of a new run, whose status is `waiting` until `train` runs its sessions.
 
     begin: writes the provenance of a fork and copies its files into the folder. Raises InputError for wrong
     input, and then leaves a folder only for a trial of an experiment.
     """
     doing("making environments")
     config = composed.config
-    check(config, composed.command.choices.get("agent", ""))
+    check(config, composed.command.choices.get("agent", ""), composed.elsewhere)
     sessions = list(range(config.meta.max_session))
     beginning = find_beginning(config, sessions) if begin is None else None
-    run = Run.create(composed.folder)
-    seed = draw_seed() if config.seed is None else config.seed
-    config, plain = dataclasses.replace(config, seed=seed), {**composed.plain, "seed": seed}
+    run = Run.create(composed.folder, status="waiting")
+    plain = {**composed.plain, "seed": draw_seed() if config.seed is None else config.seed}
+    with discarding_refused(run), run.lock(), recording_failure(run):
+        if begin is None:
+            facts = None if beginning is None else beginning.facts()
+            write_provenance(run, plain, composed.command, start_from=facts)
+        else:
+            begin(composed, run)
+        plan_sessions(config, run, sessions, beginning)
+    return run
+
+
+def plan_sessions(
+    config: TrialConfig, run: Run, indices: list[int], beginning: Beginning | None = None
+) -> None:
+    """Record which sessions `train` has to run, and write the weights that they start from, if any.
+
+    beginning: these weights, if they are known.
+    """
+    lacking = [index for index in indices if lacks_beginning(config, run.session(index))]
+    if lacking and (beginning := beginning or find_beginning(config, lacking)) is not None:
+        beginning.write(run)
+    run.set_status("waiting", due=indices)
+
+
+@contextmanager
+def discarding_refused(run: Run) -> Iterator[None]:
+    """Delete a run that is refused in this context before its first step, unless it is part of an
+    experiment."""
     try:
-        with run.lock(), recording_failure(run):
-            if begin is None:
-                facts = None if beginning is None else beginning.facts()
-                write_provenance(run, plain, composed.command, start_from=facts)
-            else:
-                begin(composed, run)
-            return run_sessions(config, plain, run, sessions, beginning)
+        yield
     except LabrlError:
         if run.experiment is None:
             run.discard_unplayed()
@@ -197,14 +214,14 @@ def recording_failure(run: Run) -> Iterator[None]:
 
 def _record_failure(run: Run, error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):
-        if run.recorded_status != "running":
+        if run.recorded_status not in ("waiting", "running"):
             error.add_note(f"training has ended; to make the report: {how_to_report(run.path)}")
         elif run.provenance_json.exists():
             run.set_status("interrupted")
             error.add_note(f"to resume: {how_to_resume(run.path)}")
         else:
             run.discard_unplayed()
-    elif run.recorded_status == "running":
+    elif run.recorded_status in ("waiting", "running"):
         run.set_status("failed")
 
 
@@ -226,27 +243,27 @@ def _inexact(config: TrialConfig) -> dict[str, str]:
     return reasons
 
 
-def run_sessions(
-    config: TrialConfig,
-    plain: Mapping[str, Any],
-    run: Run,
-    indices: list[int],
-    beginning: Beginning | None = None,
-) -> TrialResult:
-    """Run the sessions with the numbers `indices`, each from its newest checkpoint if it has one.
+def train(run: Run) -> TrialResult:
+    """Run the sessions of a run that are due, each from its newest checkpoint if it has one.
 
-    beginning: weights of another run to start from; None: looked up if needed. Returns the results of all
-    sessions of the trial, including those that had finished before, and records them in the run folder.
+    Everything that they need is in the folder. Returns the results of all sessions of the trial, including
+    those that had finished before, and records them in the folder. Raises InputError for wrong input that is
+    found in the first step, and BusyFolderError if another process trains the run.
     """
+    with discarding_refused(run), run.lock(), recording_failure(run):
+        plain = restore(run.read_config())
+        return _train(run, resolve(plain, plain), run.read_info()["due"])
+
+
+def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
     assert config.seed is not None
+    check_machine(config, sees_images(describe(config.env)[0]))
     before = {index: _reached(run.session(index)) for index in indices}
     for index in indices:
         folder = run.session(index)
         for outdated in (folder.result_json, folder.progress_json):
             outdated.unlink(missing_ok=True)
-    lacking = [index for index in indices if lacks_beginning(config, run.session(index))]
-    if lacking and (beginning := beginning or find_beginning(config, lacking)) is not None:
-        beginning.write(run)
+    run.set_status("running")
     if config.meta.distributed:
         forget_shared_weights(run.path)
     inexact = _inexact(config)
@@ -254,7 +271,7 @@ def run_sessions(
         say(f"{key}: {why}, so runs are not reproducible")
     if backend_class(config.env).repeats(config.env.config) == "if new":
         say(f"env.fresh_env_per_episode: {REMADE}")
-        run.set_status("running", fresh_env_per_episode=True)
+        run.update(fresh_env_per_episode=True)
     for key, rate in high_rates(config.agent).items():
         say(f"{key} reaches {rate:g}: did you intend that? Learning rates above 1 almost never work")
     if ignores_precision(config):
@@ -263,13 +280,8 @@ def run_sessions(
             "has none"
         )
     if inexact:
-        run.set_status("running", inexact=list(inexact))
+        run.update(inexact=list(inexact))
     run.sync()
-    group = leading()
-    # Even if few sessions remain, because the last bits depend on the number of threads.
-    num_threads = threads_per_session(
-        config.meta.num_cpus, config.meta.max_session if group is None else group.ranks.local_size
-    )
     done = None
     with ExitStack() as ending, shown_on_wandb(config.wandb, run, indices, say):
         prepared = None
@@ -277,15 +289,12 @@ def run_sessions(
             prepared = reporting.prepare(run.path)
             ending.callback(reporting.dismiss, prepared)
         if config.meta.max_session == 1:
-            folder = run.session(0)
-            begin = None
-            if group is not None:
-                run.set_status("running", ranks=group.ranks.size)
-                begin = partial(group.begin, plain, folder.path)
-            code, done = run_session(config, 0, folder, num_threads, begin=begin)
+            if (group := leading()) is not None:
+                run.update(ranks=group.ranks.size)
+            code, done = run_session(run, 0)
             codes = {0: code}
         else:
-            codes = _in_processes(config, run, indices, num_threads)
+            codes = _in_processes(config, run, indices)
         forget_shared_weights(run.path)
         result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
         for index in range(config.meta.max_session):
@@ -306,60 +315,40 @@ def run_sessions(
     return result
 
 
-def _in_processes(config: TrialConfig, folder: Run, indices: list[int], num_threads: int) -> dict[int, int]:
+def _in_processes(config: TrialConfig, folder: Run, indices: list[int]) -> dict[int, int]:
     """Run each session in a process, so that one that dies leaves the others. Return exit codes by number."""
     close_spares()  # The processes make their own.
-    # Never forked from this process, because the threads of PyTorch and ALE would be unusable there.
-    context = session_context()
-    carried = Carried()
-    by_index: dict[int, BaseProcess] = {
-        index: context.Process(
-            target=session_main,
-            args=(carried, config, index, folder.path, num_threads),
-            name=f"session_{index}",
-        )
-        for index in indices
-    }
-    processes = list(by_index.values())
     budget, num_sessions = config.env.config.max_frame, config.meta.max_session
     panel = TrialPanel(folder, num_sessions, budget, enabled=config.meta.progress)
-    with Interruption() as interruption, panel:
-        try:
-            with signals_wait_in_children():
-                for process in processes:
-                    process.start()
-            told = False
-            while any(process.is_alive() for process in processes):
-                for process in processes:
-                    process.join(0.25 / len(processes))
-                panel.update([index for index, process in by_index.items() if not process.is_alive()])
-                if interruption.take_save():
-                    _send(processes, SAVE)
-                if interruption.requested and not told:
-                    # They do not receive a signal to this process alone, or Ctrl-C while they start.
-                    told = True
-                    _send(processes, signal.SIGTERM)
-        except BaseException:
-            _send(processes, signal.SIGTERM)
-            raise
-    codes = {index: _exit_code(process, folder.session(index)) for index, process in by_index.items()}
+    codes: dict[int, int] = {}
+    with Interruption() as interruption, panel, workers_for(len(indices)) as workers:
+        running = dict(zip(indices, workers, strict=True))
+        for index, worker in running.items():
+            worker.run({"folder": str(folder.path), "index": index})
+        told = False
+        while len(codes) < len(indices):
+            wait_for(workers, 0.25)
+            for index, worker in running.items():
+                if index not in codes and (ended := worker.ended()) is not None:
+                    codes[index] = _exit_code(ended[0], folder.session(index))
+            panel.update(list(codes))
+            stops = interruption.requested and not told
+            for worker in workers if interruption.take_save() else ():
+                worker.signal(SAVE)
+            for worker in workers if stops else ():
+                # They do not receive a signal to this process alone, or Ctrl-C while they start.
+                worker.signal(signal.SIGTERM)
+            told = told or stops
     if interruption.requested:
         # They received SIGTERM, whichever signal this process received.
         codes = {index: interruption.exit_code if code in _STOPPED else code for index, code in codes.items()}
     return codes
 
 
-def _send(processes: list[BaseProcess], number: int) -> None:
-    for process in processes:
-        if process.pid is not None and process.is_alive():
-            os.kill(process.pid, number)
-
-
-def _exit_code(process: BaseProcess, folder: RunSession) -> int:
-    """Return the exit code of a session's process, as a shell reports it."""
-    code = process.exitcode if process.exitcode is not None else FAILED
+def _exit_code(code: int, session: RunSession) -> int:
+    """Return the exit code of a session as a shell reports it."""
     if -code in SIGNALS:  # It arrived before there was anything to save, or after all was saved.
-        return DONE if folder.ended_well else exit_code_of(-code)
+        return DONE if session.ended_well else exit_code_of(-code)
     return 128 - code if code < 0 else code
 
 

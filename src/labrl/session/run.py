@@ -1,14 +1,15 @@
-"""One session from its configuration to its result, in this process or in a separate one."""
+"""Run one session, from the folder of its run to its result."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,42 +18,80 @@ from labrl.agents.agent import NonFiniteError
 from labrl.agents.parts.experience import ExperienceConfig
 from labrl.config.compose import resolve
 from labrl.config.schema import TrialConfig
-from labrl.errors import DONE, FAILED, WRONG_INPUT, LabrlError
+from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, BusyFolderError, LabrlError
 from labrl.learning.ranks import ALONE, RankLostError, Ranks
 from labrl.learning.threads import use_one_thread
 from labrl.networks.summary import count, summary
-from labrl.processes import stop_with_the_parent, take_signals
+from labrl.processes import signals_raise, stop_when_orphaned
 from labrl.run import session_log
 from labrl.run.checkpoint import loading
 from labrl.run.run import Run
 from labrl.run.session import RunSession, SessionResult
-from labrl.script import Carried
+from labrl.script import take_surroundings
+from labrl.secrets import restore
 from labrl.seeding import session_seed
 from labrl.session.beginning import read_beginning
+from labrl.session.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.session.session import Session
-from labrl.trial.devices import available_cpus, keep_freed_memory, threads_per_session
-from labrl.trial.torchrun import Launch, leading
+from labrl.session.torchrun import Group, Launch, leading
+from labrl.steady_output import refused
 
 _log = logging.getLogger(__name__)
 
-Begin = Callable[[Mapping[str, Any] | None], Ranks]
-"""Starts the session on the other ranks, from a checkpoint's state if there is one; returns the ranks."""
+Begin = Callable[[int | None], Ranks]
+"""Starts the session on the other ranks, from the checkpoint of a frame if there is one, and returns them."""
 
 
-def run_session(
+def run(folder: Run, index: int) -> tuple[int, SessionResult]:
+    """Run session number `index` of a run, from its newest checkpoint if there is one, and write its result.
+
+    Everything else is in the folder: its recorded configuration, and for a fork or a start from another run
+    also the files to start from. Under torchrun, the other ranks train with this one. Returns an exit code
+    and the result: 0, 1 if it failed or a file is incomplete, 130 or 143 if a signal ended it. Raises
+    LabrlError for wrong input found while building or in the first step, if no checkpoint is whole, and if
+    another process runs the session.
+    """
+    plain = restore(folder.read_config())
+    config, session = resolve(plain, plain), folder.session(index)
+    meta, group, begin = config.meta, leading(), None
+    if group is not None:
+        begin = partial(group.begin, folder.path)
+    # Even if few sessions remain, because the last bits depend on the number of threads.
+    sessions = meta.max_session if group is None else group.ranks.local_size
+    num_threads = threads_per_session(meta.num_cpus, sessions)
+    # Output of several sessions would disturb the panel; the trial prints the contents of the logs.
+    aloud = meta.max_session == 1 or not meta.progress
+    with session.lock():
+        return _run(config, index, session, num_threads, aloud, begin)
+
+
+def carry_out(order: Mapping[str, Any]) -> tuple[int, None]:
+    """Run the session `index` of the run in `folder`, two entries of `order`, as a process that does nothing
+    else. Return its exit code, and write a result also if it is refused."""
+    folder, index = Run.open(order["folder"]), order["index"]
+    try:
+        return run(folder, index)[0], None
+    except BusyFolderError as error:  # another process writes the result
+        return refused(error, full_error=False), None
+    except LabrlError as error:
+        seed = session_seed(folder.read_config()["seed"], index)
+        result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
+        folder.session(index).write_result(result)
+        return error.exit_code, None
+
+
+def _run(
     config: TrialConfig,
     index: int,
     folder: RunSession,
     num_threads: int,
-    aloud: bool = True,
-    begin: Begin | None = None,
+    aloud: bool,
+    begin: Begin | None,
 ) -> tuple[int, SessionResult]:
-    """Run one session, from its newest checkpoint if there is one, and write its result.
+    """Run a session as `run` does.
 
     num_threads: cores of a new session; aloud: whether to print warnings; begin: starts the session on the
-    other ranks of torchrun. Returns an exit code and the result: 0, 1 if it failed or a file is incomplete,
-    130 or 143 if a signal ended it. Raises LabrlError for wrong input found while building or in the first
-    step, and if no checkpoint is whole.
+    other ranks of torchrun.
     """
     assert config.seed is not None
     result, errors = (
@@ -164,7 +203,7 @@ def restored_session(
     state = None if checkpoint is None else checkpoint.state
     if state is None:  # a power failure may have damaged files that no checkpoint needs
         shutil.rmtree(folder.replay, ignore_errors=True)
-    ranks = ALONE if begin is None else begin(state)
+    ranks = ALONE if begin is None else begin(None if checkpoint is None else checkpoint.frame)
     if store.broken and checkpoint is not None:
         _log.warning("session %d continues from frame %d", index, checkpoint.frame)
     session = _session(config, index, folder, num_threads, ranks, state)
@@ -182,13 +221,49 @@ def check_restores(config: TrialConfig, folder: RunSession) -> None:
         restored_session(config, folder.index, folder, num_threads=1).close()
 
 
-def follow_session(order: Mapping[str, Any], ranks: Ranks) -> int:
-    """Train a session on a rank other than 0, which has sent `order`. Return the exit code."""
-    config, folder = resolve(order["plain"]), RunSession(order["folder"])
+@signals_raise()
+def follow(launch: Launch) -> int:
+    """Train the session that rank 0 names, on another rank. Return the exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handlers do not run while ranks wait.
+    group = None
+    stop_when_orphaned()
+    try:
+        group = Group(launch)
+        order = group.ranks.scatter_from_rank0(None)
+        if order is None:
+            return DONE
+        take_surroundings(order)
+        return _follow(order, group.ranks)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if group is None or isinstance(error, RankLostError):
+            return FAILED
+        if not isinstance(error, LabrlError):
+            traceback.print_exc()
+        print(f"labrl: rank {launch.rank} failed: {type(error).__name__}: {error}", file=sys.stderr)
+        group.fail(error)
+        return FAILED
+    finally:
+        if group is not None:
+            group.leave()
+
+
+def _follow(order: Mapping[str, Any], ranks: Ranks) -> int:
+    run = Run.open(order["folder"])
+    plain = restore(run.read_config())
+    config, folder, state = resolve(plain, plain), run.session(0), None
+    if order["frame"] is not None:
+        checkpoint = folder.store().at(order["frame"])
+        if checkpoint is None:
+            raise RankLostError(f"{folder.checkpoints} has no checkpoint of frame {order['frame']}")
+        saved = checkpoint.state
+        common = {name: saved[name] for name in ("clock", "episodes", "timers")}
+        state = {**common, **saved["ranks"][ranks.rank - 1], "callbacks": {}}
     use_one_thread()
     keep_freed_memory()
     num_threads = threads_per_session(config.meta.num_cpus, ranks.local_size)
-    session = _session(config, 0, folder, num_threads, ranks, order["state"])
+    session = _session(config, 0, folder, num_threads, ranks, state)
     session.run()
     return DONE if session.interruption.signal is None else session.interruption.exit_code
 
@@ -242,21 +317,3 @@ def _fill(result: SessionResult, session: Session) -> None:
     result.final_return = session.folder.final_return()
     if session.evaluate is not None:
         result.best_return, result.best_source = session.evaluate.best_return, session.evaluate.best_source
-
-
-def main(carried: Carried, config: TrialConfig, index: int, folder: Path, num_threads: int) -> None:
-    """Run a session as the entry point of a separate process, whose exit code tells how it ended."""
-    assert config.seed is not None
-    take_signals()
-    stop_with_the_parent()
-    session = Run.open(folder).session(index)
-    try:
-        with session.lock():
-            # Output would disturb the panel; the trial prints the contents of the logs.
-            code, _ = run_session(config, index, session, num_threads, aloud=not config.meta.progress)
-    except LabrlError as error:
-        seed = session_seed(config.seed, index)
-        result = SessionResult(index=index, seed=seed, status="failed", error=str(error))
-        session.write_result(result)
-        code = error.exit_code
-    sys.exit(code)

@@ -1,6 +1,6 @@
 """One session on several processes of torchrun: rank 0 leads, and the others follow.
 
-Only rank 0 reads the command line and writes files. The other ranks wait for the configuration that it sends.
+Only rank 0 reads the command line and writes files. The other ranks wait for the run folder that it names.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import os
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
-from labrl.processes import signals_raise, stop_when_orphaned
+from labrl.errors import InputError
+from labrl.processes import stop_when_orphaned
 from labrl.run.provenance import Typed, as_typed
+from labrl.script import surroundings
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig
@@ -140,21 +140,15 @@ class Group:
         if own_gpu:
             torch.cuda.set_device(launch.local_rank)
 
-    def begin(self, plain: Mapping[str, Any], folder: Path, state: Mapping[str, Any] | None) -> Ranks:
-        """Start the session on the other ranks, from `state` if there is one. Called on rank 0.
+    def begin(self, folder: Path, frame: int | None) -> Ranks:
+        """Start the session of the run in `folder` on the other ranks. Called on rank 0.
 
-        plain: the configuration; folder: that of the session. Returns the ranks.
+        frame: that of the checkpoint to start from; None for a new session. Returns the ranks.
         """
         self.begun = True
         signal.signal(signal.SIGTERM, _outlive)
-        orders: list[Any] = [None]
-        for rank in range(1, self.ranks.size):
-            order = {"plain": plain, "folder": folder, "path": sys.path, "state": None}
-            if state is not None:
-                common = {name: state[name] for name in ("clock", "episodes", "timers")}
-                order["state"] = {**common, **state["ranks"][rank - 1], "callbacks": {}}
-            orders.append(order)
-        self.ranks.scatter_from_rank0(orders)
+        order = {"folder": folder, "frame": frame, **surroundings()}
+        self.ranks.scatter_from_rank0([order] * self.ranks.size)
         return self.ranks
 
     def dismiss(self) -> None:
@@ -213,36 +207,3 @@ def lead(run: Callable[[], int]) -> int:
 
 def _outlive(number: int, frame: FrameType | None) -> None:
     """Ignore SIGTERM, which torchrun sends if a rank is lost: the session notices that and records why."""
-
-
-@signals_raise()
-def follow(launch: Launch, train: Callable[[Mapping[str, Any], Ranks], int]) -> int:
-    """Train a session that rank 0 sends, on another rank. Return the exit code.
-
-    train: trains the session of an order, and returns its exit code.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Python's handlers do not run while ranks wait.
-    group = None
-    stop_when_orphaned()
-    try:
-        group = Group(launch)
-        order = group.ranks.scatter_from_rank0(None)
-        if order is None:
-            return DONE
-        sys.path += [folder for folder in order["path"] if folder not in sys.path]
-        return train(order, group.ranks)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Exception as error:
-        from labrl.learning.ranks import RankLostError
-
-        if group is None or isinstance(error, RankLostError):
-            return FAILED
-        if not isinstance(error, LabrlError):
-            traceback.print_exc()
-        print(f"labrl: rank {launch.rank} failed: {type(error).__name__}: {error}", file=sys.stderr)
-        group.fail(error)
-        return FAILED
-    finally:
-        if group is not None:
-            group.leave()

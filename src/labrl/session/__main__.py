@@ -1,0 +1,39 @@
+"""The command `labrl-session`, which runs sessions of runs on disk, one after another.
+
+Everything that a session needs is in the folder of its run, except secrets, which the environment holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from labrl.processes import collect_seldom, let_threads_sleep, name_user_and_home, signals_leave
+from labrl.steady_output import steady_output
+
+
+def main() -> int:
+    """Run the command. Return the largest exit code of its sessions."""
+    parser = argparse.ArgumentParser(
+        prog="labrl-session",
+        description="Run sessions of run folders, one after another. labrl starts this command itself.",
+        usage="labrl-session <run folder> <number of the session> [<run folder> <number> ...]",
+    )
+    parser.add_argument("sessions", nargs="+")
+    given = parser.parse_args().sessions
+    folders, numbers = given[::2], given[1::2]
+    if len(folders) != len(numbers) or not all(number.isdigit() for number in numbers):
+        parser.error("needs the number of a session after each run folder, as in: runs/a 0 runs/b 0")
+    collect_seldom()
+    name_user_and_home()
+    let_threads_sleep()
+    with signals_leave("labrl-session: interrupted\n"), steady_output():
+        # Imported late: PyTorch must not be imported before its threads are told to sleep.
+        from labrl.session.run import carry_out
+
+        orders = zip(folders, numbers, strict=True)
+        return max(carry_out({"folder": folder, "index": int(number)})[0] for folder, number in orders)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

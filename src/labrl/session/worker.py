@@ -1,0 +1,190 @@
+"""Processes of this machine that run sessions."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import pkgutil
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from multiprocessing import Pipe, forkserver
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
+from typing import Any
+
+from labrl.errors import DONE
+from labrl.processes import (
+    collect_seldom,
+    find_place_for_sockets,
+    let_threads_sleep,
+    name_user_and_home,
+    signals_leave,
+    signals_wait_in_children,
+    take_signals,
+)
+from labrl.script import surroundings, take_surroundings
+
+LEAVE_SECONDS = 5.0
+"""Seconds that an idle process has to exit before it is killed."""
+
+SESSIONS, TRIALS = "labrl.session.run", "labrl.trial.start"
+"""Modules whose function `carry_out` a worker calls: to run a session, or to train a whole trial."""
+
+
+class Worker:
+    """A process that runs sessions or trials, one after another.
+
+    It ignores Ctrl-C, which a terminal sends to every process. If this process ends, its session saves and
+    ends. Workers are forked from a server that has imported PyTorch once for all of them and has no threads.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, work: str = SESSIONS) -> None:
+        """Start the process.
+
+        environment: variables in addition to those of this process, such as the GPUs that it may use; work:
+        SESSIONS or TRIALS.
+        """
+        self.environment = dict(environment or {})
+        self.running = False
+        """Whether it carries out an order, so that `ended` has not returned its answer yet."""
+        self.died = False
+        """Whether the process has ended without an answer."""
+        self._line, there = Pipe()
+        self._process = start_server(work).Process(target=_take_orders, args=(there, work))
+        with signals_wait_in_children():
+            self._process.start()
+        there.close()  # so that the end of the process is noticed
+
+    def run(self, order: Mapping[str, Any]) -> None:
+        """Order a session or a trial. The one before must have ended.
+
+        order: plain data for `carry_out`: the `folder` of the run, further variables in `environment`, ...
+        """
+        variables = {**os.environ, **self.environment, **order.get("environment", {})}
+        self.running = True
+        with suppress(OSError):  # It has died, which `ended` will report.
+            self._line.send_bytes(json.dumps({**order, **surroundings(), "environment": variables}).encode())
+
+    def ended(self) -> tuple[int, str | None] | None:
+        """Return the exit code and the error, if there is one, of what was ordered; None while it runs.
+
+        The code is negative for a signal that has killed the process.
+        """
+        try:
+            if not self._line.poll():
+                return None
+            code, error = json.loads(self._line.recv_bytes())
+        except (EOFError, OSError):
+            self._process.join()
+            code, error, self.died = self._process.exitcode or DONE, None, True
+        self.running = False
+        return code, error
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.is_alive()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process if a session runs."""
+        if self.running and self._process.pid is not None and self.alive:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def close(self) -> None:
+        """Let the process exit. A session that still runs saves first, however long that takes."""
+        self._line.close()
+        self._process.join(None if self.running else LEAVE_SECONDS)
+        if self.alive:  # because of a user's code
+            self._process.kill()
+            self._process.join()
+
+
+@cache
+def start_server(work: str = SESSIONS) -> ForkServerContext | SpawnContext:
+    """Start the server from which workers are forked, if this system can, and return the context for them.
+
+    Calling this early lets it import PyTorch while this process does other things. It imports `work` and the
+    modules of labrl that every session needs, and none of the user's.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods() or not find_place_for_sockets():
+        return multiprocessing.get_context("spawn")
+    from labrl.session import callbacks
+
+    parts = [f"{callbacks.__name__}.{one.name}" for one in pkgutil.iter_modules(callbacks.__path__)]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        [work, "labrl.trial.trial", SESSIONS, *parts] if work == TRIALS else [work, *parts]
+    )
+    with signals_wait_in_children():
+        forkserver.ensure_running()
+    return context
+
+
+@contextmanager
+def workers_for(count: int) -> Iterator[list[Worker]]:
+    """Yield workers for as many sessions, and end them afterwards. After an error, sessions save first."""
+    with ExitStack() as ending:
+        workers = []
+        for _ in range(count):
+            workers.append(Worker())
+            ending.callback(workers[-1].close)
+        try:
+            yield workers
+        except BaseException:
+            for worker in workers:
+                worker.signal(signal.SIGTERM)
+            raise
+
+
+def wait_for(workers: Collection[Worker], seconds: float) -> None:
+    """Wait until one of the orders has ended, at most `seconds`."""
+    wait([worker._line for worker in workers if worker.running], seconds)
+
+
+def _take_orders(line: Connection, work: str) -> None:
+    """Carry out what a `Worker` orders, in its process, until it closes the connection.
+
+    If it does so during an order, because its process has ended, SIGTERM lets this process save and end.
+    """
+    orders = queue.SimpleQueue[Any]()
+    begun, busy = threading.Event(), threading.Event()
+    take_signals()
+    collect_seldom()
+    name_user_and_home()
+    let_threads_sleep()
+
+    def read() -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                orders.put(json.loads(line.recv_bytes()))
+        if not begun.is_set():
+            os._exit(DONE)
+        orders.put(None)
+        if busy.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=read, name="orders", daemon=True).start()
+    with signals_leave():  # while no session handles them
+        module = importlib.import_module(work)
+        while (order := orders.get()) is not None:
+            begun.set()
+            busy.set()
+            os.environ.clear()
+            os.environ.update(order["environment"])
+            take_surroundings(order)
+            answer = module.carry_out(order)
+            busy.clear()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            with suppress(OSError):
+                line.send_bytes(json.dumps(answer).encode())
+    gc.freeze()  # otherwise the interpreter visits all of PyTorch's objects at exit, for 0.3 s

@@ -1,0 +1,107 @@
+"""Coefficients of a resumed run: learning rates, clip ranges and others that may be schedules.
+
+A resume may change them, from the frame of its checkpoint on. The recorded configuration then holds the old
+and the new schedule with that frame, so that the past stays exact and a repetition of the run gives the same
+rows.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from labrl.component import Component
+from labrl.config.keys import changes, written
+from labrl.config.traits import dataclasses_in, hints
+from labrl.errors import InputError
+from labrl.schedules import LinearSchedule, Schedule, largest, value_at
+
+if TYPE_CHECKING:
+    from labrl.config.schema import TrialConfig
+
+NEEDED = ("lr", "clip_range")
+"""Last part of the names of coefficients without which nothing is learned when they are 0."""
+
+_POINTS = 64
+"""Frames of an extension at which a coefficient is evaluated."""
+
+
+def coefficients(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the key and the value of each coefficient in a configuration that may be a schedule."""
+    if isinstance(node, Component):
+        node = node.config
+    if isinstance(node, Mapping):
+        for name, inner in node.items():
+            yield from coefficients(inner, f"{key}.{name}" if key else str(name))
+    if not dataclasses.is_dataclass(node) or isinstance(node, type):
+        return
+    for field in dataclasses.fields(node):
+        name, value = f"{key}.{field.name}" if key else field.name, getattr(node, field.name)
+        if LinearSchedule in dataclasses_in(hints(type(node))[field.name]):
+            yield name, value
+        else:
+            yield from coefficients(value, name)
+
+
+def hold_changes(
+    then: Mapping[str, Any], now: Mapping[str, Any], config: TrialConfig, frame: int
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a configuration in which changed coefficients are the old ones up to a frame and then the new
+    ones, and their keys.
+
+    then, now: the recorded and the new configuration as plain data; config: the new one, typed.
+    """
+    held, keys = copy.deepcopy(dict(now)), []
+    for key, value in coefficients(config):
+        old, new = _at(then, key), _at(now, key)
+        adapts = any(isinstance(one, Mapping) and one.get("kind") == "kl" for one in (old, new))
+        if old is None or value is None or adapts or not changes({key: old}, {key: new}):
+            continue
+        parts = old["parts"] if isinstance(old, Mapping) and old["kind"] == "sequence" else [[0, old]]
+        parts = [part for part in parts if part[0] < frame or part[0] == 0]
+        parent, _, name = key.rpartition(".")
+        _at(held, parent)[name] = {"kind": "sequence", "parts": [*parts, [frame, new]]}
+        keys.append(key)
+    return held, keys
+
+
+def refuse_idle(config: TrialConfig, frame: int, before: int, typed: str) -> None:
+    """Raise InputError if an extension beyond `before` frames would learn nothing, because a learning rate or
+    a clip range stays at 0.
+
+    frame: that of the checkpoint; before: the budget until now; typed: the command of a new run.
+    """
+    budget = config.env.config.max_frame
+    if budget <= before:
+        return
+    first = max(frame, before) + 1
+    frames = [first + (budget - first) * at // _POINTS for at in range(_POINTS + 1)]
+    idle: dict[str, Schedule] = {
+        key: value
+        for key, value in coefficients(config)
+        if key.endswith(NEEDED)
+        and isinstance(value, Schedule)
+        and largest(value) > 0
+        and not any(value_at(value, one) for one in frames)
+    }
+    if not idle:
+        return
+    names = " and ".join(f"{key}={written(0)}" for key in idle)
+    values = " ".join(f"{key}={written(float(f'{largest(value):.3g}'))}" for key, value in idle.items())
+    raise InputError(
+        f"env.max_frame={budget}: from frame {first - 1:,} on, the schedules of this run keep {names}, so "
+        "that nothing more would be learned.\n"
+        f"To train on with values from here: env.max_frame={budget} {values}\n"
+        f"To train a new run with the larger budget: {typed}",
+        code="contradiction",
+        key=next(iter(idle)),
+    )
+
+
+def _at(plain: Mapping[str, Any], key: str) -> Any:
+    node: Any = plain
+    for name in key.split(".") if key else ():
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node

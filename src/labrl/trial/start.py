@@ -1,0 +1,103 @@
+"""Plan and run a trial: a new one, or one that goes back to an earlier run."""
+
+from __future__ import annotations
+
+import logging.config
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labrl.config.compose import check_environment, compose
+from labrl.config.keys import is_hydras
+from labrl.errors import DONE, FAILED, LabrlError
+from labrl.run.run import Run
+from labrl.run.session_log import print_without_modules
+from labrl.secrets import redact
+from labrl.session.worker import start_server
+from labrl.steady_output import doing, labeled_output, print_traceback, printing_to
+from labrl.trial.composed import Composed
+from labrl.trial.past import Again
+from labrl.trial.resume import FinishedError, Resume
+
+if TYPE_CHECKING:
+    from labrl.run.provenance import Typed
+    from labrl.trial.result import TrialResult
+
+# Functions import labrl.trial.trial late: a misspelled key must not wait for PyTorch.
+
+
+def plan_new(composed: Composed) -> Run:
+    """Write the folder of a new run. Raises InputError for wrong input, before anything is written."""
+    check_environment(composed.plain["env"], composed.command.choices.get("env", ""))
+    from labrl.trial.trial import plan_trial
+
+    return plan_trial(composed)
+
+
+def run_new(composed: Composed) -> TrialResult:
+    """Plan a new run, and train it in this process."""
+    return _run(lambda: plan_new(composed), composed.plain["meta"]["max_session"])
+
+
+def run_again(again: Again, edits: Sequence[str], typed: Typed) -> TrialResult:
+    """Plan what goes back to an earlier run, and train it in this process.
+
+    edits: the overrides that were typed, of which those for Hydra name the folder of a new run, and the
+    environment variables and the working directory (`hydra.run.dir`, `hydra.job.env_set`, `hydra.job.chdir`).
+    """
+    own = [one for one in edits if is_hydras(one)]
+    folder = str(again.past.path)
+    if own or not isinstance(again, Resume):
+        hydra = compose([*again.overrides, *own], again.config_dir, with_hydra=True).hydra
+        folder = folder if isinstance(again, Resume) else hydra.run.dir
+        os.environ.update({str(name): str(value) for name, value in hydra.job.env_set.items()})
+    sessions = again.past.config["meta"]["max_session"]
+    result = _run(lambda: again.plan(folder, typed), sessions)
+    return again.conclude(result)
+
+
+def _run(plan: Callable[[], Run], sessions: int) -> TrialResult:
+    if sessions > 1:
+        start_server()
+    from labrl.envs.probe import keeping_spares
+
+    with keeping_spares():
+        run = plan()
+        from labrl.trial.trial import train
+
+        doing("restoring the run" if run.resumes.exists() else "making environments")
+        return train(run)
+
+
+def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
+    """Train the planned run that `order` names, in a process that does nothing else.
+
+    order: the `folder` of the run, the working directory `cwd`, the `label` of the trial's output, the file
+    `log` in the folder that takes the output instead, or None, and `hydra.job_logging` as `logging`. An
+    attempt that was cut off, as by the preemption of a job, is resumed. Returns the exit code, and the error
+    of a trial that failed as a whole.
+    """
+    from labrl.envs.probe import keeping_spares
+    from labrl.trial.trial import train
+
+    os.chdir(order["cwd"])
+    log = None if order["log"] is None else Path(order["folder"], order["log"])
+    with printing_to(log), labeled_output("" if log else order["label"]), keeping_spares():
+        if order["logging"] and order["logging"].get("root"):  # as Hydra does for a single run
+            logging.config.dictConfig(order["logging"])
+        print_without_modules()
+        try:
+            run = Run.open(order["folder"])
+            if run.recorded_status != "waiting":
+                run = Resume.on_trial(run).plan(str(run.path), run.first_provenance["command"])
+            return train(run).exit_code, None
+        except FinishedError:
+            return DONE, None
+        except Exception as error:
+            refused = isinstance(error, LabrlError)
+            if (log and not refused) or os.environ.get("HYDRA_FULL_ERROR") == "1":
+                print_traceback(error)
+            if isinstance(error, LabrlError):
+                return error.exit_code, str(error)
+            return FAILED, redact(f"{type(error).__name__}: {error}")

@@ -1,0 +1,94 @@
+"""Tests of the command `labrl-session`: a session needs the folder of its run, secrets, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from exact_cases import differences
+
+from labrl.cli import main
+from labrl.config.compose import compose
+from labrl.run.provenance import Command
+from labrl.run.run import Run
+from labrl.trial.composed import Composed
+from labrl.trial.start import plan_new
+
+QUICK = ["env=cartpole", "agent=ppo", "env.max_frame=256", "env.num_envs=2", "agent.horizon=32", "seed=1"]
+QUICK += ["agent.batch_size=32", "meta.tensorboard=false", "wandb=disabled"]
+
+PROGRAM = """
+import sys
+from labrl.session.__main__ import main
+
+code = main()
+print(code, [name for name in sys.modules if name.partition(".")[0] == "hydra"])
+"""
+
+
+def run_sessions(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True)
+
+
+def test_session_runs_from_its_folder_alone_without_hydra(tmp_path: Path) -> None:
+    plain, again = tmp_path / "plain", tmp_path / "again"
+    assert main([*QUICK, f"hydra.run.dir={plain}"]) == 0
+    shutil.copytree(plain, again)
+    shutil.rmtree(again / "session_0")
+    done = run_sessions(str(again), "0")
+    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+    assert differences(plain, again) == []
+
+
+def test_sessions_run_one_after_another_and_the_largest_exit_code_counts(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main([*QUICK, f"hydra.run.dir={run}", "meta.max_session=2"]) == 0
+    for index in (0, 1):
+        shutil.rmtree(run / f"session_{index}")
+    config = run / "provenance.json"
+    broken = tmp_path / "broken"
+    shutil.copytree(run, broken)
+    facts = json.loads(config.read_text())
+    facts["config"]["agent"]["horizon"] = "many"
+    (broken / "provenance.json").write_text(json.dumps(facts))
+    done = run_sessions(str(run), "1", str(broken), "0", str(run), "0")
+    assert done.stdout.splitlines()[-1].startswith("2 "), done.stderr
+    assert [json.loads((run / f"session_{n}/result.json").read_text())["status"] for n in (0, 1)] == [
+        "finished",
+        "finished",
+    ]
+    assert "agent.horizon" in json.loads((broken / "session_0/result.json").read_text())["error"]
+
+
+@pytest.mark.parametrize("value", ["inf", "{0: 1.5, 1: nan}"])
+def test_session_gets_values_that_json_does_not_have(value: str, tmp_path: Path) -> None:
+    (tmp_path / "limits.py").write_text(
+        "from labrl.session.callbacks import Callback\n"
+        "class Limit(Callback):\n"
+        "    def __init__(self, limit):\n"
+        "        self.limit = limit\n"
+        "    def finish(self, session):\n"
+        "        (session.folder.path / 'limit').write_text(repr(self.limit))\n"
+    )
+    own = f"+callbacks.limit={{_target_: limits.Limit, limit: {value}}}"
+    command = [sys.executable, "-m", "labrl", *QUICK, own, "hydra.run.dir=run", "meta.report=false"]
+    subprocess.run([*command, "meta.videos=false"], cwd=tmp_path, check=True, capture_output=True)
+    written = (tmp_path / "run" / "session_0" / "limit").read_text()
+    assert written == value
+
+
+@pytest.mark.parametrize("by_resume", [True, False])
+def test_run_that_was_killed_between_planning_and_training_waits(tmp_path: Path, by_resume: bool) -> None:
+    plain, planned = tmp_path / "plain", tmp_path / "planned"
+    assert main([*QUICK, f"hydra.run.dir={plain}"]) == 0
+    run = plan_new(Composed.of(compose(QUICK), str(planned), Command(QUICK)))
+    assert (run.recorded_status, Run.open(planned).status) == ("waiting", "waiting")
+    if by_resume:
+        assert main([f"+resume={planned}"]) == 0
+    else:
+        assert run_sessions(str(planned), "0").stdout.splitlines()[-1] == "0 []"
+    assert differences(plain, planned) == []
