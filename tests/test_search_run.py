@@ -6,10 +6,7 @@ import contextlib
 import io
 import json
 import shutil
-import signal
-import socket
 import threading
-from multiprocessing.connection import Client
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,19 +17,19 @@ from optuna.exceptions import StorageInternalError
 from run_cases import rising, write_run
 from search_cases import OVERRIDES, PLAN
 
+import labrl.session.callbacks.search
 from labrl.analysis.formats import score
 from labrl.analysis.listing import best_trial, ranked_trials
 from labrl.cli import main
 from labrl.errors import WRONG_INPUT
-from labrl.experiment.search.channel import Hub
 from labrl.experiment.search.search import break_off, confirmed
 from labrl.experiment.search.storage import StudyStorage
 from labrl.experiment.search.study import Study
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.experiment import Experiment
+from labrl.run.lock import FolderLock
 from labrl.run.run import Run
-from labrl.session.callbacks.search import ReportToSearch
-from labrl.session.interruption import Interruption
+from labrl.session.callbacks.search import ReportToSearch, write_answer
 from labrl.trial import reporting
 
 
@@ -249,30 +246,6 @@ def test_confirmation_run_counts_only_if_it_finished(tmp_path: Path) -> None:
     assert found["mean"] is None
 
 
-def test_session_killed_while_connecting_does_not_block_others() -> None:
-    reports: list[int] = []
-    with Hub(lambda trial: bool(reports.append(trial))) as hub:
-        _, key, address = hub.channel(7).split(" ", 2)
-        for _ in range(3):  # sessions that are killed right after they have connected
-            with socket.socket(socket.AF_UNIX) as caller:
-                caller.connect(address)
-        session = Client(address, authkey=bytes.fromhex(key))
-        session.send(7)
-        session.send(100)
-        assert session.recv() is False
-    assert reports == [7]
-
-
-def test_ended_search_leaves_no_thread_behind() -> None:
-    """Regression test: a thread that remained took the connections of the next search in the same process.
-
-    The next search reused the number of its closed socket, and its sessions were rejected for a wrong key.
-    """
-    with Hub(bool):
-        pass
-    assert "search" not in {thread.name for thread in threading.enumerate()}
-
-
 def test_search_of_one_trial_warns_that_it_searches_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,46 +255,45 @@ def test_search_of_one_trial_warns_that_it_searches_nothing(
     assert "meta.max_trial=1" in capsys.readouterr().out
 
 
-def test_session_does_not_wait_for_a_search_that_cannot_answer(
-    monkeypatch: pytest.MonkeyPatch,
+def listening(folder: Path, stopping: bool = False) -> tuple[ReportToSearch, Any]:
+    """Return the callback of a session in `folder`, which belongs to the search in `folder/home`, and the
+    session."""
+    (folder / "home").mkdir()
+    session = SimpleNamespace(folder=SimpleNamespace(path=folder), stopping=lambda: stopping)
+    return ReportToSearch(str(folder / "home")), session
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_session_waits_for_the_answer_to_its_own_evaluation(tmp_path: Path, stop: bool) -> None:
+    callback, session = listening(tmp_path)
+    write_answer(tmp_path, 50, not stop)
+    late = threading.Timer(0.3, write_answer, (tmp_path, 100, stop))
+    late.start()
+    callback.row(session, "eval", {"frame": 100})
+    assert not late.is_alive()
+    assert callback.gives_up == stop
+
+
+def test_session_does_not_wait_for_a_search_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-
-    def fail(trial: int) -> bool:
-        raise RuntimeError("no answer")
-
-    with Hub(fail) as hub:
-        _, key, address = hub.channel(7).split(" ", 2)
-        session = Client(address, authkey=bytes.fromhex(key))
-        session.send(7)
-        session.send(100)
-        with pytest.raises(EOFError):
-            session.recv()
-        for thread in threading.enumerate():
-            if thread.name == "session":
-                thread.join(60)
-
-
-def test_interrupted_session_does_not_wait_for_its_search() -> None:
-    asked, answered = threading.Event(), threading.Event()
-
-    def answer(trial: int) -> bool:
-        asked.set()
-        return answered.wait(60)
-
-    interruption = Interruption()
-    session = SimpleNamespace(stopping=lambda: interruption.requested)
-    with Hub(answer) as hub:
-        callback = ReportToSearch(hub.channel(7))
-        callback.start(session)  # type: ignore[arg-type]
-        reporting = threading.Thread(target=callback.row, args=(session, "eval", {"frame": 100}))
-        reporting.start()
-        assert asked.wait(60)
-        interruption.stop(signal.SIGTERM)
-        reporting.join(60)
-        assert not reporting.is_alive()
+    monkeypatch.setattr(labrl.session.callbacks.search, "PATIENCE", 0.05)
+    callback, session = listening(tmp_path)
+    with FolderLock(tmp_path / "home"):
+        late = threading.Timer(0.5, write_answer, (tmp_path, 100, True))
+        late.start()
+        callback.row(session, "eval", {"frame": 100})
+        assert callback.gives_up, "a search that runs must be waited for"
+    callback, session = listening(tmp_path / "home")
+    for frame in (100, 200):
+        callback.row(session, "eval", {"frame": frame})
         assert not callback.gives_up
-        answered.set()
+
+
+def test_interrupted_session_does_not_wait_for_its_search(tmp_path: Path) -> None:
+    callback, session = listening(tmp_path, stopping=True)
+    callback.row(session, "eval", {"frame": 100})
+    assert not callback.gives_up
 
 
 def test_search_whose_storage_fails_keeps_its_trials_and_can_be_resumed(

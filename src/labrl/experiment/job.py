@@ -33,7 +33,7 @@ from labrl.run.session_log import print_without_modules
 from labrl.run.signature import present_trust, trusting
 from labrl.script import refuse_main
 from labrl.secrets import redact
-from labrl.session.callbacks.search import CHANNEL
+from labrl.session.callbacks.search import SEARCH
 from labrl.steady_output import labeled_output, print_traceback, printing_to, refused
 from labrl.trial.composed import Composed
 from labrl.trial.fork import Fork
@@ -303,7 +303,7 @@ class Planner:
                 run = self.job.plan(own)
             order = {
                 "folder": str(folder),
-                "environment": environment | ({CHANNEL: task.channel} if task.channel else {}),
+                "environment": environment | ({SEARCH: str(task.reports_to)} if task.reports_to else {}),
                 "cwd": str(folder if config.hydra.job.chdir else Path.cwd()),
                 "label": f"[{task.number}] ",
                 "log": task.log,

@@ -33,8 +33,8 @@ class Task:
     """Run folder of the trial, which the overrides contain too."""
     need: Need
     """Cores and GPUs of the trial."""
-    channel: str | None = None
-    """Address to which its sessions report evaluations (`labrl.experiment.search.channel`); None: nowhere."""
+    reports_to: Path | None = None
+    """Folder of the search that answers the evaluations of its sessions; None: nobody does."""
     log: str | None = None
     """File in the folder for the output of the trial; None: the terminal."""
     attempts: int = 0
@@ -131,6 +131,9 @@ SECONDS = 0.5
 class Queue:
     """Provides the trials of an experiment, and records their outcomes."""
 
+    seconds = SECONDS
+    """Longest time between two calls of `tick`."""
+
     def __init__(self, left: Sequence[Task] = ()) -> None:
         """left: the known trials to run, in order."""
         self.left = list(left)
@@ -144,7 +147,7 @@ class Queue:
         raise NotImplementedError
 
     def tick(self, running: Collection[Task]) -> None:
-        """Do periodic work while trials run, every SECONDS. An error ends all trials."""
+        """Do periodic work while trials run, every `seconds`. An error ends all trials."""
 
 
 class RetryingQueue(Queue):
@@ -190,7 +193,7 @@ def run_queue(queue: Queue, launcher: TrialLauncher, interruption: Interruption)
             launcher.start(task)
         if not launcher.running:
             return
-        for task, outcome in launcher.ended(SECONDS):
+        for task, outcome in launcher.ended(queue.seconds):
             if not launcher.handles_signals and outcome.status == "interrupted":
                 interruption.stop(signal.SIGINT if outcome.exit_code == INTERRUPTED else signal.SIGTERM)
             queue.ended(task, outcome)

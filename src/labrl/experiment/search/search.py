@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, LabrlError
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import Outcome, RetryingQueue, Task, run_queue
-from labrl.experiment.search.channel import Hub
 from labrl.experiment.search.objective import trial_value
 from labrl.experiment.search.options import Confirm
 from labrl.experiment.search.pruners import value_at
@@ -38,7 +37,10 @@ from labrl.run.atomic import write_atomic
 from labrl.run.experiment import CONFIRMING, TRIAL_LOG, Experiment, TrialRecord, TrialStatus
 from labrl.run.provenance import as_yaml
 from labrl.run.run import Run
+from labrl.run.session import RunSession
 from labrl.seeding import derived_seed
+from labrl.session.callbacks import search as callbacks
+from labrl.session.callbacks.search import write_answer
 from labrl.session.interruption import Interruption
 from labrl.trial import reporting
 from labrl.trial.summary import say
@@ -58,6 +60,8 @@ RECORD_SECONDS = 1.0
 class Search(RetryingQueue):
     """One machine's part in a study: the queue of its trials."""
 
+    seconds = 0.05  # A session waits for the answer to its evaluation.
+
     def __init__(
         self,
         study: Study,
@@ -74,6 +78,8 @@ class Search(RetryingQueue):
         self._subfolder, self._need, self._max_failure_rate = subfolder, need, max_failure_rate
         self._gave_up = False
         self._broken: Exception | None = None
+        self._seen: dict[Path, tuple[int, int]] = {}
+        """Size of the table of evaluations and last frame of each session that was answered."""
         self._last_beat = self._last_record = time.monotonic()
 
     def run(self, launcher: TrialLauncher, confirm: Confirm | None) -> tuple[int, dict[str, Any] | None]:
@@ -85,7 +91,7 @@ class Search(RetryingQueue):
         """
         interruption = self._interruption
         signals = interruption if launcher.handles_signals else nullcontext()
-        with Hub(self._report, launcher.elsewhere) as self._hub, launcher, signals:
+        with launcher, signals, self._answering_here(launcher):
             run_queue(self, launcher, interruption)
             self.record()
             if interruption.requested:
@@ -109,7 +115,7 @@ class Search(RetryingQueue):
             overrides=[*self.recipe.overrides(one.params, one.seed), *self.recipe.place(one.folder)],
             folder=one.folder,
             need=self._need,
-            channel=self._hub.channel(one.number),
+            reports_to=self.experiment.path,
             log=TRIAL_LOG,
             attempts=one.attempts,
         )
@@ -127,12 +133,13 @@ class Search(RetryingQueue):
         self._say_end(task.number)
 
     def tick(self, running: Collection[Task]) -> None:
-        """Record the status of the trials and give a heartbeat, each when it is due.
-
-        Raises an error that occurred when a session reported.
-        """
+        """Answer the sessions that have evaluated, and record the status of the trials and give a heartbeat,
+        each when it is due. Raises errors of the study's storage."""
         if self._broken is not None:
             raise self._broken
+        for task in running:
+            for session in task.folder.glob("session_*"):
+                self._answer(task.number, session)
         now = time.monotonic()
         if now - self._last_record > RECORD_SECONDS:
             self.record()
@@ -218,13 +225,39 @@ class Search(RetryingQueue):
         run_queue(ConfirmingRuns(study.plan.retries, interruption, tasks), launcher, interruption)
         return None if interruption.requested else confirmed(entry, home, study.plan)
 
-    def _report(self, number: int) -> bool:
-        """Return whether to stop a trial, one of whose sessions has evaluated. Called from other threads."""
+    def _answer(self, number: int, session: Path) -> None:
+        """Tell a session of a trial whether to stop, if it has evaluated since the last time."""
+        table, (size, frame) = RunSession(session).eval_csv, self._seen.get(session, (0, -1))
         try:
-            return self.study.report(number, self.study.folder_of(self.study.trials()[number]))
-        except Exception as error:
-            self._broken = self._broken or error  # for the thread that can end the search
-            return False
+            now = table.stat().st_size
+        except OSError:  # no evaluation yet
+            return
+        if now == size:
+            return
+        frames = [int(row["frame"]) for row in RunSession(session).read_rows("eval")]
+        if frames and frames[-1] != frame:
+            write_answer(session, frames[-1], self.study.report(number, session.parent))
+        self._seen[session] = now, max(frames, default=-1)
+
+    @contextlib.contextmanager
+    def _answering_here(self, launcher: TrialLauncher) -> Iterator[None]:
+        """Context manager: answer sessions directly if they run in this process, which then has no ticks."""
+
+        def answer(session: Path) -> None:
+            try:
+                self._answer(self._here(session.parent), session)
+            except Exception as error:  # must not end the session, whose state is saved
+                self._broken = self._broken or error
+
+        callbacks.answer_here = None if launcher.apart else answer
+        try:
+            yield
+        finally:
+            callbacks.answer_here = None
+
+    def _here(self, folder: Path) -> int:
+        """Return the number of the trial with this folder."""
+        return next(one.number for one in self.study.trials() if self.study.folder_of(one) == folder)
 
     def _as_record(self, trial: FrozenTrial) -> TrialRecord:
         own = trial.user_attrs.get(FACTS, {})

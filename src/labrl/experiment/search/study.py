@@ -12,7 +12,6 @@ import dataclasses
 import math
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,7 +127,6 @@ class Study:
         self._host = socket.gethostname()
         self._machine = f"{self._host}:{home}"
         self._mine: set[int] = set()
-        self._thread_lock = threading.RLock()
         with storage.lock(plan.name):
             self._study = optuna.create_study(
                 study_name=plan.name,
@@ -150,8 +148,7 @@ class Study:
 
     def trials(self) -> list[FrozenTrial]:
         """Return all trials so far in the order of their numbers. The caller must not change them."""
-        with self._thread_lock:
-            return self._study.get_trials(deepcopy=False)
+        return self._study.get_trials(deepcopy=False)
 
     def folder_of(self, trial: FrozenTrial) -> Path:
         """Return the run folder of a trial.
@@ -175,7 +172,7 @@ class Study:
         folder_name: name of a new trial's run folder, which contains `{number}`. Returns None if all trials
         have been assigned.
         """
-        with self._thread_lock, self._storage.lock(self.plan.name):
+        with self._storage.lock(self.plan.name):
             trials = self.trials()
             for trial in trials:
                 if trial.state != TrialState.RUNNING or trial.number in self._mine:
@@ -202,40 +199,38 @@ class Study:
         A stopped trial is recorded as pruned before any of its sessions is told.
         """
         plan = self.plan
-        with self._thread_lock:
-            own = self.trials()[number]
-            if own.state.is_finished():
-                return own.state == TrialState.PRUNED
-            values = intermediate_values(folder, plan.measure, plan.num_sessions, plan.random_return)
-            last = max(own.intermediate_values, default=0)
-            # The last value is judged again, because others may have reached more since, and a process that
-            # was killed after storing it has not judged it.
-            new = [frame for frame in values if frame >= last]
-            for frame in new:
-                trial_id = self._trial_id(number)
-                self._storage.optuna.set_trial_intermediate_value(trial_id, frame, values[frame])
-            trials = self.trials()
-            sessions: list[dict[int, float]] = []
-            if isinstance(plan.pruner, WilcoxonPruner):
-                sessions = session_values(folder, plan.measure, plan.num_sessions, plan.random_return)
-            if any(self._is_hopeless(number, frame, trials, sessions) for frame in new):
-                self._study.tell(number, state=TrialState.PRUNED)
-                return True
-            return False
+        own = self.trials()[number]
+        if own.state.is_finished():
+            return own.state == TrialState.PRUNED
+        values = intermediate_values(folder, plan.measure, plan.num_sessions, plan.random_return)
+        last = max(own.intermediate_values, default=0)
+        # The last value is judged again, because others may have reached more since, and a process that
+        # was killed after storing it has not judged it.
+        new = [frame for frame in values if frame >= last]
+        for frame in new:
+            trial_id = self._trial_id(number)
+            self._storage.optuna.set_trial_intermediate_value(trial_id, frame, values[frame])
+        trials = self.trials()
+        sessions: list[dict[int, float]] = []
+        if isinstance(plan.pruner, WilcoxonPruner):
+            sessions = session_values(folder, plan.measure, plan.num_sessions, plan.random_return)
+        if any(self._is_hopeless(number, frame, trials, sessions) for frame in new):
+            self._study.tell(number, state=TrialState.PRUNED)
+            return True
+        return False
 
     def finish(self, number: int, folder: Path) -> str | None:
         """Record the result of a finished trial. Return the error if it has none."""
         plan = self.plan
-        with self._thread_lock:
-            self._mine.discard(number)
-            if self.trials()[number].state.is_finished():
-                return None
-            value = trial_value(folder, plan.measure, plan.num_sessions, plan.random_return)
-            if value is not None:
-                self._hold_until_the_end(number, folder)
-                self._keep_sessions(number, folder)
-                self._study.tell(number, value)
-                return None
+        self._mine.discard(number)
+        if self.trials()[number].state.is_finished():
+            return None
+        value = trial_value(folder, plan.measure, plan.num_sessions, plan.random_return)
+        if value is not None:
+            self._hold_until_the_end(number, folder)
+            self._keep_sessions(number, folder)
+            self._study.tell(number, value)
+            return None
         error = "no whole episode ended within the budget, so there is nothing to compare"
         self.fail(number, error)
         return error
@@ -260,26 +255,23 @@ class Study:
 
     def fail(self, number: int, error: str) -> None:
         """Record why a trial failed."""
-        with self._thread_lock:
-            self._mine.discard(number)
-            if not self.trials()[number].state.is_finished():
-                self.note(number, error=error)
-                self._study.tell(number, state=TrialState.FAIL)
+        self._mine.discard(number)
+        if not self.trials()[number].state.is_finished():
+            self.note(number, error=error)
+            self._study.tell(number, state=TrialState.FAIL)
 
     def note(self, number: int, **facts: Any) -> None:
         """Store `facts` with a trial."""
-        with self._thread_lock:
-            noted = {**self.trials()[number].user_attrs.get(FACTS, {}), **facts}
-            self._storage.optuna.set_trial_user_attr(self._trial_id(number), FACTS, noted)
+        noted = {**self.trials()[number].user_attrs.get(FACTS, {}), **facts}
+        self._storage.optuna.set_trial_user_attr(self._trial_id(number), FACTS, noted)
 
     def beat(self) -> None:
         """Give a heartbeat to other machines."""
-        with self._thread_lock:
-            self._study.set_user_attr(f"labrl:alive:{self._machine}", time.time())
+        self._study.set_user_attr(f"labrl:alive:{self._machine}", time.time())
 
     def claims_confirmation(self) -> bool:
         """Return whether this machine is the one that confirms the best trials."""
-        with self._thread_lock, self._storage.lock(self.plan.name):
+        with self._storage.lock(self.plan.name):
             claimed = self._study.user_attrs.get(CONFIRMS)
             if claimed and claimed["machine"] != self._machine and not self._is_dead(claimed):
                 return False

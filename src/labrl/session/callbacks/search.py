@@ -1,32 +1,43 @@
-"""Report a session's evaluations to its search, which may stop it."""
+"""Wait after each evaluation for the answer of the search, which may stop the session."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from multiprocessing.connection import Client, Connection
+import time
+from collections.abc import Callable
+from pathlib import Path
 
+from labrl.run.atomic import write_atomic
+from labrl.run.lock import FolderLock
 from labrl.session.callbacks.callback import Callback, Row, SessionView, Table
 
-CHANNEL = "LABRL_SEARCH_CHANNEL"
-"""Name of the environment variable with the result of `channel`."""
+SEARCH = "LABRL_SEARCH"
+"""Name of the environment variable with the folder of the search to which a trial belongs."""
 
-PATIENCE = 0.5
-"""Seconds between two checks of whether the session must stop, while the search has not answered."""
+ANSWER = "search.json"
+"""File of a session with the search's answer to its last evaluation."""
+
+PATIENCE = 120.0
+"""Seconds without an answer after which the session looks whether the search still runs."""
+
+_WAITS = (0.005, 0.1)
+"""Shortest and longest seconds between two looks for an answer."""
 
 _log = logging.getLogger(__name__)
 
+answer_here: Callable[[Path], None] | None = None
+"""Function that writes the answer for a session with this folder, if the search runs in this process."""
 
-def channel(address: str, key: bytes, trial: int) -> str:
-    """Return the value of the variable CHANNEL for the sessions of trial number `trial`.
 
-    address: path of a socket, or `<host>:<port>`, at which the search listens.
-    """
-    return f"{trial} {key.hex()} {address}"
+def write_answer(session: Path, frame: int, stop: bool) -> None:
+    """Answer a session's evaluation at a frame: whether to stop the session."""
+    write_atomic(session / ANSWER, json.dumps({"frame": frame, "stop": stop}), durable=False)
 
 
 class ReportToSearch(Callback):
-    """Report each evaluation row to the search, and end the session if the search prunes it.
+    """Wait after each evaluation row until the search has read it, and end the session if it is pruned.
 
     Training waits for the answer, so that the result of a search does not depend on how busy the machine is.
     This callback has no state: a trial that is resumed by hand runs without it.
@@ -34,46 +45,44 @@ class ReportToSearch(Callback):
 
     frequencies = ()
 
-    def __init__(self, where: str) -> None:
-        """where: result of `channel`."""
-        self._where = where
-        self._search: Connection | None = None
-
-    def start(self, session: SessionView) -> None:
-        """Connect to the search. If it does not answer, the session continues without it."""
-        trial, key, address = self._where.split(" ", 2)
-        host, _, port = address.rpartition(":")
-        place = (host, int(port)) if host and not os.path.isabs(address) else address
-        try:
-            self._search = Client(place, authkey=bytes.fromhex(key))
-            self._search.send(int(trial))
-        except (OSError, EOFError) as error:
-            self._lose(error)
+    def __init__(self, home: str) -> None:
+        """home: folder of the search."""
+        self._home = Path(home)
+        self._lost = False
 
     def row(self, session: SessionView, table: Table, row: Row) -> None:
-        """Ask the search whether to continue, after an evaluation."""
-        if table != "eval" or self._search is None:
+        """Wait for the answer to an evaluation, which the run folder contains already."""
+        if table != "eval" or self._lost:
             return
-        try:
-            self._search.send(int(row["frame"]))
-            while not self._search.poll(PATIENCE):
-                if session.stopping():  # a resume reports the same row again
+        folder, frame = session.folder.path, int(row["frame"])
+        if answer_here is not None:
+            answer_here(folder)
+            self.gives_up = bool(self._answer(folder, frame))
+            return
+        pause, until = _WAITS[0], time.monotonic() + PATIENCE
+        while (stop := self._answer(folder, frame)) is None:
+            if session.stopping():  # a resume reports the same row again
+                return
+            if time.monotonic() > until:
+                if FolderLock(self._home).holder() is None:
+                    _log.warning("the search in %s has ended: this session is not pruned", self._home)
+                    self._lost = True
                     return
-            self.gives_up = bool(self._search.recv())
-        except (OSError, EOFError) as error:
-            self._lose(error)
+                until += PATIENCE
+            time.sleep(pause)
+            pause = min(2 * pause, _WAITS[1])
+        self.gives_up = stop
 
-    def finish(self, session: SessionView) -> None:
-        """Close the connection."""
-        if self._search is not None:
-            self._search.close()
-
-    def _lose(self, error: Exception) -> None:
-        _log.warning("the search does not answer (%s): this session is not pruned", error)
-        self._search = None
+    def _answer(self, folder: Path, frame: int) -> bool | None:
+        """Return whether to stop at a frame; None if the search has not answered yet."""
+        try:
+            told = json.loads((folder / ANSWER).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return bool(told["stop"]) if told["frame"] >= frame else None
 
 
 def search_callbacks() -> list[Callback]:
     """Return a `ReportToSearch` if this process belongs to a trial of a search, else nothing."""
-    where = os.environ.get(CHANNEL)
-    return [ReportToSearch(where)] if where else []
+    home = os.environ.get(SEARCH)
+    return [ReportToSearch(home)] if home else []
