@@ -37,14 +37,14 @@ def vector(task: str, num_envs: int = 3) -> VectorEnv:
     return make_env(dataclass_of(Component, node, "env"), seed=5, num_threads=1, num_envs=num_envs)
 
 
-def memory_of(env: VectorEnv, strategy: Any, capacity: int = 90, relabeled: float = 1.0) -> HindsightReplay:
+def memory_of(env: VectorEnv, strategy: Any, capacity: int = 90, relabelled: float = 1.0) -> HindsightReplay:
     return HindsightReplay(
         options(
             "agent.memory",
             "agent=dqn agent/memory=hindsight",
             strategy=strategy,
             capacity=capacity,
-            relabeled=relabeled,
+            relabelled=relabelled,
         ),
         observation_space=env.observation_space,
         action_space=env.action_space,
@@ -83,7 +83,7 @@ def test_goals_come_from_the_same_episode_with_recomputed_rewards(strategy: str,
     memory = memory_of(env, strategy)
     history = played(env, memory, 70)
     running = [max((t for t, now in enumerate(history) if now["over"][e]), default=-1) + 1 for e in range(3)]
-    alone, relabeled, later = (BitFlip() if task == "BitFlip" else Reach()), 0, 0
+    alone, relabelled, later = (BitFlip() if task == "BitFlip" else Reach()), 0, 0
     for _ in range(20):
         sample = memory.sample(64, 0)
         own = np.isin(sample.index // 3, range(70))
@@ -106,16 +106,16 @@ def test_goals_come_from_the_same_episode_with_recomputed_rewards(strategy: str,
             }
             sources = [s for s in allowed[strategy] if s in episode]  # type: ignore[attr-defined]
             assert any(np.array_equal(history[s]["reached"][e], goal) for s in sources)
-            relabeled += 1
+            relabelled += 1
             later += not np.array_equal(goal, reached)
-    assert relabeled > 500
+    assert relabelled > 500
     assert later > 100
     env.close()
 
 
-def test_configured_fraction_of_transitions_is_relabeled() -> None:
+def test_configured_fraction_of_transitions_is_relabelled() -> None:
     env = vector("Reach")
-    none, half = memory_of(env, "final", relabeled=0.0), memory_of(env, "final", relabeled=0.5)
+    none, half = memory_of(env, "final", relabelled=0.0), memory_of(env, "final", relabelled=0.5)
     for memory, fraction in ((none, 0.0), (half, 0.5)):
         history = played(env, memory, 30)
         sample = memory.sample(4000, 0)

@@ -148,7 +148,7 @@ def test_bytes_among_several_inputs_are_scaled_by_their_bounds() -> None:
 
 
 def test_observations_that_are_not_arrays_are_refused_by_name() -> None:
-    with refused("unsupported", "env", "1", "Text", "env.make"):
+    with refused("unsupported", "env", "1", "Text", "env.wrappers"):
         describe(own_env(Odd))
 
 

@@ -104,8 +104,6 @@ def _full_error() -> bool:
 
 def _run(arguments: list[str], typed: Typed) -> int:
     """Answer a question about the configuration, play a run, or train. Return the exit code."""
-    from hydra._internal.utils import get_args
-
     from labrl.run.signature import trusting
     from labrl.script import begin
     from labrl.session.torchrun import refuse_torchrun
@@ -117,7 +115,7 @@ def _run(arguments: list[str], typed: Typed) -> int:
     _check_arguments(arguments if asked is None else asked[2])
     if asked is not None:
         return _print_origins(*asked)
-    args = get_args(arguments)
+    args = _hydras_flags(arguments)
     if args.shell_completion:
         if "COMP_LINE" in os.environ:  # the shell would show messages within the line that the user types
             sys.stderr = io.StringIO()
@@ -133,12 +131,10 @@ def _run(arguments: list[str], typed: Typed) -> int:
 
 def _play_or_train(arguments: list[str], typed: Typed) -> int:
     """Answer a question about a key, play a run, or train. Return the exit code."""
-    from hydra._internal.utils import get_args
-
     from labrl.config.compose import prepare
     from labrl.trial.request import request_of
 
-    args = get_args(arguments)
+    args = _hydras_flags(arguments)
     request, again = request_of(args.overrides, args.multirun), None
     if request is not None and request.kind == "enjoy":
         return _enjoy(request)
@@ -147,7 +143,7 @@ def _play_or_train(arguments: list[str], typed: Typed) -> int:
     if request is not None:
         again = _earlier(request, args)
         arguments = _continuing(again, arguments, args)
-        args = get_args(arguments)
+        args = _hydras_flags(arguments)
     prepare(args.config_dir, args.overrides, args.multirun)
     if args.cfg and args.package and not args.multirun and _shows_null(args):
         print("null")
@@ -353,13 +349,11 @@ def _asked_about(arguments: Sequence[str]) -> tuple[str, str, list[str]] | None:
 
 def _print_origins(asked: str, key: str, arguments: list[str]) -> int:
     """Run `labrl --info presets` or `--info origin`: print which files set which values."""
-    from hydra._internal.utils import get_args
-
     from labrl.config.compose import applied_presets, origins
     from labrl.config.keys import written
     from labrl.trial.find import TAKE_A_RUN
 
-    args = get_args(arguments)
+    args = _hydras_flags(arguments)
     past = [one.partition("=")[0] for one in args.overrides if one.startswith(TAKE_A_RUN)]
     for given in [*(["-m"] if args.multirun else []), *past]:
         raise InputError(
@@ -757,6 +751,15 @@ def _print_version() -> int:
 
     print(f"labrl {version('labrl')}")
     return DONE
+
+
+def _hydras_flags(arguments: list[str]) -> Namespace:
+    """Return Hydra's flags and the overrides among the arguments."""
+    # Hydra has no public parser of its command line.
+    from hydra._internal.utils import get_args
+
+    found: Namespace = get_args(arguments)
+    return found
 
 
 @contextmanager

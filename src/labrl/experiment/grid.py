@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -119,11 +119,17 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
                 code="range",
                 key=one.key_or_group,
             )
-    (trials,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
+    choices = [
+        [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
+        if one.is_sweep_override()
+        else [f"{one.get_key_element()}={one.get_value_element_as_str()}"]
+        for one in parsed
+    ]
     # Hydra turns ~key into ~key=null, which removes a key only if its value is null.
     taken_away = {f"{one.input_line}=null": str(one.input_line) for one in parsed if one.is_delete()}
     return [
-        [taken_away.get(override) or unescaped(override) for override in overrides] for overrides in trials
+        [taken_away.get(override) or unescaped(override) for override in overrides]
+        for overrides in itertools.product(*choices)
     ]
 
 

@@ -23,7 +23,7 @@ class HindsightReplayConfig(ReplayConfig):
     strategy: Literal["future", "final", "episode"]
     """State of the same episode whose achieved goal is used, section 4.5: a random state reached by this step
     or a later one, the last state, or any state."""
-    relabeled: Probability
+    relabelled: Probability
     """Share of transitions that receive another goal, in [0, 1]; k / (k + 1) in the paper's notation."""
 
 
@@ -86,7 +86,7 @@ class HindsightReplay(Replay):
         sample = super().sample(batch_size, frame)
         step, env = np.divmod(sample.index, self.num_envs)
         last = self._last[env, step % self.slots]
-        wanted = (self.generator.random(batch_size) < self._config.relabeled) & (last >= step)
+        wanted = (self.generator.random(batch_size) < self._config.relabelled) & (last >= step)
         # The step that led to the state with the new goal.
         reached = last
         if self._config.strategy != "final":
