@@ -224,10 +224,6 @@ def _value(override: str) -> tuple[str, str]:
     return parsed.key_or_group, repr(parsed.value())
 
 
-def _agrees(overrides: Sequence[str], values: Mapping[str, str]) -> bool:
-    return values.items() <= _values(overrides).items()
-
-
 def _matched(
     wanted: Sequence[list[str]], records: Sequence[TrialRecord], swept: set[str]
 ) -> list[TrialRecord | None]:
