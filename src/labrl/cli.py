@@ -154,14 +154,17 @@ def _play_or_train(arguments: list[str], typed: Typed) -> int:
 def _go_back(request: Request, args: Namespace, typed: Typed) -> int:
     """Continue, repeat or fork a run, or print its configuration with the edits. Return the exit code."""
     from labrl.config.compose import prepare
-    from labrl.trial.resume import go_back
+    from labrl.trial.resume import Resume, go_back
 
     prepare(args.config_dir, request.edits)
     again = go_back(request, args.config_dir)
     if args.cfg == "job" and not args.package:
         from labrl.run.provenance import as_yaml
 
-        print(as_yaml(again.edited()), end="")
+        plain = again.edited()
+        if isinstance(again, Resume):  # with the frame from which changed coefficients hold
+            plain, _ = again.continued(plain)
+        print(as_yaml(plain), end="")
         return DONE
     for flag in (f"--{name}" for name in ("cfg", "package", "info", "hydra_help") if vars(args).get(name)):
         raise InputError(
@@ -243,7 +246,7 @@ def _continuing(again: Fork | ExperimentAgain, arguments: Sequence[str], args: N
 
 
 def _train(arguments: list[str], args: Namespace, typed: Typed, again: Fork | ExperimentAgain | None) -> int:
-    """Let Hydra compose and call a `Job` for each trial. Return the exit code.
+    """Let Hydra compose, and call a `Job` for a run or a sweeper for an experiment. Return the exit code.
 
     Raises InputError if composing fails.
     """

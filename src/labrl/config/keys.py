@@ -40,6 +40,9 @@ NEW: dict[str, Any] = {
 RATE = "agent.lr.rate"
 """Key of an adapted learning rate, which is state: a new value holds from the frame of a resume on."""
 
+OF_COMPONENTS = {RATE: Traits(resume=True), "env.restarts": Traits(resume=True, same_group=True, score=False)}
+"""Traits of keys below a component, whose class a key alone does not tell."""
+
 
 @cache
 def traits(key: str) -> Traits:
@@ -47,7 +50,7 @@ def traits(key: str) -> Traits:
     # Imported late, because the command line shows help without importing pydantic.
     from labrl.config.schema import TrialConfig
 
-    found = Traits(resume=key == RATE)
+    found = OF_COMPONENTS.get(key, Traits())
     kinds: list[type] = [TrialConfig]
     for name in key.split("."):
         hint = next((hints(kind)[name] for kind in kinds if name in hints(kind)), None)

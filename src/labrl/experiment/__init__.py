@@ -6,13 +6,13 @@
     search/      running a search: its space, its study in a shared storage, pruning, confirmation
     experiment   the locked folder of a running experiment
     scheduler    tasks and outcomes; passes trials from a queue to a launcher when there is room
-    launcher     base class of launchers, and adapters for launchers and sweepers of other packages
+    launcher     base class of launchers, and the one that trains in this process
     local        a launcher: processes of this machine, each with its own cores and GPUs
     clusters     launchers: jobs of submitit, tasks of Ray
     machine      assigns the cores and GPUs of a machine to trials
-    job          a trial as a job of Hydra, in any process
+    job          what Hydra calls for a new run, and the planning of trials, in the process of the command
     summary      the final table of a grid
 
 `labrl.plugins` contains the sweepers that Hydra finds. A sweeper creates a queue (`Grid`, `Search`,
-`ConfirmingRuns`), which provides tasks and receives their outcomes. A launcher knows no queue.
+`ConfirmingRuns`), which provides tasks and receives their outcomes. A launcher depends on no queue.
 """

@@ -67,7 +67,6 @@ class WorkersLauncher(TrialLauncher):
             worker.close()
         self._idle.clear()
         self._jobs.clear()
-        super().__exit__()
 
     def has_room(self, need: Need) -> bool:
         """Return whether cores and GPUs for another trial are free."""

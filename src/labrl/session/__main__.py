@@ -16,7 +16,7 @@ def main() -> int:
     """Run the command. Return the largest exit code of its sessions."""
     parser = argparse.ArgumentParser(
         prog="labrl-session",
-        description="Run sessions of run folders, one after another. labrl starts this command itself.",
+        description="Run sessions of planned run folders, one after another, as a scheduler of your own may.",
         usage="labrl-session <run folder> <number of the session> [<run folder> <number> ...]",
     )
     parser.add_argument("sessions", nargs="+")

@@ -186,7 +186,7 @@ class Resume(Again):
             "commits": {name: facts.get("commit") for name, facts in now["git"].items()},
             "edited_in_config_yaml": sorted(self.in_file),
         }
-        run.set_status("waiting", resumes=[*resumes, entry])
+        run.update(resumes=[*resumes, entry])
         return differs
 
 

@@ -60,7 +60,7 @@ def search(
 ) -> int:
     """Run the search that `cfg` and the `overrides` of the command line describe. Return the exit code.
 
-    job: the function that runs each trial. Raises InputError for wrong input before any trial starts.
+    job: what its trials have in common. Raises InputError for wrong input before any trial starts.
     """
     silence()
     plain = resolved(cfg, cfg.hydra.runtime.choices["agent"])
