@@ -22,7 +22,16 @@ LABRL = Path(sys.executable).with_name("labrl")
 RUN = "labrl seed=7 hydra.run.dir=runs/ppo"
 QUIET = ("wandb=disabled", "meta.tensorboard=false", "meta.report=false")
 
-SUMMARY = ("sessions of", "#", "0 ", "final return:", "checkpoints:", "parameters:", "run folder:")
+SUMMARY = (
+    "sessions of",
+    "#",
+    "0 ",
+    "final return:",
+    "checkpoints:",
+    "parameters:",
+    "on disk:",
+    "run folder:",
+)
 """Beginnings of the lines at the end of a run, which are left out."""
 
 COLUMNS = 100

@@ -33,6 +33,7 @@ PROGRAMS = {
     "labrl-replay": cli.replay,
     "labrl-runs": cli.list_runs,
     "labrl-report": cli.report,
+    "labrl-clean": cli.clean,
     "labrl-envs": cli.list_envs,
 }
 PLACEHOLDER = re.compile(r"<[a-z ]+>|\.\.\.|\*")
@@ -93,6 +94,7 @@ RUN = (
     "tutorial/own-agent.md",
     "how-to/resume.md",
     "how-to/play.md",
+    "how-to/disk.md",
     "how-to/extend.md",
 )
 """Pages whose commands are run one after the other; the commands of all other pages are only composed."""

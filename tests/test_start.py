@@ -108,7 +108,16 @@ def test_run_interrupted_before_its_first_frame_can_be_resumed(tmp_path: Path) -
 
 
 def test_each_command_returns_the_exit_code_of_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    functions = ("main", "list_envs", "send_to_wandb", "list_runs", "replay", "report", "export_policy")
+    functions = (
+        "main",
+        "list_envs",
+        "send_to_wandb",
+        "list_runs",
+        "replay",
+        "report",
+        "clean",
+        "export_policy",
+    )
     for code, function in enumerate(functions):
         monkeypatch.setattr(labrl.cli, function, lambda code=code: code)
     before = signal.getsignal(signal.SIGINT)

@@ -732,6 +732,31 @@ def report(argv: Sequence[str] | None = None) -> int:
     return _ended(parser.prog, command)
 
 
+def clean(argv: Sequence[str] | None = None) -> int:
+    """Run `labrl-clean <folders or globs...>`: list, or remove, what finished runs no longer need.
+
+    Returns the exit code.
+    """
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="labrl-clean",
+        description="List replay buffers, checkpoints other than the newest and the best, and videos of "
+        "finished runs with their sizes. Other runs are skipped. Nothing is removed without --yes.",
+    )
+    parser.add_argument("places", nargs="+", metavar="folder", help="runs, experiments, globs, or latest")
+    parser.add_argument("--yes", action="store_true", help="remove these files")
+
+    def command() -> int:
+        args = parser.parse_args(argv)
+        from labrl.trial.clean import clean_runs
+
+        with signals_raise():
+            return clean_runs(args.places, args.yes)
+
+    return _ended(parser.prog, command)
+
+
 def _take_trust(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--trust", action="store_true", help="run whatever code a folder names that someone else has written"

@@ -98,7 +98,9 @@ def _check(path: Path) -> None:
         raise InputError.not_found(
             given, f"it is not a run folder, because it has no {MARKER}", "Choose the folder of a run"
         )
-    plain = Run.open(path).read_config()
+    run = Run.open(path)
+    plain = run.read_config()
+    run.check_buffers([session.index for session in run.sessions], given)
     if "memory" not in plain["agent"]:
         raise InputError.unsupported(
             given,

@@ -208,6 +208,14 @@ class CheckpointStore:
                 whole.add(int(_checked_manifest(path)["frame"]))
         return sorted(whole)
 
+    def old(self) -> list[Path]:
+        """Return the folders of all checkpoints that are older than the newest complete one and not the best.
+
+        Raises InputError if the newest one has another format.
+        """
+        newest, best = self.newest_whole_frame() or 0, self.best_frame()
+        return [self._at(frame) for frame in self.frames() if frame < newest and frame != best]
+
     def copy_past(self, frame: int, target: Path) -> None:
         """Copy the checkpoint of `frame`, and the best one at that frame, to the store in `target`.
 

@@ -53,6 +53,8 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     without: list[str] = []
     texts = [os.path.expanduser(os.fspath(place)) for place in places]
     for text in texts:
+        if not text.strip():
+            raise InputError.missing("folder", "an unset shell variable is empty", "Type it")
         literal = os.path.exists(text) or not glob.has_magic(text)
         paths = [Path(one) for one in ([text] if literal else sorted(glob.glob(text)))]
         if not paths:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cached_property
@@ -320,6 +321,29 @@ class Run(Folder[RunStatus]):
             code="not-found",
             key=key,
         )
+
+    def cleaned_files(self) -> set[str]:
+        """Return the files and folders that `labrl-clean` has removed, relative to the run folder."""
+        return {file for entry in self.read_info().get("cleaned", []) for file in entry["files"]}
+
+    def cleaned_buffers(self) -> set[int]:
+        """Return the numbers of the sessions that lack their replay buffer, because `labrl-clean` has removed
+        it."""
+        files = self.cleaned_files()
+        lacking = (one for one in self.sessions if not one.replay.is_dir())
+        return {one.index for one in lacking if str(one.replay.relative_to(self.path)) in files}
+
+    def check_buffers(self, sessions: Iterable[int], asked: str, repeat: Sequence[str] = ()) -> None:
+        """Raise InputError if `labrl-clean` has removed the replay buffer of one of the sessions.
+
+        sessions: their numbers; asked: the setting that names the run; repeat: overrides of a repetition that
+        can be used instead.
+        """
+        if not self.cleaned_buffers().isdisjoint(sessions):
+            why = "the run was cleaned: labrl-clean has removed its replay buffer"
+            rerun = shlex.join(["labrl", f"+rerun={self.path}", *repeat])
+            fix = f"To repeat the run: {rerun}\nTo train from its weights: start_from.run={self.path}"
+            raise InputError.not_found(asked, why, fix)
 
     @cached_property
     def warnings(self) -> list[str]:

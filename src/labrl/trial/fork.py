@@ -7,6 +7,7 @@ run up to that frame. Only edits with which the checkpoint cannot be loaded are 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -64,6 +65,8 @@ class Fork(Again):
         """Return the fork that is requested. Raises InputError without a checkpoint of its frame."""
         given = [value for key, value in map(split_override, request.edits) if key == "meta.max_session"]
         count = int(given[-1]) if given and given[-1].isdigit() else past.config["meta"]["max_session"]
+        keep = [f"meta.keep_every={frame}"] if (frame := frame_of(request.at)) else []
+        past.check_buffers(range(count), f"+fork={past.path}", keep)
         return cls(past, request.edits, _frame_of(past, request.at, count), config_dir)
 
     def as_json(self) -> dict[str, Any]:
@@ -107,6 +110,7 @@ class Fork(Again):
             if change.key in _FIXED:
                 raise self._refused(change, _FIXED[change.key])
         sessions, budget = plain["meta"]["max_session"], plain["env"]["max_frame"]
+        self.past.check_buffers(range(sessions), f"+fork={self.folder}", [f"meta.keep_every={self.frame}"])
         then = self.past.config["meta"]
         if sessions > then["max_session"]:
             raise InputError(
@@ -269,6 +273,10 @@ def _frame_of(past: Run, at: str | None, count: int) -> int:
         )
     if (found := next((frame for frame in shared if wanted <= frame < wanted + num_envs), None)) is not None:
         return found
+    if any(file.endswith(f"/frame_{wanted:012d}") for file in past.cleaned_files()):
+        repeat = shlex.join(["labrl", f"+rerun={past.path}", f"meta.keep_every={wanted}"])
+        why = f"labrl-clean has removed the checkpoint of that frame from {past.path}"
+        raise InputError.not_found(f"at={wanted}", why, f"{_kept_frames(shared)} To repeat the run: {repeat}")
     lacking = [str(index) for index, frames in whole.items() if wanted not in frames]
     of = f" of session {', '.join(lacking)}" if len(sessions) > 1 else ""
     raise InputError(

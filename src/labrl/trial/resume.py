@@ -146,10 +146,13 @@ class Resume(Again):
         """Return the configuration of the continued run, and the changes that contradict its past.
 
         plain: the recorded configuration with the edits, whose changed coefficients hold after the furthest
-        frame of a session. Raises InputError if an extension would learn nothing.
+        frame of a session. Raises InputError if an extension would learn nothing, or
+        lacks a replay buffer that `labrl-clean` has removed.
         """
         run, config = self.past, resolve(plain)
-        frame = max(frames_reached(run).values(), default=0)
+        reached = frames_reached(run)
+        run.check_buffers(reached.keys() & _sessions_left(run, config), f"+resume={run.path}")
+        frame = max(reached.values(), default=0)
         held, keys = hold_changes(run.read_config(), plain, config, frame) if frame else (dict(plain), [])
         prefixes = tuple(f"{key}." for key in keys)
         found = [one for one in contradictions(run.changes(held)) if not f"{one.key}.".startswith(prefixes)]
@@ -287,9 +290,11 @@ def _finished(run: Run, config: TrialConfig) -> str:
     or_spent += "".join(f" or ended early: {stop.why}" for stop in found)
     lacks_report = config.meta.report and not run.report.exists()
     report = f"\nTo make its report: {how_to_report(run.path)}" if lacks_report else ""
+    cleaned = " of a repetition (+rerun), because labrl-clean has removed its replay buffer"
+    where = cleaned if run.cleaned_buffers() else ""
     return (
         f"{run.path} has finished: {all_of_them} played all {budget} frames of the budget{or_spent}.\n"
-        f"To continue, set a larger budget: {larger}\n"
+        f"To continue, set a larger budget{where}: {larger}\n"
         f"To add sessions with other seeds: meta.max_session=<more than {sessions}>{report}"
     )
 

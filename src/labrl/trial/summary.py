@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 
 from labrl.analysis.formats import score, widths_that_fit
 from labrl.analysis.returns import MEANING, group_return
+from labrl.run.disk import disk_use
 from labrl.run.folder import read_json
 from labrl.run.run import Run
 from labrl.run.session import SessionResult
@@ -90,6 +92,9 @@ def print_summary(result: TrialResult, console: Console | None = None) -> None:
         say(f"to resume from the last checkpoint: {how_to_resume(result.folder)}", console)
     if result.report is not None:
         say(f"report: {result.report}", console)
+    if used := disk_use(Run(result.folder)):
+        largest = ", ".join(f"{kind} {decimal(size)}" for kind, size in used.most_common(2))
+        say(f"on disk: {decimal(used.total())} ({largest})", console)
     say(f"run folder: {result.folder}", console)
 
 

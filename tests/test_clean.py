@@ -1,0 +1,378 @@
+"""Tests of `labrl-clean`, which removes what finished runs no longer need, and of disk use."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from exact_cases import differences, small
+from refusals import refused
+from run_cases import files_of, rising, write_run
+
+import labrl
+from labrl import cli
+from labrl.errors import DONE, FAILED, WRONG_INPUT
+from labrl.run.checkpoint import CheckpointStore
+from labrl.run.disk import disk_use
+from labrl.run.folder import EXPERIMENT_MARKER
+from labrl.run.run import MARKER, Run
+from labrl.run.session import SessionResult
+from labrl.trial.fork import Fork
+from labrl.trial.result import TrialResult
+from labrl.trial.summary import print_summary
+
+PPO = [*small("ppo", "cartpole"), "agent.lr=1e-3", "agent.clip_range=0.2"]
+DQN = [*small("dqn", "cartpole"), "agent.lr=1e-3"]
+FILES = "agent.memory.storage=mmap"
+KEEP, AT = "meta.keep_every=800", 800
+LARGER = "env.max_frame=3200"
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+
+
+@pytest.fixture(scope="module")
+def ppo_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ppo") / "run"
+    assert cli.main([*PPO, KEEP, f"hydra.run.dir={folder}"]) == DONE
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dqn_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dqn") / "run"
+    assert cli.main([*DQN, KEEP, FILES, f"hydra.run.dir={folder}"]) == DONE
+    for video in (folder / "session_0" / "videos" / "best.mp4", folder / "enjoy" / "one" / "episode_0.mp4"):
+        video.parent.mkdir(parents=True)
+        video.write_bytes(bytes(10_000))
+    return folder
+
+
+@pytest.fixture
+def ppo(ppo_once: Path) -> Path:
+    return Path(shutil.copytree(ppo_once, "runs/ppo"))
+
+
+@pytest.fixture
+def dqn(dqn_once: Path) -> Path:
+    return Path(shutil.copytree(dqn_once, "runs/dqn"))
+
+
+def removed_files(run: Path) -> set[str]:
+    return Run.open(run).cleaned_files()
+
+
+def has_files_in(run: Path, *names: str) -> bool:
+    return any(path.is_file() for name in names for path in run.glob(f"{name}/**/*"))
+
+
+def made_up(path: Path, status: str = "finished") -> Path:
+    """Write a run without training that has a replay buffer, three checkpoints and a video."""
+    write_run(path, [rising(10)], status=status)
+    session = Run.open(path).session(0)
+    for frame in (100, 200, 300):
+        session.store(keep_last=3).save(frame, {"frame": frame})
+    for file in (session.replay / "frames.npy", session.videos / "best.mp4"):
+        file.parent.mkdir()
+        file.write_bytes(bytes(10_000))
+    return path
+
+
+def frames_of(run: Path) -> list[int]:
+    return Run.open(run).session(0).checkpoint_frames()
+
+
+def test_listing_names_runs_and_removes_nothing(
+    dqn: Path, ppo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files_of(Path())
+    assert cli.clean(["runs"]) == DONE
+    assert files_of(Path()) == before
+    output = capsys.readouterr().out
+    assert str(dqn) in output
+    assert str(ppo) in output
+    assert "labrl-clean --yes runs" in output
+
+
+def test_clean_removes_buffers_old_checkpoints_and_videos_and_nothing_else(dqn: Path) -> None:
+    before = files_of(dqn)
+    (newest, *_), best = frames_of(dqn), Run.open(dqn).session(0).store().best_frame()
+    assert has_files_in(dqn, "session_0/replay", f"session_0/checkpoints/frame_{newest:012d}/replay")
+    assert has_files_in(dqn, "session_0/videos")
+    assert cli.clean([str(dqn), "--yes"]) == DONE
+    after = files_of(dqn)
+    assert set(frames_of(dqn)) == {newest} | ({best} & set(frames_of(dqn)))
+    assert Run.open(dqn).session(0).store().best_frame() == best
+    removed = {str(path.relative_to(dqn)) for path in before.keys() - after.keys()}
+    kinds = (
+        "enjoy/one/episode_0.mp4",
+        "session_0/replay/",
+        "session_0/videos/",
+        "session_0/checkpoints/frame_",
+    )
+    assert all(path.startswith(kinds) for path in removed)
+    assert not has_files_in(dqn, "session_0/replay", "session_0/videos", "session_0/checkpoints/*/replay")
+    assert all(any(path.startswith(one) for one in removed_files(dqn)) for path in removed)
+    changed = {path for path in after if before.get(path) != after[path]}
+    assert changed == {dqn / MARKER}
+
+
+def test_recorded_size_is_the_disk_that_was_freed(dqn: Path) -> None:
+    before = sum(path.lstat().st_blocks * 512 for path in dqn.rglob("*") if path.name != MARKER)
+    folders = sum(path.lstat().st_blocks * 512 for path in dqn.rglob("*") if path.is_dir())
+    assert cli.clean([str(dqn), "--yes"]) == DONE
+    after = sum(path.lstat().st_blocks * 512 for path in dqn.rglob("*") if path.name != MARKER)
+    folders -= sum(path.lstat().st_blocks * 512 for path in dqn.rglob("*") if path.is_dir())
+    (entry,) = json.loads((dqn / MARKER).read_text())["cleaned"]
+    assert entry["bytes"] == before - after - folders > 0
+
+
+def test_run_cleaned_twice_has_one_record(dqn: Path) -> None:
+    assert cli.clean([str(dqn), "--yes"]) == DONE
+    files = files_of(dqn)
+    assert cli.clean([str(dqn), "--yes"]) == DONE
+    assert files_of(dqn) == files
+
+
+def test_run_without_its_buffer_can_be_repeated_and_not_extended(dqn: Path) -> None:
+    assert cli.clean([str(dqn), "--yes"]) == DONE
+    before = files_of(dqn)
+    with refused("not-found", "+resume", str(dqn), f"+rerun={dqn.absolute()}", "start_from.run="):
+        labrl.train([f"+resume={dqn}", LARGER])
+    with refused("not-found", "+resume"):
+        labrl.train([f"+resume={dqn}", LARGER, "+force=true"])
+    with refused("range", "env.max_frame", "+rerun"):
+        labrl.train([f"+resume={dqn}"])
+    assert files_of(dqn) == before
+    again = labrl.train([f"+rerun={dqn}"])
+    assert again.exit_code == DONE
+    assert labrl.train([f"+resume={again.folder}", LARGER]).exit_code == DONE
+
+
+def test_experiment_with_a_cleaned_trial_is_not_extended(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ["-m", *DQN, FILES, "env.max_frame=800", "seed=1,2", "hydra/launcher=basic"]
+    assert cli.main([*grid, "hydra.sweep.dir=grid"]) == DONE
+    trial = min(marker.parent for marker in Path("grid").glob(f"*/{MARKER}"))
+    assert cli.clean([str(trial), "--yes"]) == DONE
+    capsys.readouterr()
+    assert cli.main(["-m", "+resume=grid", LARGER]) == WRONG_INPUT
+    assert "labrl-clean" in capsys.readouterr().err
+    assert cli.main(["-m", "+resume=grid", "seed=1,2"]) == DONE
+
+
+def test_cleaned_run_takes_further_sessions_and_gives_its_weights(dqn: Path) -> None:
+    policy = labrl.load(dqn)
+    assert cli.clean([str(dqn), "--yes"]) == DONE
+    assert labrl.load(dqn).frame == policy.frame
+    assert cli.main([f"+enjoy={dqn}", "episodes=1", "videos=0"]) == DONE
+    assert labrl.train([f"+resume={dqn}", "meta.max_session=2"]).exit_code == DONE
+    started = labrl.train([*DQN, "env.max_frame=800", f"start_from.run={dqn}"])
+    assert started.exit_code == DONE
+    # The new session has its buffer and old checkpoints, which can be removed, too.
+    assert cli.clean([str(dqn), "--yes"]) == DONE
+    assert Run.open(dqn).cleaned_buffers() == {0, 1}
+
+
+@pytest.mark.parametrize("at", [[], [f"at={AT}"], ["at=latest"]])
+def test_run_without_its_buffer_cannot_be_forked(dqn: Path, at: list[str]) -> None:
+    assert cli.clean([str(dqn), "--yes"]) == DONE
+    with refused("not-found", "+fork", f"+rerun={dqn.absolute()}"):
+        labrl.train([f"+fork={dqn}", *at, LARGER])
+    assert [path.name for path in Path("runs").iterdir()] == ["dqn"]
+
+
+def test_fork_planned_before_its_run_was_cleaned_is_refused(dqn: Path) -> None:
+    """The experiment of forks knows its frame, and starts a trial after the run was cleaned."""
+    fork = Fork.recorded({"fork": {"folder": str(dqn), "frame": AT, "edits": []}})
+    assert fork is not None
+    assert cli.clean([str(dqn), "--yes"]) == DONE
+    with refused("not-found", "+fork"):
+        fork.check(fork.edited())
+
+
+def test_run_without_its_buffer_gives_no_offline_data(dqn: Path) -> None:
+    assert cli.clean([str(dqn), "--yes"]) == DONE
+    with refused("not-found", "agent.offline.folder", f"+rerun={dqn.absolute()}"):
+        labrl.train(["agent=dqn", "agent/offline=run", f"agent.offline.folder={dqn}", "env.max_frame=800"])
+
+
+def test_cleaned_run_of_an_agent_without_a_buffer_is_extended_exactly(ppo: Path) -> None:
+    assert cli.clean([str(ppo), "--yes"]) == DONE
+    assert frames_of(ppo) != []
+    assert labrl.train([f"+resume={ppo}", LARGER]).exit_code == DONE
+    whole = labrl.train([*PPO, KEEP, LARGER, "hydra.run.dir=runs/whole"])
+    assert differences(ppo, whole.folder) == []
+
+
+def test_removed_checkpoint_cannot_be_forked_and_the_newest_can(ppo: Path) -> None:
+    newest = frames_of(ppo)[0]
+    assert newest > AT
+    assert cli.clean([str(ppo), "--yes"]) == DONE
+    with refused("not-found", "at", f"meta.keep_every={AT}", str(newest)):
+        labrl.train([f"+fork={ppo}", f"at={AT}", LARGER])
+    assert labrl.train([f"+fork={ppo}", f"at={newest}", LARGER]).exit_code == DONE
+
+
+def test_newest_whole_and_best_checkpoints_are_not_old(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", keep_last=9)
+    for frame in range(1, 7):
+        store.save(frame, {"frame": frame}, best=frame in (2, 3))
+    assert [path.name[-1] for path in store.old()] == ["5", "4", "2", "1"]
+    (store.folder / "frame_000000000006" / "state.pt").unlink()
+    assert [path.name[-1] for path in store.old()] == ["4", "2", "1"], "the newest complete one is 5"
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed", "waiting", "running"])
+def test_unfinished_run_is_skipped_and_named(status: str, capsys: pytest.CaptureFixture[str]) -> None:
+    made_up(Path("runs/cut"), status)
+    made_up(Path("runs/done"))
+    before = files_of(Path("runs/cut"))
+    assert cli.clean(["runs", "--yes"]) == DONE
+    assert files_of(Path("runs/cut")) == before
+    assert frames_of(Path("runs/done")) == [300]
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "runs/cut" in line)
+    assert "+resume" in line
+
+
+@pytest.mark.parametrize("status", ["finished", "running"])
+def test_run_in_use_is_skipped_and_named(status: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_up(Path("runs/used"), status)
+    before = files_of(run)
+    with Run.open(run).session(0).lock():
+        assert cli.clean(["runs", "--yes"]) == DONE
+    assert files_of(run) == before
+    assert "runs/used" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "linked", ["session_0/replay", "session_0/checkpoints", "session_0/videos", "session_0/videos/best.mp4"]
+)
+def test_symbolic_link_is_not_followed(linked: str) -> None:
+    run = made_up(Path("runs/one"))
+    elsewhere = Path("elsewhere")
+    shutil.move(run / linked, elsewhere)
+    (run / linked).symlink_to(elsewhere.absolute())
+    before = files_of(Path("elsewhere")) or elsewhere.read_bytes()
+    assert cli.clean(["runs/one", "--yes"]) == DONE
+    assert (files_of(Path("elsewhere")) or elsewhere.read_bytes()) == before
+    assert (run / linked).is_symlink()
+    assert removed_files(run) != set()
+    assert not any(one.startswith(linked) for one in removed_files(run))
+
+
+def test_symbolic_link_to_a_session_is_not_followed() -> None:
+    run = made_up(Path("runs/one"))
+    shutil.move(run / "session_0", "elsewhere")
+    (run / "session_0").symlink_to(Path("elsewhere").absolute())
+    before = files_of(Path("elsewhere"))
+    assert cli.clean(["runs/one", "--yes"]) == DONE
+    assert files_of(Path("elsewhere")) == before
+
+
+def test_link_inside_a_removed_folder_is_removed_and_its_target_stays() -> None:
+    run = made_up(Path("runs/one"))
+    Path("data").mkdir()
+    Path("data/mine").write_text("kept")
+    (run / "session_0" / "replay" / "data").symlink_to(Path("data").absolute())
+    assert cli.clean(["runs/one", "--yes"]) == DONE
+    assert not (run / "session_0" / "replay").exists()
+    assert Path("data/mine").read_text() == "kept"
+
+
+def test_file_with_another_link_frees_no_space() -> None:
+    run = made_up(Path("runs/one"))
+    buffer = run / "session_0" / "replay" / "frames.npy"
+    os.link(buffer, "mine.npy")
+    (run / "session_0" / "videos" / "best.mp4").unlink()
+    shutil.rmtree(run / "session_0" / "checkpoints")
+    assert cli.clean(["runs/one", "--yes"]) == DONE
+    (entry,) = json.loads((run / MARKER).read_text())["cleaned"]
+    assert entry["bytes"] == 0
+    assert Path("mine.npy").stat().st_size == 10_000
+
+
+def test_experiments_and_globs_are_cleaned() -> None:
+    for place in ("grid/0", "grid/1", "a_1", "a_2", "b_1"):
+        made_up(Path("runs") / place)
+    trials = [{"number": number, "folder": str(number)} for number in range(2)]
+    Path("runs/grid", EXPERIMENT_MARKER).write_text(
+        json.dumps({"kind": "grid", "status": "finished", "trials": trials})
+    )
+    assert cli.clean(["runs/a_*", "runs/grid", "--yes"]) == DONE
+    cleaned = {str(path.parent) for path in Path("runs").rglob(MARKER) if removed_files(path.parent)}
+    assert cleaned == {"runs/a_1", "runs/a_2", "runs/grid/0", "runs/grid/1"}
+    assert cli.clean(["latest", "--yes"]) == DONE
+
+
+def test_file_that_cannot_be_removed_is_named_and_removed_later(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    run = made_up(Path("runs/one"))
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        assert cli.clean(["runs", "--yes"]) == FAILED
+    assert str(run / "session_0" / "replay") in capsys.readouterr().out
+    assert "session_0/replay" in removed_files(run), "a resume must know why part of it may be missing"
+    assert Run.open(run).cleaned_buffers() == set()
+    assert cli.clean(["runs", "--yes"]) == DONE
+    assert Run.open(run).cleaned_buffers() == {0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ([""], "folder"),
+        (["nowhere"], "nowhere"),
+        (["runs/x*"], "runs/x*"),
+        (["runs/one/session_0"], "runs/one"),
+        (["runs/one/run.json"], "run.json"),
+        (["empty"], "empty"),
+        (["runs/one", "nowhere"], "nowhere"),
+        ([], "folder"),
+        (["runs/one", "--all"], "--all"),
+    ],
+)
+def test_wrong_folder_is_refused_and_removes_nothing(
+    arguments: Sequence[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_up(Path("runs/one"))
+    Path("empty").mkdir()
+    before = files_of(Path())
+    assert cli.clean([*arguments, "--yes"]) == WRONG_INPUT
+    said = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("usage:")]
+    assert len(said) == 1
+    assert named in said[0]
+    assert files_of(Path()) == before
+
+
+def test_damaged_run_is_skipped_among_others(capsys: pytest.CaptureFixture[str]) -> None:
+    made_up(Path("runs/one"))
+    made_up(Path("runs/two"))
+    Path("runs/two", MARKER).write_text("{")
+    before = files_of(Path("runs/two"))
+    assert cli.clean(["runs", "--yes"]) == DONE
+    assert files_of(Path("runs/two")) == before
+    assert removed_files(Path("runs/one"))
+
+
+def test_disk_use_is_the_size_of_all_files_by_kind(dqn: Path) -> None:
+    used = disk_use(Run.open(dqn))
+    files = [path.lstat() for path in dqn.rglob("*") if path.is_file()]
+    inodes = {stat.st_ino: stat.st_blocks * 512 for stat in files}
+    assert sum(used.values()) == sum(inodes.values())
+    assert {"replay buffer", "checkpoints"} <= used.keys()
+
+
+def test_summary_of_a_run_says_what_it_keeps_on_disk(dqn: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session = SessionResult(index=0, seed=1, status="finished")
+    (dqn / "session_0" / "replay" / "frames.npy").write_bytes(bytes(20_000_000))
+    print_summary(TrialResult(folder=dqn, seed=1, sessions=[session]))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("on disk"))
+    assert "replay buffer" in line
+    assert len(line) <= 100
