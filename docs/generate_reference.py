@@ -350,6 +350,8 @@ API = {
         "labrl.train",
         "labrl.trial.result.TrialResult",
         "labrl.run.session.SessionResult",
+        "labrl.sweep",
+        "labrl.experiment.result.SweepResult",
         "labrl.load",
         "labrl.trial.loading.LoadedPolicy",
         "labrl.trial.loading.Evaluation",

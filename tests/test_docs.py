@@ -166,7 +166,9 @@ def test_commands_of_other_pages_compose(command: str, page: str, capsys: pytest
 def snippets() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for code in re.findall(r"```python\n(import labrl\n.*?)```", text(page), re.DOTALL):
-            if "labrl.train(" in code:  # tests/test_load.py runs the snippets that load a policy
+            if (
+                "labrl.train(" in code or "labrl.sweep(" in code
+            ):  # tests/test_load.py runs the snippets that load a policy
                 yield page, code
 
 
@@ -178,7 +180,7 @@ def test_python_snippets_run(page: str, code: str) -> None:
     scope: dict[str, object] = {}
     exec(code, scope)
     result = scope.get("result")
-    if isinstance(result, labrl.trial.trial.TrialResult):
+    if isinstance(result, labrl.TrialResult | labrl.SweepResult):
         assert result.exit_code == 0
 
 

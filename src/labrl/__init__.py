@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+import os
+
 TYPE_CHECKING = False  # typing is slow to import, and the commands import this before they handle Ctrl-C
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import Any, TypeVar
 
+    from labrl.experiment.result import SweepResult
     from labrl.run.run import Run
     from labrl.trial.loading import Evaluation, LoadedPolicy
     from labrl.trial.result import TrialError, TrialResult
+
+    F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "Evaluation",
     "LoadedPolicy",
     "Run",
+    "SweepResult",
     "TrialError",
     "TrialResult",
     "load",
     "runs",
+    "sweep",
     "train",
 ]
 
@@ -26,6 +34,7 @@ _HOMES = {
     "Evaluation": "labrl.trial.loading",
     "LoadedPolicy": "labrl.trial.loading",
     "Run": "labrl.run.run",
+    "SweepResult": "labrl.experiment.result",
     "TrialError": "labrl.trial.result",
     "TrialResult": "labrl.trial.result",
 }
@@ -41,6 +50,54 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'labrl' has no attribute {name!r}")
 
 
+def _concise(function: F) -> F:
+    """Let a LabrlError leave `function` as one exception, without what it was caught from and labrl's frames.
+
+    Both stay if the user's own code failed, and if HYDRA_FULL_ERROR=1.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from labrl.errors import LabrlError
+
+        try:
+            return function(*args, **kwargs)
+        except LabrlError as error:
+            own = error.code in ("target", "environment") and not isinstance(error.__cause__, LabrlError)
+            if own or os.environ.get("HYDRA_FULL_ERROR") == "1":
+                raise
+            error.__context__ = None
+            raise error.with_traceback(None) from None
+
+    return call  # type: ignore[return-value]
+
+
+def _begin(caller: str, overrides: Sequence[str], what: str, example: str, instead: str) -> None:
+    """Start a run. Raises InputError unless `overrides` is a list of overrides without flags and `+enjoy`.
+
+    what: what the call runs; example: two overrides; instead: what to do for flags.
+    """
+    from collections import abc
+
+    from labrl.errors import InputError
+    from labrl.processes import let_threads_sleep, name_user_and_home
+    from labrl.script import begin
+
+    begin(caller)
+    let_threads_sleep()
+    name_user_and_home()
+    is_list = isinstance(overrides, abc.Sequence) and not isinstance(overrides, str)
+    if not is_list or not all(isinstance(override, str) for override in overrides):
+        raise InputError.usage(caller, f"it takes a list of overrides, such as {example}, got {overrides!r}")
+    if flags := [override for override in overrides if override.startswith("-")]:
+        fix = f"{instead}, with config_dir=<folder> for your own files, or call labrl.cli.main([...])"
+        raise InputError.usage(flags[0], f"{caller} accepts the overrides of {what}, but no flags", fix)
+    if any(override.startswith("+enjoy=") for override in overrides):
+        fix = "Call labrl.cli.main([...]) with the same overrides"
+        raise InputError.usage("+enjoy", "it does not train", fix)
+
+
+@_concise
 def train(
     overrides: Sequence[str] = (),
     config_dir: str | os.PathLike[str] | None = None,
@@ -59,32 +116,12 @@ def train(
     before anything is written.
     """
     import json
-    from collections import abc
 
     from labrl.config.compose import compose
     from labrl.config.presets import choices_of
-    from labrl.errors import InputError
-    from labrl.processes import let_threads_sleep, name_user_and_home
-    from labrl.script import begin
 
-    begin("labrl.train")
-    let_threads_sleep()
-    name_user_and_home()
-    is_list = isinstance(overrides, abc.Sequence) and not isinstance(overrides, str)
-    if not is_list or not all(isinstance(override, str) for override in overrides):
-        raise InputError(
-            f"labrl.train takes a list of overrides, such as ['env=pong', 'seed=7'], got {overrides!r}",
-            code="usage",
-            key="labrl.train",
-        )
-    if flags := [override for override in overrides if override.startswith("-")]:
-        raise InputError(
-            f"{flags[0]}: labrl.train accepts the overrides of one trial, but no flags. Call it once for "
-            "each trial, with config_dir=<folder> for your own files, or call labrl.cli.main([...]) with all "
-            "arguments of the command line",
-            code="usage",
-            key=flags[0],
-        )
+    instead = "Call it once for each trial, or labrl.sweep([...])"
+    _begin("labrl.train", overrides, "one trial", "['env=pong', 'seed=7']", instead)
     from labrl.run.provenance import Command
     from labrl.run.signature import trusting
     from labrl.session.torchrun import refuse_torchrun
@@ -96,12 +133,6 @@ def train(
     refuse_torchrun("labrl.train")
     trust, overrides = trust_in(overrides, config_dir)
     request = request_of(overrides)
-    if request is not None and request.kind == "enjoy":
-        raise InputError(
-            "+enjoy does not train: call labrl.cli.main([...]) with the same overrides",
-            code="usage",
-            key="+enjoy",
-        )
     with trusting(trust):
         typed = f"labrl.train({json.dumps(list(overrides))})"
         if request is not None:
@@ -120,6 +151,46 @@ def train(
     return result
 
 
+@_concise
+def sweep(
+    overrides: Sequence[str],
+    config_dir: str | os.PathLike[str] | None = None,
+    *,
+    raise_on_failure: bool = False,
+) -> SweepResult:
+    """Run an experiment of several trials, like the command `labrl -m <overrides>`, and return its result.
+
+        result = labrl.sweep(["env=cartpole", "agent.lr=1e-4,1e-3", "seed=0,1,2,3"])
+        result.groups, result.to_polars()
+
+    A grid runs every combination of the values; with `hydra/sweeper=optuna` and a search space, it is a
+    search. The overrides may contain `+resume=...`, `+fork=...` and `+trust=true`. config_dir: folder with
+    your configuration groups, as for --config-dir; raise_on_failure: whether to raise `labrl.TrialError`,
+    which has the attribute `result`, if a trial fails or is interrupted. Otherwise failures are printed and
+    described in `result.error`. Raises `labrl.errors.InputError` for wrong input, before any trial starts.
+    """
+    import json
+
+    from labrl.errors import InputError
+
+    example, instead = "['env=pong', 'seed=0,1,2,3']", "Leave them out, as -m is implied"
+    _begin("labrl.sweep", overrides, "an experiment", example, instead)
+    if not any("," in one or "(" in one or one.startswith(("+", "hydra", "experiment")) for one in overrides):
+        fix = "Add some, such as seed=0,1,2,3, or call labrl.train([...]) for a single trial"
+        raise InputError.usage("labrl.sweep", "no override has several values", fix)
+    from labrl import cli
+
+    job = cli.sweep(overrides, config_dir, f"labrl.sweep({json.dumps(list(overrides))})")
+    from labrl.experiment.result import SweepResult
+    from labrl.trial.result import TrialError
+
+    result = SweepResult(folder=job.folder, exit_code=job.exit_code)
+    if result.exit_code and raise_on_failure:
+        raise TrialError(result)
+    return result
+
+
+@_concise
 def load(
     run: str | os.PathLike[str],
     session: int | None = 0,
@@ -154,6 +225,7 @@ def load(
         return load_policy(run, session, checkpoint)
 
 
+@_concise
 def runs(
     places: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = "runs", *filters: str
 ) -> list[Run]:
@@ -165,7 +237,6 @@ def runs(
     places: a run folder, a folder that contains runs, a glob, or several of these; filters: as for
     `labrl-runs`. Raises `labrl.errors.InputError` if there is no run, or if a filter cannot match any.
     """
-    import os
     from pathlib import Path
 
     from labrl.analysis.groups import filter_runs

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from labrl.experiment.again import ExperimentAgain
+    from labrl.experiment.job import Job
     from labrl.run.provenance import Typed
     from labrl.trial.fork import Fork
     from labrl.trial.request import Request
@@ -131,24 +132,38 @@ def _run(arguments: list[str], typed: Typed) -> int:
 
 def _play_or_train(arguments: list[str], typed: Typed) -> int:
     """Answer a question about a key, play a run, or train. Return the exit code."""
-    from labrl.config.compose import prepare
     from labrl.trial.request import request_of
 
     args = _hydras_flags(arguments)
-    request, again = request_of(args.overrides, args.multirun), None
+    request = request_of(args.overrides, args.multirun)
     if request is not None and request.kind == "enjoy":
         return _enjoy(request)
     if request is not None and not args.multirun:
         return _go_back(request, args, typed)
-    if request is not None:
-        again = _earlier(request, args)
-        arguments = _continuing(again, arguments, args)
-        args = _hydras_flags(arguments)
-    prepare(args.config_dir, args.overrides, args.multirun)
     if args.cfg and args.package and not args.multirun and _shows_null(args):
         print("null")
         return DONE
-    return _train(arguments, args, typed, again)
+    return _train(arguments, typed, request).exit_code
+
+
+def sweep(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, typed: str) -> Job:
+    """Run the experiment `labrl -m <overrides>` for `labrl.sweep`. Return the job, with folder and exit code.
+
+    typed: the call, which is recorded. Raises LabrlError where the command prints its message.
+    """
+    from labrl.mistakes.arguments import check_arguments
+    from labrl.run.signature import trusting
+    from labrl.session.torchrun import refuse_torchrun
+    from labrl.trial.request import request_of, trust_in
+
+    refuse_torchrun("labrl.sweep")
+    _check_here()
+    _check_place()
+    check_arguments(overrides)
+    trust, overrides = trust_in(overrides, config_dir)
+    arguments = ["-m", *(["--config-dir", os.fspath(config_dir)] if config_dir else []), *overrides]
+    with steady_output(), trusting(trust):
+        return _train(arguments, typed, request_of(overrides, multirun=True))
 
 
 def _go_back(request: Request, args: Namespace, typed: Typed) -> int:
@@ -245,19 +260,26 @@ def _continuing(again: Fork | ExperimentAgain, arguments: Sequence[str], args: N
     return ["--config-dir", again.config_dir, *found] if again.config_dir and not args.config_dir else found
 
 
-def _train(arguments: list[str], args: Namespace, typed: Typed, again: Fork | ExperimentAgain | None) -> int:
-    """Let Hydra compose, and call a `Job` for a run or a sweeper for an experiment. Return the exit code.
+def _train(arguments: list[str], typed: Typed, request: Request | None) -> Job:
+    """Let Hydra compose, and call a `Job` for a run or a sweeper for an experiment. Return the job.
 
-    Raises InputError if composing fails.
+    request: what an experiment resumes or forks from. Raises InputError if composing fails.
     """
     import hydra
 
     from labrl.config import config_folder
+    from labrl.config.compose import prepare
     from labrl.config.extensions import kinds_replace
     from labrl.config.keys import is_hydras, split_override
     from labrl.experiment.again import ExperimentAgain, for_trials_alone
     from labrl.experiment.job import Job, note_existing, remove_unused_folder
 
+    args, again = _hydras_flags(arguments), None
+    if request is not None:
+        again = _earlier(request, args)
+        arguments = _continuing(again, arguments, args)
+        args = _hydras_flags(arguments)
+    prepare(args.config_dir, args.overrides, args.multirun)
     own = [override for override in args.overrides if not is_hydras(override)]
     folders = [value for key, value in map(split_override, args.overrides) if key == "hydra.run.dir"]
     note_existing(folders[-1].strip("'\"") if folders else "runs")
@@ -275,7 +297,7 @@ def _train(arguments: list[str], args: Namespace, typed: Typed, again: Fork | Ex
             raise
         except Exception as error:
             raise _refusal(error, args) from error
-    return job.exit_code
+    return job
 
 
 def _refusal(error: Exception, args: Namespace) -> LabrlError:

@@ -86,6 +86,8 @@ class Job:
         earlier attempt."""
         self.repositories: Repositories | None = None
         """The state of the code, described once for all trials of an experiment."""
+        self.folder = Path()
+        """The experiment folder, once it is known."""
         self.exit_code = DONE
         """The exit code of the run or of the experiment."""
 
@@ -114,7 +116,10 @@ class Job:
 
     def _attempt(self, act: Callable[[str], T]) -> T | Outcome:
         """Return what `act` returns for the folder of the trial. An error becomes its outcome."""
-        folder = HydraConfig.get().runtime.output_dir
+        folder, self.folder = (
+            HydraConfig.get().runtime.output_dir,
+            Path(HydraConfig.get().sweep.dir).absolute(),
+        )
         print_without_modules()
         try:
             with trusting(self.trust):

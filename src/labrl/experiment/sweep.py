@@ -46,7 +46,7 @@ def sweep_grid(
     InputError for wrong input before any trial starts, except for errors that only building a trial can find.
     """
     again = job.experiment
-    path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
+    job.folder = path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
     overrides = replaced(params, job.overrides)
     compose = hydra_context.config_loader.load_sweep_config
     job.part_of, job.force = "grid", again is not None and again.force

@@ -387,6 +387,12 @@ class LoadedPolicy:
             raise InputError(f"mask: {error}", code="type", key="mask") from None
         return np.array(flags)
 
+    def _repr_html_(self) -> str | None:
+        # Imported late: acting does not wait for Matplotlib.
+        from labrl.analysis.report.cell import trial_cell
+
+        return trial_cell(self.folder, repr(self).splitlines()[0], self.session)
+
     def __repr__(self) -> str:
         return (
             f"LoadedPolicy: {self.trial.agent.target.rpartition('.')[2]} in {self.trial.env.config.name}, "

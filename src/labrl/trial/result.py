@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from labrl.analysis.formats import score
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
@@ -59,6 +60,12 @@ class TrialResult:
         sound = [session for session in self.sessions if session.status != "failed"]
         return [session.final_return for session in sound if session.final_return is not None]
 
+    def _repr_html_(self) -> str | None:
+        # Imported late: training does not wait for Matplotlib.
+        from labrl.analysis.report.cell import trial_cell
+
+        return trial_cell(self.folder, repr(self).splitlines()[0])
+
     def __repr__(self) -> str:
         status = {DONE: "finished", FAILED: "failed"}.get(self.exit_code, "interrupted")
         lines = [f"TrialResult: {status}" + (f", {self.error}" if self.error else "")]
@@ -69,12 +76,12 @@ class TrialResult:
 
 
 class TrialError(RuntimeError):
-    """Raised for a trial that failed or was interrupted, if the caller requested exceptions."""
+    """Raised for a trial or an experiment that failed or was interrupted, if this was requested."""
 
-    def __init__(self, result: TrialResult) -> None:
-        """result: the outcome of the trial, available as the attribute `result`."""
-        super().__init__(result.error or f"the trial was interrupted; run folder: {result.folder}")
+    def __init__(self, result: Any) -> None:
+        """result: the outcome of `labrl.train` or `labrl.sweep`, available as the attribute `result`."""
+        super().__init__(result.error or f"it was interrupted; folder: {result.folder}")
         self.result = result
 
-    def __reduce__(self) -> tuple[type[TrialError], tuple[TrialResult]]:
+    def __reduce__(self) -> tuple[type[TrialError], tuple[Any]]:
         return TrialError, (self.result,)

@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 from labrl.analysis.figures import save_sheets
-from labrl.analysis.formats import brackets_by_width, number
+from labrl.analysis.formats import brackets_by_width
 from labrl.analysis.groups import group_runs
 from labrl.analysis.methods import method_of
-from labrl.analysis.report.trial import command_again, trial_report
+from labrl.analysis.report.trial import command_again, session_rows, trial_report
 from labrl.analysis.returns import MEANING
 from labrl.analysis.statistics import compare, final_return, trial_statistics
 from labrl.analysis.tables import markdown_lines
@@ -110,14 +110,6 @@ def _text(
         "tags": ["deep-reinforcement-learning", "reinforcement-learning", "labrl", run.agent, env],
         "model-index": [{"name": f"{run.agent} on {env}", "results": [result]}],
     }
-    columns = ("index", "seed", "status", "frames", "final_return", "best_return", "fps")
-    rows = [
-        ["session", "seed", "status", "frames", "final return", "best return", "frames/s"],
-        *(
-            [str(one[c]) if c in ("index", "seed", "status") else number(one[c]) for c in columns]
-            for one in statistics["sessions"]
-        ),
-    ]
     git = run.provenance.get("git", {}).get("labrl") or {}
     commit = f"labrl's commit {git['commit']}" + " with changes" * bool(git.get("dirty")) if git else ""
     versions = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())
@@ -131,7 +123,7 @@ def _text(
         "print(policy.evaluate(episodes=10).return_mean)\n```",
         f"To download it: `hf download <user>/{folder.name} --local-dir {folder.name}`",
         f"## Training\n\n```sh\n{command_again(run) or 'not recorded'}\n```",
-        markdown_lines(rows, texts=3).rstrip(),
+        markdown_lines(session_rows(statistics), texts=3).rstrip(),
         f"{MEANING.capitalize()}. The weights are those of session {facts['session']} at frame "
         f"{facts['frame']:,}; `{CONFIG}` has the whole configuration.",
         f"Versions: {'; '.join(filter(None, [versions, commit]))}.",

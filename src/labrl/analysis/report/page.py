@@ -95,7 +95,7 @@ def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
     are relative; content: what the template arranges, and for the top of every page `title`, `subtitle`,
     `status` as of `Run.status`, `verdict` (the result in a sentence or two), `warnings` and `footer`.
     """
-    environment, css, script = _assets()
+    environment, css, script = assets()
     return environment.get_template(f"{template}.html.j2").render(
         page=Page(folder),
         css=css,
@@ -112,7 +112,7 @@ def render(template: str, content: Mapping[str, Any], folder: Path) -> str:
 
 
 @functools.cache
-def _assets() -> tuple[Environment, Markup, Markup]:
+def assets() -> tuple[Environment, Markup, Markup]:
     """Return the environment of the templates, and the style and script of every page.
 
     The environment keeps compiled templates for the next report; compiling takes 0.1 s.

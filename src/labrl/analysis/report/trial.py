@@ -110,6 +110,16 @@ def command_again(run: Run) -> str | None:
     return None if again is None else shlex.join(["labrl", *map(str, again)])
 
 
+def session_rows(statistics: Mapping[str, Any]) -> list[list[str]]:
+    """Return the head of a table of the sessions, and a row for each. statistics: of `trial_statistics`."""
+    texts, numbers = ("index", "seed", "status"), ("frames", "final_return", "best_return", "fps")
+    rows = [
+        [*(str(one[name]) for name in texts), *(number(one[name]) for name in numbers)]
+        for one in statistics["sessions"]
+    ]
+    return [["session", "seed", "status", "frames", "final return", "best return", "frames/s"], *rows]
+
+
 class TrialCurves:
     """The curves of a trial: the middle of its sessions, every seed, and the metrics of learning."""
 

@@ -79,7 +79,7 @@ def search(
     check_ready(ready, recipe)
     plan = _plan(asked, base, space, settings, plain["env"])
     need, limit = _give_slots(launcher, base, settings, cfg.hydra.runtime.choices["hydra/launcher"])
-    path = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
+    job.folder = path = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
     exists = Experiment(path).marker.exists()
     facts: dict[str, Any] = {
         "overrides": list(overrides),
