@@ -92,3 +92,27 @@ def test_run_that_was_killed_between_planning_and_training_waits(tmp_path: Path,
     else:
         assert run_sessions(str(planned), "0").stdout.splitlines()[-1] == "0 []"
     assert differences(plain, planned) == []
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_run_that_was_killed_while_it_was_planned_is_planned_again(tmp_path: Path, several: bool) -> None:
+    overrides = ["-m", *QUICK, f"hydra.sweep.dir={tmp_path / 'e'}", "hydra/launcher=basic"]
+    overrides = overrides if several else [*QUICK, f"hydra.run.dir={tmp_path / 'run'}"]
+    assert main(overrides) == 0
+    run = next((tmp_path / "e").glob("0_*")) if several else tmp_path / "run"
+    shutil.rmtree(run / "session_0")
+    (run / "provenance.json").unlink()
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "status": "waiting", "sessions": []}))
+    for report in run.glob("report*"):
+        report.unlink()
+    for name in ("plots", "statistics.json", "statistics.csv"):
+        shutil.rmtree(run / name, ignore_errors=True)
+        (run / name).unlink(missing_ok=True)
+    if several:
+        experiment = tmp_path / "e" / "experiment.json"
+        facts = json.loads(experiment.read_text())
+        facts["trials"][0]["status"] = "waiting"
+        experiment.write_text(json.dumps(facts))
+    assert main(["-m", f"+resume={tmp_path / 'e'}"] if several else overrides) == 0
+    assert Run.open(run).recorded_status == "finished"

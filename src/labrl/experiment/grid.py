@@ -125,6 +125,9 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
         else [f"{one.get_key_element()}={one.get_value_element_as_str()}"]
         for one in parsed
     ]
+    for one, values in zip(parsed, choices, strict=True):
+        if not values:
+            raise InputError.value(one.key_or_group, one.input_line, "have at least one value")
     # Hydra turns ~key into ~key=null, which removes a key only if its value is null.
     taken_away = {f"{one.input_line}=null": str(one.input_line) for one in parsed if one.is_delete()}
     return [

@@ -152,8 +152,6 @@ class Job:
             _wait_for(run)
             if not run.unrecorded:
                 return self._resume(run, overrides)
-            with run.lock():
-                run.discard_unrecorded()
         if self.fork is not None:
             fork = self.fork.of_trial(overrides)
             fork.elsewhere = self.elsewhere

@@ -11,10 +11,11 @@ from rich.table import Table
 
 from labrl.analysis.formats import brackets, number
 from labrl.analysis.returns import INTERVALS, MEANING, group_return, statistic_name
-from labrl.config.keys import split_override
+from labrl.config.keys import split_override, walk
 from labrl.errors import first_line
 from labrl.experiment.scheduler import Outcome
 from labrl.run.experiment import ExperimentStatus, TrialRecord
+from labrl.run.run import Run
 from labrl.session.callbacks.display import Terminal
 from labrl.trial.summary import say
 
@@ -67,7 +68,7 @@ def print_experiment(
         say(MEANING)
     if len(records) > table.row_count:
         say(f"and {len(records) - table.row_count} more trials in experiment.json")
-    _print_groups(records, overrides, outcomes)
+    _print_groups(path, records, overrides, outcomes)
     for record in records:
         if record.error:
             told = f"trial {record.number} failed: {first_line(record.error)}"
@@ -86,17 +87,19 @@ def how_to_resume_experiment(path: Path) -> str:
 
 
 def _print_groups(
+    path: Path,
     records: Sequence[TrialRecord],
     overrides: Mapping[int, list[str]],
     outcomes: Mapping[int, Outcome],
 ) -> None:
     """Print the final return, with its interval, of each group of trials that differ only in the seed."""
-    groups: dict[frozenset[str], list[float]] = {}
-    names: dict[frozenset[str], str] = {}
+    groups: dict[tuple[frozenset[str], str], list[float]] = {}
+    names: dict[tuple[frozenset[str], str], str] = {}
     for record in records:
         own = [override for override in overrides[record.number] if split_override(override)[0] != "seed"]
-        key = frozenset(own)  # A resume may have changed the order.
-        names.setdefault(key, " ".join(own) or "-")
+        # A resume may have changed the order, and a coefficient in the middle of only some of the trials.
+        key = frozenset(own), _sequences(path / record.folder)
+        names.setdefault(key, " ".join(own) + " (changed by a resume)" * bool(key[1]) or "-")
         groups.setdefault(key, []).extend(
             outcomes[record.number].returns if record.number in outcomes else ()
         )
@@ -117,6 +120,17 @@ def _print_groups(
         row = [_return(returns, interval=True), str(len(returns)), names[key]]
         table.add_row(*row[: len(columns)])
     Terminal().print(table)
+
+
+def _sequences(folder: Path) -> str:
+    """Return the coefficients of a trial that a resume has changed; '' if there are none."""
+    run = Run(folder)
+    found = [
+        key
+        for key, value in walk({} if run.unrecorded else run.config)
+        if isinstance(value, dict) and value.get("kind") == "sequence"
+    ]
+    return " ".join(found)
 
 
 def _return(returns: Sequence[float], interval: bool = False) -> str:

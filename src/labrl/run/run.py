@@ -174,7 +174,7 @@ class Run(Folder[RunStatus]):
                 raise ValueError(f"its config has no {lacking[0]}")
         except FileNotFoundError as error:
             why = (
-                "the run was killed before it started, so there is nothing to resume"
+                "the run was killed before it was planned completely: start it again with its command"
                 if self.unrecorded
                 else "restore it from a copy"
             )
@@ -412,6 +412,8 @@ class Run(Folder[RunStatus]):
         """Delete the files of an `unrecorded` run."""
         for session in self.sessions:
             shutil.rmtree(session.path)
+        for path in (self.config_yaml, self.overrides_yaml, self.changed_json, *self.path.glob("*.diff")):
+            path.unlink(missing_ok=True)
         self.marker.unlink()
 
     def discard_unplayed(self) -> None:

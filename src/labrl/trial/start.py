@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import check_environment, compose
 from labrl.config.keys import is_hydras
-from labrl.errors import DONE, FAILED, LabrlError
+from labrl.errors import DONE, FAILED, INTERRUPTED, LabrlError
+from labrl.processes import Stopped
 from labrl.run.run import Run
 from labrl.run.session_log import print_without_modules
 from labrl.secrets import redact
@@ -94,6 +95,9 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
             return train(run).exit_code, None
         except FinishedError:
             return DONE, None
+        except KeyboardInterrupt as stop:  # while it was restored, or while its videos were made
+            over = Run.open(order["folder"]).recorded_status in ("finished", "pruned")
+            return DONE if over else stop.exit_code if isinstance(stop, Stopped) else INTERRUPTED, None
         except Exception as error:
             refused = isinstance(error, LabrlError)
             if (log and not refused) or os.environ.get("HYDRA_FULL_ERROR") == "1":

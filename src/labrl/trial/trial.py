@@ -6,6 +6,7 @@ import dataclasses
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from labrl.agents.abilities import check_abilities, learns_faster_on_gpu
@@ -29,6 +30,7 @@ from labrl.processes import (
     how_it_ended,
     signals_raise,
 )
+from labrl.run.find import is_run
 from labrl.run.folder import read_json
 from labrl.run.provenance import write_provenance
 from labrl.run.run import Run, RunStatus
@@ -154,6 +156,9 @@ def plan_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None
     check(config, composed.command.choices.get("agent", ""), composed.elsewhere)
     sessions = list(range(config.meta.max_session))
     beginning = find_beginning(config, sessions) if begin is None else None
+    if is_run(Path(composed.folder)) and (before := Run.open(composed.folder)).unrecorded:
+        with before.lock():  # It was killed while it was planned.
+            before.discard_unrecorded()
     run = Run.create(composed.folder, status="waiting")
     plain = {**composed.plain, "seed": draw_seed() if config.seed is None else config.seed}
     with discarding_refused(run), run.lock(), recording_failure(run):
