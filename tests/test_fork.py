@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from commands import run_ranks, start_labrl
 from exact_cases import (
     Moment,
@@ -312,3 +313,12 @@ def test_commands_of_the_page_create_the_runs_that_it_describes() -> None:
     assert len(list(Path("runs/branches").glob(f"*/{MARKER}"))) == 3
     (branch,) = rows(Path("runs/branch/session_0/train.csv"))[-1:]
     assert int(branch["frame"]) >= 2500
+
+
+def test_fork_may_add_a_transform_without_statistics_but_none_with(trunk: Path) -> None:
+    assert main([*fork(trunk), "transforms/reward=clip", "hydra.run.dir=clipped"]) == 0
+    config = yaml.safe_load(Path("clipped/config.yaml").read_text())
+    assert config["transforms"]["reward"]["_target_"].endswith("ClipReward")
+    error = refusal(*fork(trunk), "transforms/reward=normalize", "hydra.run.dir=normalized")
+    assert "transforms.reward" in str(error)
+    assert not Path("normalized").exists()

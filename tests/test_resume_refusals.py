@@ -483,3 +483,11 @@ def test_run_with_a_damaged_file_is_refused_with_the_file(
 def test_file_that_no_command_reads_may_be_deleted(finished: Path) -> None:
     (finished / "overrides.yaml").unlink()
     assert main(["+resume=runs/one", "env.max_frame=128"]) == 0
+
+
+def test_extension_of_a_run_whose_checkpoints_were_deleted_names_them(
+    finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(finished / "session_0" / "checkpoints")
+    assert main([f"+resume={finished}", "env.max_frame=128"]) != 0
+    assert "checkpoints" in capsys.readouterr().err

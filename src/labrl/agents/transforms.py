@@ -438,9 +438,12 @@ class Transforms:
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
+        """Restore a saved state. Raises ValueError if it lacks the statistics of a part."""
         for name, part in self._parts.items():
-            part.load_state_dict(state[name])
+            if name in state:
+                part.load_state_dict(state[name])
+            elif part.state_dict():
+                raise ValueError(f"the checkpoint has no statistics for transforms.{name}")
 
     def part(self, name: str) -> tuple[str | None, dict[str, Any]]:
         """Return class and state of a transform by its name in the configuration; None and {} if absent."""

@@ -146,13 +146,16 @@ class Resume(Again):
         """Return the configuration of the continued run, and the changes that contradict its past.
 
         plain: the recorded configuration with the edits, whose changed coefficients hold after the furthest
-        frame of a session. Raises InputError if an extension would learn nothing, or
-        lacks a replay buffer that `labrl-clean` has removed.
+        frame of a session. Raises InputError if an extension would learn nothing or lacks a replay buffer
+        that `labrl-clean` has removed, and DamagedFileError if it has no checkpoint to go on from.
         """
         run, config = self.past, resolve(plain)
         reached = frames_reached(run)
         run.check_buffers(reached.keys() & _sessions_left(run, config), f"+resume={run.path}")
         frame = max(reached.values(), default=0)
+        if not frame and config.env.config.max_frame > run.config["env"]["max_frame"]:
+            for session in run.sessions:
+                _check_saved(run, [session.index], reached)
         held, keys = hold_changes(run.read_config(), plain, config, frame) if frame else (dict(plain), [])
         prefixes = tuple(f"{key}." for key in keys)
         found = [one for one in contradictions(run.changes(held)) if not f"{one.key}.".startswith(prefixes)]
