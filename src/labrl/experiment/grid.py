@@ -119,20 +119,21 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
                 code="range",
                 key=one.key_or_group,
             )
-    choices = [
-        [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
+    # Of several overrides of a key, the last one counts.
+    choices = {
+        one.get_key_element(): [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
         if one.is_sweep_override()
         else [f"{one.get_key_element()}={one.get_value_element_as_str()}"]
         for one in parsed
-    ]
-    for one, values in zip(parsed, choices, strict=True):
-        if not values:
+    }
+    for one in parsed:
+        if not choices[one.get_key_element()]:
             raise InputError.value(one.key_or_group, one.input_line, "have at least one value")
     # Hydra turns ~key into ~key=null, which removes a key only if its value is null.
     taken_away = {f"{one.input_line}=null": str(one.input_line) for one in parsed if one.is_delete()}
     return [
         [taken_away.get(override) or unescaped(override) for override in overrides]
-        for overrides in itertools.product(*choices)
+        for overrides in itertools.product(*choices.values())
     ]
 
 
