@@ -142,6 +142,7 @@ def test_study_is_started_resumed_and_added_to_the_results_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "PAGE", tmp_path / "results.md")
+    monkeypatch.setattr(results, "README", tmp_path / "README.md")
     root, name = tmp_path / "runs", "study_pendulum_a2c"
     overrides = studies.overrides()[name]
     assert results.command(overrides, root / name) == [*overrides, f"hydra.sweep.dir={root / name}"]
