@@ -16,10 +16,11 @@ from labrl.config.compose import compose
 from labrl.run.provenance import Command
 from labrl.run.run import Run
 from labrl.trial.composed import Composed
-from labrl.trial.start import plan_new
+from labrl.trial.start import carry_out, plan_new
 
 QUICK = ["env=cartpole", "agent=ppo", "env.max_frame=256", "env.num_envs=2", "agent.horizon=32", "seed=1"]
 QUICK += ["agent.batch_size=32", "meta.tensorboard=false", "wandb=disabled"]
+CONSTANT = ["agent.lr=1e-3", "agent.clip_range=0.2"]
 
 PROGRAM = """
 import sys
@@ -116,3 +117,26 @@ def test_run_that_was_killed_while_it_was_planned_is_planned_again(tmp_path: Pat
         experiment.write_text(json.dumps(facts))
     assert main(["-m", f"+resume={tmp_path / 'e'}"] if several else overrides) == 0
     assert Run.open(run).recorded_status == "finished"
+
+
+def test_job_that_was_cut_off_goes_on_where_nobody_knows_the_signature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node of a cluster may not have the key with which the planning machine has signed the run."""
+    (tmp_path / "quiet_callbacks.py").write_text(
+        "from labrl.session.callbacks import Callback\nclass Quiet(Callback):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    own = [*QUICK, "+callbacks.own={_target_: quiet_callbacks.Quiet}", "meta.log_frequency=64"]
+    for folder, budget in ((whole, 256), (cut, 128)):
+        assert main([*own, f"env.max_frame={budget}", *CONSTANT, f"hydra.run.dir={folder}"]) == 0
+    for name in ("config.yaml", "provenance.json", "overrides.yaml"):
+        shutil.copy(whole / name, cut / name)
+    (cut / "session_0" / "result.json").unlink()
+    Run.open(cut).set_status("running")
+    monkeypatch.setenv("LABRL_CACHE", str(tmp_path / "elsewhere"))
+    order = {"folder": str(cut), "cwd": str(tmp_path), "label": "", "log": None, "logging": None}
+    assert carry_out(order) == (0, None)
+    assert differences(whole, cut) == []

@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE = 60.0
-"""Seconds that processes of a killed experiment have to save and end before their trial is resumed."""
-
 
 class Job:
     """The function that Hydra calls with the configuration of a new run, and what trials have in common.
@@ -116,10 +113,8 @@ class Job:
 
     def _attempt(self, act: Callable[[str], T]) -> T | Outcome:
         """Return what `act` returns for the folder of the trial. An error becomes its outcome."""
-        folder, self.folder = (
-            HydraConfig.get().runtime.output_dir,
-            Path(HydraConfig.get().sweep.dir).absolute(),
-        )
+        folder = HydraConfig.get().runtime.output_dir
+        self.folder = Path(HydraConfig.get().sweep.dir).absolute()
         print_without_modules()
         try:
             with trusting(self.trust):
@@ -149,7 +144,7 @@ class Job:
         overrides = _task_overrides()
         if is_run(Path(folder)):
             run = Run.open(folder)
-            _wait_for(run)
+            run.wait_until_free()
             if not run.unrecorded:
                 return self._resume(run, overrides)
         if self.fork is not None:
@@ -190,22 +185,6 @@ def _task_overrides() -> list[str]:
     """Return the overrides of the trial as typed, without their interpolations resolved."""
     task: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     return [str(override) for override in task]
-
-
-def _wait_for(run: Run) -> None:
-    """Wait until the last process of an earlier attempt has saved the trial.
-
-    Raises BusyFolderError if it has not after PATIENCE.
-    """
-    until = time.monotonic() + PATIENCE
-    while True:
-        try:
-            with run.lock():
-                return
-        except LabrlError:
-            if time.monotonic() > until:
-                raise
-        time.sleep(0.2)
 
 
 _existing: Path | None = None

@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -41,6 +42,9 @@ if TYPE_CHECKING:  # It takes a while to import, and training does not need it.
 
 MARKER = "run.json"
 """Name of the file that marks the folder of a run."""
+
+PATIENCE = 60.0
+"""Seconds that processes of a killed experiment have to save and end before their trial is resumed."""
 
 RunStatus = Literal["waiting", "running", "finished", "pruned", "failed", "interrupted"]
 """Recorded status of a run. `waiting`: planned, and not started; `pruned`: stopped early by a search."""
@@ -446,6 +450,21 @@ class Run(Folder[RunStatus]):
                 with session.lock():
                     pass
             yield
+
+    def wait_until_free(self) -> None:
+        """Wait until the last process of an earlier attempt has saved the run and ended.
+
+        Raises BusyFolderError if it has not after PATIENCE.
+        """
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                with self.lock():
+                    return
+            except LabrlError:
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.2)
 
     def sync(self) -> None:
         """Wait until the files that describe the run would survive a power failure. Raises OSError.

@@ -14,6 +14,7 @@ from labrl.errors import DONE, FAILED, INTERRUPTED, LabrlError
 from labrl.processes import Stopped
 from labrl.run.run import Run
 from labrl.run.session_log import print_without_modules
+from labrl.run.signature import Trust, trusting
 from labrl.secrets import redact
 from labrl.session.worker import start_server
 from labrl.steady_output import doing, labeled_output, print_traceback, printing_to
@@ -44,8 +45,8 @@ def run_new(composed: Composed) -> TrialResult:
 def run_again(again: Again, edits: Sequence[str], typed: Typed) -> TrialResult:
     """Plan what goes back to an earlier run, and train it in this process.
 
-    edits: the overrides that were typed, of which those for Hydra name the folder of a new run, and the
-    environment variables and the working directory (`hydra.run.dir`, `hydra.job.env_set`, `hydra.job.chdir`).
+    edits: the overrides that were typed, of which those for Hydra name the folder of a new run and set
+    environment variables (`hydra.run.dir`, `hydra.job.env_set`).
     """
     own = [one for one in edits if is_hydras(one)]
     folder = str(again.past.path)
@@ -91,7 +92,11 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
         try:
             run = Run.open(order["folder"])
             if run.recorded_status != "waiting":
-                run = Resume.on_trial(run).plan(str(run.path), run.first_provenance["command"])
+                run.wait_until_free()
+                with trusting(
+                    Trust(everything=True)
+                ):  # What was planned has been checked, perhaps elsewhere.
+                    run = Resume.on_trial(run).plan(str(run.path), run.first_provenance["command"])
             return train(run).exit_code, None
         except FinishedError:
             return DONE, None
