@@ -169,7 +169,7 @@ def sweep(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, t
 def _go_back(request: Request, args: Namespace, typed: Typed) -> int:
     """Continue, repeat or fork a run, or print its configuration with the edits. Return the exit code."""
     from labrl.config.compose import prepare
-    from labrl.trial.resume import Resume, go_back
+    from labrl.trial.resume import Resume, frames_reached, go_back
 
     prepare(args.config_dir, request.edits)
     again = go_back(request, args.config_dir)
@@ -178,7 +178,7 @@ def _go_back(request: Request, args: Namespace, typed: Typed) -> int:
 
         plain = again.edited()
         if isinstance(again, Resume):  # with the frame from which changed coefficients hold
-            plain, _ = again.continued(plain)
+            plain, _ = again.continued(plain, frames_reached(again.past))
         print(as_yaml(plain), end="")
         return DONE
     for flag in (f"--{name}" for name in ("cfg", "package", "info", "hydra_help") if vars(args).get(name)):
@@ -647,7 +647,7 @@ def export_policy(argv: Sequence[str] | None = None) -> int:
     def command() -> int:
         args = parser.parse_args(argv)
         for flag in ("format", "sampled", "greedy", "out") if args.card else ("license",):
-            if getattr(args, flag):
+            if vars(args)[flag]:
                 why = f"is {'not ' if args.card else ''}an option of --card"
                 raise InputError.usage(
                     f"--{flag}", why, "Leave it out" if args.card else "Add --card <folder>"

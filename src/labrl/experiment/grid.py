@@ -398,47 +398,51 @@ def _named(trial: _Trial, trials: Sequence[list[str]]) -> Iterator[None]:
 def _check_pasts(left: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> None:
     """Raise InputError with a table if edits contradict the past of trials that are `left`, and for a budget
     that one of them has already used up."""
-    found = {trial.record.number: _contradicting(trial) for trial in left}
+    reached: dict[int, dict[int, int]] = {}
+    found: dict[int, list[Change]] = {}
+    for trial in left:
+        if isinstance(trial.again, Resume):
+            number = trial.record.number
+            with _at_place(trial):
+                reached[number] = frames_reached(trial.again.past)
+                found[number] = trial.again.continued(trial.plain, reached[number])[1]
     if any(found.values()) and not again.force:
-        refused = [one for one in left if found[one.record.number]]
-        key = found[refused[0].record.number][0].key
-        raise InputError(_refusal(refused, trials, again), code="changed-past", key=key)
+        key = next(changed for changed in found.values() if changed)[0].key
+        raise InputError(_refusal(found, trials, again), code="changed-past", key=key)
     for trial in left:
         if trial.past is not None:
-            try:
-                check_budget(trial.past, resolve(trial.plain), functools.partial(frames_reached, trial.past))
-            except LabrlError as error:
-                raise error.within(f"trial {trial.record.number}, {trial.record.folder}") from error
+            with _at_place(trial):
+                check_budget(trial.past, resolve(trial.plain), reached[trial.record.number])
 
 
-def _contradicting(trial: _Trial) -> list[Change]:
-    """Return the changes that contradict the past of a trial. Raises InputError if it would learn nothing."""
-    if not isinstance(trial.again, Resume):
-        return []
+@contextmanager
+def _at_place(trial: _Trial) -> Iterator[None]:
+    """Let an error in this context name the number and the folder of the trial."""
     try:
-        return trial.again.continued(trial.plain)[1]
+        yield
     except LabrlError as error:
         raise error.within(f"trial {trial.record.number}, {trial.record.folder}") from error
 
 
-def _refusal(refused: Sequence[_Trial], trials: Sequence[_Trial], again: ExperimentAgain) -> str:
-    """Return a message about the contradicting keys, their trials, and what to type instead."""
+def _refusal(found: Mapping[int, Sequence[Change]], trials: Sequence[_Trial], again: ExperimentAgain) -> str:
+    """Return a message about the contradicting keys, their trials, and what to type instead.
+
+    found: the contradicting changes by the number of the trial.
+    """
     rows: dict[tuple[str, ...], list[str]] = {}
-    found: list[Change] = []
-    for trial in refused:
-        for change in _contradicting(trial):
-            found.append(change)
-            rows.setdefault(row_of(change), []).append(str(trial.record.number))
+    for number, changed in found.items():
+        for change in changed:
+            rows.setdefault(row_of(change), []).append(str(number))
     cells = [
         (*row, f"trial{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}")
         for row, numbers in rows.items()
     ]
     return "\n".join(
         [
-            f"+resume={again.path}: these values contradict the past of {len(refused)} of {len(trials)} "
-            "trials:",
+            f"+resume={again.path}: these values contradict the past of {sum(map(bool, found.values()))} "
+            f"of {len(trials)} trials:",
             *table([("key", "then", "now", "", ""), *cells]),
-            *ways_out(found),
+            *ways_out([change for changed in found.values() for change in changed]),
         ]
     )
 

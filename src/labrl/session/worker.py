@@ -24,8 +24,6 @@ from labrl.errors import DONE
 from labrl.processes import (
     collect_seldom,
     find_place_for_sockets,
-    let_threads_sleep,
-    name_user_and_home,
     signals_leave,
     signals_wait_in_children,
     take_signals,
@@ -159,8 +157,6 @@ def _take_orders(line: Connection, work: str) -> None:
     begun, busy = threading.Event(), threading.Event()
     take_signals()
     collect_seldom()
-    name_user_and_home()
-    let_threads_sleep()
 
     def read() -> None:
         with suppress(EOFError, OSError):

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
     from labrl.trial.result import TrialResult
 
-# Functions below import labrl.trial.trial late: a misspelled key must not wait for PyTorch.
-
 _ORIGINAL = f"The configuration that was run is in {PROVENANCE}, under `config`"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.compose import resolve
@@ -110,15 +110,16 @@ class Resume(Again):
 
         run, plain = self.past, self.edited()
         with run.lock():
-            plain, contradicting = self.continued(plain)
+            reached = frames_reached(run)
+            plain, contradicting = self.continued(plain, reached)
             if contradicting and not self.force:
                 raise refusal(contradicting, f"+resume={run.path}", self.in_file)
-            reached, changed = frames_reached(run), run.changes(plain)
+            changed = run.changes(plain)
             composed = self.composed(str(run.path), typed, plain, repositories)
             config = composed.config
             check(config, elsewhere=self.elsewhere)
             check_resume(run)
-            check_budget(run, config, lambda: reached)
+            check_budget(run, config, reached)
             left = _sessions_left(run, config)
             if not left:
                 # Killed before it recorded its end.
@@ -142,15 +143,17 @@ class Resume(Again):
                 plan_sessions(config, run, left)
         return run
 
-    def continued(self, plain: Mapping[str, Any]) -> tuple[dict[str, Any], list[Change]]:
+    def continued(
+        self, plain: Mapping[str, Any], reached: Mapping[int, int]
+    ) -> tuple[dict[str, Any], list[Change]]:
         """Return the configuration of the continued run, and the changes that contradict its past.
 
         plain: the recorded configuration with the edits, whose changed coefficients hold after the furthest
-        frame of a session. Raises InputError if an extension would learn nothing or lacks a replay buffer
-        that `labrl-clean` has removed, and DamagedFileError if it has no checkpoint to go on from.
+        frame of a session; reached: `frames_reached` of the run. Raises InputError if an extension would
+        learn nothing or lacks a replay buffer that `labrl-clean` has removed, and DamagedFileError if it has
+        no checkpoint to go on from.
         """
         run, config = self.past, resolve(plain)
-        reached = frames_reached(run)
         run.check_buffers(reached.keys() & _sessions_left(run, config), f"+resume={run.path}")
         frame = max(reached.values(), default=0)
         if not frame and config.env.config.max_frame > run.config["env"]["max_frame"]:
@@ -202,10 +205,10 @@ def frames_reached(run: Run) -> dict[int, int]:
     return {index: newest for index, newest in frames.items() if newest is not None}
 
 
-def check_budget(past: Run, config: TrialConfig, reached: Callable[[], Mapping[int, int]]) -> None:
+def check_budget(past: Run, config: TrialConfig, reached: Mapping[int, int]) -> None:
     """Raise InputError for a budget or a number of sessions below what the run already has.
 
-    reached: returns the frame of each session.
+    reached: the frame of each session.
     """
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     then = past.config["meta"]["max_session"]
@@ -223,7 +226,7 @@ def check_budget(past: Run, config: TrialConfig, reached: Callable[[], Mapping[i
             code="range",
             key="meta.max_session",
         )
-    frames = reached() if budget < past.config["env"]["max_frame"] else {}
+    frames = reached if budget < past.config["env"]["max_frame"] else {}
     furthest = max(frames, key=lambda index: frames[index], default=None)
     if furthest is not None and frames[furthest] >= budget:
         raise InputError(

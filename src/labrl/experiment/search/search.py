@@ -227,17 +227,18 @@ class Search(RetryingQueue):
 
     def _answer(self, number: int, session: Path) -> None:
         """Tell a session of a trial whether to stop, if it has evaluated since the last time."""
-        table, (size, frame) = RunSession(session).eval_csv, self._seen.get(session, (0, -1))
+        folder, (size, frame) = RunSession(session), self._seen.get(session, (0, -1))
         try:
-            now = table.stat().st_size
+            now = folder.eval_csv.stat().st_size
         except OSError:  # no evaluation yet
             return
         if now == size:
             return
-        frames = [int(row["frame"]) for row in RunSession(session).read_rows("eval")]
-        if frames and frames[-1] != frame:
-            write_answer(session, frames[-1], self.study.report(number, session.parent))
-        self._seen[session] = now, max(frames, default=-1)
+        rows = folder.read_rows("eval")
+        last = int(rows[-1]["frame"]) if rows else -1
+        if last not in (frame, -1):
+            write_answer(session, last, self.study.report(number, session.parent))
+        self._seen[session] = now, last
 
     @contextlib.contextmanager
     def _answering_here(self, launcher: TrialLauncher) -> Iterator[None]:
