@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from benchmarks.alone import Measured, alone, answer, take_turns
 from benchmarks.report import Report, Row
 from labrl.config.compose import compose, resolve
+from labrl.memory.workspace import Workspace
 from labrl.session.devices import keep_freed_memory
 from labrl.step import Step
-from labrl.workspace import Workspace
 
 NUM_ENVS, BATCH, STACK, SIZE = 8, 32, 4, 84
 OBSERVATION = gym.spaces.Box(0, 255, (STACK, SIZE, SIZE), np.uint8)

@@ -16,6 +16,7 @@ from options import options
 from labrl.agents.agent import Agent, Observation
 from labrl.clock import Clock
 from labrl.component import Component
+from labrl.memory.workspace import Workspace
 from labrl.run.session import RunSession
 from labrl.seeding import Streams
 from labrl.session.callbacks.callback import Callback, Row, Table
@@ -25,7 +26,6 @@ from labrl.session.episodes import EpisodeWindow
 from labrl.session.evaluation import Quota
 from labrl.session.interruption import Interruption
 from labrl.step import Episode, Step
-from labrl.workspace import Workspace
 
 CARTPOLE = Component(
     "labrl.envs.gym.GymnasiumEnv", options("env", "env=cartpole", max_frame=1000, num_envs=4), "env"

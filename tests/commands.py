@@ -216,7 +216,7 @@ def _serve(door: socket.socket, server: socket.socket) -> None:
     gc.disable()  # nothing of what is imported can be freed
     # A test may have started this process while it blocked signals for its children.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    from labrl.processes import let_threads_sleep
+    from labrl.processes.startup import let_threads_sleep
 
     let_threads_sleep()
     for module in MODULES:

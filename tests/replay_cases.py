@@ -14,8 +14,8 @@ from options import options
 
 from labrl.memory.prioritized import PrioritizedReplay
 from labrl.memory.replay import Replay, Transitions
+from labrl.memory.workspace import Workspace
 from labrl.step import Step
-from labrl.workspace import Workspace
 
 DISCOUNT = 0.9
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)

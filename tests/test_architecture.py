@@ -26,8 +26,8 @@ VOCABULARY = (
     "dashboards.options",
     "session.options",
     "mistakes.spelling",
-    "script",
-    "secrets",
+    "processes.script",
+    "processes.secrets",
 )
 
 
@@ -160,6 +160,7 @@ def test_agents_import_no_environments_sessions_or_files() -> None:
         "analysis",
     }
     learners = [file for file in FILES if part_of(module_of(file)) in {"agents", "memory", "networks"}]
+    learners.remove(SOURCE / "memory" / "workspace.py")  # the one place where arrays are in files
     for file in learners:
         assert not {name.split(".")[0] for name in imports(file)} & {"os", "pathlib", "shutil", "tempfile"}
         calls = [n for n in ast.walk(parsed(file)) if isinstance(n, ast.Call)]

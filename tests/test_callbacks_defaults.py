@@ -10,9 +10,9 @@ import pytest
 from labrl.component import Component
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
+from labrl.memory.workspace import Workspace
 from labrl.session.callbacks import Callback
 from labrl.session.callbacks.build import build_callbacks
-from labrl.workspace import Workspace
 
 
 class Mine(Callback):

@@ -13,13 +13,13 @@ from callback_cases import Recorder, ToySession, evaluation
 from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
+from labrl.memory.workspace import Workspace
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.tables import read_rows
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.episodes import Played
 from labrl.session.evaluation import Quota, choose
 from labrl.trial.trial import check
-from labrl.workspace import Workspace
 
 
 def rows(session: ToySession) -> list[dict[str, Any]]:

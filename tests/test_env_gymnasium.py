@@ -29,7 +29,7 @@ from labrl.envs.probe import probe_of
 from labrl.envs.single import EnvFactory
 from labrl.envs.workers import EnvironmentLostError
 from labrl.errors import Code, install_command
-from labrl.processes import SIGNALS
+from labrl.processes.signals import SIGNALS
 from labrl.run.find import load_run
 
 UNCHECKED = {"fresh_env_per_episode": False, "action_mask": False}

@@ -28,9 +28,9 @@ from labrl.config.compose import compose
 from labrl.errors import DONE, WRONG_INPUT, InputError
 from labrl.experiment.grid import plan_grid
 from labrl.experiment.machine import Machine
+from labrl.processes.output import LabeledLines
 from labrl.run.experiment import Experiment
 from labrl.session.devices import available_cpus
-from labrl.steady_output import LabeledLines
 
 QUICK = [
     "agent=random",

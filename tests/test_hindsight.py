@@ -24,10 +24,10 @@ from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
 from labrl.errors import Code
 from labrl.memory.hindsight import HindsightReplay
+from labrl.memory.workspace import Workspace
 from labrl.spaces import alike, flat_space
 from labrl.step import Step
 from labrl.trial.trial import check
-from labrl.workspace import Workspace
 
 DISCOUNT = np.float32(0.9)
 

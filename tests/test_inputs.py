@@ -27,6 +27,7 @@ from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, make_env
 from labrl.envs.screen import WatchedGymnasium
 from labrl.memory.replay import Replay
+from labrl.memory.workspace import Workspace
 from labrl.networks.building import build_torso, check_reads
 from labrl.networks.layers import ConcatInputs
 from labrl.networks.torso import Inputs, NatureCNN
@@ -34,7 +35,6 @@ from labrl.run.tree import pack, unpack
 from labrl.seeding import episode_seed
 from labrl.spaces import Spaces, array_dtype, example, flat_space, not_finite
 from labrl.step import Step
-from labrl.workspace import Workspace
 
 TORSO = "agent.network.torso"
 PICTURE = spaces.Box(0, 255, (36, 36, 3), np.uint8)

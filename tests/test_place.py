@@ -18,7 +18,7 @@ import pytest
 import labrl.cli
 from labrl.dashboards.login import has_login
 from labrl.experiment.search.storage import StudyStorage
-from labrl.processes import name_user_and_home
+from labrl.processes.startup import name_user_and_home
 from labrl.run.experiment import STUDY_FILE
 
 

@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from labrl.processes import how_it_ended
+from labrl.processes.signals import how_it_ended
 
 ORPHAN = """
 import signal, sys, time
-from labrl.processes import stop_when_orphaned
+from labrl.processes.signals import stop_when_orphaned
 
 stop_when_orphaned()
 print("begun", flush=True)
@@ -46,7 +46,7 @@ def test_process_stops_when_its_parent_is_killed(tmp_path: Path) -> None:
 def test_signal_during_the_start_of_children_is_not_lost() -> None:
     program = """
 import os, signal
-from labrl.processes import signals_wait_in_children
+from labrl.processes.signals import signals_wait_in_children
 received = []
 signal.signal(signal.SIGTERM, lambda *_: received.append(1))
 with signals_wait_in_children():
@@ -60,7 +60,7 @@ assert received, "the signal was lost"
 def test_programs_started_by_a_process_that_ignores_signals_react_to_them() -> None:
     program = """
 import os, signal, subprocess, sys
-from labrl.processes import ignore_signals
+from labrl.processes.signals import ignore_signals
 ignore_signals()
 os.kill(os.getpid(), signal.SIGTERM)
 child = subprocess.Popen(["sleep", "60"])

@@ -27,8 +27,8 @@ from replay_cases import (
 
 from labrl.envs.make import make_env
 from labrl.memory.replay import Replay
+from labrl.memory.workspace import Workspace
 from labrl.step import Step
-from labrl.workspace import Workspace
 
 
 @settings(max_examples=80, deadline=None)

@@ -20,7 +20,7 @@ from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.errors import Code, LabrlError
 from labrl.memory.replay import Replay
-from labrl.workspace import memory_available
+from labrl.memory.workspace import memory_available
 
 ATARI = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 

@@ -16,10 +16,10 @@ from replay_cases import NUMBER, STACK, VECTOR, World, assert_same, load, priori
 
 from labrl.errors import LabrlError
 from labrl.memory.replay import Replay, Transitions
+from labrl.memory.workspace import Workspace
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.tree import pack
 from labrl.step import Step
-from labrl.workspace import Workspace
 
 Steps = list[tuple[np.ndarray, np.ndarray, Step]]
 

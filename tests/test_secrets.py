@@ -19,10 +19,18 @@ import labrl
 from labrl.cli import list_runs, main, replay
 from labrl.config import config_folder
 from labrl.config.keys import walk
+from labrl.processes.output import LabeledLines
+from labrl.processes.secrets import (
+    MASK,
+    RedactingFormatter,
+    is_secret,
+    is_secret_file,
+    redact,
+    redact_diff,
+    restore,
+)
+from labrl.processes.secrets import remembered as seen
 from labrl.run.run import Run
-from labrl.secrets import MASK, RedactingFormatter, is_secret, is_secret_file, redact, redact_diff, restore
-from labrl.secrets import remembered as seen
-from labrl.steady_output import LabeledLines
 from labrl.trial.request import request_of
 from labrl.trial.resume import go_back
 

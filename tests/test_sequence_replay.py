@@ -13,7 +13,7 @@ from refusals import refused
 from replay_cases import ACTIONS, DISCOUNT, STACK, VECTOR, NaiveReplay, World, saved
 
 from labrl.memory.sequences import SequenceReplay, SequenceReplayConfig, SequenceSample
-from labrl.workspace import Workspace
+from labrl.memory.workspace import Workspace
 
 ENVS, STATE = 3, 2
 

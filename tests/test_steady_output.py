@@ -14,7 +14,7 @@ import pytest
 from commands import start_labrl
 
 from labrl.errors import FAILED, WRONG_INPUT
-from labrl.steady_output import doing, steady_output
+from labrl.processes.output import doing, steady_output
 
 TRAIN = ["agent=random", "env.max_frame=512", "meta.tensorboard=false", "meta.report=false", "seed=1"]
 PRINT = ["-c", "import labrl.cli, sys; sys.exit(labrl.cli.list_envs([]))"]

@@ -17,7 +17,7 @@ from exact_cases import differences
 from paced import PACED, last_row
 
 from labrl.cli import main
-from labrl.processes import SIGNALS
+from labrl.processes.signals import SIGNALS
 
 ENDLESS = ["agent=random", "env.max_frame=1e9", "env.num_envs=1", "meta.tensorboard=false", "seed=1"]
 ENDLESS += ["meta.report=false", "meta.videos=false", "meta.log_frequency=50", PACED]

@@ -80,8 +80,8 @@ def _begin(caller: str, overrides: Sequence[str], what: str, example: str, inste
     from collections import abc
 
     from labrl.errors import InputError
-    from labrl.processes import let_threads_sleep, name_user_and_home
-    from labrl.script import begin
+    from labrl.processes.script import begin
+    from labrl.processes.startup import let_threads_sleep, name_user_and_home
 
     begin(caller)
     let_threads_sleep()
@@ -214,7 +214,7 @@ def load(
     the configuration, and without `trust` if the run of someone else names
     code that is not part of labrl.
     """
-    from labrl.processes import let_threads_sleep, name_user_and_home
+    from labrl.processes.startup import let_threads_sleep, name_user_and_home
 
     let_threads_sleep()
     name_user_and_home()

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
-from labrl.processes import Stopped, before_leaving, signals_raise
-from labrl.steady_output import refused, steady_output
+from labrl.processes.output import refused, steady_output
+from labrl.processes.signals import Stopped, before_leaving, signals_raise
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -105,8 +105,8 @@ def _full_error() -> bool:
 
 def _run(arguments: list[str], typed: Typed) -> int:
     """Answer a question about the configuration, play a run, or train. Return the exit code."""
+    from labrl.processes.script import begin
     from labrl.run.signature import trusting
-    from labrl.script import begin
     from labrl.session.torchrun import refuse_torchrun
     from labrl.trial.request import trust_in
 

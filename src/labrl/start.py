@@ -19,16 +19,12 @@ def _command(name: str, function: str) -> Callable[[], int]:
 
     def run() -> int:
         try:
-            from labrl.processes import (
-                collect_seldom,
-                let_threads_sleep,
-                name_user_and_home,
-                signals_leave,
-            )
+            from labrl.processes.signals import signals_leave
+            from labrl.processes.startup import collect_seldom, let_threads_sleep, name_user_and_home
 
             collect_seldom()
             with signals_leave(f"{name}: interrupted\n"):
-                from labrl.steady_output import doing
+                from labrl.processes.output import doing
 
                 if name == "labrl":
                     doing("starting", early=True)
@@ -39,11 +35,11 @@ def _command(name: str, function: str) -> Callable[[], int]:
                 return int(vars(labrl.cli)[function]())
         except KeyboardInterrupt as stop:
             print(f"{name}: interrupted", file=sys.stderr)
-            from labrl.processes import Stopped
+            from labrl.processes.signals import Stopped
 
             return stop.exit_code if isinstance(stop, Stopped) else 130  # labrl.errors.INTERRUPTED
         except Exception as error:
-            from labrl.steady_output import print_traceback  # without secrets, unlike the interpreter
+            from labrl.processes.output import print_traceback  # without secrets, unlike the interpreter
 
             print_traceback(error)
             return 1  # labrl.errors.FAILED

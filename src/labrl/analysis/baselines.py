@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labrl.processes.secrets import redact
 from labrl.run.signature import cache_folder
-from labrl.secrets import redact
 
 UNDECIDING = ("num_envs", "max_frame", "name", "vectorization", "info_keys", "restarts")
 """Keys of `env` that do not affect the return of a random policy."""

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from labrl.analysis.methods import method_of
-from labrl.secrets import redact
+from labrl.processes.secrets import redact
 
 UNKNOWN = "–"
 

@@ -22,8 +22,8 @@ from labrl.config.traits import annotation, dataclasses_in, hints
 from labrl.errors import Code, InputError, LabrlError, sentences
 from labrl.mistakes.names import agent_target, option_meant, options_of, own_file, setting_of, unknown_key
 from labrl.mistakes.spelling import did_you_mean
+from labrl.processes.secrets import restore
 from labrl.schedules import AdaptiveRate
-from labrl.secrets import restore
 from labrl.types import real_number, whole_number
 
 T = TypeVar("T")

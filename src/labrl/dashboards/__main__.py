@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from labrl.dashboards.wandb_session import WandbSession
+from labrl.processes.secrets import RedactingFormatter
 from labrl.run.run import Run
-from labrl.secrets import RedactingFormatter
 
 POLL_SECONDS = 1.0
 

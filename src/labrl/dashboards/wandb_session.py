@@ -16,11 +16,11 @@ from typing import Any
 
 from labrl.dashboards.login import Mode
 from labrl.errors import DONE, FAILED, INTERRUPTED, first_line
+from labrl.processes.secrets import redact
 from labrl.run.atomic import write_json
 from labrl.run.folder import read_json
 from labrl.run.run import Run
 from labrl.run.session import RunSession
-from labrl.secrets import redact
 
 INIT_SECONDS = 30.0
 """Seconds that W&B may take to start a run before it is kept offline. WANDB_INIT_TIMEOUT overrides this."""

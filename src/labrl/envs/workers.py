@@ -17,8 +17,13 @@ from typing import Any
 from labrl.envs.checked import CheckedEnv
 from labrl.envs.masks import KEY
 from labrl.errors import LabrlError, LostProcessError
-from labrl.processes import find_place_for_sockets, how_it_ended, ignore_signals, signals_wait_in_children
-from labrl.script import Carried
+from labrl.processes.script import Carried
+from labrl.processes.signals import (
+    find_place_for_sockets,
+    how_it_ended,
+    ignore_signals,
+    signals_wait_in_children,
+)
 from labrl.spaces import same
 
 _log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from labrl.config.keys import is_hydras, quoted, split_override
+from labrl.processes.secrets import ENV_SET, MASK, note_typed, restore
 from labrl.run.trust import check_experiment
-from labrl.secrets import ENV_SET, MASK, note_typed, restore
 from labrl.trial.find import find_experiment
 from labrl.trial.fork import Fork
 from labrl.trial.request import Request

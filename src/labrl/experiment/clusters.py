@@ -19,9 +19,9 @@ from labrl.errors import INTERRUPTED, TERMINATED, InputError, first_line
 from labrl.experiment.launcher import TrialLauncher, check_installed
 from labrl.experiment.machine import Need
 from labrl.experiment.scheduler import Answer, Outcome, Planned, Task
-from labrl.processes import collect_seldom, let_threads_sleep, name_user_and_home
+from labrl.processes.script import take_surroundings
+from labrl.processes.startup import collect_seldom, let_threads_sleep, name_user_and_home
 from labrl.run.run import Run
-from labrl.script import take_surroundings
 from labrl.session.devices import NUM_CPUS
 
 STOP_SECONDS = 2.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from labrl.errors import LabrlError
 from labrl.experiment.summary import how_to_resume_experiment
-from labrl.processes import signals_raise
+from labrl.processes.signals import signals_raise
 from labrl.run.experiment import Experiment, ExperimentKind, TrialRecord, discard_refused
 from labrl.run.run import MARKER
 

@@ -25,16 +25,16 @@ from labrl.config.presets import choices_of
 from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
 from labrl.experiment.scheduler import Answer, Outcome, Planned, Task, recorded
+from labrl.processes.output import labeled_output, print_traceback, printing_to, refused
+from labrl.processes.script import refuse_main
+from labrl.processes.secrets import redact
 from labrl.run.find import is_run
 from labrl.run.folder import place
 from labrl.run.provenance import Command
 from labrl.run.run import Run
 from labrl.run.session_log import print_without_modules
 from labrl.run.signature import present_trust, trusting
-from labrl.script import refuse_main
-from labrl.secrets import redact
 from labrl.session.callbacks.search import SEARCH
-from labrl.steady_output import labeled_output, print_traceback, printing_to, refused
 from labrl.trial.composed import Composed
 from labrl.trial.fork import Fork
 from labrl.trial.resume import FinishedError, Resume

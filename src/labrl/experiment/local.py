@@ -10,7 +10,7 @@ from labrl.errors import InputError
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need, Share
 from labrl.experiment.scheduler import Answer, Outcome, Planned, Task
-from labrl.processes import SAVE, exit_code_of, how_it_ended
+from labrl.processes.signals import SAVE, exit_code_of, how_it_ended
 from labrl.session.worker import TRIALS, Worker, start_server, wait_for
 
 ASKED_TO_END = (exit_code_of(signal.SIGINT), exit_code_of(signal.SIGTERM), -signal.SIGTERM)

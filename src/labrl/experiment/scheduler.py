@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
 from labrl.experiment.machine import Need
+from labrl.processes.script import surroundings
 from labrl.run.run import Run
-from labrl.script import surroundings
 from labrl.session.interruption import Interruption
 
 if TYPE_CHECKING:

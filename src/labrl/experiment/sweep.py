@@ -22,12 +22,12 @@ from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine
 from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
 from labrl.experiment.summary import how_to_resume_experiment, print_experiment, said_of
-from labrl.processes import Stopped
+from labrl.processes.secrets import origins
+from labrl.processes.signals import Stopped
 from labrl.run.experiment import Experiment, ExperimentStatus, TrialRecord
 from labrl.run.folder import place
 from labrl.run.provenance import describe_code
 from labrl.run.run import Run
-from labrl.secrets import origins
 from labrl.session.interruption import Interruption
 from labrl.trial import reporting
 from labrl.trial.summary import say

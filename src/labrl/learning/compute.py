@@ -13,7 +13,7 @@ import torch
 from labrl.errors import InputError
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
-from labrl.workspace import Workspace
+from labrl.memory.workspace import Workspace
 
 Record = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 """Runs a function and records its operations. Returns a function that repeats them, and the results of the

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from labrl.component import Component
 from labrl.errors import InputError
 from labrl.memory.replay import Replay, ReplayConfig, Transitions
+from labrl.memory.workspace import Workspace
 from labrl.spaces import not_finite
 from labrl.step import Masks
 from labrl.types import PositiveInt, Probability
-from labrl.workspace import Workspace
 
 AT_ONCE = 4096
 """Number of transitions that are read at once."""

@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from labrl.component import Component
 from labrl.errors import DamagedFileError, InputError
 from labrl.memory import Columns
+from labrl.memory.workspace import Layout, Workspace
 from labrl.spaces import Goals, array_dtype
 from labrl.step import Masks, States, Step
 from labrl.types import PositiveInt, Probability
-from labrl.workspace import Layout, Workspace
 
 _log = logging.getLogger(__name__)
 MAX_BLOCK = 32

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from labrl.errors import InputError, LabrlError
+from labrl.memory.workspace import gigabytes, memory_available
 from labrl.spaces import array_dtype
-from labrl.workspace import gigabytes, memory_available
 
 if TYPE_CHECKING:
     from labrl.step import Masks, States, Step

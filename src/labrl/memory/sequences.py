@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from labrl.errors import InputError
 from labrl.memory import Columns
 from labrl.memory.replay import Replay, ReplayTraits, StorageConfig
+from labrl.memory.workspace import Layout
 from labrl.step import Masks, States, Step
 from labrl.types import NonNegativeInt, PositiveInt
-from labrl.workspace import Layout
 
 
 @dataclass(kw_only=True)

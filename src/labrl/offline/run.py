@@ -17,10 +17,10 @@ from labrl.config.validate import dataclass_of
 from labrl.errors import InputError
 from labrl.memory.offline import AT_ONCE, ChunkReplay, OfflineConfig, OfflineData, Requirements
 from labrl.memory.replay import ReplayConfig, row_dtype
+from labrl.memory.workspace import Layout, Workspace
 from labrl.run.run import MARKER, Run
 from labrl.run.session import RunSession
 from labrl.run.trust import check_recorded
-from labrl.workspace import Layout, Workspace
 
 FOLDER = "agent.offline.folder"
 """Key that sets the runs."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from labrl.secrets import redact
+from labrl.processes.secrets import redact
 
 
 def sync_file(path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.processes.secrets import redact
 from labrl.run.find import is_run, load_run, runs_below
 from labrl.run.folder import EXPERIMENT_MARKER, REPORT_FILES, Folder, now, origin, read_json
 from labrl.run.lock import LOCK, FolderLock
@@ -20,7 +21,6 @@ from labrl.run.provenance import Typed
 from labrl.run.run import MARKER as RUN_MARKER
 from labrl.run.run import Run
 from labrl.run.signature import is_own, signed
-from labrl.secrets import redact
 
 TRIAL_LOG = "trial.log"
 """File in the run folder of a search's trial with its output, and the traceback if it crashed."""

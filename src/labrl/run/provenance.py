@@ -22,11 +22,11 @@ from typing import Any
 
 import yaml
 
+from labrl.processes.secrets import is_secret_file, redact, redact_diff
 from labrl.run.atomic import sync_file, write_atomic, write_json
 from labrl.run.folder import PROVENANCE, REPORT_FILES
 from labrl.run.run import MARKER, Run
 from labrl.run.signature import signed
-from labrl.secrets import is_secret_file, redact, redact_diff
 
 MAX_DIFF = 1_000_000
 """Largest number of bytes of changes that are recorded for one repository."""

@@ -20,6 +20,7 @@ import yaml
 from labrl.config.keys import RECORDED, Change, changes, traits
 from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
+from labrl.processes.secrets import redact
 from labrl.run.atomic import as_known_to_json, sync_file
 from labrl.run.folder import (
     EXPERIMENT_MARKER,
@@ -35,7 +36,6 @@ from labrl.run.folder import (
 from labrl.run.lock import LOCK, FolderLock
 from labrl.run.session import RunSession, sessions_text
 from labrl.run.signature import is_own, present_trust
-from labrl.secrets import redact
 
 if TYPE_CHECKING:  # It takes a while to import, and training does not need it.
     import polars as pl

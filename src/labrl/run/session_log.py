@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from labrl.processes.secrets import RedactingFormatter, redact
 from labrl.run.write_errors import WriteErrors, write_all
-from labrl.secrets import RedactingFormatter, redact
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from labrl.processes import collect_seldom, let_threads_sleep, name_user_and_home, signals_leave
-from labrl.steady_output import steady_output
+from labrl.processes.output import steady_output
+from labrl.processes.signals import signals_leave
+from labrl.processes.startup import collect_seldom, let_threads_sleep, name_user_and_home
 
 
 def main() -> int:

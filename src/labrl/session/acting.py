@@ -14,9 +14,9 @@ from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute, set_deterministic
 from labrl.learning.threads import use_one_thread
+from labrl.memory.workspace import Workspace
 from labrl.seeding import Streams
 from labrl.spaces import Spaces, sees_images
-from labrl.workspace import Workspace
 
 
 def acting_state(agent: Agent, transforms: Transforms, clock: Clock) -> dict[str, Any]:

@@ -18,9 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from labrl.errors import LostProcessError
-from labrl.processes import how_it_ended, ignore_signals, signals_wait_in_children, when_the_parent_ends
+from labrl.processes.script import Carried
+from labrl.processes.signals import (
+    how_it_ended,
+    ignore_signals,
+    signals_wait_in_children,
+    when_the_parent_ends,
+)
 from labrl.run.session_log import warnings_logged
-from labrl.script import Carried
 
 LEAVE_SECONDS = 5.0
 """Seconds that the process has to exit after training has ended, before it is killed."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from labrl.processes.secrets import redact
 from labrl.run.episodes import RecordedEpisode, Source, checksum
-from labrl.secrets import redact
 from labrl.step import Episode
 from labrl.types import INFO
 

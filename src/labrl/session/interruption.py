@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from labrl.processes import SAVE, SIGNALS, exit_code_of, leave_at_once
+from labrl.processes.signals import SAVE, SIGNALS, exit_code_of, leave_at_once
 
 
 class Interruption:

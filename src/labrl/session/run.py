@@ -22,19 +22,19 @@ from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, BusyFolderError
 from labrl.learning.ranks import ALONE, RankLostError, Ranks
 from labrl.learning.threads import use_one_thread
 from labrl.networks.summary import count, summary
-from labrl.processes import signals_raise, stop_when_orphaned
+from labrl.processes.output import refused
+from labrl.processes.script import take_surroundings
+from labrl.processes.secrets import restore
+from labrl.processes.signals import signals_raise, stop_when_orphaned
 from labrl.run import session_log
 from labrl.run.checkpoint import loading
 from labrl.run.run import Run
 from labrl.run.session import RunSession, SessionResult
-from labrl.script import take_surroundings
-from labrl.secrets import restore
 from labrl.seeding import session_seed
 from labrl.session.beginning import read_beginning
 from labrl.session.devices import available_cpus, keep_freed_memory, threads_per_session
 from labrl.session.session import Session
 from labrl.session.torchrun import Group, Launch, leading
-from labrl.steady_output import refused
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ from labrl.envs.make import info_keys
 from labrl.learning.compute import Compute, set_deterministic
 from labrl.learning.noise_scale import NoiseScales
 from labrl.learning.ranks import ALONE, Ranks
+from labrl.memory.workspace import Workspace
 from labrl.networks.layers import Fused
-from labrl.processes import collect_as_usual
+from labrl.processes.startup import collect_as_usual
 from labrl.run import session_log
 from labrl.run.session import RunSession
 from labrl.seeding import Streams, session_seed
@@ -39,7 +40,6 @@ from labrl.session.sources import make_source
 from labrl.session.team import Alone, RankTeam
 from labrl.spaces import Spaces, sees_images
 from labrl.step import Episode, Step
-from labrl.workspace import Workspace
 
 NO_EPISODES: list[Episode] = []
 

@@ -16,9 +16,9 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from labrl.errors import InputError
-from labrl.processes import stop_when_orphaned
+from labrl.processes.script import surroundings
+from labrl.processes.signals import stop_when_orphaned
 from labrl.run.provenance import Typed, as_typed
-from labrl.script import surroundings
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig

@@ -21,14 +21,14 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
 from labrl.errors import DONE
-from labrl.processes import (
-    collect_seldom,
+from labrl.processes.script import surroundings, take_surroundings
+from labrl.processes.signals import (
     find_place_for_sockets,
     signals_leave,
     signals_wait_in_children,
     take_signals,
 )
-from labrl.script import surroundings, take_surroundings
+from labrl.processes.startup import collect_seldom
 
 LEAVE_SECONDS = 5.0
 """Seconds that an idle process has to exit before it is killed."""

@@ -21,7 +21,7 @@ from labrl.component import Component
 from labrl.config.compose import prepare
 from labrl.config.validate import dataclass_of
 from labrl.errors import DONE, FAILED, BusyFolderError
-from labrl.processes import stop_when_orphaned
+from labrl.processes.signals import stop_when_orphaned
 from labrl.run.atomic import write_json
 from labrl.run.lock import FolderLock
 from labrl.run.run import Run

@@ -12,9 +12,9 @@ from omegaconf import DictConfig, OmegaConf
 from labrl.config.compose import naming_preset, resolve, to_plain
 from labrl.config.keys import key_of
 from labrl.errors import InputError
+from labrl.processes.output import doing
 from labrl.run.provenance import Command
 from labrl.run.trust import check_composed
-from labrl.steady_output import doing
 
 if TYPE_CHECKING:
     from labrl.config.schema import TrialConfig

@@ -18,13 +18,13 @@ from omegaconf import OmegaConf
 from labrl.config.compose import resolve
 from labrl.config.keys import Change, contradictions, split_override, typed_override
 from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.processes.output import doing
 from labrl.run.atomic import copy_synced
 from labrl.run.checkpoint import CheckpointStore, copy_replay
 from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.torchrun import check_resume
-from labrl.steady_output import doing
 from labrl.trial.composed import Composed
 from labrl.trial.past import Again, check_past, described, overrides_of, say_differences
 from labrl.trial.request import Request, frame_of

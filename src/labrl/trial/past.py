@@ -26,11 +26,11 @@ from labrl.config.keys import (
     written,
 )
 from labrl.errors import DamagedFileError, InputError
+from labrl.processes.secrets import MASK, note_typed
 from labrl.run.folder import PROVENANCE
 from labrl.run.provenance import Command, as_yaml
 from labrl.run.run import Run
 from labrl.run.trust import check_recorded
-from labrl.secrets import MASK, note_typed
 from labrl.trial.composed import Composed, check_start_from
 
 if TYPE_CHECKING:

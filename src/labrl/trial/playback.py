@@ -19,11 +19,11 @@ from labrl.config.validate import dataclass_of
 from labrl.envs.protocol import Backend, Watched, action_dtype
 from labrl.envs.watch import watch
 from labrl.errors import DONE, FAILED, EnvironmentFailedError, InputError, LabrlError
+from labrl.processes.output import doing
 from labrl.run.episodes import RecordedEpisode, checksum, read_episode, recorded_names
 from labrl.run.run import Run
 from labrl.run.session import RunSession, SessionResult
 from labrl.run.trust import check_recorded
-from labrl.steady_output import doing
 from labrl.trial.find import find_run
 from labrl.trial.showing import ReplayRequest
 from labrl.trial.summary import say

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from labrl.config.keys import ABSENT, changes
 from labrl.errors import DONE, LabrlError
-from labrl.processes import Stopped, collect_seldom
+from labrl.processes.output import doing
+from labrl.processes.signals import Stopped
+from labrl.processes.startup import collect_seldom
 from labrl.run.atomic import write_json
 from labrl.run.experiment import Experiment
 from labrl.run.run import MARKER, Run
-from labrl.steady_output import doing
 from labrl.trial import baseline
 from labrl.trial.past import table as table_of
 

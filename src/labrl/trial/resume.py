@@ -14,11 +14,11 @@ from labrl.config.compose import resolve
 from labrl.config.edit import edit
 from labrl.config.keys import ABSENT, Change, contradictions, key_of, override_of
 from labrl.errors import DamagedFileError, InputError, LabrlError
+from labrl.processes.secrets import origins
 from labrl.run import folder as folders
 from labrl.run.provenance import differences, write_provenance
 from labrl.run.run import Run
 from labrl.run.session import RunSession
-from labrl.secrets import origins
 from labrl.session.callbacks.stop import Stop
 from labrl.session.torchrun import check_resume
 from labrl.trial.coefficients import hold_changes, refuse_idle

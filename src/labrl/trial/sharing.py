@@ -18,10 +18,10 @@ from labrl.analysis.returns import MEANING
 from labrl.analysis.statistics import compare, final_return, trial_statistics
 from labrl.analysis.tables import markdown_lines
 from labrl.errors import InputError
+from labrl.processes.secrets import redact
 from labrl.run.atomic import write_atomic
 from labrl.run.card import CONFIG, check_installed, is_card, write_card_files
 from labrl.run.run import Run
-from labrl.secrets import redact
 from labrl.session.acting import acting_state
 from labrl.trial.loading import load
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from labrl.config.compose import check_environment, compose
 from labrl.config.keys import is_hydras
 from labrl.errors import DONE, FAILED, INTERRUPTED, LabrlError
-from labrl.processes import Stopped
+from labrl.processes.output import doing, labeled_output, print_traceback, printing_to
+from labrl.processes.secrets import redact
+from labrl.processes.signals import Stopped
 from labrl.run.run import Run
 from labrl.run.session_log import print_without_modules
 from labrl.run.signature import Trust, trusting
-from labrl.secrets import redact
 from labrl.session.worker import start_server
-from labrl.steady_output import doing, labeled_output, print_traceback, printing_to
 from labrl.trial.composed import Composed
 from labrl.trial.past import Again
 from labrl.trial.resume import FinishedError, Resume

@@ -23,21 +23,17 @@ from labrl.envs.make import backend_class, describe, gives_masks, goals_of
 from labrl.envs.probe import close_spares
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
 from labrl.learning.compute import Compute
-from labrl.processes import (
-    SAVE,
-    SIGNALS,
-    exit_code_of,
-    how_it_ended,
-    signals_raise,
-)
+from labrl.memory.workspace import memory_available
+from labrl.processes.output import doing
+from labrl.processes.script import refuse_main
+from labrl.processes.secrets import restore
+from labrl.processes.signals import SAVE, SIGNALS, exit_code_of, how_it_ended, signals_raise
 from labrl.run.find import is_run
 from labrl.run.folder import read_json
 from labrl.run.provenance import write_provenance
 from labrl.run.run import Run, RunStatus
 from labrl.run.session import RunSession, SessionResult
 from labrl.schedules import AdaptiveRate, Schedule, largest
-from labrl.script import refuse_main
-from labrl.secrets import restore
 from labrl.seeding import draw_seed, session_seed
 from labrl.session.callbacks import check_callbacks
 from labrl.session.callbacks.progress import TrialPanel
@@ -48,13 +44,11 @@ from labrl.session.shared_weights import check_shared_weights, forget_shared_wei
 from labrl.session.torchrun import check_launch, leading
 from labrl.session.worker import wait_for, workers_for
 from labrl.spaces import Spaces, sees_images
-from labrl.steady_output import doing
 from labrl.trial import playback, reporting
 from labrl.trial.composed import Composed
 from labrl.trial.result import TrialResult
 from labrl.trial.start_from import Beginning, find_beginning, lacks_beginning
 from labrl.trial.summary import how_to_report, how_to_resume, say
-from labrl.workspace import memory_available
 
 _STOPPED = (INTERRUPTED, TERMINATED)
 

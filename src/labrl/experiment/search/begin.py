@@ -32,11 +32,11 @@ from labrl.experiment.search.space import Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
 from labrl.experiment.sweep import hydra_overrides
+from labrl.processes.secrets import origins, redact
 from labrl.run.experiment import Experiment
 from labrl.run.folder import place
 from labrl.run.provenance import describe_code
 from labrl.run.trust import check_experiment
-from labrl.secrets import origins, redact
 from labrl.trial.baseline import random_return
 from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.summary import say

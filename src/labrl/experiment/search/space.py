@@ -27,8 +27,8 @@ from optuna.distributions import (
 from labrl.config.compose import compose
 from labrl.config.keys import key_of, quoted
 from labrl.errors import InputError, first_line
+from labrl.processes.secrets import redact
 from labrl.run.provenance import as_yaml
-from labrl.secrets import redact
 
 OF_THE_SEARCH = re.compile(r"[+~]*(search[=./@]|search$|meta\.max_trial=)")
 """Overrides that control the search and are not part of its trials."""

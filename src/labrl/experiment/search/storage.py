@@ -19,8 +19,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from labrl.errors import InputError, first_line, install_command
+from labrl.processes.secrets import redact
 from labrl.run.experiment import STUDY_FILE
-from labrl.secrets import redact
 
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_WAIT = 120

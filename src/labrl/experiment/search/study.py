@@ -33,8 +33,8 @@ from labrl.experiment.search.pruners import History, Pruner, Reports, WilcoxonPr
 from labrl.experiment.search.sampling import NumberedSampler
 from labrl.experiment.search.space import Space
 from labrl.experiment.search.storage import StudyStorage
+from labrl.processes.secrets import MASK, redact
 from labrl.run.lock import FolderLock
-from labrl.secrets import MASK, redact
 from labrl.seeding import derived_seed, draw_seed
 from labrl.types import Direction, Measure
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from labrl.config.schema import TrialConfig
+from labrl.memory.workspace import Workspace
 from labrl.session.callbacks.callback import Callback, no_callback
 from labrl.session.callbacks.checkpoint import Checkpoint
 from labrl.session.callbacks.closer_look import CloserLook, Norms
@@ -17,7 +18,6 @@ from labrl.session.callbacks.search import search_callbacks
 from labrl.session.callbacks.stop import StopEarly
 from labrl.session.callbacks.tensorboard import TensorBoard
 from labrl.session.evaluation import Quota
-from labrl.workspace import Workspace
 
 
 def build_callbacks(

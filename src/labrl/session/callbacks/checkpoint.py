@@ -10,13 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from labrl.errors import LabrlError
+from labrl.memory.workspace import Workspace
 from labrl.run.atomic import sync_file
 from labrl.run.checkpoint import BEST, CheckpointStore
 from labrl.run.session import RunSession
 from labrl.run.tree import num_bytes, pack
 from labrl.session.callbacks.callback import Callback, SessionView
 from labrl.session.callbacks.evaluate import Evaluate, Evaluated
-from labrl.workspace import Workspace
 
 _log = logging.getLogger(__name__)
 

@@ -1,10 +1,8 @@
-"""Handling of signals, waiting threads and exit codes in the processes of a run."""
+"""Handling of signals in the processes of a run, and their exit codes."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import getpass
 import multiprocessing
 import os
 import signal
@@ -33,55 +31,6 @@ bytes for the path of a socket, of which multiprocessing needs 33."""
 def exit_code_of(number: int | None) -> int:
     """Return INTERRUPTED for Ctrl-C and TERMINATED for every other signal."""
     return INTERRUPTED if number == signal.SIGINT else TERMINATED
-
-
-def let_threads_sleep() -> None:
-    """Make OpenMP threads sleep sooner while they wait. Must be called before torch is imported.
-
-    By default they spin 300,000 times first, which beside other busy processes occupies a core that the
-    thread they wait for could use. With 10,000, SAC runs 2.6 times as fast there, and as fast as before
-    alone. A user's setting of OMP_WAIT_POLICY or GOMP_SPINCOUNT takes precedence.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-
-SELDOM = 500_000
-"""Number of new objects after which the garbage collector runs while a process starts."""
-
-_usual = gc.get_threshold()
-
-
-def collect_seldom() -> None:
-    """Run the garbage collector rarely while a process starts.
-
-    Imports create 400,000 objects, none of which can be freed. Visiting them repeatedly takes 0.3 of 3
-    seconds.
-    """
-    gc.set_threshold(SELDOM)
-
-
-def collect_as_usual() -> None:
-    """Run the garbage collector as often as before `collect_seldom`, after a process has started."""
-    if gc.get_threshold()[0] == SELDOM:
-        gc.set_threshold(*_usual)
-
-
-def name_user_and_home() -> None:
-    """Set USER and HOME if the system has no entry for the user.
-
-    In containers, a user may have no entry in /etc/passwd. Matplotlib, wandb and torch fail without these
-    variables.
-    """
-    try:
-        getpass.getuser()
-    except (KeyError, OSError):
-        os.environ["USER"] = str(os.getuid())
-    if os.path.expanduser("~") == "~":
-        with contextlib.suppress(OSError):  # there may be no folder for temporary files either
-            home = os.path.join(tempfile.gettempdir(), f"labrl-{os.getuid()}")
-            os.makedirs(home, mode=0o700, exist_ok=True)
-            os.environ["HOME"] = home
 
 
 class Stopped(KeyboardInterrupt):

@@ -19,7 +19,7 @@ from typing import Any
 
 from labrl.component import MAIN, being_imported, importing, used_of_main
 from labrl.errors import InputError
-from labrl.secrets import remembered
+from labrl.processes.secrets import remembered
 
 Dumps = Callable[[Any], bytes]
 

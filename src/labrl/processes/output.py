@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 from labrl.errors import LabrlError
-from labrl.secrets import redact
+from labrl.processes.secrets import redact
 
 _doing = False
 """Whether the last line of the terminal is one of `doing`."""

@@ -1,0 +1,1 @@
+"""What every process of labrl needs: signals, standard streams, secrets, parts of the user's script."""
