@@ -44,6 +44,7 @@ def healthy() -> Rows:
         "explained_variance": np.linspace(-0.1, 0.9, ROWS),
         "loss_value": np.linspace(5, 20, ROWS),
         "value_mean": np.linspace(0, 40, ROWS),
+        "value_std": np.linspace(0.2, 10, ROWS),
         "grad_norm": np.full(ROWS, 3.0),
         "action_top_share": np.full(ROWS, 0.6),
     }
@@ -77,6 +78,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "entropy gone early": ({"entropy": half(0.6, 0.01)}, {}),
     "policy steps too large": ({"kl": np.where(FRAMES < 3000, 2.0, 0.0)}, {}),
     "explained variance below zero": ({"explained_variance": np.full(ROWS, -0.4)}, {}),
+    "values constant": ({"value_mean": np.full(ROWS, -2.0), "value_std": half(0.3, 0.0)}, {}),
     "value loss growing": ({"loss_value": np.geomspace(1, 1e6, ROWS)}, {}),
     "actions at the bounds": (GAUSSIAN, {}),
     "gradient always clipped": (

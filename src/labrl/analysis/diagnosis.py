@@ -35,6 +35,8 @@ LARGE_CLIP, LARGEST_CLIP = 0.5, 0.8
 GROWTH = 10.0
 """Growth of the value loss, relative to that of the squared returns, and largest ratio of Q values to
 returns."""
+CONSTANT = 1e-4
+"""Standard deviation of a rollout's values, relative to their mean, that counts as none."""
 AT_BOUNDS = 0.9
 """Fraction of real-valued actions at their bounds."""
 CLIPPED = 20.0
@@ -197,6 +199,24 @@ def _few_updates(of: Evidence) -> Seen | None:
     if updates >= FEWEST_UPDATES or of.progress < 0.5 or learned:
         return None
     return (f"{number(updates)} updates in {number(of.last('frame'))} frames", of.rows["frame"])
+
+
+@rule(
+    "values constant",
+    "the network answers every observation alike: too large updates have killed or saturated its units",
+    "agent.lr*0.1",
+    "agent.lr.max*0.1",
+)
+def _constant_values(of: Evidence) -> Seen | None:
+    frames, deviations = of.known("value_std")
+    _, means = of.known("value_mean")
+    late = _late(frames)
+    # Both columns are in the same rows: an update writes them together.
+    constant = deviations < CONSTANT * np.abs(means)
+    if not late.any() or not constant[late].all():
+        return None
+    largest = number(float(deviations[late].max()), 2)
+    return (f"value_std at most {largest}, value_mean {number(float(means[-1]), 3)}", frames[constant])
 
 
 @rule(
