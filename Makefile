@@ -35,10 +35,10 @@ results: $(VENV)/.installed-run ## train the cells for which SLM Lab publishes s
 	$(BIN)/python -m benchmarks.results $(ARGS)
 
 exact: $(VENV)/.installed-dev ## test every agent interrupted and resumed, and all cases of which make test runs a sample: make exact ARGS="--agents ppo"
-	$(BIN)/python -m pytest -m slow tests/test_env_classic.py
+	$(BIN)/python -m pytest -m slow tests/envs/test_env_classic.py
 	$(BIN)/python -m pytest -m matrix
-	$(BIN)/python -m pytest --hypothesis-profile=random $$(grep -l '^from hypothesis' tests/test_*.py)
-	$(BIN)/python tests/exact_matrix.py $(ARGS)
+	$(BIN)/python -m pytest --hypothesis-profile=random $$(grep -rl '^from hypothesis' tests --include 'test_*.py')
+	$(BIN)/python tests/support/exact_matrix.py $(ARGS)
 
 bench: $(VENV)/.installed-bench ## compare the speed with Stable-Baselines3 and with the ceilings: make bench ARGS="pong --repeats 5"
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -235,7 +235,7 @@ WRONG = {
 
 
 def test_wrong_key_or_option_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
-    program = REFUSED.format(heavy=HEAVY, tests=str(Path(__file__).parent))
+    program = REFUSED.format(heavy=HEAVY, tests=str(Path(__file__).parent / "support"))
     commands = json.dumps([command.split() for command in WRONG])
     done = subprocess.run(
         [sys.executable, "-c", program, commands], capture_output=True, text=True, cwd=tmp_path

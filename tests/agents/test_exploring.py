@@ -8,11 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from dqn_cases import play
-from on_policy_cases import BOX, VECTOR, assert_continues_exactly, build
+from dqn_cases import Rewarding, play
+from on_policy_cases import BOX, VECTOR, Bandit, assert_continues_exactly, build
 from refusals import refused
-from test_policy_kernels import Rewarding
-from test_reinforce import Bandit
 
 from labrl.agents.agent import Observation
 from labrl.config.compose import compose, resolve

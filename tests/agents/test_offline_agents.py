@@ -13,9 +13,18 @@ import pytest
 import torch
 from exact_cases import QUIET, SMALL, state
 from refusals import refused
-from replay_actor_critic_cases import BOX, CHOICE, build, config_of, disturb, made_up
-from test_replay_actor_critic import adam, assert_same, taken
-from test_restoring import changed_futures, session_in
+from replay_actor_critic_cases import (
+    BOX,
+    CHOICE,
+    adam,
+    assert_same,
+    build,
+    config_of,
+    disturb,
+    made_up,
+    taken,
+)
+from restoring import changed_futures, session_in
 from torch import Tensor
 
 import labrl

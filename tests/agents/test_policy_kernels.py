@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
-from dqn_cases import Noise
+from dqn_cases import Rewarding
 from on_policy_cases import (
     BOX,
     CHOICES,
@@ -28,7 +28,6 @@ from labrl.errors import InputError
 from labrl.learning.compute import Compute
 from labrl.learning.learner import Learner
 from labrl.networks.layers import Fused
-from labrl.step import Step
 
 AGENTS: dict[str, tuple[str, ...]] = {
     "ppo": ("ppo", "agent.horizon=8", "agent.batch_size=16", "agent.entropy_coef=0.01"),
@@ -58,13 +57,6 @@ def make_agent(name: str, kernels: bool, action: gym.Space = DISCRETE) -> Any:
     agent, clock, streams = build(*AGENTS[name], action=action, compute=compute)
     assert notes == []
     return agent, clock, streams
-
-
-class Rewarding(Noise):
-    """Environment with random observations whose reward depends on the first component of the action."""
-
-    def step(self, action: Any) -> Step:
-        return super().step(action.reshape(len(action), -1)[:, 0])
 
 
 def weights(agent: Any) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from on_policy_cases import (
     CHOICES,
     SWITCHES,
+    Bandit,
     Recorded,
     assert_continues_exactly,
     build,
@@ -29,7 +30,6 @@ from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.envs.make import describe
 from labrl.spaces import Spaces
-from labrl.step import Step
 
 BASELINES = {
     "none": ["agent.baseline=none"],
@@ -37,18 +37,6 @@ BASELINES = {
     "value": ["agent.baseline=value", "agent.value_coef=0.5"],
 }
 OBSERVATION = gym.spaces.Box(0, 1, (1,), np.float32)
-
-
-class Bandit:
-    """Environment with episodes of one step whose reward is `pay(action)`."""
-
-    def __init__(self, pay: object, num_envs: int) -> None:
-        self._pay, self.observation = pay, np.ones((num_envs, 1), np.float32)
-
-    def step(self, action: np.ndarray) -> Step:
-        always, never = np.ones(len(action), np.bool_), np.zeros(len(action), np.bool_)
-        reward = np.array([self._pay(a) for a in action], np.float32)  # type: ignore[operator]
-        return Step(self.observation, self.observation, reward, always, never, always)
 
 
 @pytest.mark.parametrize("baseline", ["none", "mean", "value"])

@@ -19,15 +19,18 @@ from replay_actor_critic_cases import (
     CONTINUOUS,
     KINDS,
     VECTOR,
+    adam,
+    assert_same,
     build,
     config_of,
     disturb,
+    gaussian,
     made_up,
+    taken,
 )
 from torch import Tensor
 
 from labrl.agents.agent import NonFiniteError, Observation
-from labrl.memory.replay import Transitions
 from labrl.networks.critics import Critics
 from labrl.spaces import Spaces
 
@@ -41,17 +44,6 @@ class World(Noise):
 
     def step(self, action: np.ndarray) -> Any:
         return super().step(action.reshape(len(action), -1).sum(1))
-
-
-def gaussian(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute tanh of a Gaussian sample and its log-density by PyTorch's distributions."""
-    mean, log_std = outputs.chunk(2, dim=1)
-    base = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
-    squashed = torch.distributions.TransformedDistribution(
-        base, torch.distributions.TanhTransform(cache_size=1)
-    )
-    action = torch.tanh(base.loc + base.scale * noise)
-    return action, squashed.log_prob(action).sum(1)
 
 
 def soft_value(policy: Any, critics: Critics, observation: Tensor, noise: Tensor, alpha: float) -> Tensor:
@@ -78,26 +70,9 @@ def mean_entropy(policy: Any, observation: Tensor, noise: Tensor) -> float:
     return float(-gaussian(outputs, noise)[1].detach().mean())
 
 
-def taken(critics: Critics, batch: Transitions) -> Tensor:
-    """Compute the critics' values of the actions taken. [critics, batch]"""
-    values = critics(batch.observation, batch.action)
-    if values.dim() == 3:
-        return torch.stack([value[torch.arange(len(value)), batch.action] for value in values])
-    return values
-
-
 def learner_threads() -> set[threading.Thread]:
     """Return the threads of learners, those of earlier tests included."""
     return {thread for thread in threading.enumerate() if thread.name.startswith("learner")}
-
-
-def adam(module: torch.nn.Module) -> torch.optim.Adam:
-    return torch.optim.Adam(module.parameters(), lr=LR, eps=1e-8)
-
-
-def assert_same(one: torch.nn.Module, other: torch.nn.Module) -> None:
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("action", [BOX, CHOICE], ids=["box", "choice"])
@@ -108,7 +83,7 @@ def test_sac_update_follows_the_paper(action: gym.Space) -> None:
     nets = copy.deepcopy(agent.modules())
     policy, critics, target = nets["policy"], nets["critics"], nets["target"]
     log_alpha = torch.zeros(1, requires_grad=True)
-    optimizers = adam(policy), adam(critics), torch.optim.Adam([log_alpha], lr=LR)
+    optimizers = adam(policy, LR), adam(critics, LR), torch.optim.Adam([log_alpha], lr=LR)
     target_entropy = -2.0 if action is BOX else 0.6 * math.log(3)
     noises = copy.deepcopy(streams.torch("noise"))
     for update in (1, 2):
@@ -149,7 +124,7 @@ def test_td3_and_ddpg_updates_follow_the_papers(name: str) -> None:
     nets = copy.deepcopy(agent.modules())
     policy, critics = nets["policy"], nets["critics"]
     slow_policy, slow_critics = nets["target_policy"], nets["target_critics"]
-    optimizers = adam(policy), adam(critics)
+    optimizers = adam(policy, LR), adam(critics, LR)
     noises = copy.deepcopy(streams.torch("noise"))
     for update in (1, 2, 3):
         batch = made_up(BOX, seed=update)

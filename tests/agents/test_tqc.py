@@ -7,8 +7,7 @@ import copy
 import pytest
 import torch
 from refusals import refused
-from replay_actor_critic_cases import BOX, build, config_of, disturb, made_up
-from test_replay_actor_critic import adam, assert_same, gaussian
+from replay_actor_critic_cases import BOX, adam, assert_same, build, config_of, disturb, gaussian, made_up
 from torch import Tensor
 
 from labrl.agents.tqc import quantile_losses, smallest_atoms

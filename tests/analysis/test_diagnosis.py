@@ -200,7 +200,7 @@ def test_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_table_of_the_docs_has_every_sign() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "how-to" / "debug.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "debug.md").read_text()
     for rule in RULES:
         assert f"\n| {rule.name} | " in page
 

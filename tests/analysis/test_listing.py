@@ -23,7 +23,7 @@ from labrl.run.find import find_runs
 from labrl.run.folder import EXPERIMENT_MARKER
 from labrl.run.lock import FolderLock
 
-PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "compare-runs.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "compare-runs.md").read_text()
 
 
 Run = tuple[float, dict[str, Any]]

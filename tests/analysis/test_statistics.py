@@ -379,7 +379,7 @@ def test_statistics_files_are_written_for_one_run_and_for_several(tmp_path: Path
 
 
 def test_documentation_defines_every_measure() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "explanation" / "statistics.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "statistics.md").read_text()
     missing = [name for name in (*MEASURES, "consistency") if name != "fps" and f"`{name}`" not in page]
     assert missing == []
 

@@ -24,7 +24,7 @@ from labrl.config import config_folder
 from labrl.config.schema import TrialConfig
 from labrl.config.traits import dataclasses_in, hints
 
-REFERENCE = Path(__file__).parents[1] / "docs" / "generate_reference.py"
+REFERENCE = Path(__file__).parents[2] / "docs" / "generate_reference.py"
 
 
 def modules() -> Iterator[Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import indent
 
+import gymnasium
 import pytest
+from torch import nn
 
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
@@ -77,7 +79,14 @@ def test_broken_file_is_ignored_when_not_selected(tmp_path: Path) -> None:
     assert resolve(compose(["env=mine"], folder)).env.config.name == "mine"
 
 
-NETWORK = "_target_: test_own_torso.Own\nshape: [2]\n"
+class Own(nn.Module):
+    """User-defined torso."""
+
+    def __init__(self, observation_space: gymnasium.Space, shape: list[int]) -> None:  # type: ignore[type-arg]
+        super().__init__()
+
+
+NETWORK = "_target_: test_own_files.Own\nshape: [2]\n"
 
 
 def test_network_file_without_torso_gets_a_hint_that_works(tmp_path: Path) -> None:

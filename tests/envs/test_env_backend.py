@@ -9,10 +9,9 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-from env_cases import assert_same_steps, gymnasium_node, own_env, play, sampled
+from env_cases import assert_same_steps, gymnasium_node, own_env, play, sampled, through_a_file
 from exact_cases import QUIET, VECTOR, Moment, differences, folder_override, interrupt
 from refusals import refused
-from test_env_replay import through_a_file
 
 import labrl
 from labrl.cli import main
@@ -22,7 +21,7 @@ from labrl.config.validate import dataclass_of
 from labrl.envs.make import describe, make_env
 from labrl.errors import InputError
 
-EXAMPLES = Path(__file__).parents[1] / "docs" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 @pytest.fixture

@@ -14,7 +14,17 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from env_cases import Remembers, Walk, assert_same_steps, constant, gymnasium_env, own_env, play, sampled
+from env_cases import (
+    Remembers,
+    TakesOptions,
+    Walk,
+    assert_same_steps,
+    constant,
+    gymnasium_env,
+    own_env,
+    play,
+    sampled,
+)
 from exact_cases import QUIET
 from gymnasium.error import DependencyNotInstalled
 from pictures_env import Drawn
@@ -47,15 +57,6 @@ class Restless(Walk):
 
     def _observation(self) -> Any:
         return np.array([self.position, np.random.default_rng().random()], np.float32)
-
-
-class TakesOptions(Walk):
-    """Environment that starts at a random position unless it is given options, which may be incomplete."""
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.position = int(self.np_random.integers(5, 9)) if options is None else options.get("start", 0)
-        return self._observation(), {}
 
 
 class Widens(Walk):

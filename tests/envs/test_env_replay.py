@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
-from env_cases import Remembers, Walk, assert_same_steps, atari, gymnasium_env, own_env, play, sampled
+from env_cases import (
+    Remembers,
+    Walk,
+    assert_same_steps,
+    atari,
+    gymnasium_env,
+    own_env,
+    play,
+    sampled,
+    through_a_file,
+)
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,15 +27,6 @@ from labrl.component import Component
 from labrl.envs.action_record import ActionRecord
 from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError
-from labrl.run.tree import pack, unpack
-
-
-def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
-    """Save and load a state as a checkpoint does, which allows only tensors and plain data."""
-    file = io.BytesIO()
-    torch.save(pack(state), file)
-    file.seek(0)
-    return unpack(torch.load(file, weights_only=True))
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,17 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from env_cases import assert_same_steps, constant, gymnasium_env, own_env, play, sampled
+from env_cases import (
+    TakesOptions,
+    assert_same_steps,
+    constant,
+    gymnasium_env,
+    own_env,
+    play,
+    sampled,
+    through_a_file,
+)
 from refusals import refused
-from test_env_gymnasium import TakesOptions
-from test_env_replay import through_a_file
 
 from labrl.config.compose import compose, resolve
 from labrl.envs.make import describe, make_env

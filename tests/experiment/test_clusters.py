@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 from exact_cases import differences
 from paced import PACED, last_row
-from test_experiment import ONE_PROCESS, QUICK, needs_proc, started, statuses, wait_for, worker_of
+from trial_processes import (
+    ONE_PROCESS,
+    QUICK,
+    experiment_running,
+    needs_proc,
+    trial_statuses,
+    wait_for,
+    worker_of,
+)
 
 from labrl.cli import main
 from labrl.config.compose import compose
@@ -47,10 +55,10 @@ def test_submitit_job_may_be_killed_while_another_is_preempted_and_continues(tmp
         "seed=0,1",
     ]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
-    with started(*overrides) as process:
+    with experiment_running(*overrides) as process:
         wait_for(lambda: last_row(first) and last_row(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
-        wait_for(lambda: statuses(tmp_path / "e") == ["failed", "running"], process)
+        wait_for(lambda: trial_statuses(tmp_path / "e") == ["failed", "running"], process)
         os.kill(worker_of(second), signal.SIGUSR2)  # SLURM sends it some time before it preempts a job
         wait_for(lambda: resumed([second]), process)
         reached = last_row(second)
@@ -81,7 +89,7 @@ def test_ctrl_c_interrupts_submitit_jobs_which_save_their_state(tmp_path: Path) 
         "hydra/launcher=submitit_local",
     ]
     trial = tmp_path / "e" / "0_random_cartpole"
-    with started(*overrides, "seed=0") as process:
+    with experiment_running(*overrides, "seed=0") as process:
         wait_for(lambda: last_row(trial), process)
         os.killpg(process.pid, signal.SIGINT)
         output, _ = process.communicate()
@@ -173,15 +181,15 @@ def test_ray_trial_may_be_killed_while_another_runs(tmp_path: Path) -> None:
     ]
     overrides += ["hydra.launcher.ray.init.num_cpus=2", "hydra.launcher.ray.init.include_dashboard=false"]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
-    with started(*overrides) as process:
+    with experiment_running(*overrides) as process:
         wait_for(lambda: last_row(first) and last_row(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
-        wait_for(lambda: statuses(tmp_path / "e") == ["failed", "running"], process)
+        wait_for(lambda: trial_statuses(tmp_path / "e") == ["failed", "running"], process)
         time.sleep(0.5)
         os.kill(process.pid, signal.SIGINT)
         process.communicate()
     assert process.returncode == 130
-    assert statuses(tmp_path / "e") == ["failed", "interrupted"]
+    assert trial_statuses(tmp_path / "e") == ["failed", "interrupted"]
     assert list((second / "session_0" / "checkpoints").glob("frame_*"))
 
 
@@ -227,11 +235,11 @@ def test_trials_of_a_grid_continue_on_another_node_when_theirs_is_lost(
 ) -> None:
     trials = [tmp_path / "e" / f"{number}_random_cartpole" for number in range(2)]
     overrides = [*ON_TWO_NODES, f"hydra.launcher.ray.init.address={two_nodes.address}", "seed=0,1"]
-    with started(*overrides, "hydra.launcher.ray.remote.max_retries=3") as process:
+    with experiment_running(*overrides, "hydra.launcher.ray.remote.max_retries=3") as process:
         lose_a_node(two_nodes, process, trials)
         output, _ = process.communicate()
     assert process.returncode == 0, output
-    assert statuses(tmp_path / "e") == ["finished", "finished"]
+    assert trial_statuses(tmp_path / "e") == ["finished", "finished"]
     assert resumed(trials) == 1
     assert main([*ON_TWO_NODES[:-1], "seed=1", "hydra.run.dir=whole"]) == 0
     assert differences(Path("whole"), trials[1]) == []
@@ -250,7 +258,7 @@ def test_trials_of_a_search_continue_on_another_node_when_theirs_is_lost(
         *("hydra/sweeper=optuna", "meta.max_trial=3", "search.confirm=null", "search/pruner=median"),
         *("search.pruner.n_startup_trials=9", "meta.eval_frequency=10000", "env.num_envs=1,2", "seed=1"),
     ]
-    with started(*overrides) as process:
+    with experiment_running(*overrides) as process:
         lose_a_node(two_nodes, process, trials[:2])
         output, _ = process.communicate()
     assert process.returncode == 0, output

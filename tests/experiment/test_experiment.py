@@ -11,17 +11,22 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from commands import Command, start_labrl
 from exact_cases import differences
 from paced import PACED, UNPACED, last_row
-from test_trial_processes import needs_proc, wait_for
+from trial_processes import (
+    ONE_PROCESS,
+    QUICK,
+    experiment_running,
+    needs_proc,
+    trial_statuses,
+    wait_for,
+    worker_of,
+)
 
 from labrl.cli import main, replay, send_to_wandb
 from labrl.config.compose import compose
@@ -32,17 +37,6 @@ from labrl.processes.output import LabeledLines
 from labrl.run.experiment import Experiment
 from labrl.session.devices import available_cpus
 
-QUICK = [
-    "agent=random",
-    "env.num_envs=1",
-    "env.max_frame=256",
-    "meta.log_frequency=128",
-    "meta.progress=false",
-    "meta.report=false",
-    "meta.videos=false",
-    "meta.tensorboard=false",
-]
-ONE_PROCESS = "hydra/launcher=basic"
 two_at_once = pytest.mark.skipif(available_cpus() < 2, reason="two trials at once need two cores")
 
 
@@ -69,32 +63,11 @@ def trials(folder: Path) -> dict[str, tuple[str, str]]:
     }
 
 
-def statuses(folder: Path) -> list[str]:
-    return [trial.status for trial in Experiment.open(folder).trials()]
-
-
 def frame(folder: Path) -> int:
     try:
         return json.loads((folder / "session_0" / "progress.json").read_text())["frame"]
     except FileNotFoundError:
         return 0
-
-
-@contextmanager
-def started(*overrides: str) -> Iterator[Command]:
-    """Start the command in its own process group, as a terminal does, and kill it at the end."""
-    process = start_labrl("-m", "hydra.sweep.dir=e", *overrides)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def worker_of(trial: Path) -> int:
-    """Return the id of the process that runs a trial, read from the trial's lock."""
-    return int((trial / ".lock").read_text().split()[1])
 
 
 def test_state_of_the_code_is_described_once_for_all_trials(
@@ -122,7 +95,9 @@ def test_state_of_the_code_is_described_once_for_all_trials(
 @two_at_once
 def test_sigusr2_saves_a_checkpoint_of_each_running_trial_and_training_goes_on(tmp_path: Path) -> None:
     folders = [tmp_path / "e" / f"{number}_random_cartpole" for number in range(2)]
-    with started(*QUICK, PACED, "env.max_frame=1e9", "meta.log_frequency=1e8", "seed=0,1") as process:
+    with experiment_running(
+        *QUICK, PACED, "env.max_frame=1e9", "meta.log_frequency=1e8", "seed=0,1"
+    ) as process:
         wait_for(lambda: all(map(frame, folders)), process)
         os.kill(process.pid, signal.SIGUSR2)
         checkpoints = "session_0/checkpoints/frame_*/manifest.json"
@@ -132,7 +107,7 @@ def test_sigusr2_saves_a_checkpoint_of_each_running_trial_and_training_goes_on(t
         os.kill(process.pid, signal.SIGTERM)
         process.communicate()
     assert process.returncode == 143
-    assert statuses(tmp_path / "e") == ["interrupted", "interrupted"]
+    assert trial_statuses(tmp_path / "e") == ["interrupted", "interrupted"]
 
 
 def test_grid_runs_every_combination_in_its_own_folder(capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +162,7 @@ def test_failed_trial_is_listed_with_its_error_and_the_others_continue(
     assert "trial 1" in output.out
     assert "RuntimeError: a wheel came off" in output.out
     assert f"labrl -m +resume={the_experiment()}" in output.out
-    assert statuses(the_experiment()) == ["finished", "failed", "finished"]
+    assert trial_statuses(the_experiment()) == ["finished", "failed", "finished"]
     assert Experiment.open(the_experiment()).recorded_status == "failed"
 
 
@@ -209,18 +184,18 @@ def test_edit_that_changes_the_past_is_refused_before_any_trial_runs(
 def test_killed_worker_fails_only_its_own_trial(tmp_path: Path) -> None:
     overrides = [*QUICK, "meta.log_frequency=50", "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second, third = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(3))
-    with started(*overrides, PACED, "env.max_frame=1e9") as process:
+    with experiment_running(*overrides, PACED, "env.max_frame=1e9") as process:
         wait_for(lambda: last_row(first) and last_row(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
         wait_for(lambda: last_row(third), process)
         reached = last_row(second)
         wait_for(lambda: last_row(second) > reached, process)
-        wait_for(lambda: statuses(tmp_path / "e") == ["failed", "running", "running"], process)
+        wait_for(lambda: trial_statuses(tmp_path / "e") == ["failed", "running", "running"], process)
         os.kill(process.pid, signal.SIGTERM)
         output, _ = process.communicate()
     assert process.returncode == 143
     assert "SIGKILL" in output
-    assert statuses(tmp_path / "e") == ["failed", "interrupted", "interrupted"]
+    assert trial_statuses(tmp_path / "e") == ["failed", "interrupted", "interrupted"]
     assert json.loads((first / "run.json").read_text())["status"] == "failed"
 
 
@@ -233,7 +208,7 @@ def test_resumed_experiment_equals_an_uninterrupted_one(
     every, endless = "meta.log_frequency=200", "env.max_frame=1e9"
     overrides = [*QUICK, PACED, every, endless, "hydra.launcher.n_jobs=2", "seed=0,1,2"]
     first, second = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(2))
-    with started(*overrides) as process:
+    with experiment_running(*overrides) as process:
         wait_for(lambda: last_row(first) and last_row(second), process)
         if stopped_by == "ctrl-c":
             os.killpg(process.pid, signal.SIGINT)
@@ -245,7 +220,7 @@ def test_resumed_experiment_equals_an_uninterrupted_one(
         assert process.returncode == 130
         assert "Traceback" not in output
         assert f"labrl -m +resume={tmp_path / 'e'}" in output
-        assert (folder.recorded_status, statuses(folder.path)) == (
+        assert (folder.recorded_status, trial_statuses(folder.path)) == (
             "interrupted",
             ["interrupted", "interrupted", "waiting"],
         )
@@ -255,7 +230,7 @@ def test_resumed_experiment_equals_an_uninterrupted_one(
     monkeypatch.setenv(UNPACED, "1")
     end = f"env.max_frame={max(last_row(first), last_row(second)) + 200}"
     assert main(["-m", f"+resume={tmp_path / 'e'}", end, "hydra.launcher.n_jobs=1"]) == 0
-    assert (folder.recorded_status, statuses(folder.path)) == ("finished", ["finished"] * 3)
+    assert (folder.recorded_status, trial_statuses(folder.path)) == ("finished", ["finished"] * 3)
     assert main([*QUICK, PACED, every, end, "seed=1", "hydra.run.dir=uninterrupted"]) == 0
     assert differences(Path("uninterrupted"), second) == []
 
@@ -283,7 +258,7 @@ def test_resume_runs_missing_trials_and_leaves_finished_ones_unchanged(
     (folder / "experiment.json").write_text(json.dumps(info))
     assert main(["-m", "+resume=latest"]) == 0
     assert resumed() == [2, 0]
-    assert statuses(folder) == ["finished"] * 2
+    assert trial_statuses(folder) == ["finished"] * 2
 
     assert main(["-m", "+resume=latest", "seed=1,5,0"]) == 0
     assert resumed() == [2, 1]
@@ -292,13 +267,13 @@ def test_resume_runs_missing_trials_and_leaves_finished_ones_unchanged(
     assert {overrides: found for overrides, found in trials(folder).items() if "seed=5" in overrides} == {
         "agent=random env.num_envs=1 seed=5": ("2_random_cartpole", "finished")
     }
-    assert len(statuses(folder)) == 3
+    assert len(trial_statuses(folder)) == 3
 
 
 def test_resume_with_a_larger_budget_continues_every_trial(tmp_path: Path) -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "seed=0,1", "hydra.sweep.dir=e"]) == 0
     assert main(["-m", "+resume=e", "env.max_frame=512"]) == 0
-    assert statuses(Path("e")) == ["finished", "finished"]
+    assert trial_statuses(Path("e")) == ["finished", "finished"]
     assert [frame(tmp_path / "e" / f"{number}_random_cartpole") for number in (0, 1)] == [512, 512]
 
 
@@ -308,7 +283,7 @@ def test_resume_distinguishes_trials_by_budget_or_drawn_seed() -> None:
     for folder in ("e", "f"):
         before = {path: path.read_bytes() for path in Path(folder).glob("*/**/*") if path.is_file()}
         assert main(["-m", f"+resume={folder}"]) == 0
-        assert statuses(Path(folder)) == ["finished", "finished"]
+        assert trial_statuses(Path(folder)) == ["finished", "finished"]
         assert {path: path.read_bytes() for path in Path(folder).glob("*/**/*") if path.is_file()} == before
 
 
@@ -345,7 +320,7 @@ def test_experiment_is_extended_with_the_overrides_that_labrl_suggests(
             (line,) = (line for line in capsys.readouterr().err.splitlines() if "To train on" in line)
             longer += re.findall(r"agent\S+=\S+", line)
         assert main(longer) == 0
-        assert statuses(Path("e")) == ["finished", "finished"]
+        assert trial_statuses(Path("e")) == ["finished", "finished"]
         assert [frame(path) for path in sorted(Path("e").glob("*_ppo_cartpole"))] == [int(budget)] * 2
         for trial in sorted(Path("e").glob("*_ppo_cartpole")):
             (first, _), (_, second) = the_config(str(trial))["agent"]["lr"]["parts"]
@@ -387,7 +362,7 @@ def test_edits_apply_only_to_the_named_trials_and_keep_the_others(
         trial["status"] = "waiting"
     (Path("e") / "experiment.json").write_text(json.dumps({**info, "status": "interrupted"}))
     assert main(["-m", "+resume=e", "seed=0", "env.max_frame=384"]) == 0
-    assert statuses(Path("e")) == ["finished"] * 3
+    assert trial_statuses(Path("e")) == ["finished"] * 3
     assert [overrides["env.max_frame"] for overrides in overrides_of(Path("e"))] == ["384", "256", "256"]
     assert main(["-m", "+resume=e", "seed=7"]) == 0
     assert main(["-m", "+resume=e", "env.max_frame=512"]) == 0
@@ -521,11 +496,11 @@ def test_wrong_input_is_refused_before_any_trial_runs(
 
 def test_grid_accepts_presets_and_max_trial_is_only_an_upper_limit() -> None:
     assert main(["-m", *QUICK, ONE_PROCESS, "meta=fast_atari", "meta.max_session=1", "seed=0,1"]) == DONE
-    assert statuses(the_experiment()) == ["finished", "finished"]
+    assert trial_statuses(the_experiment()) == ["finished", "finished"]
     assert main(["-m", *QUICK, ONE_PROCESS, "meta.max_trial=3", "seed=0,1", "hydra.sweep.dir=e"]) == DONE
     assert main(["-m", "+resume=e", "seed=2,3"]) == WRONG_INPUT
     assert main(["-m", "+resume=e", "seed=2,3", "meta.max_trial=4"]) == DONE
-    assert statuses(Path("e")) == ["finished"] * 4
+    assert trial_statuses(Path("e")) == ["finished"] * 4
 
 
 def test_errors_in_a_grid_carry_code_and_key() -> None:

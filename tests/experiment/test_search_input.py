@@ -223,7 +223,7 @@ def test_best_recipe_composes_to_the_configuration_of_the_best_trial(tmp_path: P
     assert to_plain(compose(["experiment=best", "agent.lr=1"], tmp_path))["agent"]["lr"] == 1
 
 
-PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "search.md").read_text().replace("\\\n", " ")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "search.md").read_text().replace("\\\n", " ")
 COMMANDS = re.findall(r"^    (labrl -m hydra/sweeper=optuna .*)$", PAGE, re.MULTILINE)
 CHECKED: set[tuple[object, ...]] = set()
 

@@ -118,7 +118,7 @@ def machines_with_stubs(folder: Path, url: str, total: int = 24) -> None:
     """Check that two machines run each trial once when trials of 10 ms make them contend for the storage."""
     arguments = ("benchmarks.scheduling", "machine", url, str(total), "3")
     homes = [folder / name for name in "ab"]
-    machines = [start_module(*arguments, str(home), cwd=Path(__file__).parents[1]) for home in homes]
+    machines = [start_module(*arguments, str(home), cwd=Path(__file__).parents[2]) for home in homes]
     for machine in machines:
         wait_for(machine)
     ran = [line.split()[0] for home in homes for line in (home / "ran").read_text().splitlines()]

@@ -1,6 +1,6 @@
 """Tests of `meta.device`, which chooses the device of the networks, with and without a GPU.
 
-Some tests need a GPU. `tests/exact_matrix.py meta.device=cuda` checks exact resuming of all agents on one.
+Some tests need a GPU, on which `tests/support/exact_matrix.py meta.device=cuda` resumes all agents.
 """
 
 from __future__ import annotations

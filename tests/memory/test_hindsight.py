@@ -13,7 +13,7 @@ from exact_cases import BITS, QUIET, SMALL, rows
 from goal_env import BitFlip, Reach
 from options import options
 from refusals import refused
-from test_restoring import changed_futures
+from restoring import changed_futures
 
 import labrl
 from labrl.component import Component

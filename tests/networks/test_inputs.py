@@ -16,7 +16,7 @@ from inputs_env import Lamp
 from numpy.typing import NDArray
 from options import component, options
 from refusals import refused
-from test_restoring import changed_futures
+from restoring import changed_futures
 
 import labrl
 from labrl.agents.transforms import NormalizeObservation, NormalizeObservationConfig, RunningMoments

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from options import options
 from refusals import refused
 from replay_cases import STACK, VECTOR, NaiveReplay, World, assert_all_as_seen, everything, uniform
-from test_restoring import changed_futures, session_in
+from restoring import changed_futures, session_in
 
 import labrl
 from labrl.component import Component

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "labrl"
 FILES = sorted(SOURCE.rglob("*.py"))
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
@@ -231,6 +231,15 @@ def test_text_files_are_opened_as_utf8() -> None:
     """
     without = {named(file): lines for file in FILES if (lines := list(without_encoding(file)))}
     assert not without, "these lines do not pass encoding='utf-8'"
+
+
+def test_no_test_file_uses_another() -> None:
+    """What several test files use is in tests/support, which is in the path of every process."""
+    files = {file.stem: file for file in (ROOT / "tests").rglob("test_*.py")}
+    named = re.compile(r"(?:from|import) (test_\w+)|\b(test_\w+)\.[A-Z]")
+    for stem, file in files.items():
+        used = {one or other for one, other in named.findall(file.read_text())}
+        assert not used & files.keys() - {stem}, file
 
 
 def test_input_errors_have_a_code() -> None:

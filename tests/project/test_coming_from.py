@@ -14,7 +14,7 @@ from labrl.config.compose import compose
 from labrl.errors import InputError
 from labrl.mistakes.names import other_names
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("how-to/coming-from-slm-lab.md", "how-to/coming-from-alf.md")
 TRIALS = (
     ["env=pong"],

@@ -24,7 +24,7 @@ from labrl.config.keys import walk
 from labrl.errors import WRONG_INPUT
 from labrl.trial.showing import EnjoyRequest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 QUIET = ["meta.progress=false", "meta.tensorboard=false"]
@@ -139,7 +139,7 @@ def composed_overrides(command: str) -> list[str] | None:
     if any(
         "interval(" in override or "choice(" in override or "range(" in override for override in overrides
     ):
-        return None  # tests/test_search_input.py covers search spaces
+        return None  # tests/experiment/test_search_input.py covers search spaces
     if "-m" in overrides:
         overrides.remove("-m")
         overrides = [
@@ -168,7 +168,7 @@ def snippets() -> Iterator[tuple[str, str]]:
         for code in re.findall(r"```python\n(import labrl\n.*?)```", text(page), re.DOTALL):
             if (
                 "labrl.train(" in code or "labrl.sweep(" in code
-            ):  # tests/test_load.py runs the snippets that load a policy
+            ):  # tests/trial/test_load.py runs the snippets that load a policy
                 yield page, code
 
 

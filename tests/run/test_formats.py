@@ -161,7 +161,7 @@ def test_run_of_format_1_is_read_by_every_command(own_folder: Path) -> None:
 
 
 def test_reference_lists_every_format() -> None:
-    page = (OLD.parents[1] / "docs" / "reference" / "run-folder.md").read_text(encoding="utf-8")
+    page = (OLD.parents[2] / "docs" / "reference" / "run-folder.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (folder|checkpoint|episode) (\d+) \|.*\| (yes|no) \|$", page, re.MULTILINE)
     read: dict[str, set[int]] = {"folder": set(), "checkpoint": set(), "episode": set()}
     for kind, number, is_read in rows:

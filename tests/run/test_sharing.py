@@ -102,7 +102,7 @@ def test_weights_are_tensors_by_name(card: Path) -> None:
 def test_commands_and_code_of_the_page_run(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "how-to" / "share.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "share.md").read_text()
     (command,) = re.findall(r"^    labrl-export (.*)$", page, re.MULTILINE)
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)

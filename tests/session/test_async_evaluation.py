@@ -10,7 +10,7 @@ import pytest
 import torch
 from exact_cases import QUIET, differences, episodes, rows, unequal
 from numpy.typing import NDArray
-from test_session import StopAt
+from restoring import StopAt
 
 import labrl
 from labrl.agents.agent import Observation

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 import torch
 from exact_cases import QUIET, REPLAY, rows
-from test_session import StopAt
-from test_trial_processes import children, needs_proc, wait_for
-from test_trial_processes import labrl as started
+from restoring import StopAt
+from trial_processes import children, needs_proc, running, wait_for
 
 import labrl
 from labrl.cli import main
@@ -250,7 +249,7 @@ def test_signal_leaves_no_orphan_and_a_run_that_can_be_resumed(
     folder = tmp_path / "run"
     overrides = [*CARTPOLE, "env.max_frame=1e7", "meta.rigorous_eval=1", "meta.async_eval=true"]
     overrides += ["meta.eval_frequency=300"]
-    with started(folder, *overrides) as process:
+    with running(folder, *overrides) as process:
         wait_for(lambda: len(actors(folder, process)) == 2, process)
         pids = children(process)
         wait_for(lambda: list(folder.glob("session_0/checkpoints/frame_*")), process)
@@ -271,7 +270,7 @@ def test_signal_leaves_no_orphan_and_a_run_that_can_be_resumed(
 @pytest.mark.slow
 def test_killed_actor_fails_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with started(folder, *CARTPOLE, "env.max_frame=1e7") as process:
+    with running(folder, *CARTPOLE, "env.max_frame=1e7") as process:
         wait_for(lambda: actors(folder, process), process)
         os.kill(children(process)[0], signal.SIGKILL)
         output, _ = process.communicate()

@@ -21,7 +21,7 @@ from exact_cases import (
     rows,
 )
 from refusals import refused
-from test_callbacks_tensorboard import scalars
+from tensorboard_files import scalars
 
 from labrl.cli import main
 from labrl.errors import FAILED

@@ -14,6 +14,7 @@ import torch
 from callback_cases import ToySession, evaluation
 from commands import start_labrl
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard_files import scalars
 
 from labrl.cli import main
 from labrl.run.tables import read_rows
@@ -21,12 +22,6 @@ from labrl.session.callbacks.closer_look import CloserLook
 from labrl.session.callbacks.event_file import EventFile
 from labrl.session.callbacks.log import LogTraining
 from labrl.session.callbacks.tensorboard import TensorBoard
-
-
-def scalars(path: Path) -> dict[str, list[tuple[int, float]]]:
-    events = EventAccumulator(str(path))
-    events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def test_scalars_are_the_finite_numbers_of_the_rows(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from restoring import StopAt
 
 from labrl.component import Component
 from labrl.config.compose import compose, resolve
@@ -56,15 +57,6 @@ def run(config: TrialConfig, folder: Path, stop_at: int | None = None, state: An
         session.callbacks.insert(0, StopAt(stop_at))
     session.run()
     return session
-
-
-class StopAt(Callback):
-    def __init__(self, frame: int) -> None:
-        self.frame = frame
-
-    def step(self, session: Any) -> None:
-        if session.clock.frame >= self.frame:
-            signal.raise_signal(signal.SIGTERM)
 
 
 def weights(session: Session) -> torch.Tensor:

@@ -183,7 +183,7 @@ def test_wrong_limit_is_refused_with_its_key(override: str) -> None:
 
 def test_commands_of_the_guide_stop_and_resume_as_described(capsys: pytest.CaptureFixture[str]) -> None:
     """Run the commands with a return that any policy reaches, and a small budget."""
-    page = (Path(__file__).parents[1] / "docs" / "how-to" / "stop-early.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "stop-early.md").read_text()
     first, second, resumed = (
         shlex.split(line) for line in re.findall(r"^    labrl (.*)$", page, re.MULTILINE)
     )

@@ -31,6 +31,10 @@ from typing import IO, NoReturn
 
 from forked import keep_server, take_server, wait_to_serve
 
+TESTS = Path(__file__).parents[1]
+
+TESTS = Path(__file__).parents[1]
+
 MODULES = (
     "labrl.cli",
     "labrl.experiment.job",
@@ -156,7 +160,8 @@ def start_module(
     status, tell = os.pipe()
     target = write if output else os.open(os.devnull, os.O_WRONLY)
     env = dict(env or os.environ)
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), os.path.dirname(__file__)]))
+    tests = [path for path in sys.path if Path(path).is_relative_to(TESTS)]
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *tests]))
     request = {"module": module, "arguments": arguments, "cwd": os.fspath(cwd or Path.cwd()), "env": env}
     door, _ = _nursery()
     data = json.dumps(request).encode()

@@ -229,3 +229,10 @@ class Noise:
             )
         reward = action.astype(np.float32)
         return Step(self.observation, following, reward, terminated, truncated, over, episodes)
+
+
+class Rewarding(Noise):
+    """Environment with random observations whose reward depends on the first component of the action."""
+
+    def step(self, action: Any) -> Step:
+        return super().step(action.reshape(len(action), -1)[:, 0])

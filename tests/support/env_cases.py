@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from options import options
 
 from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.envs.vector import VectorEnv
+from labrl.run.tree import pack, unpack
 from labrl.step import Step
 
 
@@ -114,3 +117,20 @@ def assert_same_steps(left: list[Step], right: list[Step]) -> None:
         for name in ("observation", "next_observation", "reward", "terminated", "truncated", "episode_over"):
             np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
         assert one.episodes == other.episodes
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    """Save and load a state as a checkpoint does, which allows only tensors and plain data."""
+    file = io.BytesIO()
+    torch.save(pack(state), file)
+    file.seek(0)
+    return unpack(torch.load(file, weights_only=True))
+
+
+class TakesOptions(Walk):
+    """Environment that starts at a random position unless it is given options, which may be incomplete."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.position = int(self.np_random.integers(5, 9)) if options is None else options.get("start", 0)
+        return self._observation(), {}

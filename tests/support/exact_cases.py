@@ -31,10 +31,10 @@ VECTOR = ["env.max_frame=2400", "meta.log_frequency=200", "meta.eval_frequency=2
 IMAGES = ["env.num_envs=2", "env.max_frame=240", "meta.log_frequency=20", "meta.eval_frequency=28"]
 
 LAMP = ["env=gymnasium", "env.id=null", "env.name=lamp", "+env.make._target_=inputs_env.Lamp"]
-"""An environment with an image and numbers as observation; needs the folder of the tests in PYTHONPATH."""
+"""An environment with an image and numbers as observation; needs tests/support in PYTHONPATH."""
 
 BITS = ["env=gymnasium", "env.id=null", "env.name=bits", "+env.make._target_=goal_env.BitFlip"]
-"""A goal environment; needs the folder of the tests in PYTHONPATH."""
+"""A goal environment; needs tests/support in PYTHONPATH."""
 
 TASKS: dict[str, list[str]] = {
     "cartpole": ["env=cartpole", *VECTOR],
@@ -113,7 +113,7 @@ def _small(agent: str, task: str) -> list[str]:
     target = str(chosen["_target_"])
     if agent not in SMALL and target not in SMALL:
         raise LookupError(
-            f"tests/exact_cases.py: add overrides for {target} to SMALL, so that it is tested too"
+            f"tests/support/exact_cases.py: add overrides for {target} to SMALL, so that it is tested too"
         )
     overrides += SMALL[agent if agent in SMALL else target]
     if chosen.get("self_imitation") is not None:

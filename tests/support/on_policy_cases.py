@@ -131,3 +131,15 @@ class Recorded:
         self.actions.append(np.asarray(action))
         self.steps.append(self._world.step(self.actions[-1].reshape(len(action), -1)[:, 0]))
         return self.steps[-1]
+
+
+class Bandit:
+    """Environment with episodes of one step whose reward is `pay(action)`."""
+
+    def __init__(self, pay: object, num_envs: int) -> None:
+        self._pay, self.observation = pay, np.ones((num_envs, 1), np.float32)
+
+    def step(self, action: np.ndarray) -> Step:
+        always, never = np.ones(len(action), np.bool_), np.zeros(len(action), np.bool_)
+        reward = np.array([self._pay(a) for a in action], np.float32)  # type: ignore[operator]
+        return Step(self.observation, self.observation, reward, always, never, always)

@@ -1,4 +1,4 @@
-"""A program that tests/test_torchrun.py starts as two ranks; it fails if they do not work as one."""
+"""A program that tests/learning/test_torchrun.py starts as two ranks; it fails if they do not work as one."""
 
 from __future__ import annotations
 

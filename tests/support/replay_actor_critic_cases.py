@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
+from torch import Tensor
 
 from labrl.agents.agent import Agent
 from labrl.clock import Clock
@@ -15,6 +16,7 @@ from labrl.config.compose import compose, resolve
 from labrl.config.schema import TrialConfig
 from labrl.learning.compute import Compute
 from labrl.memory.replay import Transitions
+from labrl.networks.critics import Critics
 from labrl.seeding import Streams
 from labrl.spaces import Spaces
 
@@ -80,3 +82,31 @@ def disturb(agent: Agent) -> None:
         for module in agent.modules().values():
             for weight in module.parameters():
                 weight.add_(0.1 * torch.randn(weight.shape, generator=draw))
+
+
+def gaussian(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute tanh of a Gaussian sample and its log-density by PyTorch's distributions."""
+    mean, log_std = outputs.chunk(2, dim=1)
+    base = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+    squashed = torch.distributions.TransformedDistribution(
+        base, torch.distributions.TanhTransform(cache_size=1)
+    )
+    action = torch.tanh(base.loc + base.scale * noise)
+    return action, squashed.log_prob(action).sum(1)
+
+
+def taken(critics: Critics, batch: Transitions) -> Tensor:
+    """Compute the critics' values of the actions taken. [critics, batch]"""
+    values = critics(batch.observation, batch.action)
+    if values.dim() == 3:
+        return torch.stack([value[torch.arange(len(value)), batch.action] for value in values])
+    return values
+
+
+def adam(module: torch.nn.Module, lr: float = 1e-2) -> torch.optim.Adam:
+    return torch.optim.Adam(module.parameters(), lr=lr, eps=1e-8)
+
+
+def assert_same(one: torch.nn.Module, other: torch.nn.Module) -> None:
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-5)

@@ -1,4 +1,4 @@
-"""Write rliable's estimates for a few arrays as reference values: `python tests/rliable_numbers.py`.
+"""Write rliable's estimates for a few arrays as reference values: `python tests/support/rliable_numbers.py`.
 
 The values are recorded in a JSON file because rliable depends on pandas, SciPy, statsmodels and seaborn (310
 MB and seven seconds of imports), and its release does not work with pandas 3 and arch 8. To record them

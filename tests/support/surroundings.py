@@ -15,7 +15,7 @@ from optuna.storages._rdb.storage import _VersionManager
 
 from labrl.run import provenance
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def remember_surroundings() -> None:

@@ -25,7 +25,7 @@ from labrl.cli import export_policy
 from labrl.errors import InputError, install_command
 from labrl.trial.export import TOLERANCE, export
 
-PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "export.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "export.md").read_text()
 
 RUNS: dict[str, tuple[str, str, list[str]]] = {
     "ppo": ("ppo", "cartpole", []),

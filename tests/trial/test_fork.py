@@ -27,7 +27,7 @@ from exact_cases import (
     unequal,
 )
 from paced import PACED
-from test_resume import board
+from tensorboard_files import board
 
 import labrl
 from labrl.analysis.report.build import build
@@ -301,7 +301,7 @@ def test_frame_between_two_steps_means_the_step_that_crosses_it(trunk: Path) -> 
 
 
 def test_commands_of_the_page_create_the_runs_that_it_describes() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "how-to" / "fork.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "fork.md").read_text()
     commands = re.findall(r"^    labrl (.*)$", page, re.MULTILINE)
     assert len(commands) == 4
     for command in commands:

@@ -316,7 +316,7 @@ def test_runs_are_found_by_folder_pattern_and_filter(folder: Path) -> None:
 def test_examples_of_the_page_run(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "how-to" / "load-a-policy.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "load-a-policy.md").read_text()
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder / "ppo", tmp_path / "runs" / "mine")
     code = "".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))

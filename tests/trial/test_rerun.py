@@ -97,7 +97,7 @@ def test_configuration_in_a_run_folder_is_compared_with_the_rows_beside_it(first
 
 @pytest.mark.xfail(strict=True, reason="the published configurations begin without a comment")
 def test_each_published_configuration_says_its_command() -> None:
-    folder = Path(__file__).parents[1] / "docs" / "results" / "configs"
+    folder = Path(__file__).parents[2] / "docs" / "results" / "configs"
     files = sorted(folder.glob("*.yaml"))
     command = re.compile(r"# labrl \+rerun=(?:\S*/)?(\S+\.yaml)\b")
     first_lines = {file.name: command.match(file.read_text().splitlines()[0]) for file in files}

@@ -9,31 +9,29 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import json
 import pkgutil
-import signal
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import yaml
-from exact_cases import ALIKE, SMALL, VARIANTS, rows, small, state, unequal
-from test_callbacks_tensorboard import scalars
+from exact_cases import ALIKE, SMALL, VARIANTS, small
+from restoring import (
+    STOP,
+    changed_futures,
+    config_of,
+    session_in,
+    uninterrupted_future,
+)
 
 import labrl.agents
 import labrl.agents.transforms
 import labrl.session.callbacks
 from labrl.config import config_folder
-from labrl.config.compose import compose, resolve
-from labrl.config.schema import TrialConfig
+from labrl.config.compose import compose
 from labrl.errors import InputError
-from labrl.run.checkpoint import CheckpointStore
-from labrl.run.run import Run
 from labrl.session.callbacks import Callback
-from labrl.session.session import Session
 from labrl.trial.trial import check
 
 CONFIGS = config_folder()
@@ -45,95 +43,6 @@ OPTIONS = {
 }
 SHORT = ["env.max_frame=224", "env.num_envs=4", "meta.log_frequency=64", "meta.eval_frequency=92"]
 SHORT += ["meta.rigorous_eval=1", "env.max_episode_steps=40"]
-STOP = 164
-"""Frame in the middle of a rollout and of the run."""
-
-
-class Watch(Callback):
-    """Callback that reads metrics and states, which must not matter, and stops the session at a frame."""
-
-    def __init__(self, stop_at: int) -> None:
-        self.stop_at = stop_at
-
-    def step(self, session: Any) -> None:
-        session.agent.metrics()
-        if session.clock.frame % 64 == 0:
-            session.state_dict()
-        if session.clock.frame >= self.stop_at:
-            signal.raise_signal(signal.SIGTERM)
-
-
-def session_in(folder: Path, config: TrialConfig) -> Session:
-    """Make session 0 of a run in `folder`, which is created if necessary."""
-    run = Run(folder) if folder.exists() else Run.create(folder)
-    return Session(config, 0, run.session(0), num_threads=1)
-
-
-def run_until(folder: Path, config: TrialConfig, frame: int) -> None:
-    """Start a run and interrupt it at `frame`."""
-    session = session_in(folder, config)
-    session.callbacks.insert(0, Watch(frame))
-    session.run()
-    assert session.clock.frame == frame
-
-
-def resume(folder: Path, config: TrialConfig, forget: str | None = None) -> None:
-    """Restore a session from its newest checkpoint and run it to the end.
-
-    forget: a part that starts with a fresh state instead of the saved one.
-    """
-    latest = CheckpointStore(folder / "session_0" / "checkpoints", 1).latest()
-    assert latest is not None
-    session = session_in(folder, config)
-    if forget is not None:
-        session.env.reset()
-        fresh = session.state_dict()
-        if forget == "Evaluate:0":
-            latest.state["callbacks"][forget] = fresh["callbacks"][forget]
-        else:
-            latest.state[forget] = fresh[forget]
-    session.load_state_dict(latest.state)
-    session.run()
-
-
-def future(folder: Path) -> dict[str, Any]:
-    """Return the rows, final state, best frame, TensorBoard points and progress of a run, without times."""
-    session = folder / "session_0"
-    best = CheckpointStore(session / "checkpoints", 1).best()
-    points = scalars(session / "tensorboard") if (session / "tensorboard").exists() else {}
-    progress = json.loads((session / "progress.json").read_text())
-    return {
-        "train": rows(session / "train.csv"),
-        "eval": rows(session / "eval.csv"),
-        "state": state(session),
-        "best": None if best is None else best.frame,
-        "board": {tag: points[tag] for tag in points if not tag.endswith(("wall", "fps"))},
-        "progress": {key: progress[key] for key in ("frame", "episode", "return_mean", "status")},
-    }
-
-
-@functools.cache
-def config_of(*overrides: str) -> TrialConfig:
-    """Return the configuration of a run. Cached, because the runs of a test have the same one."""
-    return resolve(compose(list(overrides)))
-
-
-@functools.cache
-def uninterrupted_future(*overrides: str) -> dict[str, Any]:
-    """Return the future of an uninterrupted run. Cached, because several tests compare with the same run."""
-    with tempfile.TemporaryDirectory() as folder:
-        session_in(Path(folder) / "run", config_of(*overrides)).run()
-        return future(Path(folder) / "run")
-
-
-def changed_futures(
-    folder: Path, overrides: list[str], frame: int = STOP, forget: str | None = None
-) -> list[str]:
-    """Return where a run that was interrupted at `frame` and resumed differs from an uninterrupted one."""
-    config = config_of(*overrides)
-    run_until(folder / "run", config, frame)
-    resume(folder / "run", config, forget)
-    return unequal(uninterrupted_future(*overrides), future(folder / "run"))
 
 
 def modules(package: ModuleType) -> Iterator[ModuleType]:

@@ -22,7 +22,7 @@ from exact_cases import (
     small,
 )
 from run_cases import rising, write_run
-from test_callbacks_tensorboard import scalars
+from tensorboard_files import board
 
 from labrl.cli import main
 from labrl.errors import FAILED
@@ -43,12 +43,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("uninterrupted") / "run"
     assert main([*PPO, TENSORBOARD, f"hydra.run.dir={folder}"]) == 0
     return folder
-
-
-def board(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return frame and value of all TensorBoard points by tag, without wall time and fps."""
-    found = scalars(folder / "session_0" / "tensorboard")
-    return {tag: values for tag, values in found.items() if not tag.endswith(("wall", "fps"))}
 
 
 def test_killed_run_resumes_exactly(uninterrupted: Path, tmp_path: Path) -> None:

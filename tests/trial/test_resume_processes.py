@@ -13,8 +13,7 @@ import pytest
 from exact_cases import differences, newest_checkpoint
 from paced import last_row
 from run_cases import files_of
-from test_trial_processes import ENDLESS, children, needs_proc, wait_for
-from test_trial_processes import labrl as started
+from trial_processes import ENDLESS, children, needs_proc, running, wait_for
 
 import labrl.session.devices
 import labrl.trial.trial
@@ -79,7 +78,7 @@ def test_orphaned_sessions_save_and_block_a_resume_until_they_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
-    with started(folder, *ENDLESS, "meta.max_session=2") as process:
+    with running(folder, *ENDLESS, "meta.max_session=2") as process:
         wait_for(lambda: last_row(folder, 0) and last_row(folder, 1), process)
         assert main([f"+resume={folder}"]) == 2
         stderr = capsys.readouterr().err

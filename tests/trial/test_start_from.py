@@ -274,7 +274,7 @@ def test_short_form_sets_the_run() -> None:
 
 
 def test_commands_and_keys_of_the_guide_are_correct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "how-to" / "start-from-another-run.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "start-from-another-run.md").read_text()
     monkeypatch.chdir(tmp_path)
     commands = [shlex.split(line)[1:] for line in re.findall(r"^    (labrl .*)$", page, re.MULTILINE)]
     for overrides in commands:

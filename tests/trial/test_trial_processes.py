@@ -6,47 +6,14 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from commands import Command, start_labrl
 from exact_cases import differences
-from paced import PACED, last_row
+from paced import last_row
+from trial_processes import ENDLESS, children, needs_proc, running, wait_for
 
 from labrl.cli import main
-from labrl.processes.signals import SIGNALS
-
-ENDLESS = ["agent=random", "env.max_frame=1e9", "env.num_envs=1", "meta.tensorboard=false", "seed=1"]
-ENDLESS += ["meta.report=false", "meta.videos=false", "meta.log_frequency=50", PACED]
-
-
-@contextmanager
-def labrl(folder: Path, *overrides: str, path: Path = Path()) -> Iterator[Command]:
-    """Run the command in a process group of its own, as a terminal does.
-
-    folder: the run folder; path: a folder of Python modules that the command imports.
-    """
-    for number in SIGNALS:
-        # nohup, or `&` in a script, makes this process ignore signals, and labrl would inherit that.
-        if signal.getsignal(number) == signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    found = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])
-    process = start_labrl(f"hydra.run.dir={folder}", *overrides, env={**os.environ, "PYTHONPATH": found})
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def wait_for(condition: Callable[[], Any], process: Command) -> None:
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
 
 
 def frame(folder: Path, index: int) -> int:
@@ -57,29 +24,14 @@ def frame(folder: Path, index: int) -> int:
         return 0
 
 
-def children(process: Command) -> list[int]:
-    """Return the process ids of the trial's sessions, in order, which are children of its fork server."""
-
-    def of(pid: int) -> list[int]:
-        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-    servers = [
-        pid for pid in of(process.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == "forkserver"
-    ]
-    return [pid for server in servers for pid in of(server)]
-
-
 def statuses(folder: Path) -> list[str]:
     return [session["status"] for session in json.loads((folder / "run.json").read_text())["sessions"]]
-
-
-needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists children by /proc")
 
 
 @needs_proc
 def test_killed_session_is_named_and_does_not_stop_the_other(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with labrl(folder, *ENDLESS, "meta.max_session=2") as process:
+    with running(folder, *ENDLESS, "meta.max_session=2") as process:
         wait_for(lambda: frame(folder, 0) and last_row(folder, 1), process)
         os.kill(children(process)[0], signal.SIGKILL)
         reached = last_row(folder, 1)
@@ -107,7 +59,7 @@ def test_signal_interrupts_all_sessions_and_each_saves_a_checkpoint(
     number: signal.Signals, to_all: bool, code: int, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    with labrl(folder, *ENDLESS, "meta.max_session=2") as process:
+    with running(folder, *ENDLESS, "meta.max_session=2") as process:
         wait_for(lambda: last_row(folder, 0) and last_row(folder, 1), process)
         (os.killpg if to_all else os.kill)(process.pid, number)
         output, _ = process.communicate()
@@ -129,7 +81,7 @@ def test_sigusr2_saves_a_checkpoint_of_each_session_and_training_goes_on(
 ) -> None:
     """Regression test: typed by habit of ALF, it killed the run, which stayed `running` and saved nothing."""
     folder = tmp_path / "run"
-    with labrl(folder, *ENDLESS, "meta.max_session=2", "meta.log_frequency=1e8") as process:
+    with running(folder, *ENDLESS, "meta.max_session=2", "meta.log_frequency=1e8") as process:
         wait_for(lambda: frame(folder, 0) and frame(folder, 1), process)
         assert [saved(folder / f"session_{index}") for index in (0, 1)] == [[], []]
         (os.killpg if to_all else os.kill)(process.pid, signal.SIGUSR2)
@@ -145,7 +97,7 @@ def test_sigusr2_saves_a_checkpoint_of_each_session_and_training_goes_on(
 
 def test_sigusr2_before_the_first_step_does_not_end_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with labrl(folder, *ENDLESS) as process:
+    with running(folder, *ENDLESS) as process:
         wait_for(folder.exists, process)
 
         def trains_despite_signals() -> bool:
@@ -204,7 +156,7 @@ def test_environment_workers_survive_a_signal_until_the_session_has_saved(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    with labrl(folder, *ENDLESS, "env.vectorization=async", "env.num_envs=2") as process:
+    with running(folder, *ENDLESS, "env.vectorization=async", "env.num_envs=2") as process:
         wait_for(lambda: last_row(folder), process)
         os.killpg(process.pid, number)
         output, _ = process.communicate(timeout=60)
@@ -216,7 +168,7 @@ def test_environment_workers_survive_a_signal_until_the_session_has_saved(
 
 def test_ctrl_c_while_sessions_start_interrupts_without_a_traceback(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with labrl(folder, *ENDLESS, "meta.max_session=2") as process:
+    with running(folder, *ENDLESS, "meta.max_session=2") as process:
         wait_for((folder / "session_1").exists, process)
         wait_for(lambda: not Path("/proc").exists() or len(children(process)) == 2, process)
         time.sleep(0.2)
@@ -248,7 +200,7 @@ def test_signal_before_the_first_step_prints_how_to_resume(
         "        time.sleep(60)\n"
     )
     folder = tmp_path / "run"
-    with labrl(folder, *ENDLESS, "+callbacks.slow={_target_: slow_start.Slow}", path=tmp_path) as process:
+    with running(folder, *ENDLESS, "+callbacks.slow={_target_: slow_start.Slow}", path=tmp_path) as process:
         wait_for((folder / "session_0").exists, process)
         time.sleep(0.3)
         os.kill(process.pid, number)
@@ -275,7 +227,7 @@ def test_signal_after_the_end_of_a_session_is_ignored(tmp_path: Path) -> None:
         "meta.max_session=2",
         "+callbacks.late._target_=late_signal.Late",
     ]
-    with labrl(folder, *overrides, path=tmp_path) as process:
+    with running(folder, *overrides, path=tmp_path) as process:
         output, _ = process.communicate()
     assert process.returncode == 0, output
     assert "+resume" not in output
@@ -285,7 +237,7 @@ def test_signal_after_the_end_of_a_session_is_ignored(tmp_path: Path) -> None:
 
 def test_training_continues_when_its_output_is_closed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with labrl(
+    with running(
         folder, "agent=random", "env.max_frame=512", "meta.tensorboard=false", "meta.report=false"
     ) as process:
         assert process.stdout is not None

@@ -1,0 +1,95 @@
+"""Runs and experiments in processes of their own, and how tests wait for and find these processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Command, start_labrl
+from paced import PACED
+
+from labrl.processes.signals import SIGNALS
+from labrl.run.experiment import Experiment
+
+ENDLESS = ["agent=random", "env.max_frame=1e9", "env.num_envs=1", "meta.tensorboard=false", "seed=1"]
+ENDLESS += ["meta.report=false", "meta.videos=false", "meta.log_frequency=50", PACED]
+
+QUICK = [
+    "agent=random",
+    "env.num_envs=1",
+    "env.max_frame=256",
+    "meta.log_frequency=128",
+    "meta.progress=false",
+    "meta.report=false",
+    "meta.videos=false",
+    "meta.tensorboard=false",
+]
+ONE_PROCESS = "hydra/launcher=basic"
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="lists children by /proc")
+
+
+@contextmanager
+def running(folder: Path, *overrides: str, path: Path = Path()) -> Iterator[Command]:
+    """Run the command in a process group of its own, as a terminal does.
+
+    folder: the run folder; path: a folder of Python modules that the command imports.
+    """
+    for number in SIGNALS:
+        # nohup, or `&` in a script, makes this process ignore signals, and labrl would inherit that.
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    found = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])
+    process = start_labrl(f"hydra.run.dir={folder}", *overrides, env={**os.environ, "PYTHONPATH": found})
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def experiment_running(*overrides: str) -> Iterator[Command]:
+    """Start the command in its own process group, as a terminal does, and kill it at the end."""
+    process = start_labrl("-m", "hydra.sweep.dir=e", *overrides)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_for(condition: Callable[[], Any], process: Command) -> None:
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def children(process: Command) -> list[int]:
+    """Return the process ids of the trial's sessions, in order, which are children of its fork server."""
+
+    def of(pid: int) -> list[int]:
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    servers = [
+        pid for pid in of(process.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == "forkserver"
+    ]
+    return [pid for server in servers for pid in of(server)]
+
+
+def worker_of(trial: Path) -> int:
+    """Return the id of the process that runs a trial, read from the trial's lock."""
+    return int((trial / ".lock").read_text().split()[1])
+
+
+def trial_statuses(folder: Path) -> list[str]:
+    """Return the status of each trial of an experiment."""
+    return [trial.status for trial in Experiment.open(folder).trials()]
