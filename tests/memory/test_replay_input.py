@@ -15,10 +15,10 @@ from options import component
 from refusals import damaged, refused
 from replay_cases import STACK, VECTOR, World, everything, load, prioritized, saved, uniform
 
-from labrl import workspace
 from labrl.component import Component
 from labrl.config.validate import dataclass_of
 from labrl.errors import Code, LabrlError
+from labrl.memory import workspace
 from labrl.memory.replay import Replay
 from labrl.memory.workspace import memory_available
 
