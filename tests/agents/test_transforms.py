@@ -16,15 +16,10 @@ from refusals import refused
 
 import labrl
 from labrl.agents.transforms import (
-    ClipReward,
-    ClipRewardConfig,
     NormalizeObservation,
     NormalizeReward,
     RunningMoments,
     ScaleReward,
-    ScaleRewardConfig,
-    ShiftReward,
-    ShiftRewardConfig,
     SignReward,
     SignRewardConfig,
     Transform,
@@ -38,6 +33,7 @@ from labrl.step import Step
 
 OBSERVATION = options("transforms.observation", "transforms/observation=normalize")
 REWARD = options("transforms.reward", "transforms/reward=normalize")
+SCALE = options("transforms.reward", "transforms/reward=scale transforms.reward.scale=0.5")
 VECTOR = Spaces(gym.spaces.Box(-10, 10, (3,), np.float32), gym.spaces.Discrete(2), num_envs=2)
 
 
@@ -112,7 +108,7 @@ def test_transforms_do_not_change_the_raw_step() -> None:
     transforms = Transforms(
         {
             "sign": SignReward(SignRewardConfig(), VECTOR),
-            "scale": ScaleReward(ScaleRewardConfig(scale=0.5), VECTOR),
+            "scale": ScaleReward(SCALE, VECTOR),
         }
     )
     raw = step([-7.0, 3.0])
@@ -223,13 +219,39 @@ def test_moments_with_a_window_forget_older_data() -> None:
     assert all_of_it.mean == pytest.approx([45], abs=1)
 
 
-def test_rewards_are_shifted_and_clipped_in_the_given_order() -> None:
+def test_rewards_are_scaled_then_shifted_then_clipped() -> None:
+    config = dataclasses.replace(SCALE, shift=-0.5, low=-1.0, high=2.0)
+    assert ScaleReward(config, VECTOR).reward(step([-7.0, 3.0])).tolist() == [-1.0, 1.0]
+    assert ScaleReward(config, VECTOR).reward(step([1.0, 9.0])).tolist() == [0.0, 2.0]
+
+
+def test_a_missing_bound_clips_on_one_side_only() -> None:
+    low, high = (dataclasses.replace(SCALE, **{name: 1.0}) for name in ("low", "high"))
+    assert ScaleReward(low, VECTOR).reward(step([-7.0, 30.0])).tolist() == [1.0, 15.0]
+    assert ScaleReward(high, VECTOR).reward(step([-7.0, 30.0])).tolist() == [-3.5, 1.0]
+
+
+def test_transforms_are_applied_in_the_given_order() -> None:
     shift, clip = (
-        ShiftReward(ShiftRewardConfig(shift=-0.5), VECTOR),
-        ClipReward(ClipRewardConfig(low=-1.0, high=2.0), VECTOR),
+        ScaleReward(dataclasses.replace(SCALE, scale=1.0, **changes), VECTOR)
+        for changes in ({"shift": -0.5}, {"low": -1.0, "high": 2.0})
     )
     assert Transforms({"shift": shift, "clip": clip}).step(step([-7.0, 2.0])).reward.tolist() == [-1.0, 1.5]
     assert Transforms({"clip": clip, "shift": shift}).step(step([-7.0, 3.0])).reward.tolist() == [-1.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "rewards"),
+    [
+        ("{_target_: labrl.agents.transforms.ScaleReward, scale: 0.1}", [-0.5, 0.25]),
+        ("{_target_: labrl.agents.transforms.ShiftReward, shift: 8.0}", [3.0, 10.5]),
+        ("{_target_: labrl.agents.transforms.ClipReward, low: -1.0, high: 2.0}", [-1.0, 2.0]),
+    ],
+)
+def test_recorded_transforms_of_earlier_versions_still_work(recorded: str, rewards: list[float]) -> None:
+    config = resolve(compose(["env=pendulum", f"transforms.reward={recorded}"]))
+    seen = Transforms.build(config.transforms, VECTOR).step(step([-5.0, 2.5]))
+    assert seen.reward == pytest.approx(rewards)
 
 
 @pytest.mark.parametrize(
@@ -238,8 +260,8 @@ def test_rewards_are_shifted_and_clipped_in_the_given_order() -> None:
         (["transforms/reward=clip", "transforms.reward.low=1"], "transforms.reward", None),
         (["transforms/reward=shift"], "transforms.reward.shift", "missing"),
         (
-            ["transforms.reward={_target_: labrl.agents.transforms.ClipReward, low: 0}"],
-            "transforms.reward.high",
+            ["transforms.reward={_target_: labrl.agents.transforms.NormalizeReward, clip: 1}"],
+            "transforms.reward.window",
             "missing",
         ),
         (["transforms/reward=normalize", "transforms.reward.window=0"], "transforms.reward.window", "range"),
@@ -260,7 +282,7 @@ def test_transforms_are_composed_from_options_with_their_values() -> None:
     kinds = {name: part.target.rpartition(".")[2] for name, part in transforms.items() if part is not None}
     assert kinds == {
         "observation": "NormalizeObservation",
-        "reward": "ClipReward",
+        "reward": "ScaleReward",
         "scaled": "NormalizeReward",
     }
     assert transforms["scaled"].config.gamma == 0.9

@@ -553,8 +553,11 @@ def test_preset_of_a_user_can_extend_one_of_labrl(tmp_path: Path) -> None:
             ["env=pendulum", "transforms.reward.clip=5"],
             {"NormalizeReward": {"gamma", "clip", "epsilon", "window"}},
         ),
-        (["env=pendulum", "transforms/reward=clip"], {"ClipReward": {"low", "high"}}),
-        (["env=pong", "transforms/reward=scale", "transforms.reward.scale=0.1"], {"ScaleReward": {"scale"}}),
+        (["env=pendulum", "transforms/reward=clip"], {"ScaleReward": {"scale", "shift", "low", "high"}}),
+        (
+            ["env=pong", "transforms/reward=scale", "transforms.reward.scale=0.1"],
+            {"ScaleReward": {"scale", "shift", "low", "high"}},
+        ),
         (
             ["env=pendulum", "transforms.reward={_target_: labrl.agents.transforms.ScaleReward, scale: 2}"],
             {"ScaleReward": {"scale"}},

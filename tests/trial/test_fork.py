@@ -318,7 +318,7 @@ def test_commands_of_the_page_create_the_runs_that_it_describes() -> None:
 def test_fork_may_add_a_transform_without_statistics_but_none_with(trunk: Path) -> None:
     assert main([*fork(trunk), "transforms/reward=clip", "hydra.run.dir=clipped"]) == 0
     config = yaml.safe_load(Path("clipped/config.yaml").read_text())
-    assert config["transforms"]["reward"]["_target_"].endswith("ClipReward")
+    assert config["transforms"]["reward"]["_target_"].endswith("ScaleReward")
     error = refusal(*fork(trunk), "transforms/reward=normalize", "hydra.run.dir=normalized")
     assert "transforms.reward" in str(error)
     assert not Path("normalized").exists()

@@ -258,75 +258,37 @@ class SignReward(Transform):
 
 @dataclass(kw_only=True)
 class ScaleRewardConfig:
-    """Multiplication of rewards by a constant."""
+    """A fixed scale of rewards, clip(scale * r + shift, low, high)."""
 
     scale: float
-    """Factor of every reward, not 0."""
+    """Factor of every reward, not 0; 1: none."""
+    shift: float
+    """Constant added to every scaled reward, which matters where episodes vary in length; 0: none."""
+    low: float | None
+    """Lower bound of the result, so that no single reward dominates; null: none."""
+    high: float | None
+    """Upper bound of the result, > low; null: none."""
 
     def __post_init__(self) -> None:
         if self.scale == 0:
-            raise ValueError("must have a scale other than 0, which would make every reward 0")
+            raise ValueError("must have a scale other than 0, which would make every reward the same")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"must have low < high, got low={self.low:g} and high={self.high:g}")
 
 
 class ScaleReward(Transform):
-    """Multiplies rewards by a constant."""
+    """Scales, shifts and clips rewards by constants, in this order."""
 
     Config = ScaleRewardConfig
 
     def __init__(self, config: ScaleRewardConfig, spaces: Spaces) -> None:
-        self._scale = np.float32(config.scale)
+        self._scale, self._shift = np.float32(config.scale), np.float32(config.shift)
+        self._low, self._high = config.low, config.high
 
     def reward(self, step: Step) -> NDArray:
-        """Return scaled rewards. [num_envs]"""
-        return step.reward * self._scale
-
-
-@dataclass(kw_only=True)
-class ShiftRewardConfig:
-    """Addition of a constant to rewards."""
-
-    shift: float
-    """Constant added to every reward."""
-
-
-class ShiftReward(Transform):
-    """Adds a constant to rewards, which matters wherever the length of an episode can vary."""
-
-    Config = ShiftRewardConfig
-
-    def __init__(self, config: ShiftRewardConfig, spaces: Spaces) -> None:
-        self._shift = np.float32(config.shift)
-
-    def reward(self, step: Step) -> NDArray:
-        """Return shifted rewards. [num_envs]"""
-        return step.reward + self._shift
-
-
-@dataclass(kw_only=True)
-class ClipRewardConfig:
-    """Clipping of rewards to bounds."""
-
-    low: float
-    """Lower bound."""
-    high: float
-    """Upper bound, > low."""
-
-    def __post_init__(self) -> None:
-        if self.low >= self.high:
-            raise ValueError(f"must have low < high, got low={self.low:g} and high={self.high:g}")
-
-
-class ClipReward(Transform):
-    """Clips rewards to bounds, so that no single reward dominates."""
-
-    Config = ClipRewardConfig
-
-    def __init__(self, config: ClipRewardConfig, spaces: Spaces) -> None:
-        self._low, self._high = np.float32(config.low), np.float32(config.high)
-
-    def reward(self, step: Step) -> NDArray:
-        """Return clipped rewards. [num_envs]"""
-        return np.clip(step.reward, self._low, self._high)
+        """Return clip(scale * r + shift, low, high). [num_envs]"""
+        reward = step.reward * self._scale + self._shift
+        return reward if self._low is self._high is None else np.clip(reward, self._low, self._high)
 
 
 class _Copying(Transform):

@@ -112,10 +112,12 @@ class Evidence:
 
     @cached_property
     def reward(self) -> float | None:
-        """Mean absolute reward of a step as the learner sees it; None if it is unknown or normalized."""
+        """Mean absolute reward of a step as the learner sees it; None if it is not known."""
         returns, lengths = (self.known(name, updates=False)[1] for name in ("return_mean", "length_mean"))
-        target, scale = self.option("transforms.reward._target_"), self.option("transforms.reward.scale")
-        if not len(returns) or len(returns) != len(lengths) or (target is not None and scale is None):
+        names = ("_target_", "scale", "shift", "low", "high")
+        target, scale, shift, *bounds = (self.option(f"transforms.reward.{name}") for name in names)
+        more = (target is not None and scale is None) or shift or bounds != [None, None]
+        if not len(returns) or len(returns) != len(lengths) or more:
             return None
         return float(np.median(np.abs(returns) / lengths)) * abs(scale or 1.0) or None
 

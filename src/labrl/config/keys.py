@@ -28,11 +28,15 @@ def walk(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 NEW: dict[str, Any] = {
+    "high": None,
     "info_keys": None,
+    "low": None,
     "normalize_value": False,
     "reset_options": None,
     "restarts": 0,
+    "scale": 1.0,
     "sde": None,
+    "shift": 0.0,
     "wrappers": [],
 }
 """Options that earlier versions did not record, with the values that those runs had."""
