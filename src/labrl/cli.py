@@ -181,13 +181,12 @@ def _go_back(request: Request, args: Namespace, typed: Typed) -> int:
             plain, _ = again.continued(plain, frames_reached(again.past))
         print(as_yaml(plain), end="")
         return DONE
-    for flag in (f"--{name}" for name in ("cfg", "package", "info", "hydra_help") if vars(args).get(name)):
-        raise InputError(
-            f"{flag} cannot be combined with +{request.kind}: --cfg job prints the configuration of the run "
-            "with the edits",
-            code="usage",
-            key=flag,
-        )
+    for name in ("package", "cfg", "info", "hydra_help"):
+        if vars(args).get(name):
+            flag = f"--{name}".replace("_", "-") + f" {args.cfg}" * (name == "cfg")
+            why, fix = f"it cannot be combined with +{request.kind}", "Type --cfg job alone"
+            why += ", for which --cfg job prints the whole configuration of the run with the edits"
+            raise InputError.about(flag, why, fix, code="usage", key=flag.split()[0])
     from labrl.trial.start import run_again
 
     result = run_again(again, request.edits, typed)

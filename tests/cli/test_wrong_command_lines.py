@@ -129,6 +129,8 @@ WRONG = {
     "-m agent=ppo,dqnn": [("unknown-option", "agent")],
     "-m agent=ppo,dqn agent.horizon=32": [("unknown-key", "agent.horizon")],
     "-m search=ppo seed=1,2": [("usage", "search")],
+    "-m seed=range(0,2,0)": [("range", "seed")],
+    "-m seed=range(0,2),3": [("range", "seed")],
     "-m seed=1,2 hydra.run.dir=x": [("usage", "hydra.run.dir")],
     "-m seed=1,2 agent.lrr=3": [("unknown-key", "agent.lrr")],
     "-m hydra.launcher.n_jobs=x seed=1,2": [("type", "hydra.launcher.n_jobs")],

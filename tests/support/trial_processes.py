@@ -75,14 +75,17 @@ def wait_for(condition: Callable[[], Any], process: Command) -> None:
 
 def children(process: Command) -> list[int]:
     """Return the process ids of the trial's sessions, in order, which are children of its fork server."""
+    return [pid for server in servers(process) for pid in _children_of(server)]
 
-    def of(pid: int) -> list[int]:
-        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
-    servers = [
-        pid for pid in of(process.pid) if Path(f"/proc/{pid}/comm").read_text().strip() == "forkserver"
-    ]
-    return [pid for server in servers for pid in of(server)]
+def servers(process: Command) -> list[int]:
+    """Return the process ids of the fork servers of a trial."""
+    names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in _children_of(process.pid)}
+    return [pid for pid, name in names.items() if name == "forkserver"]
+
+
+def _children_of(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def worker_of(trial: Path) -> int:

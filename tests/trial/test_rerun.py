@@ -69,6 +69,15 @@ def test_incomplete_run_is_compared_up_to_its_last_row(first: Path) -> None:
     assert json.loads((newest() / "run.json").read_text())["equal"]
 
 
+@pytest.mark.parametrize("budget", [300, 1000])
+def test_rows_at_the_end_of_a_smaller_budget_are_not_compared(budget: int, first: Path) -> None:
+    """Regression test: with another budget, the row at the end of the smaller one counted as a difference."""
+    assert main(["+rerun=runs/first", "env.max_frame=720", "hydra.run.dir=runs/smaller"]) == 0
+    last = rows(Path("runs/smaller/session_0/train.csv"))[-1]
+    assert (last["frame"], last["end"]) == ("720", "budget")
+    assert main(["+rerun=runs/smaller", f"env.max_frame={budget}"]) == 0
+
+
 def test_rerun_with_edits_that_change_the_run_is_refused(
     first: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

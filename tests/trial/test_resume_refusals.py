@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +17,8 @@ from run_cases import files_of
 
 import labrl
 from labrl.cli import list_runs, main
+from labrl.config.compose import compose, to_plain
+from labrl.config.edit import edit
 from labrl.errors import WRONG_INPUT, InputError
 from labrl.run.run import Run, RunStatus
 
@@ -191,6 +194,32 @@ def test_force_is_refused_when_the_state_does_not_fit(
     assert files_of(learned) == before
     assert main(["+enjoy=runs/one", "episodes=1", "videos=0"]) == 0
     assert main(["+resume=runs/one", "env.max_frame=400"]) == 0
+
+
+@pytest.mark.parametrize("rate", [1e-3, {"kind": "sequence", "parts": [[0, 1e-3], [512, 5e-4]]}], ids=str)
+def test_option_replaces_a_recorded_coefficient_of_another_kind_as_a_whole(rate: Any) -> None:
+    """Regression test: the start and the end of the new schedule were written below the recorded value."""
+    recorded = to_plain(compose(["env=cartpole", "seed=1"]))
+    recorded["agent"]["lr"] = rate
+    edited = edit(recorded, ["env=lunar_lander"], ["env=cartpole", "seed=1"])
+    assert edited["agent"]["lr"] == to_plain(compose(["env=lunar_lander"]))["agent"]["lr"] != rate
+
+
+def test_option_that_changes_a_coefficient_is_refused_with_its_values(
+    learned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["+resume=runs/one", "env.max_frame=400", "env=acrobot", "agent.lr=2e-3"]) == 2
+    assert "env.id=CartPole-v1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags", [["--cfg", "job", "--package", "agent"], ["--cfg", "all"], ["--info", "all"]]
+)
+def test_flag_about_a_new_run_is_refused(
+    flags: list[str], finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["+resume=runs/one", *flags]) == 2
+    assert capsys.readouterr().err.startswith(f"labrl: {flags[-2]}")
 
 
 def test_change_of_batch_size_can_be_forced(learned: Path) -> None:
@@ -421,6 +450,7 @@ def test_edits_of_config_yaml_are_used_and_recorded(
         ("keep_last: 2", "keep_last: 2\n  kep_last: 3", "meta.kep_last"),
         ("  keep_last: 2\n", "", "meta.keep_last"),
         ("max_episode_steps: null", "max_episode_steps: 9", "env.max_episode_steps"),
+        ("callbacks: {}", "callbacks: &all {mine: *all}", "alias"),
     ],
 )
 def test_invalid_edits_of_config_yaml_are_refused_with_file_and_key(

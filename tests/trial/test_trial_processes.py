@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from exact_cases import differences
 from paced import last_row
-from trial_processes import ENDLESS, children, needs_proc, running, wait_for
+from trial_processes import ENDLESS, children, needs_proc, running, servers, wait_for
 
 from labrl.cli import main
+from labrl.run.run import Run
 
 
 def frame(folder: Path, index: int) -> int:
@@ -178,6 +179,26 @@ def test_ctrl_c_while_sessions_start_interrupts_without_a_traceback(tmp_path: Pa
     assert "Traceback" not in output
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
     assert statuses(folder) == ["interrupted", "interrupted"]
+
+
+@needs_proc
+def test_killed_fork_server_ends_the_trial_with_a_message_and_leaves_a_folder_to_resume(
+    tmp_path: Path,
+) -> None:
+    """Regression test: it ended in a traceback of multiprocessing."""
+    folder = tmp_path / "run"
+    with running(folder, *ENDLESS, "meta.max_session=2") as process:
+        wait_for(lambda: servers(process), process)
+        (server,) = servers(process)
+        os.kill(server, signal.SIGSTOP)  # so that the trial waits for its answer
+        wait_for(lambda: (folder / "run.json").exists() and Run.open(folder).status == "running", process)
+        time.sleep(0.5)
+        os.kill(server, signal.SIGKILL)
+        output, _ = process.communicate()
+    assert process.returncode == 1
+    assert "Traceback" not in output
+    assert f"+resume={folder}" in output
+    assert main([f"+resume={folder}", "env.max_frame=8", "+force=true"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from labrl.config import config_folder
 from labrl.config.compose import compose, explain, hydra_initialized, prepare, to_plain
-from labrl.config.keys import ABSENT, changes, is_hydras, key_of
+from labrl.config.keys import ABSENT, changes, has_kind, is_hydras, key_of
 from labrl.errors import LabrlError
 
 _NAME = "labrl_recorded"
@@ -36,12 +37,14 @@ def edit(
     before = [one for one in recorded if _is_group(one, config_dir)]
     chosen = [one for one in own if _is_group(one, config_dir)]
     values = [one for one in own if one not in chosen]
-    cfg = OmegaConf.create(dict(plain))
+    edited = copy.deepcopy(dict(plain))
     if chosen:
         groups = {key_of(one) for one in chosen}
         after = [*(one for one in before if key_of(one) not in groups), *chosen]
-        _apply(cfg, compose(before, config_dir), compose(after, config_dir))
+        then, now = (OmegaConf.to_container(compose(one, config_dir)) for one in (before, after))
+        _apply(edited, then, now)
         before = after
+    cfg = OmegaConf.create(edited)
     if values:
         cfg = _with_values(cfg, values, before, config_dir)
     return to_plain(cfg)
@@ -52,16 +55,22 @@ def _is_group(override: str, config_dir: str | os.PathLike[str] | None) -> bool:
     return "=" in override and any(os.path.isdir(os.path.join(one, key_of(override))) for one in folders)
 
 
-def _apply(cfg: DictConfig, before: DictConfig, after: DictConfig) -> None:
-    """Change in `cfg` what differs between two composed configurations."""
-    then, now = (dict[str, Any](OmegaConf.to_container(one)) for one in (before, after))  # type: ignore[arg-type]
-    for change in changes(then, now):
-        parent, _, name = change.key.rpartition(".")
-        with open_dict(cfg):
-            if change.new is not ABSENT:
-                OmegaConf.update(cfg, change.key, change.new, merge=False, force_add=True)
-            elif isinstance(node := OmegaConf.select(cfg, parent) if parent else cfg, DictConfig):
-                node.pop(name, None)
+def _apply(edited: dict[Any, Any], then: Any, now: Any) -> None:
+    """Change in `edited` the keys that differ between two composed configurations.
+
+    A schedule changes as a whole, so that the keys of two kinds are not mixed.
+    """
+    for name in {**then, **now}:
+        old, new = then.get(name, ABSENT), now.get(name, ABSENT)
+        nodes = (old, new, edited.get(name))
+        if not changes({name: old}, {name: new}):
+            continue
+        if all(isinstance(one, dict) for one in nodes) and not any(map(has_kind, nodes)):
+            _apply(edited[name], old, new)
+        elif new is ABSENT:
+            edited.pop(name, None)
+        else:
+            edited[name] = new
 
 
 def _with_values(

@@ -120,15 +120,15 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
                 key=one.key_or_group,
             )
     # Of several overrides of a key, the last one counts.
-    choices = {
-        one.get_key_element(): [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
-        if one.is_sweep_override()
-        else [f"{one.get_key_element()}={one.get_value_element_as_str()}"]
-        for one in parsed
-    }
+    choices: dict[str, list[str]] = {}
     for one in parsed:
-        if not choices[one.get_key_element()]:
-            raise InputError.value(one.key_or_group, one.input_line, "have at least one value")
+        swept, key, values = one.is_sweep_override(), one.get_key_element(), []
+        with suppress(ValueError):  # the step of a range is 0, or the range is one of several values
+            values = [*one.sweep_string_iterator()] if swept else [one.get_value_element_as_str()]
+        if not values:
+            allowed = "be values with commas, or one range that is not empty"
+            raise InputError.value(one.key_or_group, str(one.input_line).partition("=")[2], allowed)
+        choices[key] = [f"{key}={value}" for value in values]
     # Hydra turns ~key into ~key=null, which removes a key only if its value is null.
     taken_away = {f"{one.input_line}=null": str(one.input_line) for one in parsed if one.is_delete()}
     return [

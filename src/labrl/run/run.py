@@ -192,7 +192,7 @@ class Run(Folder[RunStatus]):
         """Return the resolved configuration of the run as plain data. Raises DamagedFileError as
         `read_provenance` does."""
         config: dict[str, Any] = self.read_provenance()["config"]
-        with suppress(OSError, ValueError, yaml.YAMLError):
+        with suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # an alias may contain itself
             exact = yaml.load(self.config_yaml.read_text(encoding="utf-8"), _Loader)
             # Unless it was edited, it also has infinity and keys that are numbers, which JSON has not.
             if json.loads(json.dumps(as_known_to_json(exact))) == config:

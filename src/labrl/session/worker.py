@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
-from labrl.errors import DONE
+from labrl.errors import DONE, LostProcessError
 from labrl.processes.script import surroundings, take_surroundings
 from labrl.processes.signals import (
     find_place_for_sockets,
@@ -57,8 +57,13 @@ class Worker:
         """Whether the process has ended without an answer."""
         self._line, there = Pipe()
         self._process = start_server(work).Process(target=_take_orders, args=(there, work))
-        with signals_wait_in_children():
-            self._process.start()
+        try:
+            with signals_wait_in_children():
+                self._process.start()
+        except (EOFError, OSError) as error:
+            raise LostProcessError(
+                "the process from which sessions are forked was killed, perhaps because memory ran out"
+            ) from error
         there.close()  # so that the end of the process is noticed
 
     def run(self, order: Mapping[str, Any]) -> None:

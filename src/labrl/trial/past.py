@@ -135,11 +135,13 @@ def edited_config(run: Run) -> dict[str, Any]:
         raise DamagedFileError(
             f"{path} is missing: restore it from a copy. {_ORIGINAL}", key=str(path)
         ) from error
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
         told = " ".join(str(error).split())
+        if isinstance(error, RecursionError):
+            told = "an alias stands for a node that contains it, or groups of keys are nested too deeply"
         if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
             told = f"line {error.problem_mark.line + 1}: {error.problem}"
-        raise DamagedFileError(f"{path} cannot be read: {told}. {_ORIGINAL}", key=str(path)) from None
+        raise DamagedFileError.about(path, f"cannot be read: {told.rstrip('.')}", _ORIGINAL) from None
     plain = {str(key): value for key, value in edited.items()}
     found = run.changes(plain)
     gone = [change.key for change in found if change.new is ABSENT]

@@ -59,24 +59,47 @@ class Rerun(Again):
 def compare(then: Run, result: TrialResult) -> tuple[bool, str]:
     """Return whether the metric rows of a repetition equal those of the run `then`, and a message.
 
-    Rows are compared up to the end of the shorter run, but a finished repetition must not have fewer rows.
+    Rows are compared up to the end of the shorter run, but a finished repetition must not have fewer rows
+    within its budget.
     """
+    budgets = then.config["env"]["max_frame"], Run.open(result.folder).config["env"]["max_frame"]
     rows = sessions = 0
     finished = {session.index for session in result.sessions if session.status == "finished"}
-    for old in then.sessions:
-        new = RunSession(result.folder / old.path.name)
-        if not new.path.is_dir():
+    for session in then.sessions:
+        repeated = RunSession(result.folder / session.path.name)
+        if not repeated.path.is_dir():
             continue
         sessions += 1
         for table in TABLES:
-            pair = (old.read_rows(table), new.read_rows(table))
-            difference = _first_difference(*pair, whole=old.index in finished)
+            old, new = session.read_rows(table), repeated.read_rows(table)
+            if budgets[1] < budgets[0]:
+                old = [row for row in old if row["frame"] <= budgets[1]]
+            # The row at the end of a budget is missing in a run that went further.
+            ends = session.furthest("frame"), repeated.furthest("frame")
+            old, new = _without_end(old, new, ends[1]), _without_end(new, old, ends[0])
+            difference = _first_difference(old, new, whole=session.index in finished)
             if difference is not None:
-                return False, f"differs from {then.path}: first in {new.path.name}/{table}.csv, {difference}"
-            rows += min(map(len, pair))
+                place = f"{session.path.name}/{table}.csv"
+                return False, f"differs from {then.path}: first in {place}, {difference}"
+            rows += min(len(old), len(new))
     plural = "" if sessions == 1 else "s"
     told = f"all {rows} metric rows of {sessions} session{plural} equal those of {then.path}"
     return True, f"{told} (wall time and speed aside)"
+
+
+def _without_end(
+    rows: list[dict[str, Any]], others: list[dict[str, Any]], furthest: float
+) -> list[dict[str, Any]]:
+    """Return rows without the one that exists only because the budget ended, if another run went further.
+
+    others: the rows of that run; furthest: its last frame.
+    """
+    frames = {row["frame"] for row in others}
+    return [
+        row
+        for row in rows
+        if row.get("end") != "budget" or row["frame"] >= furthest or row["frame"] in frames
+    ]
 
 
 def _first_difference(old: list[dict[str, Any]], new: list[dict[str, Any]], whole: bool) -> str | None:

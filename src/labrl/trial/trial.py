@@ -21,7 +21,16 @@ from labrl.dashboards import login
 from labrl.dashboards.mirror import shown_on_wandb
 from labrl.envs.make import backend_class, describe, gives_masks, goals_of
 from labrl.envs.probe import close_spares
-from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED, InputError, LabrlError
+from labrl.errors import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    TERMINATED,
+    InputError,
+    LabrlError,
+    LostProcessError,
+    sentences,
+)
 from labrl.learning.compute import Compute
 from labrl.memory.workspace import memory_available
 from labrl.processes.output import doing
@@ -184,6 +193,9 @@ def discarding_refused(run: Run) -> Iterator[None]:
     experiment."""
     try:
         yield
+    except LostProcessError as error:
+        to_resume = f"To resume: {how_to_resume(run.path)}"
+        raise LostProcessError(sentences(error.message, to_resume)) from error
     except LabrlError:
         if run.experiment is None:
             run.discard_unplayed()
