@@ -118,6 +118,7 @@ def train(
     import json
 
     from labrl.config.compose import compose
+    from labrl.config.edit import compose_recorded
     from labrl.config.presets import choices_of
 
     instead = "Call it once for each trial, or labrl.sweep([...])"
@@ -136,7 +137,10 @@ def train(
     with trusting(trust):
         typed = f"labrl.train({json.dumps(list(overrides))})"
         if request is not None:
-            result = run_again(go_back(request, config_dir), request.edits, typed)
+            again = go_back(request, config_dir)
+            again.set_variables()
+            cfg = compose_recorded(again.edited, again.node, again.hydras, again.config_dir)
+            result = run_again(again, cfg.hydra.run.dir, typed)
         else:
             cfg = compose(overrides, config_dir, with_hydra=True)
             command = Command.of(overrides, choices_of(cfg.hydra), config_dir, typed)

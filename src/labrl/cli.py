@@ -176,7 +176,7 @@ def _go_back(request: Request, args: Namespace, typed: Typed) -> int:
     if args.cfg == "job" and not args.package:
         from labrl.run.provenance import as_yaml
 
-        plain = again.edited()
+        plain = again.edited
         if isinstance(again, Resume):  # with the frame from which changed coefficients hold
             plain, _ = again.continued(plain, frames_reached(again.past))
         print(as_yaml(plain), end="")
@@ -187,14 +187,15 @@ def _go_back(request: Request, args: Namespace, typed: Typed) -> int:
             why, fix = f"it cannot be combined with +{request.kind}", "Type --cfg job alone"
             why += ", for which --cfg job prints the whole configuration of the run with the edits"
             raise InputError.about(flag, why, fix, code="usage", key=flag.split()[0])
-    from labrl.trial.start import run_again
+    from labrl.config.edit import run_recorded
+    from labrl.experiment.job import Job
 
-    result = run_again(again, request.edits, typed)
-    # Imported late: a misspelled key must not wait for it.
-    from labrl.trial.summary import print_summary
-
-    print_summary(result)
-    return result.exit_code
+    job = Job(again.config_dir, _full_error(), typed, [], back=again)
+    again.set_variables()
+    plain = again.edited  # raises errors in keys before Hydra makes a folder
+    with _hydra_in_charge(again.hydras, again.config_dir):
+        run_recorded(job, plain, again.node, again.hydras, again.config_dir)
+    return job.exit_code
 
 
 def _check_place() -> None:
@@ -269,9 +270,9 @@ def _train(arguments: list[str], typed: Typed, request: Request | None) -> Job:
     from labrl.config import config_folder
     from labrl.config.compose import prepare
     from labrl.config.extensions import kinds_replace
-    from labrl.config.keys import is_hydras, split_override
+    from labrl.config.keys import is_hydras
     from labrl.experiment.again import ExperimentAgain, for_trials_alone
-    from labrl.experiment.job import Job, note_existing, remove_unused_folder
+    from labrl.experiment.job import Job
 
     args, again = _hydras_flags(arguments), None
     if request is not None:
@@ -280,40 +281,47 @@ def _train(arguments: list[str], typed: Typed, request: Request | None) -> Job:
         args = _hydras_flags(arguments)
     prepare(args.config_dir, args.overrides, args.multirun)
     own = [override for override in args.overrides if not is_hydras(override)]
-    folders = [value for key, value in map(split_override, args.overrides) if key == "hydra.run.dir"]
-    note_existing(folders[-1].strip("'\"") if folders else "runs")
     job = Job(args.config_dir, _full_error(), typed, own, again)
-    before_leaving.append(remove_unused_folder)
-    with _raising_hydra():
-        try:
-            if args.multirun:
-                known = again.swept if isinstance(again, ExperimentAgain) else set()
-                alone = for_trials_alone(args.overrides, known)
-                arguments = [one for one in arguments if one not in alone]
-            with _arguments(arguments), kinds_replace():
-                hydra.main(config_path=str(config_folder()), config_name="config")(job)()
-        except LabrlError:
-            raise
-        except Exception as error:
-            raise _refusal(error, args) from error
+    with _hydra_in_charge(args.overrides, args.config_dir, args.multirun):
+        if args.multirun:
+            known = again.swept if isinstance(again, ExperimentAgain) else set()
+            alone = for_trials_alone(args.overrides, known)
+            arguments = [one for one in arguments if one not in alone]
+        with _arguments(arguments), kinds_replace():
+            hydra.main(config_path=str(config_folder()), config_name="config")(job)()
     return job
 
 
-def _refusal(error: Exception, args: Namespace) -> LabrlError:
-    """Explain an error of Hydra, which is that of an override unless a folder cannot be made."""
+@contextmanager
+def _hydra_in_charge(
+    overrides: Sequence[str], config_dir: str | None, multirun: bool = False
+) -> Iterator[None]:
+    """Context manager: raise the errors of Hydra as LabrlError, and at the end remove folders that it has
+    made for nothing.
+
+    overrides, config_dir, multirun: what Hydra composes.
+    """
     from hydra.errors import HydraException
 
     from labrl.config.compose import explain
+    from labrl.config.keys import split_override
+    from labrl.experiment.job import note_existing, remove_unused_folder
 
-    if isinstance(error, HydraException) or not isinstance(error, OSError):
-        return explain(error, args.overrides, args.config_dir, args.multirun)
-    where = f" {os.path.abspath(error.filename)}" if error.filename else ""
-    return InputError(
-        f"cannot create the run folder ({error.strerror or error}:{where}): "
-        "set hydra.run.dir=<folder>, or with -m hydra.sweep.dir=<folder>",
-        code="usage",
-        key="hydra.sweep.dir" if args.multirun else "hydra.run.dir",
-    )
+    folders = [value for key, value in map(split_override, overrides) if key == "hydra.run.dir"]
+    note_existing(folders[-1].strip("'\"") if folders else "runs")
+    before_leaving.append(remove_unused_folder)
+    try:
+        with _raising_hydra():
+            yield
+    except LabrlError:
+        raise
+    except Exception as error:
+        if isinstance(error, HydraException) or not isinstance(error, OSError):
+            raise explain(error, overrides, config_dir, multirun) from error
+        key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
+        where = f": {os.path.abspath(error.filename)}" if error.filename else ""
+        why = f"cannot create the run folder ({error.strerror or error}{where})"
+        raise InputError(f"{why}: set {key}=<folder>", code="usage", key=key) from error
 
 
 def _check_completion(overrides: Sequence[str]) -> None:

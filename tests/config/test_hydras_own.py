@@ -80,3 +80,53 @@ def test_cfg_job_prints_nothing_else_for_a_valid_configuration(capsys: pytest.Ca
     printed = capsys.readouterr()
     assert printed.out.startswith("seed: null")
     assert printed.err == ""
+
+
+HOOKS = """
+from pathlib import Path
+
+from hydra.experimental.callback import Callback
+
+
+class Hooks(Callback):
+    def on_run_start(self, config, **_):
+        Path("calls").write_text(f"run {config.env.max_frame} {config.hydra.runtime.choices.agent}\\n")
+
+    def on_job_start(self, config, **_):
+        self.add(f"job {Path(config.hydra.runtime.output_dir).name}")
+
+    def on_job_end(self, job_return, **_):
+        self.add(f"job {job_return.return_value.exit_code}")
+
+    def on_run_end(self, **_):
+        self.add("end")
+
+    def add(self, line):
+        with open("calls", "a") as file:
+            file.write(f"{line}\\n")
+"""
+
+SINGLE = [one for one in QUICK if not one.startswith("hydra")]
+
+
+@pytest.mark.parametrize("verb", [None, "+resume=one", "+rerun=one", "+fork=one"])
+def test_callbacks_and_log_of_hydra_are_those_of_every_run(verb: str | None) -> None:
+    """Regression test: a run that went back to an earlier one had neither."""
+    Path("hooks_of_hydra.py").write_text(HOOKS)
+    own = ["+hydra.callbacks.mine._target_=hooks_of_hydra.Hooks", "hydra/job_logging=default"]
+    if verb is None:
+        assert main([*SINGLE, "env.max_frame=96", "hydra.run.dir=two", *own]) == DONE
+    else:
+        assert main([*SINGLE, "env.max_frame=64", "meta.log_frequency=32", "hydra.run.dir=one"]) == DONE
+        new = {"+resume=one": [], "+rerun=one": ["hydra.run.dir=two"]}
+        more = new.get(verb, ["hydra.run.dir=two", "at=64"])
+        assert main([verb, "env.max_frame=96", *more, *own]) == DONE
+    folder = "one" if verb == "+resume=one" else "two"
+    assert Path("calls").read_text().splitlines() == ["run 96 random", f"job {folder}", "job 0", "end"]
+    assert (Path(folder) / "labrl.log").exists()
+
+
+def test_refused_repetition_leaves_no_folder() -> None:
+    assert main([*SINGLE, "hydra.run.dir=one"]) == DONE
+    assert main(["+rerun=one", "env.num_envs=4", "hydra.run.dir=new/two"]) == 2
+    assert not Path("new").exists()

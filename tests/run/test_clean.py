@@ -190,7 +190,7 @@ def test_fork_planned_before_its_run_was_cleaned_is_refused(dqn: Path) -> None:
     assert fork is not None
     assert cli.clean([str(dqn), "--yes"]) == DONE
     with refused("not-found", "+fork"):
-        fork.check(fork.edited())
+        fork.check(fork.edited)
 
 
 def test_run_without_its_buffer_gives_no_offline_data(dqn: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -78,16 +79,71 @@ def _with_values(
 ) -> DictConfig:
     """Return `cfg` with overrides of keys, as Hydra applies them."""
     import hydra
-    from hydra.core.config_store import ConfigStore
 
     prepare(config_dir, values)
+    with _stored(cfg, config_dir):
+        try:
+            return hydra.compose(_NAME, overrides=values)
+        except LabrlError:
+            raise
+        except Exception as error:
+            raise explain(error, [*groups, *values], config_dir) from None
+
+
+def compose_recorded(
+    plain: Mapping[str, Any],
+    node: Mapping[str, Any],
+    overrides: Sequence[str],
+    config_dir: str | os.PathLike[str] | None,
+) -> DictConfig:
+    """Return the configuration `plain` with the node `hydra`, which names the folder of a new run.
+
+    node: keys below `hydra` that labrl sets; overrides: those for Hydra. Raises the errors of Hydra.
+    """
+    import hydra
+
+    with _stored(_with_hydra(plain, node), config_dir):
+        return hydra.compose(_NAME, overrides=list(overrides), return_hydra_config=True)
+
+
+def run_recorded(
+    task: Callable[[DictConfig], Any],
+    plain: Mapping[str, Any],
+    node: Mapping[str, Any],
+    overrides: Sequence[str],
+    config_dir: str | os.PathLike[str] | None,
+) -> None:
+    """Call `task` with the configuration `plain` as Hydra calls the function of a new run: with its folder,
+    logging, environment variables and Hydra's callbacks.
+
+    node, overrides: as for `compose_recorded`, which raises the same errors.
+    """
+    from hydra.core.global_hydra import GlobalHydra
+
+    with _stored(_with_hydra(plain, node), config_dir):
+        initialized = GlobalHydra.instance().hydra
+        assert initialized is not None
+        initialized.run(_NAME, task, list(overrides))
+
+
+def _with_hydra(plain: Mapping[str, Any], node: Mapping[str, Any]) -> DictConfig:
+    """Return a configuration with what labrl's `config.yaml` says about Hydra, and with `node`."""
+    from labrl.config.presets import read  # imports Hydra
+
+    main = read(config_folder() / "config.yaml")
+    defaults = ["_self_", *(one for one in main["defaults"] if "override hydra/" in str(one))]
+    merged = OmegaConf.merge({"hydra": main["hydra"]}, {"hydra": dict(node)})
+    return OmegaConf.create({"defaults": defaults, **plain, "hydra": merged.hydra})
+
+
+@contextmanager
+def _stored(cfg: DictConfig, config_dir: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Context manager: let Hydra, which is initialized, compose `cfg` by the name `_NAME`."""
+    from hydra.core.config_store import ConfigStore
+
     ConfigStore.instance().store(_NAME, cfg)
     try:
         with hydra_initialized(config_dir):
-            return hydra.compose(_NAME, overrides=values)
-    except LabrlError:
-        raise
-    except Exception as error:
-        raise explain(error, [*groups, *values], config_dir) from None
+            yield
     finally:
         ConfigStore.instance().repo.pop(f"{_NAME}.yaml", None)

@@ -79,7 +79,7 @@ class _Trial:
     def plain(self) -> dict[str, Any]:
         """The resolved configuration. Raises InputError."""
         if self.again is not None:
-            return self.again.edited()
+            return self.again.edited
         return resolved(self.cfg or {}, self.choices["agent"])
 
     @property

@@ -37,8 +37,9 @@ from labrl.run.signature import present_trust, trusting
 from labrl.session.callbacks.search import SEARCH
 from labrl.trial.composed import Composed
 from labrl.trial.fork import Fork
+from labrl.trial.past import Again
 from labrl.trial.resume import FinishedError, Resume
-from labrl.trial.start import plan_new, run_new
+from labrl.trial.start import plan_new, run_again, run_new
 
 if TYPE_CHECKING:
     from labrl.run.provenance import Repositories, Typed
@@ -59,14 +60,15 @@ class Job:
         typed: Typed,
         overrides: Sequence[str],
         again: Fork | ExperimentAgain | None = None,
+        back: Again | None = None,
     ) -> None:
         """config_dir: folder with the user's own groups; full_error: whether to print tracebacks; typed: the
         command; overrides: overrides that compose trials; again: the run that trials fork from, or the
-        experiment that is resumed, if any."""
+        experiment that is resumed, if any; back: the earlier run that a single run goes back to, if any."""
         self.typed, self.overrides = typed, list(overrides)
         self.config_dir = os.path.abspath(config_dir) if config_dir else None
         self.full_error = full_error
-        self._started = time.time()
+        self._started, self._back = time.time(), back
         self.fork = again.fork if isinstance(again, ExperimentAgain) else again
         self.experiment = again if isinstance(again, ExperimentAgain) else None
         """The experiment that is resumed, if any."""
@@ -89,10 +91,13 @@ class Job:
         """The exit code of the run or of the experiment."""
 
     def __call__(self, cfg: DictConfig) -> Outcome:
-        """Run a new run in the folder that Hydra has made for it."""
+        """Run a single run in its folder, which Hydra has made unless a run is resumed."""
 
         def run(folder: str) -> Outcome:
-            result = run_new(self._composed(cfg, folder))
+            if self._back is None:
+                result = run_new(self._composed(cfg, folder))
+            else:
+                result = run_again(self._back, folder, self.typed)
             # Imported late: a misspelled key must not wait for it.
             from labrl.trial.summary import print_summary
 

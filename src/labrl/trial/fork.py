@@ -94,7 +94,7 @@ class Fork(Again):
         """
         from labrl.trial.trial import plan_trial
 
-        plain = self.edited()
+        plain = self.edited
         changed = self.check(plain)
         check_resume(self.past)
         composed = self.composed(folder, typed, plain, repositories)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -12,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config import config_folder
-from labrl.config.compose import prepare
+from labrl.config.compose import compose, prepare
 from labrl.config.edit import edit
 from labrl.config.keys import (
     ABSENT,
@@ -26,7 +27,7 @@ from labrl.config.keys import (
     written,
 )
 from labrl.errors import DamagedFileError, InputError
-from labrl.processes.secrets import MASK, note_typed
+from labrl.processes.secrets import ENV_SET, MASK, note_typed
 from labrl.run.folder import PROVENANCE
 from labrl.run.provenance import Command, as_yaml
 from labrl.run.run import Run
@@ -56,6 +57,8 @@ class Again(ABC):
         """edits: overrides that change its configuration; force: whether they may contradict its past;
         config_dir: folder with the user's own groups, None for that of the run."""
         self.past, self.edits, self.force = past, [one for one in edits if not is_hydras(one)], force
+        self.hydras = [one for one in edits if is_hydras(one)]
+        """The overrides for Hydra, such as `hydra.run.dir`."""
         self.config_dir = past.config_dir if config_dir is None else os.path.abspath(config_dir)
         note_typed(self.edits)
 
@@ -71,8 +74,20 @@ class Again(ABC):
         recorded: dict[str, str] = dict(self.past.provenance.get("choices", {}))
         return recorded | {key: value for key, value in map(split_override, self.edits) if key in recorded}
 
+    def set_variables(self) -> None:
+        """Set the environment variables that are typed for the run, to which edits may refer."""
+        if any(ENV_SET in one for one in self.hydras):
+            typed = compose(self.hydras, self.config_dir, with_hydra=True).hydra.job.env_set
+            os.environ.update({str(name): str(value) for name, value in typed.items()})
+
+    @property
+    def node(self) -> dict[str, Any]:
+        """Keys below `hydra` in the configuration that Hydra calls labrl with."""
+        return {"runtime": {"choices": self.choices}, "overrides": {"task": self.overrides}}
+
+    @cached_property
     def edited(self) -> dict[str, Any]:
-        """Return the configuration of the run with the edits, resolved. Raises InputError."""
+        """The configuration of the run with the edits, resolved. Raises InputError."""
         prepare(self.config_dir)
         recorded, overrides = completed(self.past.read_config()), overrides_of(self.past)
         # Secrets are not recorded, but references to them are, as in env.kwargs.key=${oc.env:MY_KEY}.

@@ -39,7 +39,7 @@ class Rerun(Again):
                 code="usage",
                 key="+rerun",
             )
-        plain = self.edited()
+        plain = self.edited
         if (found := contradictions(then.changes(plain))) and not self.force:
             raise refusal(found, f"+rerun={then.path}")
         if keys := [change.key for change in then.changes(edited_config(then))]:

@@ -73,6 +73,11 @@ class Resume(Again):
     in_file: frozenset[str] = frozenset()
     """Keys that were changed in its `config.yaml`."""
 
+    @property
+    def node(self) -> dict[str, Any]:
+        """Keys below `hydra`, with the folder of the run, which exists."""
+        return {**super().node, "run": {"dir": str(self.past.path)}}
+
     @classmethod
     def on_trial(cls, run: Run, force: bool = False, overrides: Sequence[str] | None = None) -> Resume:
         """Return the resume of `run`, a trial of an experiment that now has these overrides; None: the same
@@ -108,7 +113,7 @@ class Resume(Again):
         from labrl.trial.summary import say
         from labrl.trial.trial import check, plan_sessions, recording_failure
 
-        run, plain = self.past, self.edited()
+        run, plain = self.past, self.edited
         with run.lock():
             reached = frames_reached(run)
             plain, contradicting = self.continued(plain, reached)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging.config
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labrl.config.compose import check_environment, compose
-from labrl.config.keys import is_hydras
+from labrl.config.compose import check_environment
 from labrl.errors import DONE, FAILED, INTERRUPTED, LabrlError
 from labrl.processes.output import doing, labeled_output, print_traceback, printing_to
 from labrl.processes.secrets import redact
@@ -42,21 +41,10 @@ def run_new(composed: Composed) -> TrialResult:
     return _run(lambda: plan_new(composed), composed.plain["meta"]["max_session"])
 
 
-def run_again(again: Again, edits: Sequence[str], typed: Typed) -> TrialResult:
-    """Plan what goes back to an earlier run, and train it in this process.
-
-    edits: the overrides that were typed, of which those for Hydra name the folder of a new run and set
-    environment variables (`hydra.run.dir`, `hydra.job.env_set`).
-    """
-    own = [one for one in edits if is_hydras(one)]
-    folder = str(again.past.path)
-    if own or not isinstance(again, Resume):
-        hydra = compose([*again.overrides, *own], again.config_dir, with_hydra=True).hydra
-        folder = folder if isinstance(again, Resume) else hydra.run.dir
-        os.environ.update({str(name): str(value) for name, value in hydra.job.env_set.items()})
+def run_again(again: Again, folder: str, typed: Typed) -> TrialResult:
+    """Plan what goes back to an earlier run in `folder`, and train it in this process."""
     sessions = again.past.config["meta"]["max_session"]
-    result = _run(lambda: again.plan(folder, typed), sessions)
-    return again.conclude(result)
+    return again.conclude(_run(lambda: again.plan(folder, typed), sessions))
 
 
 def _run(plan: Callable[[], Run], sessions: int) -> TrialResult:
