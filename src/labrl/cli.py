@@ -725,9 +725,11 @@ def report(argv: Sequence[str] | None = None) -> int:
         places = [str(newest_folder()) if place == "latest" else place for place in args.places]
         if args.adaptive:
             from labrl.analysis.groups import group_runs
-            from labrl.analysis.statistics import compare_in_stages
+            from labrl.analysis.stages import describe, planned_stages
 
-            print("\n".join(compare_in_stages(group_runs(find_runs(places), args.by))))
+            runs = find_runs(places)
+            stages = None if args.by else planned_stages(runs)
+            print("\n".join(describe(group_runs(runs, args.by), stages)))
             return DONE
         options: dict[str, Any] = {
             "axis": args.axis,

@@ -40,6 +40,14 @@ def real_number(value: Any) -> float:
     return float(value)
 
 
+def _seed(value: Any) -> Any:
+    """Return `value`, unless it is what only a grid takes."""
+    if isinstance(value, str) and value.startswith("auto"):
+        grid = "auto is for a grid of several groups, such as labrl -m agent=ppo,a2c seed=auto"
+        raise PydanticCustomError("usage", f"must be a whole number ({grid})")
+    return value
+
+
 def _info_keys(value: Any, parent: str = "") -> Any:
     """Return the reduction of each entry by its dotted name. A list means `last`; groups may be nested."""
     if isinstance(value, list) and not parent and all(isinstance(name, str) for name in value):
@@ -163,6 +171,8 @@ PositiveInt = Annotated[int, Field(ge=1)]
 """integer >= 1"""
 NonNegativeInt = Annotated[int, Field(ge=0)]
 """integer >= 0"""
+Seed = Annotated[NonNegativeInt | None, BeforeValidator(_seed)]
+"""integer >= 0 or null"""
 PositiveFloat = Annotated[float, Field(gt=0)]
 """number > 0"""
 NonNegativeFloat = Annotated[float, Field(ge=0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 from run_cases import config_with, rows_of, write_run
 
-from labrl.analysis.adastop import MOST, STAGE, compare
+from labrl.analysis.adastop import Stages, compare
 from labrl.cli import report
 from labrl.errors import DONE, WRONG_INPUT
 
+STAGE, MOST = Stages().size, Stages().most
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -75,9 +77,9 @@ def test_missing_seeds_are_named_and_incomplete_stages_are_not_used() -> None:
     assert {pair.better for pair in found.pairs} == {None, "c"}
     (pair,) = found.undecided
     assert (pair.x, pair.y, pair.seeds) == ("a", "b", 5)
-    assert any("10 seeds" in line and "a, b" in line for line in found.lines())
+    assert found.next_stage() == {"a": 10, "b": 10}
     assert compare({"a": base[:4], "b": base[:4] + 100}).pairs[0].seeds == 0
-    assert compare({"a": base[:10], "b": base[:10]}, most=10).undecided == []
+    assert compare({"a": base[:10], "b": base[:10]}, Stages(most=10)).undecided == []
     with pytest.raises(ValueError, match="two groups"):
         compare({"a": base})
 
@@ -94,8 +96,12 @@ def test_command_says_what_is_decided_and_how_many_seeds_more(
             write_run(tmp_path / name / str(seed), [rows], config=config)
     assert report([str(tmp_path), "--adaptive"]) == DONE
     shown = capsys.readouterr().out
-    assert shown.count("0.003 is better after 5 seeds") == 2
-    assert "10 seeds" in shown
+    assert shown.count("0.003 is better") == 2
+    assert len([line for line in shown.splitlines() if "lr=0.001 and" in line and "undecided" in line]) == 1
+    *_, next_stage, limitation = shown.splitlines()
+    facts = re.findall(r"5 of|lr=0.00[123]|10 trials|10,000 frames", next_stage)
+    assert facts == ["5 of", "lr=0.001", "5 of", "lr=0.002", "10 trials", "10,000 frames"]
+    assert "seed=auto" in limitation, "these seeds were not planned in stages"
     assert not (tmp_path / "report.html").exists()
     assert report([str(tmp_path / "a"), "--adaptive"]) == WRONG_INPUT
     assert "--adaptive" in capsys.readouterr().err

@@ -19,15 +19,31 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 
-STAGE = 5
-"""Number of seeds of each group that a stage adds. With four, the smallest p of two groups is 0.029."""
-MOST = 30
-"""Largest number of seeds of a group."""
 ALPHA = 0.05
 """Largest probability of a false decision."""
 DRAWS = 10_080
 """Number of random exchanges, 40 times the 252 of a stage of five."""
 _SEED = 20_230_619
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The plan of a comparison, which must be fixed before the first seed is run."""
+
+    size: int = 5
+    """Number of seeds of each group that a stage adds. With four, the smallest p of two groups is 0.029."""
+    most: int = 30
+    """Largest number of seeds of a group, a multiple of `size`."""
+
+    @property
+    def count(self) -> int:
+        """Largest number of stages."""
+        return self.most // self.size
+
+    @property
+    def can_decide(self) -> bool:
+        """Whether the most different returns, two of all exchanges, decide a pair."""
+        return comb(2 * self.size, self.size) ** self.count * ALPHA >= 2
 
 
 class Pair(NamedTuple):
@@ -46,35 +62,21 @@ class Comparison:
     """The state of all comparisons."""
 
     pairs: list[Pair]
-    stage: int
-    most: int
+    stages: Stages
 
     @property
     def undecided(self) -> list[Pair]:
         """The pairs that need more seeds."""
-        return [pair for pair in self.pairs if pair.better is None and pair.seeds < self.most]
+        return [pair for pair in self.pairs if pair.better is None and pair.seeds < self.stages.most]
 
-    def lines(self) -> list[str]:
-        """Return a line for each pair, then how many seeds more are needed."""
-        found = []
-        for pair in self.pairs:
-            state = f"{pair.better} is better" if pair.better else "undecided"
-            if pair.better is None and pair.seeds >= self.most:
-                state = "no difference found"
-            found.append(f"{pair.x} and {pair.y}: {state} after {pair.seeds} seeds each")
-        needing = list(dict.fromkeys(name for pair in self.undecided for name in (pair.x, pair.y)))
-        if needing:
-            seeds = min(pair.seeds for pair in self.undecided)
-            found.append(
-                f"next stage: {seeds + self.stage} seeds of {', '.join(needing)}; at most {self.most} of each"
-            )
-        return found
+    def next_stage(self) -> dict[str, int]:
+        """Return the number of seeds that each group of an undecided pair needs for the next stage."""
+        return {name: pair.seeds + self.stages.size for pair in self.undecided for name in (pair.x, pair.y)}
 
 
 def compare(
     returns: Mapping[str, ArrayLike],
-    stage: int = STAGE,
-    most: int = MOST,
+    stages: Stages = Stages(),
     alpha: float = ALPHA,
     draws: int = DRAWS,
 ) -> Comparison:
@@ -86,10 +88,10 @@ def compare(
     """
     if len(returns) < 2:
         raise ValueError("returns: at least two groups are needed")
-    planned = max(most // stage, 1)
-    blocks = {name: _in_stages(values, stage, planned) for name, values in returns.items()}
+    planned = stages.count
+    blocks = {name: _in_stages(values, stages) for name, values in returns.items()}
     undecided = list(combinations(blocks, 2))
-    exchanges = _exchanges(draws, planned, stage)
+    exchanges = _exchanges(draws, planned, stages.size)
     sums = {(x, y): _sums(blocks[x], blocks[y], exchanges) for x, y in undecided}
     better: dict[tuple[str, str], Pair] = {}
     done = 0  # number of examined stages
@@ -101,17 +103,17 @@ def compare(
             x, y = max(undecided, key=lambda pair: abs(sums[pair][0, done - 1]))
             if together[0, -1] <= _bound(together, alpha, planned):
                 break
-            better[x, y] = Pair(x, y, x if sums[x, y][0, done - 1] > 0 else y, done * stage)
+            better[x, y] = Pair(x, y, x if sums[x, y][0, done - 1] > 0 else y, done * stages.size)
             undecided.remove((x, y))
-    pairs = [better.get((x, y), Pair(x, y, None, done * stage)) for x, y in combinations(blocks, 2)]
-    return Comparison(pairs, stage, planned * stage)
+    pairs = [better.get((x, y), Pair(x, y, None, done * stages.size)) for x, y in combinations(blocks, 2)]
+    return Comparison(pairs, stages)
 
 
-def _in_stages(returns: ArrayLike, stage: int, planned: int) -> Array:
-    """Return the returns of the complete stages. [stages, stage]"""
+def _in_stages(returns: ArrayLike, stages: Stages) -> Array:
+    """Return the returns of the complete stages. [complete stages, stages.size]"""
     values = np.asarray(returns, dtype=np.float64)
-    stages = min(len(values) // stage, planned)
-    return values[: stages * stage].reshape(stages, stage)
+    complete = min(len(values) // stages.size, stages.count)
+    return values[: complete * stages.size].reshape(complete, stages.size)
 
 
 def _exchanges(draws: int, planned: int, stage: int) -> NDArray[np.int8]:

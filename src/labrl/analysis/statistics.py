@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from labrl.analysis import adastop, measures
+from labrl.analysis import measures
 from labrl.analysis.baselines import Baseline, Threshold, human_range, random_baseline, threshold_of
 from labrl.analysis.formats import join_names
 from labrl.analysis.groups import SEVERAL, Group, by_env, differing_keys, group_by_key, unrequested_keys
@@ -29,7 +29,6 @@ from labrl.analysis.intervals import (
     statistic_of,
 )
 from labrl.analysis.returns import GroupReturn
-from labrl.errors import InputError
 from labrl.run import tables
 from labrl.run.experiment import CONFIRMING
 from labrl.run.run import Run
@@ -349,11 +348,12 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
     """Compare `groups` within each environment, because returns of different environments have no common
     scale.
 
-    Returns `envs` (for each: `env`, `groups` as of `group_statistics`, `improvement`, `profile`, `branches`,
-    `differing`, `not_compared`, `warnings`), `across` (Atari games together, by human-normalized score; None
-    for fewer than two) and `warnings`. `differing` has every key in which the groups differ, with a value for
-    each group, and `not_compared` those of them that nobody asked to compare. Groups with an empty sample are
-    in no pair and no profile.
+    Returns `envs` (for each: `env`, `groups` as of `group_statistics`, `improvement`, `best`, `profile`,
+    `branches`, `differing`, `not_compared`, `warnings`, and `stages`, the result of `compare_entries` for an
+    experiment in stages), `across` (Atari games together, by human-normalized score; None for fewer than two)
+    and `warnings`. `differing` has every key in which the groups differ, with a value for each group, and
+    `not_compared` those of them that nobody asked to compare. Groups with an empty sample are in no pair and
+    no profile.
     """
     envs: list[dict[str, Any]] = []
     for env, own in by_env(groups).items():
@@ -366,6 +366,7 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
                 "groups": found,
                 "improvement": pairs,
                 "best": _best(found, pairs),
+                "stages": None,
                 "profile": _profile(scores),
                 "branches": _branches(own, found),
                 "differing": differing_keys([group.runs[0] for group in own]),
@@ -382,24 +383,6 @@ def compare(groups: Sequence[Group]) -> dict[str, Any]:
         "across": _across(envs),
         "warnings": [several] if len(envs) > 1 else [],
     }
-
-
-def compare_in_stages(groups: Sequence[Group]) -> Iterator[str]:
-    """Yield which groups are better in each environment by AdaStop, and how many seeds more would decide.
-
-    Raises InputError if no environment has two groups.
-    """
-    found = {env: own for env, own in by_env(groups).items() if len(own) > 1}
-    if not found:
-        names = ", ".join(group.name for group in groups)
-        why = f"it needs two groups in one environment, got {names}"
-        raise InputError.usage("--adaptive", why, "Add folders, or set --by <key>")
-    for env, own in found.items():
-        entries = [group_statistics(group.runs, group.name) for group in own]
-        yield f"{env}, final returns in stages of {adastop.STAGE} seeds (AdaStop, error at most 5 %):"
-        result = adastop.compare({entry["name"]: values_of(entry, "final_return") for entry in entries})
-        yield from (f"  {line}" for line in result.lines())
-    yield "The error holds only if the stages were planned before the seeds were run."
 
 
 def final_return(entry: Mapping[str, Any]) -> GroupReturn | None:

@@ -23,6 +23,7 @@ from labrl.types import (
     PositiveInt,
     Probability,
     RowFrequency,
+    Seed,
     frames_between,
 )
 
@@ -197,8 +198,9 @@ class TrialConfig:
     """The run whose weights the agent starts from."""
     callbacks: Watches[dict[str, Component | None]]
     """Callbacks written by the user, by name; null: off."""
-    seed: Annotated[NonNegativeInt | None, Traits(same_group=True)]
-    """Seed of the trial, >= 0; null: drawn and recorded."""
+    seed: Annotated[Seed, Traits(same_group=True)]
+    """Seed of the trial, >= 0; null: drawn and recorded. A grid of several groups takes `auto` or
+    `auto:<seeds of a stage>:<most seeds>`, which adds seeds until the groups are decided."""
 
     @property
     def eval_frames(self) -> int:

@@ -15,17 +15,14 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from labrl.config.compose import (
-    check_environment,
-    check_no_search,
-    naming_preset,
-    resolve,
-)
+from labrl.analysis.adastop import Stages
+from labrl.config.compose import check_environment, check_no_search, naming_preset, resolve
 from labrl.config.keys import Change, is_hydras, key_of, traits, unescaped
 from labrl.config.presets import choices_of
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
+from labrl.experiment.stages import check_groups
 from labrl.run.experiment import Experiment, TrialRecord
 from labrl.run.run import Run
 from labrl.trial.composed import check_fit, check_start_from, resolved
@@ -138,24 +135,49 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def plan_grid(
-    overrides: Sequence[str], compose: Compose, machine: Machine | None, fork: Fork | None = None
+    overrides: Sequence[str],
+    compose: Compose,
+    machine: Machine | None,
+    fork: Fork | None = None,
+    stages: Stages | None = None,
 ) -> Plan:
     """Number the trials of a new experiment.
 
-    machine: the machine that runs them, None for other machines; fork: the run that they fork from, if any.
-    Raises InputError for overrides that cannot be composed, for wrong values, if no agent fits its
-    environment, for more trials than `meta.max_trial`, for two equal trials or two with the same folder,
-    for values that contradict the checkpoint of the fork, and for more cores or GPUs than there are.
+    machine: the machine that runs them, None for other machines; fork: the run that they fork from, if any;
+    stages: those of a comparison, if the trials are its first stage. Raises InputError for overrides that
+    cannot be composed, for wrong values, if no agent fits its environment, for more trials than
+    `meta.max_trial`, for two equal trials or two with the same folder, for values that contradict the
+    checkpoint of the fork, for groups that cannot be compared in stages, and for more cores or GPUs than
+    there are.
     """
     own = combinations(overrides)
     trials: list[_Trial] = []
     for number, one in enumerate(own):
         trials.append(_new(number, one, compose, fork))
-        _check_count(trials[-1], overrides, len(own))
+        _check_count(trials[-1], overrides, len(own) * (stages.count if stages else 1))
         if not trials[1:]:  # Errors of all trials are found before the others are composed.
             _misfit(_check_values, trials[0], own)
     _check_twice(trials)
-    return Plan([trial.record for trial in trials], _left(trials, machine, fork))
+    left = _left(trials, machine, fork)
+    if stages:
+        check_groups([trial.plain for trial in trials])
+    return Plan([trial.record for trial in trials], left)
+
+
+def plan_more(
+    records: Sequence[TrialRecord],
+    added: Sequence[list[str]],
+    compose: Compose,
+    machine: Machine | None,
+    fork: Fork | None = None,
+) -> Plan:
+    """Number further trials of an experiment with the trials `records`.
+
+    added: the overrides of each; machine, fork: as for `plan_grid`. Raises InputError as `plan_grid` does.
+    """
+    first = 1 + max(record.number for record in records)
+    new = [_new(number, own, compose, fork) for number, own in enumerate(added, first)]
+    return Plan([*records, *(trial.record for trial in new)], _left(new, machine, fork) if new else [])
 
 
 def plan_again(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import signal
 import sys
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -12,15 +15,17 @@ from typing import Any
 from hydra.types import HydraContext
 from omegaconf import DictConfig
 
+from labrl.analysis.formats import duration
 from labrl.config.keys import quoted
 from labrl.errors import DONE, FAILED, INTERRUPTED, LabrlError
 from labrl.experiment.again import replaced, swept_keys
 from labrl.experiment.experiment import held
-from labrl.experiment.grid import plan_again, plan_grid
+from labrl.experiment.grid import Plan, plan_again, plan_grid, plan_more
 from labrl.experiment.job import Job
 from labrl.experiment.launcher import TrialLauncher
-from labrl.experiment.machine import Machine
+from labrl.experiment.machine import Machine, Need
 from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
+from labrl.experiment.stages import check_resume, next_stage, requested_stages, with_seeds
 from labrl.experiment.summary import how_to_resume_experiment, print_experiment, said_of
 from labrl.processes.secrets import origins
 from labrl.processes.signals import Stopped
@@ -48,42 +53,44 @@ def sweep_grid(
     again = job.experiment
     job.folder = path = place(config.hydra.sweep.dir, "hydra.sweep.dir")
     overrides = replaced(params, job.overrides)
-    compose = hydra_context.config_loader.load_sweep_config
+    composed = functools.partial(hydra_context.config_loader.load_sweep_config, config)
     job.part_of, job.force = "grid", again is not None and again.force
     machine = None if launcher.elsewhere else Machine()
+    stages = requested_stages(overrides)
+    if stages is not None:
+        overrides = with_seeds(overrides, range(stages.size))
     if again is None:
-        plan = plan_grid(overrides, lambda trial: compose(config, trial), machine, job.fork)
+        plan = plan_grid(overrides, composed, machine, job.fork, stages)
     else:
         before = Experiment.open(path)
-        plan = plan_again(again, before, overrides, lambda trial: compose(config, trial), machine)
+        check_resume(again, before, stages)
+        plan = plan_again(again, before, overrides, composed, machine)
     facts = {
         "overrides": again.own if again and plan.selects else job.overrides,
         "hydra_overrides": hydra_overrides(config),
         "swept": sorted(swept_keys(overrides) | (again.swept if again else set())),
         "config_dir": job.config_dir,
         "fork": job.fork.as_json() if job.fork else None,
+        "stages": dataclasses.asdict(stages) if stages else None,
     }
-    tasks = [
-        Task(
-            number=record.number,
-            overrides=[*record.overrides, f"hydra.sweep.subdir={quoted(record.folder)}"],
-            folder=path / record.folder,
-            need=need,
-        )
-        for record, need in plan.left
-    ]
     job.repositories = describe_code()
     with held(path, "grid", again is not None, plan.records, command=job.typed, **facts) as folder:
         if again is not None:
             folder.resumed(job.typed, again.edits, **facts)
             folder.replace_trials(plan.records)
-        grid = Grid(folder, tasks)
+
+        def plan_stage() -> Plan:
+            assert stages is not None
+            added = next_stage(folder, stages)
+            return plan_more(folder.trials(), added, composed, machine, job.fork)
+
+        grid = Grid(folder, plan.left, plan_stage if stages else None)
         for line in origins():
             say(line)
         if done := len(grid.outcomes):
-            say(f"Resuming {path}: {done} trials have finished, and {len(tasks)} remain")
+            say(f"Resuming {path}: {done} trials have finished, and {len(grid.left)} remain")
         else:
-            say(f"{len(tasks)} trial{'' if len(tasks) == 1 else 's'} in {path}")
+            say(f"{len(grid.left)} trial{'' if len(grid.left) == 1 else 's'} in {path}")
         job.exit_code = grid.run(launcher)
 
 
@@ -96,16 +103,26 @@ def hydra_overrides(config: DictConfig) -> list[str]:
 class Grid(Queue):
     """The queue of the trials of a grid, which records their status and prints a summary."""
 
-    def __init__(self, folder: Experiment, tasks: Sequence[Task]) -> None:
-        """tasks: the remaining trials of the folder; the others have finished."""
-        super().__init__(tasks)
-        self.folder = folder
+    plan_more: Callable[[], Plan] | None = None
+    """Plans further trials after all have ended; None for a grid whose trials are all known."""
+
+    def __init__(
+        self,
+        folder: Experiment,
+        left: Sequence[tuple[TrialRecord, Need]],
+        plan_more: Callable[[], Plan] | None = None,
+    ) -> None:
+        """left: the remaining trials of the folder with their needs; the others have finished. plan_more:
+        function that plans further trials after all have ended, if any."""
+        super().__init__([self._task(folder, *one) for one in left])
+        self.folder, self._plan_more = folder, plan_more
         self.records = {record.number: record for record in folder.trials()}
         self.outcomes: dict[int, Outcome] = {}
         """Outcomes of the trials that have ended, by number."""
-        left = {task.number for task in tasks}
+        self._since, self._ended = time.monotonic(), 0  # for the pace of the trials of a stage
+        remaining = {task.number for task in self.left}
         for number, record in self.records.items():
-            if number not in left and record.status == "finished":
+            if number not in remaining and record.status == "finished":
                 self.outcomes[number] = recorded(Run.open(folder.trial_path(record)))
 
     def run(self, launcher: TrialLauncher) -> int:
@@ -118,6 +135,12 @@ class Grid(Queue):
             interruption.stop(signal.SIGTERM if isinstance(stop, Stopped) else signal.SIGINT)
         return self._close(interruption.exit_code if interruption.requested else None)
 
+    def next(self, has_room: Callable[[Need], bool]) -> Task | None:
+        """Return the next trial, after planning further ones if all have ended; None if there is none."""
+        if self._plan_more and not self.left and len(self.outcomes) == len(self.records):
+            self._add(self._plan_more())
+        return super().next(has_room)
+
     def tick(self, running: Collection[Task]) -> None:
         """Record which trials have started, according to their run folders."""
         for task in running:
@@ -129,6 +152,7 @@ class Grid(Queue):
         """Record and print the outcome of a trial. If its process died, also record it in the run folder."""
         record = self.records[task.number]
         self.outcomes[task.number] = outcome
+        self._ended += 1
         status = "finished" if outcome.status == "pruned" else outcome.status
         self._change(record, status, outcome.error if status == "failed" else None)
         _mend(self.folder.trial_path(record), outcome)
@@ -138,6 +162,31 @@ class Grid(Queue):
             print(f"labrl: {told}", file=sys.stderr, flush=True)
         elif outcome.status == "finished" or outcome.returns:
             say(told)
+
+    def _add(self, plan: Plan) -> None:
+        """Add the trials of the next stage of a comparison, if any, and say how long they will take."""
+        if not plan.left:
+            return
+        self.folder.replace_trials(plan.records)
+        self.records = {record.number: record for record in plan.records}
+        self.left = [self._task(self.folder, *one) for one in plan.left]
+        told = f"{len(self.left)} more trials"
+        if self._ended:
+            pace = (time.monotonic() - self._since) / self._ended
+            told += f", about {duration(pace * len(self.left))} at the pace of the last ones"
+        say(told)
+        self._since, self._ended = time.monotonic(), 0
+        if reporting.wants_report(self.folder.path):
+            reporting.make_report(self.folder.path)
+
+    @staticmethod
+    def _task(folder: Experiment, record: TrialRecord, need: Need) -> Task:
+        return Task(
+            number=record.number,
+            overrides=[*record.overrides, f"hydra.sweep.subdir={quoted(record.folder)}"],
+            folder=folder.trial_path(record),
+            need=need,
+        )
 
     def _close(self, interrupted: int | None) -> int:
         """Print the status of the trials, and make the report. Return the exit code.

@@ -284,7 +284,7 @@ class Run(Folder[RunStatus]):
         """
         if not self.config:
             return str(self.path)
-        return json.dumps(group_config(self.config), sort_keys=True, default=str)
+        return group_key(self.config)
 
     @property
     def sessions(self) -> list[RunSession]:
@@ -500,6 +500,11 @@ def _episodes(session: RunSession) -> list[dict[str, Any]]:
         facts["return"] = facts["episode_return"]
         rows.append({"episode": name, **{column: facts[column] for column in EPISODE}})
     return rows
+
+
+def group_key(config: Mapping[str, Any]) -> str:
+    """Return text that is equal for configurations that differ only in the keys that `group_config` omits."""
+    return json.dumps(group_config(config), sort_keys=True, default=str)
 
 
 def group_config(config: Mapping[str, Any], parent: str = "") -> dict[str, Any]:

@@ -20,6 +20,7 @@ from labrl.analysis.report.search import search_content
 from labrl.analysis.returns import NAMES, GroupReturn, group_return, statistic_name
 from labrl.analysis.search import read_search, summary, verdict
 from labrl.analysis.series import AXES, TimeAxes, Views, split
+from labrl.analysis.stages import best_of, compare_entries, next_text, pair_text, stages_of
 from labrl.analysis.statistics import (
     compare,
     final_return,
@@ -75,6 +76,11 @@ def comparison_report(
             for group, number in zip(groups, numbers, strict=True)
         ]
     statistics = compare(groups)
+    if (stages := stages_of(experiment)) is not None:
+        for entry in statistics["envs"]:
+            if len(entry["groups"]) > 1:
+                entry["stages"] = compare_entries(entry["groups"], stages)
+                entry["best"] = best_of(entry["stages"])
     if experiment is not None and search is not None:
         statistics["search"] = summary(search, runs, experiment.path)
     info = {"command": None, "resumes": None, **(experiment.info if experiment else {})}
@@ -92,6 +98,8 @@ def comparison_report(
         "pair_method": PAIR_METHODS,
         "aggregate_names": NAMES,
         "improvement": improvement,
+        "pair_text": pair_text,
+        "next_text": next_text,
         "most_in_matrix": MOST_IN_MATRIX,
         "statistics": statistics,
         "best": [
@@ -322,6 +330,10 @@ def _verdict(entry: Mapping[str, Any]) -> str:
     head = f"{name} is best with" if entry["best"] else f"no group is clearly the best: {name} has"
     sentence = f"On {env}, {head} a final return of {best.sentence()}, followed by {other['name']} with "
     sentence += f"{number(second.value)}."
+    if entry["stages"]:
+        pairs, most = entry["stages"]["pairs"], entry["stages"]["most"]
+        states = (f"{one['x']} and {one['y']}: {pair_text(one, most)}" for one in pairs[:MOST_VERDICTS])
+        return f"{sentence} In stages of seeds, {'; '.join(states)}."
     if pair is None or pair.low is None:
         return sentence
     method = score_method(pair.value, best.seeds, second.seeds)
