@@ -31,7 +31,8 @@ def record_graph(function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 
 def _cpu_has(*capabilities: str) -> bool:
     """Return whether the processor has one of these capabilities, as torch names them."""
-    found = torch.cpu.get_capabilities()
+    # Older versions of PyTorch do not name them.
+    found = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return any(found.get(name) for name in capabilities)
 
 
