@@ -181,8 +181,8 @@ class AdaptiveRate:
     min: Annotated[float, Gt(0)] = 1e-6
     """Lowest rate, > 0."""
     max: Annotated[float, Gt(0)] = 1e-2
-    """Highest rate, > 0, to which the rate may rise at first, because a policy that is close to uniform diverges
-    little. For images, choose at most 1e-3."""
+    """Highest rate, > 0, to which the rate may rise at first, because a policy that is close to uniform
+    diverges little. For images, choose at most 1e-3."""
 
     def __post_init__(self) -> None:
         if not self.min <= self.rate <= self.max:
