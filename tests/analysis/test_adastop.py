@@ -50,6 +50,19 @@ def test_large_differences_are_decided_with_few_seeds() -> None:
     assert np.mean([pair.seeds for pair in found]) < 12
 
 
+def test_stages_find_more_differences_than_a_fixed_number_of_seeds_with_fewer_of_them() -> None:
+    generator = np.random.default_rng(6)
+    samples = [{"a": normal(generator, MOST) + 1, "b": normal(generator, MOST)} for _ in range(150)]
+    in_stages = [compare(sample, draws=2016).pairs[0] for sample in samples]
+    fixed = [
+        compare({name: own[:20] for name, own in sample.items()}, Stages(20, 20), draws=2016).pairs[0]
+        for sample in samples
+    ]
+    assert np.mean([pair.seeds for pair in in_stages]) < 20
+    power, power_of_fixed = (np.mean([pair.better == "a" for pair in those]) for those in (in_stages, fixed))
+    assert 0.75 < power_of_fixed < power
+
+
 def test_better_groups_leave_the_comparison_and_equal_ones_go_on() -> None:
     generator = np.random.default_rng(3)
     same = normal(generator, MOST)

@@ -100,6 +100,14 @@ def test_pruned_trial_has_status_pruned_and_keeps_a_checkpoint(
         assert json.loads(session.result_json.read_text())["status"] == "pruned"
 
 
+def test_share_of_frames_for_the_confirmation_is_printed_before_the_search_starts(
+    searched: tuple[Path, int], output: io.StringIO
+) -> None:
+    before = output.getvalue().partition("trial 0")[0]
+    searching, confirming = 6 * 1024, (2 + 1) * 1024
+    assert all(text in before for text in (f"{searching:,}", f"{confirming:,}", "33%"))
+
+
 def test_line_of_a_pruned_trial_compares_it_with_the_best_at_the_same_frame(
     info: dict[str, Any], output: io.StringIO
 ) -> None:

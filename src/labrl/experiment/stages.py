@@ -99,7 +99,9 @@ def next_stage(experiment: Experiment, stages: Stages) -> list[list[str]]:
     experiment.forget()
     records = {record.number: record for record in experiment.trials()}
     groups, added = group_runs(experiment.runs), []
-    for env, found in compare_in_stages(groups, stages).items():
+    if not (compared := compare_in_stages(groups, stages)):
+        say("no further stage: no environment has two groups that have run")
+    for env, found in compared.items():
         for line in lines(env, found):
             say(line)
         own = {group.name: group.runs for group in groups if group.env == env}

@@ -103,9 +103,6 @@ def hydra_overrides(config: DictConfig) -> list[str]:
 class Grid(Queue):
     """The queue of the trials of a grid, which records their status and prints a summary."""
 
-    plan_more: Callable[[], Plan] | None = None
-    """Plans further trials after all have ended; None for a grid whose trials are all known."""
-
     def __init__(
         self,
         folder: Experiment,

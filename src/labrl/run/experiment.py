@@ -75,8 +75,9 @@ class Experiment(Folder[ExperimentStatus]):
 
     Its marker `experiment.json` holds: `kind`, the recorded status (a killed experiment stays `running`),
     `command` (as first typed), `resumes` (the command of each resume), `overrides` and `hydra_overrides` (the
-    overrides that compose it now), `swept` (the keys in which trials differ), `config_dir`, `trials` ordered
-    by number, and for a search its facts under `search`.
+    overrides that compose it now), `swept` (the keys in which trials differ), `config_dir`, `stages` (the
+    plan of a comparison with `seed=auto`, else null), `trials` ordered by number, and for a search its facts
+    under `search`.
     """
 
     MARKER = EXPERIMENT_MARKER
