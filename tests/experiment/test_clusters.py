@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from exact_cases import differences
 from paced import PACED, last_row
+from refusals import refused
 from trial_processes import (
     ONE_PROCESS,
     QUICK,
@@ -26,9 +27,11 @@ from trial_processes import (
     worker_of,
 )
 
+import labrl
 from labrl.cli import main
 from labrl.config.compose import compose
 from labrl.errors import install_command
+from labrl.run.run import Run
 
 needs_submitit = pytest.mark.skipif(
     importlib.util.find_spec("submitit") is None, reason="needs the extra submitit"
@@ -41,6 +44,15 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 def launcher(*overrides: str) -> Any:
     return compose([*overrides], with_hydra=True).hydra.launcher
+
+
+def preempt(trial: Path) -> None:
+    """Send SIGUSR2 to the processes of the job that runs a trial, as SLURM does before it preempts a job."""
+    job = [worker_of(trial)]
+    while "submitit.core._submit" not in Path(f"/proc/{job[-1]}/cmdline").read_text():
+        job.append(int(Path(f"/proc/{job[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
+    for one in job:
+        os.kill(one, signal.SIGUSR2)
 
 
 @needs_submitit
@@ -59,7 +71,7 @@ def test_submitit_job_may_be_killed_while_another_is_preempted_and_continues(tmp
         wait_for(lambda: last_row(first) and last_row(second), process)
         os.kill(worker_of(first), signal.SIGKILL)
         wait_for(lambda: trial_statuses(tmp_path / "e") == ["failed", "running"], process)
-        os.kill(worker_of(second), signal.SIGUSR2)  # SLURM sends it some time before it preempts a job
+        preempt(second)
         wait_for(lambda: resumed([second]), process)
         reached = last_row(second)
         wait_for(lambda: last_row(second) > reached, process)
@@ -75,6 +87,89 @@ def test_submitit_job_may_be_killed_while_another_is_preempted_and_continues(tmp
     log = "".join(path.read_text() for path in logs)
     assert "preempted" in log
     assert "Requeued job" in log
+
+
+OWN = ("_target_", "trials_per_job")
+"""Settings of a launcher that are not those of submitit."""
+
+SEVERAL = [*QUICK, "hydra/launcher=submitit_local", "hydra.launcher.trials_per_job=3"]
+
+
+def fails_with_seed(seed: int) -> str:
+    """Return an override with which the trial with this seed fails at frame 100."""
+    Path("breaking.py").write_text(
+        "from labrl.session.callbacks import Callback\n"
+        "class Break(Callback):\n"
+        "    def step(self, session):\n"
+        f"        if session.config.seed == {seed} and session.clock.frame == 100:\n"
+        "            raise RuntimeError('a wheel came off')\n"
+    )
+    return "+callbacks.breaking._target_=breaking.Break"
+
+
+@needs_submitit
+def test_job_of_several_trials_runs_all_though_one_fails() -> None:
+    with experiment_running(*SEVERAL, fails_with_seed(1), "seed=0,1,2,3") as process:
+        output, _ = process.communicate()
+    assert process.returncode == 1
+    assert "a wheel came off" in output
+    assert trial_statuses(Path("e")) == ["finished", "failed", "finished", "finished"]
+    assert len(list(Path("e/.submitit").glob("*/*_result.pkl"))) == 2
+
+
+@needs_submitit
+@needs_proc
+def test_preempted_job_continues_the_trials_that_have_not_ended(tmp_path: Path) -> None:
+    overrides = [*SEVERAL, PACED, fails_with_seed(0), "env.max_frame=1e9", "meta.log_frequency=50"]
+    failed, second, third = (tmp_path / "e" / f"{number}_random_cartpole" for number in range(3))
+    with experiment_running(*overrides, "seed=0,1,2") as process:
+        wait_for(lambda: last_row(second), process)
+        preempt(second)
+        wait_for(lambda: resumed([second]), process)
+        reached = last_row(second)
+        wait_for(lambda: last_row(second) > reached, process)
+        assert Run.status_at(third) == "waiting", "trials of a job run one after the other"
+        os.kill(process.pid, signal.SIGTERM)
+        process.communicate()
+    assert process.returncode == 143
+    assert trial_statuses(tmp_path / "e") == ["failed", "interrupted", "interrupted"]
+    assert not resumed([failed]), "a trial that had failed ran again"
+
+
+@needs_submitit
+@pytest.mark.slow
+def test_search_submits_its_trials_in_jobs_of_several() -> None:
+    search = ["hydra/sweeper=optuna", "env.num_envs=1,2", "search.confirm=null", "search/pruner=none"]
+    several = [*SEVERAL[:-1], "hydra.launcher.trials_per_job=2", "hydra.sweeper.n_jobs=2"]
+    assert main(["-m", *several, *search, "meta.max_trial=3", "hydra.sweep.dir=e"]) == 0
+    info = json.loads(Path("e/experiment.json").read_text())
+    assert [trial["state"] for trial in info["trials"]] == ["complete"] * 3
+    assert len(list(Path("e/.submitit").glob("*/*_result.pkl"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "trials", "cores"), [("0.25", 3, 6), ("0.25", 8, 8), ("1", 8, 2), ("null", 8, 2)]
+)
+def test_slurm_job_requests_the_cores_of_the_trials_that_share_its_gpu(
+    num_gpus: str, trials: int, cores: int
+) -> None:
+    overrides = ["meta.num_cpus=2", f"meta.num_gpus={num_gpus}", f"hydra.launcher.trials_per_job={trials}"]
+    assert launcher("hydra/launcher=submitit_slurm", *overrides).cpus_per_task == cores
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code"),
+    [
+        (["hydra/launcher=submitit_local", "hydra.launcher.trials_per_job=0"], "range"),
+        (["hydra/launcher=submitit_local", "hydra.launcher.trials_per_job=1.5"], "type"),
+        (["hydra/launcher=ray", "hydra.launcher.trials_per_job=2"], "unknown-key"),
+        (["hydra/launcher=local", "hydra.launcher.trials_per_job=2"], "unknown-key"),
+    ],
+)
+def test_wrong_number_of_trials_of_a_job_is_refused(overrides: list[str], code: str) -> None:
+    with refused(code, "hydra.launcher.trials_per_job"):
+        labrl.sweep([*QUICK, *overrides, "seed=0,1"])
+    assert not list(Path("runs").glob("*"))
 
 
 @needs_submitit
@@ -153,7 +248,7 @@ def test_slurm_script_is_written_from_the_whole_configuration(
     chosen.submitit_folder = str(tmp_path / "jobs" / "%j")
     settings = OmegaConf.to_container(chosen, resolve=True)
     assert isinstance(settings, dict)
-    settings = {str(key): value for key, value in settings.items() if key != "_target_"}
+    settings = {str(key): value for key, value in settings.items() if key not in OWN}
     executor = executor_of("slurm", settings)
     assert isinstance(executor, submitit.AutoExecutor)
     script = executor._executor._make_submission_file_text("run", "id")

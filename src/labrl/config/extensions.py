@@ -31,7 +31,7 @@ def register() -> None:
     """Register labrl's source of files and resolvers in Hydra and OmegaConf. May be called repeatedly."""
     SourcesRegistry.instance().types["file"] = FileConfigSource
     OmegaConf.register_resolver("labrl.unique", lambda: secrets.token_hex(3), use_cache=True, replace=True)
-    for resolver in (slug, whole, horizon, dev_frames, budget):
+    for resolver in (slug, whole, job_cores, horizon, dev_frames, budget):
         OmegaConf.register_resolver(f"labrl.{resolver.__name__}", resolver, replace=True)
 
 
@@ -150,6 +150,18 @@ def whole(number: Any, otherwise: Any) -> Any:
     if number is None:
         return otherwise
     return math.ceil(number) if isinstance(number, float) and math.isfinite(number) else number
+
+
+def trials_at_once(num_gpus: Any, trials_per_job: Any) -> int:
+    """Return how many trials a cluster job runs at the same time: those that share its GPU, else one."""
+    shares = isinstance(num_gpus, float) and 0 < num_gpus < 1 and isinstance(trials_per_job, int)
+    return max(1, min(trials_per_job, int(1 / num_gpus + 1e-9))) if shares else 1
+
+
+def job_cores(num_cpus: Any, sessions: Any, num_gpus: Any, trials_per_job: Any) -> Any:
+    """Return the cores of a cluster job: those of each trial times the trials at the same time."""
+    cores = whole(num_cpus, sessions)
+    return cores * trials_at_once(num_gpus, trials_per_job) if isinstance(cores, int) else cores
 
 
 def horizon(frames: Any, num_envs: Any, batch_size: Any) -> Any:

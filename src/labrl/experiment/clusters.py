@@ -9,23 +9,36 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.errors import INTERRUPTED, TERMINATED, InputError, first_line
-from labrl.experiment.launcher import TrialLauncher, check_installed
-from labrl.experiment.machine import Need
-from labrl.experiment.scheduler import Answer, Outcome, Planned, Task
+from labrl.config.extensions import trials_at_once
+from labrl.errors import InputError, LabrlError, first_line
+from labrl.experiment.launcher import TrialLauncher, check_count, check_installed
+from labrl.experiment.local import WorkersLauncher
+from labrl.experiment.machine import Machine, Need
+from labrl.experiment.scheduler import (
+    Answer,
+    Outcome,
+    Planned,
+    Queue,
+    Task,
+    outcome_of,
+    recorded,
+    run_queue,
+)
 from labrl.processes.script import take_surroundings
 from labrl.processes.startup import collect_seldom, let_threads_sleep, name_user_and_home
 from labrl.run.run import Run
-from labrl.session.devices import NUM_CPUS
+from labrl.session.devices import NUM_CPUS, available_cpus
+from labrl.session.interruption import Interruption
 
 STOP_SECONDS = 2.0
-"""Seconds between two requests to stop, because one that arrives while a trial is being built is lost."""
+"""Seconds between two requests to stop, because one that arrives while a job starts is lost."""
 
 SAVE_SECONDS = 60.0
 """Seconds that trials have to save and end when the experiment ends early."""
@@ -45,55 +58,90 @@ _OF_EVERY_CLUSTER = (
 _OF_THE_EXECUTOR = ("max_num_timeout", "python")
 
 
-class SubmittedTrial:
-    """The work of one submitit job: a trial that saves its state before the job is preempted."""
+class SubmittedTrials:
+    """The work of a submitit job: trials, which processes of the job train as with `hydra/launcher=local`.
 
-    def __call__(self, order: Mapping[str, Any]) -> tuple[int, str | None]:
-        """Train the planned trial, or continue it where an earlier attempt left it."""
+    They save their state before the job is preempted. When it is scheduled again, those that have not ended
+    continue.
+    """
+
+    def __call__(self, trials: Sequence[tuple[Task, Planned]]) -> dict[int, Outcome]:
+        """Train planned trials on the cores and GPUs of the job. Return the outcome of each, by number."""
         requeue = signal.getsignal(signal.SIGUSR2)  # submitit's handler, which requeues the job
-        ended = threading.Event()
-        asked = threading.Event()
+        _prepare_process()
+        at_once = min(trials_at_once(task.need.gpus, len(trials)) for task, _ in trials)
+        machine, cores = Machine(), max(1, available_cpus() // at_once)
+        queue = _TrialsOfJob()
+        for task, planned in trials:
+            task = replace(task, need=Need(cores, task.need.gpus))
+            try:
+                if (run := Run.open(planned.folder)).recorded_status == "failed":
+                    queue.ended(task, recorded(run))  # in an earlier attempt of this job
+                else:
+                    machine.check(Need(1, task.need.gpus))
+                    queue.left.append(task)
+            except LabrlError as error:
+                queue.ended(task, Outcome.failed(str(error), error.exit_code))
+        launcher = WorkersLauncher(at_once)
+        launcher.cores = cores * at_once
+        launcher.planner = _AsPlanned({task.number: planned for task, planned in trials})
+        preempted = threading.Event()
+        with Interruption() as interruption:
 
-        def note(number: int, frame: FrameType | None) -> None:
-            if not asked.is_set():
-                asked.set()
-                threading.Thread(target=_stop_until, args=(ended,), daemon=True).start()
+            def stop(number: int, frame: FrameType | None) -> None:
+                preempted.set()
+                interruption.stop(number)
 
-        signal.signal(signal.SIGUSR2, note)
-        try:
-            code, error = _carry_out(order)
-        finally:
-            ended.set()
-            signal.signal(signal.SIGUSR2, requeue)
-        if asked.is_set() and code in (INTERRUPTED, TERMINATED) and callable(requeue):
+            signal.signal(signal.SIGUSR2, stop)
+            with launcher:
+                run_queue(queue, launcher, interruption)
+        signal.signal(signal.SIGUSR2, requeue)
+        for task in queue.left:
+            queue.ended(task, Outcome.lost("its job ended before it started", interrupted=True))
+        stopped = any(outcome.status == "interrupted" for outcome in queue.outcomes.values())
+        if preempted.is_set() and stopped and callable(requeue):
             requeue(signal.SIGUSR2, None)
-        return code, error
+        return queue.outcomes
 
-    def checkpoint(self, order: Mapping[str, Any]) -> Any:
-        """Return what submitit runs when the job is scheduled again: the same trial."""
+    def checkpoint(self, trials: Sequence[tuple[Task, Planned]]) -> Any:
+        """Return what submitit runs when the job is scheduled again: the same trials."""
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self, order)
+        return DelayedSubmission(self, trials)
 
 
-def _carry_out(order: Mapping[str, Any]) -> tuple[int, str | None]:
-    """Train a planned trial in the process of a job. Return its exit code and error."""
+class _TrialsOfJob(Queue):
+    """The trials of a cluster job, and their outcomes by number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcomes: dict[int, Outcome] = {}
+
+    def ended(self, task: Task, outcome: Outcome) -> None:
+        """Keep the outcome of a trial."""
+        self.outcomes[task.number] = outcome
+
+
+class _AsPlanned:
+    """The trials of a cluster job, by number, which the process of the experiment has planned."""
+
+    def __init__(self, trials: Mapping[int, Planned]) -> None:
+        self._trials = trials
+
+    def plan(self, task: Task) -> Planned:
+        """Return the planned trial."""
+        return self._trials[task.number]
+
+    def conclude(self, planned: Planned, answer: Answer) -> Outcome:
+        """Return the outcome of a trial whose process has given this answer."""
+        return outcome_of(planned.folder, answer)
+
+
+def _prepare_process() -> None:
+    """Prepare the process of a cluster's job as the command line does its own, before PyTorch is imported."""
     collect_seldom()
     name_user_and_home()
     let_threads_sleep()
-    os.environ.update(order["environment"])
-    take_surroundings(order)
-    # Imported late: PyTorch must not be imported before its threads are told to sleep.
-    from labrl.trial.start import carry_out
-
-    return carry_out(order)
-
-
-def _stop_until(ended: threading.Event) -> None:
-    """Send SIGTERM to this process until its trial has been saved and has ended."""
-    while not ended.is_set():
-        os.kill(os.getpid(), signal.SIGTERM)
-        ended.wait(STOP_SECONDS)
 
 
 class SubmititLocal(TrialLauncher):
@@ -101,18 +149,22 @@ class SubmititLocal(TrialLauncher):
 
     cluster: Literal["local", "slurm"] = "local"
 
-    def __init__(self, **params: Any) -> None:
+    def __init__(self, trials_per_job: int = 1, **params: Any) -> None:
+        """trials_per_job: largest number of trials of a job, >= 1; params: settings of submitit."""
         super().__init__()
+        self._trials_per_job = trials_per_job
         self._settings = {
             key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
             for key, value in params.items()
         }
-        self._new: dict[int, Planned] = {}
-        self._jobs: dict[int, Any] = {}
+        self._new: list[tuple[Task, Planned]] = []
+        self._jobs: list[tuple[Any, list[tuple[Task, Planned]]]] = []
+        """Submitted jobs with their trials."""
 
     def check(self) -> None:
-        """Raise InputError if submitit is not installed."""
+        """Raise InputError if submitit is not installed, or for a wrong number of trials of a job."""
         check_installed("submitit", f"submitit_{self.cluster}")
+        check_count("trials_per_job", self._trials_per_job)
 
     def __enter__(self) -> SubmititLocal:
         self._executor = executor_of(self.cluster, self._settings)
@@ -122,31 +174,30 @@ class SubmititLocal(TrialLauncher):
     def __exit__(self, *error: object) -> None:
         self.stop()
         until = time.monotonic() + SAVE_SECONDS
-        while time.monotonic() < until and not all(job.done() for job in self._jobs.values()):
+        while time.monotonic() < until and not all(job.done() for job, _ in self._jobs):
             time.sleep(0.5)
 
     def send(self, task: Task, planned: Planned) -> None:
-        """Keep the trial until `answers` submits all new trials as one array."""
-        self._new[task.number] = planned
+        """Keep the trial until `answers` submits the jobs of all new trials as one array."""
+        self._new.append((task, Planned(folder=planned.folder, order=planned.order_elsewhere())))
 
     def answers(self, seconds: float) -> Sequence[tuple[int, Answer]]:
-        """Submit new trials, and return the jobs that have ended.
+        """Submit new trials, and return the trials of the jobs that have ended.
 
         Raises InputError if the cluster refuses the jobs.
         """
         self._submit()
         time.sleep(seconds)
-        ended = {number: job for number, job in self._jobs.items() if job.done()}
-        for number in ended:
-            del self._jobs[number]
-        return [(number, self._answer(job)) for number, job in ended.items()]
+        ended = [(job, trials) for job, trials in self._jobs if job.done()]
+        self._jobs = [one for one in self._jobs if one not in ended]
+        return [answer for job, trials in ended for answer in self._answers(job, trials)]
 
     def stop(self) -> None:
         """Ask the jobs to save and end."""
         if time.monotonic() - self._told < STOP_SECONDS:
             return
         self._told = time.monotonic()
-        for job in self._jobs.values():
+        for job, _ in self._jobs:
             process = vars(job).get("_process")  # submitit has no public attribute for it
             if self.cluster == "slurm":
                 job.cancel(check=False)
@@ -158,39 +209,42 @@ class SubmititLocal(TrialLauncher):
 
         if not self._new:
             return
+        new, count = self._new, self._trials_per_job
+        groups = [new[first : first + count] for first in range(0, len(new), count)]
         with _jobs_ignore_ctrl_c():
             try:
-                orders = [planned.order_elsewhere() for planned in self._new.values()]
-                jobs = self._executor.map_array(SubmittedTrial(), orders)
+                jobs = self._executor.map_array(SubmittedTrials(), groups)
             except FailedJobError as error:
-                for planned in self._new.values():
+                for _, planned in new:
                     Run.open(planned.folder).discard_unplayed()
                 lines = [line for line in str(error).splitlines() if line.strip()]
-                raise InputError(
-                    f"hydra/launcher=submitit_{self.cluster}: the cluster refused the jobs: "
-                    f"{lines[-1] if lines else 'no reason was given'}. "
-                    "Change the settings of hydra.launcher; labrl --cfg hydra prints them.",
-                    code="resources",
-                    key="hydra.launcher",
+                raise InputError.resources(
+                    "hydra.launcher",
+                    f"the cluster refused the jobs: {lines[-1] if lines else 'no reason was given'}",
+                    "Change these settings; labrl --cfg hydra prints them",
                 ) from error
         if self.cluster == "local":
             # Seconds for which submitit waits for the result of a killed job, while no other trial can start.
             # Its default of 15 is for files that another machine has written.
             for job in jobs:
                 job._results_timeout_s = 1
-        self._jobs.update(zip(self._new, jobs, strict=True))
+        self._jobs += zip(jobs, groups, strict=True)
         self._new.clear()
 
-    def _answer(self, job: Any) -> Answer:
+    def _answers(self, job: Any, trials: Sequence[tuple[Task, Planned]]) -> list[tuple[int, Answer]]:
         try:
-            answer: Answer = job.results()[0]
+            outcomes: dict[int, Outcome] = job.results()[0]
         except Exception as error:
             name = type(error).__name__
             told = f"its job {job.job_id} ended without a result ({name}): see {job.paths.stderr}"
-            return Outcome.lost(told, interrupted=self._told >= 0)
-        with contextlib.suppress(OSError):  # It contains the secrets of the configuration.
-            job.paths.submitted_pickle.unlink()
-        return answer
+            lost, outcomes = Outcome.lost(told, interrupted=self._told >= 0), {}
+            for task, planned in trials:  # Some may have ended before.
+                over = Run.status_at(planned.folder) in ("finished", "pruned", "failed")
+                outcomes[task.number] = recorded(Run.open(planned.folder)) if over else lost
+        else:
+            with contextlib.suppress(OSError):  # It contains the secrets of the configuration.
+                job.paths.submitted_pickle.unlink()
+        return list(outcomes.items())
 
 
 @contextlib.contextmanager
@@ -240,8 +294,14 @@ def executor_of(cluster: Literal["local", "slurm"], settings: Mapping[str, Any])
 
 
 def _run_on_ray(order: Mapping[str, Any], cores: int) -> tuple[int, str | None]:
-    os.environ[NUM_CPUS] = str(cores)
-    return _carry_out(order)
+    """Train a planned trial on `cores` cores in the process of a task. Return its exit code and error."""
+    _prepare_process()
+    os.environ.update({NUM_CPUS: str(cores), **order["environment"]})
+    take_surroundings(order)
+    # Imported late: PyTorch must not be imported before its threads are told to sleep.
+    from labrl.trial.start import carry_out
+
+    return carry_out(order)
 
 
 class RayTrials(TrialLauncher):

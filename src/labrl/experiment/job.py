@@ -24,7 +24,7 @@ from labrl.config.extensions import kinds_replace
 from labrl.config.presets import choices_of
 from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
-from labrl.experiment.scheduler import Answer, Outcome, Planned, Task, recorded
+from labrl.experiment.scheduler import Answer, Outcome, Planned, Task, outcome_of, recorded
 from labrl.processes.output import labeled_output, print_traceback, printing_to, refused
 from labrl.processes.script import refuse_main
 from labrl.processes.secrets import redact
@@ -260,10 +260,7 @@ class Planner:
 
     def conclude(self, planned: Planned, answer: Answer) -> Outcome:
         """Return the outcome of a planned trial, after Hydra's callbacks at the end of a job."""
-        outcome = answer
-        if not isinstance(outcome, Outcome):
-            code, error = outcome
-            outcome = Outcome.failed(error, code) if error else recorded(Run.open(planned.folder), code)
+        outcome = outcome_of(planned.folder, answer)
         returned = JobReturn(overrides=planned.config.hydra.overrides.task, status=JobStatus.COMPLETED)
         returned.return_value = outcome
         self.hydra_context.callbacks.on_job_end(config=planned.config, job_return=returned)

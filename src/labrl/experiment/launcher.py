@@ -7,7 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -16,11 +16,8 @@ from omegaconf import DictConfig
 
 from labrl.errors import InputError
 from labrl.experiment.machine import Machine, Need
-from labrl.experiment.scheduler import Answer, Outcome, Planned, Queue, Task, run_queue
+from labrl.experiment.scheduler import Answer, Outcome, Planned, Planning, Queue, Task, run_queue
 from labrl.session.interruption import Interruption
-
-if TYPE_CHECKING:
-    from labrl.experiment.job import Planner
 
 
 class TrialLauncher(Launcher):
@@ -42,7 +39,7 @@ class TrialLauncher(Launcher):
     """Largest number of trials at the same time; None: as many as there is room for."""
     cores: int | None = None
     """Number of cores of this machine to use; None: all."""
-    planner: Planner
+    planner: Planning
     """Writes the folder of each trial."""
 
     def __init__(self) -> None:
@@ -166,6 +163,13 @@ class InThisProcess(TrialLauncher):
 
     def stop(self) -> None:
         """Do nothing, because no trial runs when this is called."""
+
+
+def check_count(key: str, value: Any, allowed: str = "be at least 1", also: Sequence[int] = ()) -> None:
+    """Raise InputError unless a setting of `hydra.launcher` is a whole number >= 1, or one of `also`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or (value < 1 and value not in also):
+        raise InputError.value(f"hydra.launcher.{key}", value, allowed, code="range" if whole else "type")
 
 
 def check_installed(package: str, launcher: str) -> None:

@@ -6,8 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from labrl.errors import InputError
-from labrl.experiment.launcher import TrialLauncher
+from labrl.experiment.launcher import TrialLauncher, check_count
 from labrl.experiment.machine import Machine, Need, Share
 from labrl.experiment.scheduler import Answer, Outcome, Planned, Task
 from labrl.processes.signals import SAVE, exit_code_of, how_it_ended
@@ -47,14 +46,8 @@ class WorkersLauncher(TrialLauncher):
 
     def check(self) -> None:
         """Raise InputError if the number of trials at once is wrong."""
-        whole = isinstance(self._n_jobs, int) and not isinstance(self._n_jobs, bool)
-        if not whole or self._n_jobs == 0 or self._n_jobs < -1:
-            raise InputError(
-                "hydra.launcher.n_jobs must be at least 1, or -1 for as many as the machine can run, "
-                f"got {self._n_jobs}",
-                code="range" if whole else "type",
-                key="hydra.launcher.n_jobs",
-            )
+        allowed = "be at least 1, or -1 for as many as the machine can run"
+        check_count("n_jobs", self._n_jobs, allowed, also=(-1,))
 
     def __enter__(self) -> WorkersLauncher:
         self._machine = Machine(self.cores)

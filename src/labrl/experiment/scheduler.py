@@ -9,7 +9,7 @@ import signal
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from labrl.errors import DONE, FAILED, INTERRUPTED, TERMINATED
 from labrl.experiment.machine import Need
@@ -122,6 +122,24 @@ def recorded(run: Run, exit_code: int | None = None) -> Outcome:
         error="; ".join(errors) or None,
         returns=tuple(value for value in returns if value is not None),
     )
+
+
+def outcome_of(folder: Path, answer: Answer) -> Outcome:
+    """Return the outcome of the planned trial in `folder`, whose process has given this answer."""
+    if isinstance(answer, Outcome):
+        return answer
+    code, error = answer
+    return Outcome.failed(error, code) if error else recorded(Run.open(folder), code)
+
+
+class Planning(Protocol):
+    """Plans the trials that a launcher starts, and concludes them."""
+
+    def plan(self, task: Task) -> Planned | Outcome:
+        """Return the planned trial, or the outcome of one that is refused or has ended before."""
+
+    def conclude(self, planned: Planned, answer: Answer) -> Outcome:
+        """Return the outcome of a trial whose process has given this answer."""
 
 
 SECONDS = 0.5

@@ -74,7 +74,7 @@ class Worker:
         variables = {**os.environ, **self.environment, **order.get("environment", {})}
         self.running = True
         with suppress(OSError):  # It has died, which `ended` will report.
-            self._line.send_bytes(json.dumps({**order, **surroundings(), "environment": variables}).encode())
+            self._line.send_bytes(json.dumps({**surroundings(), **order, "environment": variables}).encode())
 
     def ended(self) -> tuple[int, str | None] | None:
         """Return the exit code and the error, if there is one, of what was ordered; None while it runs.
