@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.extensions import trials_at_once
 from labrl.errors import InputError, LabrlError, first_line
-from labrl.experiment.launcher import TrialLauncher, check_count, check_installed
+from labrl.experiment.launcher import LauncherTraits, TrialLauncher, check_count, check_installed
 from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.scheduler import (
@@ -263,7 +263,7 @@ class SubmititSlurm(SubmititLocal):
     """`hydra/launcher=submitit_slurm`: run trials as a SLURM array of jobs, requeued after preemption."""
 
     cluster = "slurm"
-    elsewhere = True
+    traits = LauncherTraits(elsewhere=True, knows_room=False)
 
     def check(self) -> None:
         """Raise InputError if submitit or SLURM is missing."""
@@ -316,7 +316,7 @@ class RayTrials(TrialLauncher):
         settings: Any = OmegaConf.to_container(ray, resolve=True)
         self._settings = settings
         # An existing cluster may have other machines.
-        self.elsewhere = self._settings["init"].get("address") not in (None, "local")
+        self.traits = LauncherTraits(elsewhere=settings["init"].get("address") not in (None, "local"))
 
     def check(self) -> None:
         """Raise InputError if Ray is not installed."""
@@ -362,7 +362,7 @@ class RayTrials(TrialLauncher):
         there, wanted = ray.cluster_resources(), self._settings["remote"] or {}
         resources = {"CPU": wanted.get("num_cpus"), "GPU": wanted.get("num_gpus")}
         each = (int(there.get(name, 0) // count) for name, count in resources.items() if count)
-        return self.queues or len(self.running) < max(1, min(each, default=1))
+        return not self.waits_for_room or len(self.running) < max(1, min(each, default=1))
 
     def send(self, task: Task, planned: Planned) -> None:
         """Submit the trial to Ray."""

@@ -42,6 +42,7 @@ from labrl.trial.resume import FinishedError, Resume
 from labrl.trial.start import plan_new, run_again, run_new
 
 if TYPE_CHECKING:
+    from labrl.experiment.launcher import LauncherTraits
     from labrl.run.provenance import Repositories, Typed
 
 T = TypeVar("T")
@@ -74,10 +75,6 @@ class Job:
         """The experiment that is resumed, if any."""
         self.trust = present_trust()
         """What the user says about recorded configurations."""
-        self.apart = True
-        """Whether other processes train the trials."""
-        self.elsewhere = False
-        """Whether these processes run on other machines."""
         self.force = False
         """Whether new values may contradict the past of a resumed trial."""
         self.part_of: Literal["grid", "search"] | None = None
@@ -109,12 +106,12 @@ class Job:
         self.exit_code = outcome.exit_code
         return outcome
 
-    def plan(self, cfg: DictConfig) -> Run | Outcome:
-        """Write the folder of one trial, which another process will train.
+    def plan(self, cfg: DictConfig, launcher: LauncherTraits) -> Run | Outcome:
+        """Write the folder of one trial, which a launcher with these traits will start.
 
         Returns the outcome of a trial that is refused or has ended before.
         """
-        return self._attempt(lambda folder: self._plan(cfg, folder))
+        return self._attempt(lambda folder: self._plan(cfg, folder, launcher))
 
     def _attempt(self, act: Callable[[str], T]) -> T | Outcome:
         """Return what `act` returns for the folder of the trial. An error becomes its outcome."""
@@ -145,30 +142,28 @@ class Job:
             print_traceback(error)
         return self.part_of != "grid"
 
-    def _plan(self, cfg: DictConfig, folder: str) -> Run | Outcome:
+    def _plan(self, cfg: DictConfig, folder: str, launcher: LauncherTraits) -> Run | Outcome:
         overrides = _task_overrides()
         if is_run(Path(folder)):
             run = Run.open(folder)
             run.wait_until_free()
             if not run.unrecorded:
-                return self._resume(run, overrides)
+                return self._resume(run, overrides, launcher.elsewhere)
         if self.fork is not None:
             fork = self.fork.of_trial(overrides)
-            fork.elsewhere = self.elsewhere
-            return fork.plan(folder, self.typed, self.repositories)
-        composed = self._composed(cfg, folder)
-        if self.apart:
+            return fork.plan(folder, self.typed, self.repositories, launcher.elsewhere)
+        composed = self._composed(cfg, folder, launcher.elsewhere)
+        if launcher.apart:
             refuse_main(composed.plain["env"].get("id"), "an experiment")
         return plan_new(composed)
 
-    def _resume(self, run: Run, overrides: Sequence[str]) -> Run | Outcome:
+    def _resume(self, run: Run, overrides: Sequence[str], elsewhere: bool) -> Run | Outcome:
         """Plan the rest of an earlier attempt of a trial, which now has these overrides.
 
         Returns the outcome of one that has ended, even if it was killed before its status was recorded.
         """
         with trusting(replace(self.trust, everything=True)):  # This command has written or checked it.
             again = Resume.on_trial(run, self.force, overrides)
-            again.elsewhere = self.elsewhere
             sessions = run.sessions
             all_ended = len(sessions) == again.past.config["meta"]["max_session"] and all(
                 one.ended_well for one in sessions
@@ -176,14 +171,14 @@ class Job:
             if self.part_of == "search" and (run.recorded_status in ("finished", "pruned") or all_ended):
                 return recorded(run)
             try:
-                return again.plan(str(run.path), self.typed, self.repositories)
+                return again.plan(str(run.path), self.typed, self.repositories, elsewhere)
             except FinishedError:
                 return recorded(run)
 
-    def _composed(self, cfg: DictConfig, folder: str) -> Composed:
+    def _composed(self, cfg: DictConfig, folder: str, elsewhere: bool = False) -> Composed:
         choices = choices_of(HydraConfig.get())
         command = Command.of(_task_overrides(), choices, self.config_dir, self.typed, self.repositories)
-        return Composed.of(cfg, folder, command, self.elsewhere)
+        return Composed.of(cfg, folder, command, elsewhere)
 
 
 def _task_overrides() -> list[str]:
@@ -243,6 +238,8 @@ class Planner:
     """The configuration of the experiment."""
     job: Any
     """The `Job`."""
+    launcher: LauncherTraits
+    """What the launcher of the trials can do."""
 
     def plan(self, task: Task) -> Planned | Outcome:
         """Write the folder of the trial, which another process will train.
@@ -284,7 +281,7 @@ class Planner:
             variables: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=True)
             environment = {str(name): str(value) for name, value in variables.items()}
             with changed_environment(environment):
-                run = self.job.plan(own)
+                run = self.job.plan(own, self.launcher)
             order = {
                 "folder": str(folder),
                 "environment": environment | ({SEARCH: str(task.reports_to)} if task.reports_to else {}),

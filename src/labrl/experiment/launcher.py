@@ -6,6 +6,7 @@ import importlib.util
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +21,33 @@ from labrl.experiment.scheduler import Answer, Outcome, Planned, Planning, Queue
 from labrl.session.interruption import Interruption
 
 
+@dataclass(frozen=True, kw_only=True)
+class LauncherTraits:
+    """What a launcher can do."""
+
+    apart: bool = True
+    """Whether other processes train the trials, which the scheduler stops after a signal; False: the trials
+    themselves receive signals."""
+    elsewhere: bool = False
+    """Whether trials run on other machines, whose cores and GPUs are unknown here."""
+    knows_room: bool = True
+    """Whether it knows how many trials can run at the same time; False: a cluster lets them wait."""
+
+
 class TrialLauncher(Launcher):
     """Starts the processes that train planned trials, and says how each has ended.
 
     A context manager. On leaving after an error, it lets running trials save and end.
     """
 
-    apart = True
-    """Whether other processes train the trials."""
-    elsewhere = False
-    """Whether trials run on other machines, whose cores and GPUs are unknown here."""
-    handles_signals = True
-    """Whether the scheduler handles signals and stops the trials; False: the trials handle signals."""
-    queues = True
-    """Whether trials may be submitted before there is room for them. A search avoids this, because its trials
-    depend on earlier results."""
+    traits = LauncherTraits()
     limit: int | None = None
     """Largest number of trials at the same time; None: as many as there is room for."""
     cores: int | None = None
     """Number of cores of this machine to use; None: all."""
+    waits_for_room = False
+    """Whether no trial is submitted before there is room for it, as in a search, whose trials depend on
+    earlier results."""
     planner: Planning
     """Writes the folder of each trial."""
 
@@ -54,9 +63,7 @@ class TrialLauncher(Launcher):
         from labrl.experiment.job import Planner
 
         self.check()
-        job: Any = task_function
-        job.apart, job.elsewhere = self.apart, self.elsewhere
-        self.planner = Planner(hydra_context, config, job)
+        self.planner = Planner(hydra_context, config, task_function, self.traits)
 
     def check(self) -> None:
         """Raise InputError if the launcher cannot work on this machine."""
@@ -141,8 +148,7 @@ class _Returns(Queue):
 class InThisProcess(TrialLauncher):
     """`hydra/launcher=basic`: train one trial after the other in this process, which handles signals."""
 
-    apart = False
-    handles_signals = False
+    traits = LauncherTraits(apart=False)
     limit = 1
 
     def send(self, task: Task, planned: Planned) -> None:

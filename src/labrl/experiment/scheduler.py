@@ -212,7 +212,7 @@ def run_queue(queue: Queue, launcher: TrialLauncher, interruption: Interruption)
         if not launcher.running:
             return
         for task, outcome in launcher.ended(queue.seconds):
-            if not launcher.handles_signals and outcome.status == "interrupted":
+            if not launcher.traits.apart and outcome.status == "interrupted":
                 interruption.stop(signal.SIGINT if outcome.exit_code == INTERRUPTED else signal.SIGTERM)
             queue.ended(task, outcome)
         queue.tick(launcher.running)

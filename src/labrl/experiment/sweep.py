@@ -55,7 +55,7 @@ def sweep_grid(
     overrides = replaced(params, job.overrides)
     composed = functools.partial(hydra_context.config_loader.load_sweep_config, config)
     job.part_of, job.force = "grid", again is not None and again.force
-    machine = None if launcher.elsewhere else Machine()
+    machine = None if launcher.traits.elsewhere else Machine()
     stages = requested_stages(overrides)
     if stages is not None:
         overrides = with_seeds(overrides, range(stages.size))
@@ -126,7 +126,7 @@ class Grid(Queue):
         """Run the remaining trials. Return the exit code of the experiment."""
         interruption = Interruption()
         try:
-            with launcher, interruption if launcher.handles_signals else nullcontext():
+            with launcher, interruption if launcher.traits.apart else nullcontext():
                 run_queue(self, launcher, interruption)
         except KeyboardInterrupt as stop:
             interruption.stop(signal.SIGTERM if isinstance(stop, Stopped) else signal.SIGINT)

@@ -87,7 +87,13 @@ class Fork(Again):
         own = [one for one in overrides if one not in before]
         return Fork(self.past, own, self.frame, self.config_dir)
 
-    def plan(self, folder: str, typed: Typed, repositories: Repositories | None = None) -> Run:
+    def plan(
+        self,
+        folder: str,
+        typed: Typed,
+        repositories: Repositories | None = None,
+        elsewhere: bool = False,
+    ) -> Run:
         """Plan a trial in a new folder that starts from the checkpoint.
 
         Raises InputError, and leaves no folder, if the checkpoint cannot be loaded with the edits.
@@ -97,7 +103,7 @@ class Fork(Again):
         plain = self.edited
         changed = self.check(plain)
         check_resume(self.past)
-        composed = self.composed(folder, typed, plain, repositories)
+        composed = self.composed(folder, typed, plain, repositories, elsewhere)
         return plan_trial(composed, partial(self._begin, changed))
 
     def check(self, plain: Mapping[str, Any]) -> list[Change]:

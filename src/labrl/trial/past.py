@@ -44,9 +44,6 @@ _ORIGINAL = f"The configuration that was run is in {PROVENANCE}, under `config`"
 class Again(ABC):
     """An earlier run and edits of its recorded configuration, to be planned in its folder or in a new one."""
 
-    elsewhere = False
-    """Whether another machine trains it."""
-
     def __init__(
         self,
         past: Run,
@@ -98,18 +95,30 @@ class Again(ABC):
         return {**plain, "seed": self.past.config["seed"]} if plain["seed"] is None else plain
 
     def composed(
-        self, folder: str, typed: Typed, plain: Mapping[str, Any], repositories: Repositories | None = None
+        self,
+        folder: str,
+        typed: Typed,
+        plain: Mapping[str, Any],
+        repositories: Repositories | None = None,
+        elsewhere: bool = False,
     ) -> Composed:
-        """Return the checked configuration `plain` for a run in `folder`. Raises InputError."""
+        """Return the checked configuration `plain` for a run in `folder`; see `plan`. Raises InputError."""
         command = Command.of(self.overrides, self.choices, self.config_dir, typed, repositories)
-        return Composed.of(plain, folder, command, self.elsewhere)
+        return Composed.of(plain, folder, command, elsewhere)
 
     @abstractmethod
-    def plan(self, folder: str, typed: Typed, repositories: Repositories | None = None) -> Run:
+    def plan(
+        self,
+        folder: str,
+        typed: Typed,
+        repositories: Repositories | None = None,
+        elsewhere: bool = False,
+    ) -> Run:
         """Write what the sessions need into the folder of the run, and return the run.
 
         folder: that of a new run; typed: the whole command; repositories: the state of the code, if it is
-        known. Raises InputError, before anything is written, if the edits contradict the past of the run.
+        known; elsewhere: whether another machine trains it. Raises InputError, before anything is written, if
+        the edits contradict the past of the run.
         """
 
     def conclude(self, result: TrialResult) -> TrialResult:

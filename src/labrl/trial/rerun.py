@@ -24,7 +24,13 @@ TABLES = ("train", "eval")
 class Rerun(Again):
     """A run that is repeated."""
 
-    def plan(self, folder: str, typed: Typed, repositories: Repositories | None = None) -> Run:
+    def plan(
+        self,
+        folder: str,
+        typed: Typed,
+        repositories: Repositories | None = None,
+        elsewhere: bool = False,
+    ) -> Run:
         """Plan a new trial. Raises InputError with a table if edits contradict the values of the run, and for
         a fork, whose first frames another run has played."""
         # Imported late: a misspelled override must not wait for PyTorch.
@@ -45,7 +51,7 @@ class Rerun(Again):
         if keys := [change.key for change in then.changes(edited_config(then))]:
             edited = f"{then.config_yaml} was edited after the run ({', '.join(keys)})"
             say(f"{edited}; +rerun ignores the edits")
-        return plan_trial(self.composed(folder, typed, plain, repositories))
+        return plan_trial(self.composed(folder, typed, plain, repositories, elsewhere))
 
     def conclude(self, result: TrialResult) -> TrialResult:
         """Record in the result and its folder whether it equals the earlier run."""

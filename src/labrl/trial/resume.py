@@ -102,7 +102,13 @@ class Resume(Again):
         self.edits = [*overrides, *self.edits]
         self.in_file = frozenset(one.key for one in found)
 
-    def plan(self, folder: str, typed: Typed, repositories: Repositories | None = None) -> Run:
+    def plan(
+        self,
+        folder: str,
+        typed: Typed,
+        repositories: Repositories | None = None,
+        elsewhere: bool = False,
+    ) -> Run:
         """Plan the sessions that have not used up their budget, each from its newest checkpoint.
 
         Raises InputError with a table if new values contradict the past of the run, or if nothing would be
@@ -120,9 +126,9 @@ class Resume(Again):
             if contradicting and not self.force:
                 raise refusal(contradicting, f"+resume={run.path}", self.in_file)
             changed = run.changes(plain)
-            composed = self.composed(str(run.path), typed, plain, repositories)
+            composed = self.composed(str(run.path), typed, plain, repositories, elsewhere)
             config = composed.config
-            check(config, elsewhere=self.elsewhere)
+            check(config, elsewhere=elsewhere)
             check_resume(run)
             check_budget(run, config, reached)
             left = _sessions_left(run, config)

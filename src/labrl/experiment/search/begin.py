@@ -78,7 +78,7 @@ def search(
     _check_total(asked, settings, overrides)
     check_ready(ready, recipe)
     plan = _plan(asked, base, space, settings, plain["env"])
-    need, limit = _give_slots(launcher, base, settings, cfg.hydra.runtime.choices["hydra/launcher"])
+    need = _limit_launcher(launcher, base, settings, cfg.hydra.runtime.choices["hydra/launcher"])
     job.folder = path = place(cfg.hydra.sweep.dir, "hydra.sweep.dir")
     exists = Experiment(path).marker.exists()
     facts: dict[str, Any] = {
@@ -105,7 +105,7 @@ def search(
         for line in origins():
             say(line)
         one = Search(study, recipe, experiment, subfolder, need, settings.max_failure_rate)
-        at_once = "as many as there is room for" if limit is None else str(limit)
+        at_once = str(launcher.limit or "as many as there is room for")
         _announce(study, storage, at_once, experiment, asked.search.confirm)
         try:
             code, confirmation = one.run(launcher, asked.search.confirm)
@@ -178,39 +178,35 @@ def _check_column(measure: Measure, base: TrialConfig) -> None:
         )
 
 
-def _give_slots(
-    launcher: TrialLauncher, config: TrialConfig, settings: Settings, name: str
-) -> tuple[Need, int | None]:
-    """Set the number of trials at the same time and their cores in the launcher.
+def _limit_launcher(launcher: TrialLauncher, config: TrialConfig, settings: Settings, name: str) -> Need:
+    """Set the number of trials at the same time and their cores in the launcher. Return the slots of a trial.
 
-    Returns the slots of a trial and that number, which is the requested one or as many as there is room for;
-    None if the launcher decides.
+    The number is `hydra.sweeper.n_jobs`, and at most that of the launcher (`hydra.launcher.n_jobs`); without
+    them, as many as there is room for. name: option of the launcher. Raises InputError if it is needed.
     """
-    meta, jobs, total = dataclasses.asdict(config.meta), settings.n_jobs, settings.n_trials
-    launcher.queues = False
-    if launcher.elsewhere:
-        if name == "submitit_slurm" and jobs is None:
-            raise InputError(
-                "hydra.sweeper.n_jobs must be given with hydra/launcher=submitit_slurm: the number of jobs "
-                "at the same time, because each trial of a search depends on those before it",
-                code="missing",
-                key="hydra.sweeper.n_jobs",
-            )
-        need = Need.of(meta, total, None)
-    else:
-        machine = Machine()
-        need = Need.of(meta, total, machine.cores)
-        machine.check(need)
-        if name == "basic":
-            jobs = 1
-        elif jobs is None:
-            jobs = sum(1 for _ in takewhile(bool, (machine.take(need) for _ in range(total))))
-        else:
-            jobs = min(jobs, total)
-            need = Need(max(1, machine.cores // jobs), need.gpus)
-            launcher.cores = max(machine.cores, jobs * need.cores)
-    launcher.limit = jobs or launcher.limit
-    return need, jobs
+    meta, total = dataclasses.asdict(config.meta), settings.n_trials
+    given = [number for number in (settings.n_jobs, launcher.limit) if number is not None]
+    launcher.waits_for_room, launcher.limit = True, min(given, default=None)
+    if not (launcher.traits.knows_room or given):
+        raise InputError.missing(
+            "hydra.sweeper.n_jobs",
+            f"with hydra/launcher={name}, a search needs the number of trials to submit at the same time, "
+            "because each of its trials depends on those before it",
+            "hydra.sweeper.n_jobs=8",
+        )
+    if launcher.traits.elsewhere:
+        return Need.of(meta, total, None)
+    machine = Machine()
+    need = Need.of(meta, total, machine.cores)
+    machine.check(need)
+    if settings.n_jobs is None:
+        room = sum(1 for _ in takewhile(bool, (machine.take(need) for _ in range(total))))
+        launcher.limit = min([room, *given])
+        return need
+    launcher.limit = jobs = min([total, *given])
+    need = Need(max(1, machine.cores // jobs), need.gpus)
+    launcher.cores = max(machine.cores, jobs * need.cores)
+    return need
 
 
 def unwatched(typed: Sequence[str]) -> list[str]:

@@ -90,7 +90,7 @@ class Search(RetryingQueue):
         storage after all trials have been saved and ended.
         """
         interruption = self._interruption
-        signals = interruption if launcher.handles_signals else nullcontext()
+        signals = interruption if launcher.traits.apart else nullcontext()
         with launcher, signals, self._answering_here(launcher):
             run_queue(self, launcher, interruption)
             self.record()
@@ -250,7 +250,7 @@ class Search(RetryingQueue):
             except Exception as error:  # must not end the session, whose state is saved
                 self._broken = self._broken or error
 
-        callbacks.answer_here = None if launcher.apart else answer
+        callbacks.answer_here = None if launcher.traits.apart else answer
         try:
             yield
         finally:
