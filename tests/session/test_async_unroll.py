@@ -23,11 +23,18 @@ import labrl
 from labrl.cli import main
 from labrl.config.compose import compose, resolve
 from labrl.errors import InputError
+from labrl.processes.helper import (
+    Failure,
+    HelperError,
+    HelperProcess,
+    ParentConnection,
+    ParentEndedError,
+    RemoteError,
+)
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.run import Run
 from labrl.session import actor
 from labrl.session.actor import Acted, ActorProcess
-from labrl.session.companion import Companion, CompanionError, Failure, Line, RemoteError, TrainingEndedError
 from labrl.session.run import restored_session
 from labrl.session.session import Session
 from labrl.session.weights_file import WeightsFile
@@ -41,19 +48,19 @@ PENDULUM = [*SMALL, "env=pendulum"]
 NORMALIZED = ["transforms/observation=normalize"]
 
 
-class InThread(Companion):
+class InThread(HelperProcess):
     """A companion that runs in a thread instead of a process and keeps all steps that it has received."""
 
-    def __init__(self, name: str, work: Any, arguments: tuple[Any, ...], log: Path) -> None:
-        self.name, self._log = name, log
-        self._line, there = multiprocessing.get_context("spawn").Pipe()
+    def __init__(self, name: str, work: Any, arguments: tuple[Any, ...], *others: Any) -> None:
+        self.name = name
+        self._connection, there = multiprocessing.get_context("spawn").Pipe()
         self.received: list[Acted] = []
 
         def run() -> None:
-            line = Line(there)
+            line = ParentConnection(there)
             try:
                 work(line, *arguments)
-            except TrainingEndedError:
+            except ParentEndedError:
                 pass
             except BaseException as error:
                 line.send(Failure(f"{type(error).__name__}: {error}", traceback.format_exc()))
@@ -75,13 +82,13 @@ class InThread(Companion):
         pass
 
     def close(self) -> None:
-        self._line.close()
+        self._connection.close()
         self._thread.join(5)
 
 
 @pytest.fixture
 def in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor, "Companion", InThread)
+    monkeypatch.setattr(actor, "HelperProcess", InThread)
 
 
 def play(overrides: list[str], run: Run, stop_at: int | None = None) -> Session:
@@ -94,8 +101,8 @@ def play(overrides: list[str], run: Run, stop_at: int | None = None) -> Session:
 
 def received(session: Session) -> list[Acted]:
     assert isinstance(session.env, ActorProcess)
-    assert isinstance(session.env._companion, InThread)
-    return session.env._companion.received
+    assert isinstance(session.env._helper, InThread)
+    return session.env._helper.received
 
 
 @pytest.mark.usefixtures("in_thread")
@@ -216,7 +223,7 @@ def broken(**kwargs: Any) -> list[str]:
 
 @pytest.mark.usefixtures("in_thread")
 def test_failing_actor_fails_the_run_with_its_traceback(tmp_path: Path) -> None:
-    with pytest.raises(CompanionError) as raised:
+    with pytest.raises(HelperError) as raised:
         play(broken(), Run.create(tmp_path / "run"))
     assert raised.value.code == "lost-process"
     assert "ArithmeticError" in str(raised.value)

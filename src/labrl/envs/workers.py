@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import pickle
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from labrl.envs.checked import CheckedEnv
 from labrl.envs.masks import KEY
 from labrl.errors import LabrlError, LostProcessError
-from labrl.processes.script import Carried
-from labrl.processes.signals import (
-    find_place_for_sockets,
-    how_it_ended,
-    ignore_signals,
-    signals_wait_in_children,
+from labrl.processes.helper import (
+    HelperError,
+    HelperProcess,
+    ParentConnection,
+    ParentEndedError,
+    RemoteError,
+    close_all,
 )
+from labrl.processes.script import Carried
 from labrl.spaces import same
 
 _log = logging.getLogger(__name__)
 
-LEAVE_SECONDS = 5.0
-"""Seconds that workers have to finish their step and close their environments."""
-
 
 class EnvironmentLostError(LostProcessError):
     """A worker process has died, and its environment with it."""
-
-
-class InWorkerError(Exception):
-    """The traceback of a worker process, used as the cause of the error raised here."""
 
 
 @dataclass
@@ -71,7 +63,7 @@ class Workers:
         self._left, self._restarts = [restarts] * len(makes), restarts
         self._past = [_Past(0) for _ in makes]
         self._carried = Carried()
-        self._workers = [self._start(make) for make in makes]
+        self._workers = [self._start(number) for number in range(len(makes))]
         try:
             for number in range(len(makes)):
                 self._receive(number)
@@ -99,8 +91,8 @@ class Workers:
             yield answer
 
     def close(self) -> None:
-        """Ask the workers to exit, and kill them after LEAVE_SECONDS."""
-        self._end(self._workers)
+        """Let the workers finish their step and close their environments. Kill those that take too long."""
+        close_all(self._workers)
 
     def _answer(self, number: int, method: str, given: Any) -> tuple[Any, ...]:
         """Return the answer of an environment, which is made anew if it fails."""
@@ -132,8 +124,8 @@ class Workers:
 
         If the episode is not the same, it ends: the answer is a truncation at the latest observation.
         """
-        self._end([self._workers[number]])
-        self._workers[number] = self._start(self._makes[number])
+        self._workers[number].close()
+        self._workers[number] = self._start(number)
         self._receive(number)
         past = self._past[number]
         if method == "step":
@@ -156,67 +148,40 @@ class Workers:
         self._send(number, method, given)
         return self._receive(number)
 
-    def _end(self, workers: Sequence[tuple[Connection, Any]]) -> None:
-        for pipe, _ in workers:
-            pipe.close()  # the worker reads its end
-        left: dict[Any, Any] = {process.sentinel: process for _, process in workers}
-        end = time.monotonic() + LEAVE_SECONDS
-        while left and (seconds := end - time.monotonic()) > 0:
-            for sentinel in wait(list(left), seconds):
-                del left[sentinel]
-        for process in left.values():
-            process.kill()
-        for _, process in workers:
-            process.join()
-
-    def _start(self, make: Callable[[], CheckedEnv]) -> tuple[Connection, Any]:
-        context: Any = multiprocessing.get_context(_start_method())
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(self._carried, make, theirs), daemon=True)
-        with signals_wait_in_children():
-            process.start()
-        theirs.close()  # so that reading fails as soon as the worker has died
-        return ours, process
+    def _start(self, number: int) -> HelperProcess:
+        name = f"the worker process of environment {number}"
+        return HelperProcess(name, _serve, (self._makes[number],), carried=self._carried)
 
     def _send(self, number: int, method: str, given: Any) -> None:
-        with suppress(OSError):  # the worker has died, which receiving reports
-            self._workers[number][0].send((method, given))
+        with suppress(HelperError):  # the worker has died, which receiving reports
+            self._workers[number].send((method, given))
 
     def _receive(self, number: int) -> Any:
-        pipe, process = self._workers[number]
         try:
-            answer, error, trace = pipe.recv()
-        except (EOFError, OSError):
-            process.join(LEAVE_SECONDS)
-            code = process.exitcode
-            ended = "no longer answers" if code is None else how_it_ended(code)
-            what = f"the worker process of environment {number} {ended}"
-            raise EnvironmentLostError(what, key="env") from None
+            answer, error, trace = self._workers[number].receive()
+        except HelperError as lost:
+            raise EnvironmentLostError(str(lost), key="env") from lost.__cause__
         if error is not None:
-            raise error from InWorkerError(trace)
+            raise error from RemoteError(trace)
         return answer
 
 
-def _serve(carried: Carried, make: Callable[[], CheckedEnv], pipe: Connection) -> None:
-    """Make an environment in a worker process, and call its methods until the pipe is closed.
-
-    carried: comes first, because it must be unpickled before `make`.
-    """
-    # Otherwise Ctrl-C would kill workers during the step that the session finishes before its checkpoint.
-    ignore_signals()
+def _serve(session: ParentConnection, make: Callable[[], CheckedEnv]) -> None:
+    """Make an environment in a worker process, and call its methods as the session asks."""
     env = None
     try:
         env = make()
-        pipe.send((None, None, ""))
+        session.send((None, None, ""))
         while True:
-            method, given = pipe.recv()
-            pipe.send((env.reset(given) if method == "reset" else env.step(given), None, ""))
-    except (EOFError, BrokenPipeError):  # the session has closed the pipe or has died
-        pass
+            method, given = session.receive()
+            session.send((env.reset(given) if method == "reset" else env.step(given), None, ""))
+    except ParentEndedError:
+        raise
     except (Exception, SystemExit) as error:
-        pipe.send((None, _picklable(error), traceback.format_exc()))
-    if env is not None:
-        env.close()
+        session.send((None, _picklable(error), traceback.format_exc()))
+    finally:
+        if env is not None:
+            env.close()
 
 
 def _picklable(error: BaseException) -> BaseException:
@@ -226,12 +191,3 @@ def _picklable(error: BaseException) -> BaseException:
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error
-
-
-def _start_method() -> str:
-    """Return the start method of workers, never `fork`, which would copy locks that no worker releases."""
-    if "forkserver" not in multiprocessing.get_all_start_methods() or not find_place_for_sockets():
-        return "spawn"
-    # The server imports the modules that every worker needs once.
-    multiprocessing.get_context("forkserver").set_forkserver_preload([CheckedEnv.__module__])
-    return "forkserver"

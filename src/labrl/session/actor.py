@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +24,11 @@ from labrl.envs.action_record import ActionRecord
 from labrl.envs.action_statistics import action_statistics
 from labrl.envs.make import goals_of, make_env
 from labrl.envs.vector import ReplayError, VectorEnv
+from labrl.processes.helper import HelperError, HelperProcess, ParentConnection, ParentEndedError
 from labrl.run.session import RunSession
+from labrl.run.session_log import warnings_logged
 from labrl.seeding import derived_seed
 from labrl.session.acting import ActingCopy, acting_state
-from labrl.session.companion import Companion, CompanionError, Line, TrainingEndedError
 from labrl.session.options import AsyncUnrollConfig
 from labrl.session.weights_file import WeightsFile
 from labrl.spaces import Spaces
@@ -90,7 +92,7 @@ class ActorProcess:
     The process steps at most `queue_size` vector steps ahead of the learner, with weights that are published
     every `update_period` updates. The learner receives every step in order, so the number of updates per
     frame is exact; the age of the acting weights depends on timing. Frames, episodes and statistics count
-    only the steps that the learner has received. Methods raise CompanionError.
+    only the steps that the learner has received. Methods raise HelperError.
     """
 
     def __init__(
@@ -112,7 +114,13 @@ class ActorProcess:
         self.actions: NDArray | None = None
         """Actions of the last step; None before the first step. [num_envs, *action]"""
         self._options, self._weights_path = options, folder.path / "acting_weights.bin"
-        self._companion = Companion(NAME, serve, (config, options, index, seed, num_threads), folder.log)
+        self._helper = HelperProcess(
+            NAME,
+            serve,
+            (config, options, index, seed, num_threads),
+            folder.log,
+            partial(warnings_logged, folder.log),
+        )
         try:
             described: Described = self._next(START_SECONDS)
         except BaseException:
@@ -154,7 +162,7 @@ class ActorProcess:
         if self._clock.opt_step - self._published >= self._options.update_period:
             self._publish()
         self._acted: Acted = self._next()
-        self._companion.send(None)  # the queue has room for one more step
+        self._helper.send(None)  # the queue has room for one more step
         self._latest.append((self._clock.opt_step - self._acted.version, self._acted.ended))
         self._agent.adopt(observation, self._acted.decision)
         return self._acted.action
@@ -220,7 +228,7 @@ class ActorProcess:
 
     def close(self) -> None:
         """End the process. Calling it again has no effect."""
-        self._companion.close()
+        self._helper.close()
         self._weights_path.unlink(missing_ok=True)
 
     def _begin(self, env: dict[str, Any] | None) -> NDArray:
@@ -228,7 +236,7 @@ class ActorProcess:
         self._weights = WeightsFile(self._weights_path, self._modules, create=True)
         self._publish()
         acting = acting_state(self._agent, self._transforms, self._clock)
-        self._companion.send(Begin(acting, env, self._weights_path))
+        self._helper.send(Begin(acting, env, self._weights_path))
         begun: Begun = self._next(START_SECONDS)
         self._weights_path.unlink()  # both processes have it open, so a kill cannot leave the file behind
         self._observation, self.action_mask = begun
@@ -241,12 +249,12 @@ class ActorProcess:
     def _next(self, at_least: float = 0.0) -> Any:
         """Wait for the next message, for the timeout and at least `at_least` seconds."""
         timeout = max(self._options.timeout, at_least)
-        if self._companion.has_message(timeout):
-            return self._companion.receive()
-        self._companion.signal(signal.SIGUSR2)  # makes it write its stack to the log
+        if self._helper.has_message(timeout):
+            return self._helper.receive()
+        self._helper.signal(signal.SIGUSR2)  # makes it write its stack to the log
         time.sleep(0.5)
-        self._companion.kill()
-        raise CompanionError(
+        self._helper.kill()
+        raise HelperError(
             f"{NAME} has sent nothing for {timeout:g} seconds (meta.async_unroll.timeout); the session's log "
             "shows the line at which it hangs",
             key="meta.async_unroll.timeout",
@@ -254,39 +262,46 @@ class ActorProcess:
 
 
 def serve(
-    line: Line, config: TrialConfig, options: AsyncUnrollConfig, index: int, seed: int, num_threads: int
+    parent: ParentConnection,
+    config: TrialConfig,
+    options: AsyncUnrollConfig,
+    index: int,
+    seed: int,
+    num_threads: int,
 ) -> None:
     """Run the actor process: act ahead of the learner with the newest weights."""
     env = make_env(config.env, seed, num_threads)
     try:
-        line.send(Described(env.name, env.frame_skip, env.observation_space, env.action_space, env.masked))
-        begin: Begin = line.receive()
+        parent.send(Described(env.name, env.frame_skip, env.observation_space, env.action_space, env.masked))
+        begin: Begin = parent.receive()
         spaces = Spaces(env.observation_space, env.action_space, env.num_envs, env.masked)
         # The learner draws from streams of the same names, so the actor needs another seed.
         own_seed = derived_seed(seed, "actor", int(begin.acting["clock"]["frame"]))
         copy = ActingCopy.of_session(config, spaces, own_seed, index, num_threads)
         try:
-            _act(line, options, env, copy, begin)
+            _act(parent, options, env, copy, begin)
         finally:
             copy.close()
     finally:
         env.close()
 
 
-def _act(line: Line, options: AsyncUnrollConfig, env: VectorEnv, copy: ActingCopy, begin: Begin) -> None:
+def _act(
+    parent: ParentConnection, options: AsyncUnrollConfig, env: VectorEnv, copy: ActingCopy, begin: Begin
+) -> None:
     agent, transforms, clock = copy.agent, copy.transforms, copy.clock
     copy.load(begin.acting)
     modules = agent.acting_modules()
     weights = WeightsFile(begin.weights, modules)
     observation = _first_observation(env, begin)
-    line.send(Begun(observation, env.action_mask))
+    parent.send(Begun(observation, env.action_mask))
     # Saved statistics already include this observation.
     seen = transforms.collected(observation) if begin.env is None else transforms.frozen(observation)
-    sender, places = Sender(line), options.queue_size
+    sender, places = Sender(parent), options.queue_size
     next_step = time.monotonic()
     while True:
-        while not places or line.has_message():  # the learner has received a step
-            line.receive()
+        while not places or parent.has_message():  # the learner has received a step
+            parent.receive()
             places += 1
         places -= 1
         time.sleep(max(next_step - time.monotonic(), 0.0))
@@ -315,8 +330,8 @@ def _first_observation(env: VectorEnv, begin: Begin) -> NDArray:
 class Sender:
     """Send in the background, because a busy learner does not read and steps with images fill the pipe."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, parent: ParentConnection) -> None:
+        self._parent = parent
         self._waiting: queue.SimpleQueue[Acted] = queue.SimpleQueue()
         threading.Thread(target=self._send_all, name="sender", daemon=True).start()
 
@@ -327,6 +342,6 @@ class Sender:
     def _send_all(self) -> None:
         try:
             while True:
-                self._line.send(self._waiting.get())
-        except TrainingEndedError:
+                self._parent.send(self._waiting.get())
+        except ParentEndedError:
             return  # the acting thread will find out, too

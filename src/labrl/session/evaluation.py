@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -17,10 +18,11 @@ from labrl.component import Component
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import make_env
 from labrl.envs.vector import VectorEnv
+from labrl.processes.helper import HelperProcess, ParentConnection
+from labrl.run.session_log import warnings_logged
 from labrl.seeding import derived_seed
 from labrl.session.acting import ActingCopy
 from labrl.session.callbacks.callback import SessionView
-from labrl.session.companion import Companion, Line
 from labrl.session.episodes import Played
 from labrl.spaces import Spaces
 from labrl.step import Step
@@ -163,33 +165,36 @@ class Snapshot(NamedTuple):
 
 
 class Evaluator:
-    """Evaluate snapshots one after the other in a separate process. Methods raise CompanionError."""
+    """Evaluate snapshots one after the other in a separate process. Methods raise HelperError."""
 
     def __init__(self, session: SessionView, quota: Quota) -> None:
         """Start the process."""
         arguments = (session.config, session.index, session.seed, session.num_threads, quota)
-        self._companion = Companion(NAME, serve, arguments, session.folder.log)
+        log = session.folder.log
+        self._helper = HelperProcess(NAME, serve, arguments, log, partial(warnings_logged, log))
 
     def begin(self, snapshot: Snapshot) -> None:
         """Start the evaluation of a snapshot. The answer to the previous one must have been taken."""
-        self._companion.send(snapshot)
+        self._helper.send(snapshot)
 
     def answer(self, stopping: Callable[[], bool] | None = None) -> list[Played] | None:
         """Return the played episodes, or None if the evaluation is still running.
 
         stopping: if given, wait for the answer, and return None only once `stopping()` is true.
         """
-        while not self._companion.has_message(POLL_SECONDS if stopping else 0.0):
+        while not self._helper.has_message(POLL_SECONDS if stopping else 0.0):
             if stopping is None or stopping():
                 return None
-        return self._companion.receive()
+        return self._helper.receive()
 
     def close(self) -> None:
         """End the process, even during an evaluation."""
-        self._companion.close()
+        self._helper.close()
 
 
-def serve(line: Line, config: TrialConfig, index: int, seed: int, num_threads: int, quota: Quota) -> None:
+def serve(
+    parent: ParentConnection, config: TrialConfig, index: int, seed: int, num_threads: int, quota: Quota
+) -> None:
     """Run the evaluation process: evaluate every snapshot that the session sends."""
     envs = EvaluationEnvs(config.env, seed, num_threads, quota)
     env = envs.env
@@ -197,10 +202,10 @@ def serve(line: Line, config: TrialConfig, index: int, seed: int, num_threads: i
     copy = ActingCopy.of_session(config, spaces, seed, index, num_threads)
     try:
         while True:
-            snapshot: Snapshot = line.receive()
+            snapshot: Snapshot = parent.receive()
             assert snapshot.acting is not None
             copy.load(snapshot.acting)
-            line.send(envs.play(copy.agent, copy.transforms, snapshot.frame, line.stopped))
+            parent.send(envs.play(copy.agent, copy.transforms, snapshot.frame, parent.stopped))
     finally:
         envs.close()
         copy.close()

@@ -1,4 +1,4 @@
-"""A helper process of a session, which starts it, ends it and raises its errors."""
+"""Helper processes of a session: workers with an environment each, an actor, an evaluator."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from labrl.errors import LostProcessError
 from labrl.processes.script import Carried
 from labrl.processes.signals import (
+    find_place_for_sockets,
     how_it_ended,
     ignore_signals,
     signals_wait_in_children,
     when_the_parent_ends,
 )
-from labrl.run.session_log import warnings_logged
 
 LEAVE_SECONDS = 5.0
-"""Seconds that the process has to exit after training has ended, before it is killed."""
+"""Seconds that helper processes have to exit after their connection was closed, before they are killed."""
 
 _GONE = (EOFError, OSError, pickle.UnpicklingError)
 
 
-class CompanionError(LostProcessError):
+class HelperError(LostProcessError):
     """A helper process failed, died or hangs. The cause is its traceback, if it sent one."""
 
 
@@ -41,8 +42,8 @@ class RemoteError(Exception):
     """The traceback of another process, as text."""
 
 
-class TrainingEndedError(Exception):
-    """Raised in a helper process when training has ended."""
+class ParentEndedError(Exception):
+    """Raised in a helper process when the session has closed the connection or has ended."""
 
 
 class Failure(NamedTuple):
@@ -52,34 +53,47 @@ class Failure(NamedTuple):
     traceback: str
 
 
-class Companion:
+class HelperProcess:
     """The session's handle of a helper process. Messages can be any object that can be pickled.
 
     The process ignores the signals that stop a run, because the session saves first and then ends it. On
-    SIGUSR2 the process writes its stack to the log.
+    SIGUSR2, a process with a log writes its stack to it.
     """
 
-    def __init__(self, name: str, work: Callable[..., None], arguments: tuple[Any, ...], log: Path) -> None:
-        """Start a process that runs `work(line, *arguments)`, where `line` is its `Line` to the session.
+    def __init__(
+        self,
+        name: str,
+        work: Callable[..., None],
+        arguments: tuple[Any, ...],
+        log: Path | None = None,
+        within: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
+        carried: Carried | None = None,
+    ) -> None:
+        """Start a process that runs `work(parent, *arguments)`, where `parent` is its `ParentConnection`.
 
-        name: name of the process in messages; log: the session's log, which also receives its warnings.
+        name: name of the process in messages; log: file for the stack; within: makes the context in which
+        the work is done; carried: the parts of the script, if they have been collected for several processes.
         """
         self.name = name
         self._log = log
-        # A forked child would inherit the threads of torch in an unusable state.
-        context = multiprocessing.get_context("spawn")
-        self._line, there = context.Pipe()
-        self._process = context.Process(
-            target=_main, args=(Carried(), there, log, work, arguments), name=name
-        )
+        # A child forked from this process would inherit the threads of torch in an unusable state, and locks
+        # that no thread releases. The server, from which it is forked instead, imports `work` once.
+        method = "spawn"
+        if "forkserver" in multiprocessing.get_all_start_methods() and find_place_for_sockets():
+            method = "forkserver"
+            multiprocessing.get_context("forkserver").set_forkserver_preload([work.__module__])
+        context: Any = multiprocessing.get_context(method)
+        self._connection, there = context.Pipe()
+        arguments = (carried or Carried(), there, log, within, work, arguments)
+        self._process = context.Process(target=_main, args=arguments, name=name)
         with signals_wait_in_children():
             self._process.start()
         there.close()  # so that this side notices when the process ends
 
     def send(self, message: Any) -> None:
-        """Send the process a message. Raises CompanionError if it has ended."""
+        """Send the process a message. Raises HelperError if it has ended."""
         try:
-            _send(self._line, message)
+            _send(self._connection, message)
             return
         except OSError:
             pass
@@ -87,13 +101,13 @@ class Companion:
 
     def has_message(self, seconds: float = 0.0) -> bool:
         """Wait up to `seconds` for a message or the end of the process. Return whether either has come."""
-        return self._line.poll(seconds)
+        return self._connection.poll(seconds)
 
     def receive(self) -> Any:
-        """Wait for the next message of the process. Raises CompanionError if it failed or has ended."""
+        """Wait for the next message of the process. Raises HelperError if it failed or has ended."""
         message: Any = None
         with contextlib.suppress(*_GONE):
-            message = self._line.recv()
+            message = self._connection.recv()
             if not isinstance(message, Failure):
                 return message
         raise self._error(message) if isinstance(message, Failure) else self._ended()
@@ -109,35 +123,46 @@ class Companion:
 
     def close(self) -> None:
         """End the process. Calling it again has no effect."""
-        self._line.close()
-        self._process.join(LEAVE_SECONDS)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        if self._log.exists() and not self._log.stat().st_size:
-            self._log.unlink()
+        close_all([self])
 
-    def _ended(self) -> CompanionError:
+    def _ended(self) -> HelperError:
         with contextlib.suppress(*_GONE):  # its last message may still be in the pipe
-            while self._line.poll():
-                message = self._line.recv()
+            while self._connection.poll():
+                message = self._connection.recv()
                 if isinstance(message, Failure):
                     return self._error(message)
         self._process.join(LEAVE_SECONDS)
         code = self._process.exitcode
         how = "no longer answers" if code is None else how_it_ended(code)
-        return CompanionError(f"{self.name} {how}")
+        return HelperError(f"{self.name} {how}")
 
-    def _error(self, failure: Failure) -> CompanionError:
-        error = CompanionError(f"{self.name} failed: {failure.message}")
+    def _error(self, failure: Failure) -> HelperError:
+        error = HelperError(f"{self.name} failed: {failure.message}")
         error.__cause__ = RemoteError(failure.traceback)
         return error
 
 
-class Line:
+def close_all(helpers: Collection[HelperProcess]) -> None:
+    """End helper processes at the same time. Those that do not exit within LEAVE_SECONDS are killed."""
+    for helper in helpers:
+        helper._connection.close()  # Its next message or `receive` fails.
+    left = {helper._process.sentinel: helper._process for helper in helpers}
+    end = time.monotonic() + LEAVE_SECONDS
+    while left and (seconds := end - time.monotonic()) > 0:
+        for sentinel in wait(list(left), seconds):
+            del left[sentinel]
+    for process in left.values():
+        process.kill()
+    for helper in helpers:
+        helper._process.join()
+        if (log := helper._log) is not None and log.exists() and not log.stat().st_size:
+            log.unlink()
+
+
+class ParentConnection:
     """The connection of a helper process to its session.
 
-    Its methods raise TrainingEndedError once the session has ended.
+    Its methods raise ParentEndedError once the session has ended.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -151,21 +176,21 @@ class Line:
             with self._sending:
                 _send(self._connection, message)
         except OSError:
-            raise TrainingEndedError from None
+            raise ParentEndedError from None
 
     def receive(self) -> Any:
         """Wait for the session's next message."""
         try:
             return self._connection.recv()
         except (EOFError, OSError):
-            raise TrainingEndedError from None
+            raise ParentEndedError from None
 
     def has_message(self) -> bool:
         """Return whether the session has sent a message or has ended."""
         try:
             return self._connection.poll()
         except OSError:
-            raise TrainingEndedError from None
+            raise ParentEndedError from None
 
     def stopped(self) -> bool:
         """Return False, or raise if the session has ended. Call it often while no message is expected."""
@@ -173,7 +198,7 @@ class Line:
         if now >= self._next_look:
             self._next_look = now + 0.1
             if self.has_message():
-                raise TrainingEndedError
+                raise ParentEndedError
         return False
 
 
@@ -189,29 +214,31 @@ def _send(connection: Connection, message: Any) -> None:
 def _main(
     carried: Carried,
     connection: Connection,
-    log: Path,
+    log: Path | None,
+    within: Callable[[], AbstractContextManager[Any]],
     work: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
-    """Run the helper process."""
+    """Run the helper process. carried: comes first, because it must be unpickled before `arguments`."""
     ignore_signals()
     # Ends this process however the session's process ends, and whatever this one is doing.
     when_the_parent_ends(_leave)
+    if log is not None:
+        try:
+            file: Any = log.open("a", encoding="utf-8")
+        except OSError:
+            file = sys.stderr
+        faulthandler.register(signal.SIGUSR2, file, chain=False)  # shows where it hangs
+    parent = ParentConnection(connection)
     try:
-        file: Any = log.open("a", encoding="utf-8")
-    except OSError:
-        file = sys.stderr
-    faulthandler.register(signal.SIGUSR2, file, chain=False)  # shows where it hangs
-    line = Line(connection)
-    try:
-        with warnings_logged(log):
-            work(line, *arguments)
-    except TrainingEndedError:
+        with within():
+            work(parent, *arguments)
+    except ParentEndedError:
         pass
     except BaseException as error:
         message = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(TrainingEndedError):
-            line.send(Failure(message, traceback.format_exc()))
+        with contextlib.suppress(ParentEndedError):
+            parent.send(Failure(message, traceback.format_exc()))
 
 
 def _leave() -> None:

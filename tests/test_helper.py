@@ -14,39 +14,39 @@ from typing import Any
 
 import pytest
 
-from labrl.session import companion
-from labrl.session.companion import Companion, CompanionError, Line
+from labrl.processes import helper
+from labrl.processes.helper import HelperError, HelperProcess, ParentConnection
 
 
-def double_numbers(line: Line) -> None:
+def double_numbers(line: ParentConnection) -> None:
     while True:
         line.send(2 * line.receive())
 
 
-def divide(line: Line, divisor: int) -> None:
+def divide(line: ParentConnection, divisor: int) -> None:
     line.send(1)
     line.receive()
     1 / divisor
 
 
-def exit_with_3(line: Line) -> None:
+def exit_with_3(line: ParentConnection) -> None:
     sys.exit(3)
 
 
-def sleep_forever(line: Line) -> None:
+def sleep_forever(line: ParentConnection) -> None:
     line.send(os.getpid())
     time.sleep(600)
 
 
-def wait_for_stop(line: Line) -> None:
+def wait_for_stop(line: ParentConnection) -> None:
     line.send(os.getpid())
     while not line.stopped():
         time.sleep(0.01)
 
 
 @contextmanager
-def started(tmp_path: Path, work: Any, *arguments: Any) -> Iterator[Companion]:
-    process = Companion("the helper", work, arguments, tmp_path / "session.log")
+def started(tmp_path: Path, work: Any, *arguments: Any) -> Iterator[HelperProcess]:
+    process = HelperProcess("the helper", work, arguments, tmp_path / "session.log")
     try:
         yield process
     finally:
@@ -75,7 +75,7 @@ def test_error_is_raised_with_its_traceback_as_the_cause(tmp_path: Path) -> None
     with started(tmp_path, divide, 0) as process:
         assert process.receive() == 1
         process.send("go on")
-        with pytest.raises(CompanionError) as raised:
+        with pytest.raises(HelperError) as raised:
             process.receive()
     assert raised.value.code == "lost-process"
     assert "ZeroDivisionError" in str(raised.value)
@@ -83,19 +83,19 @@ def test_error_is_raised_with_its_traceback_as_the_cause(tmp_path: Path) -> None
 
 
 def test_exit_and_kill_are_reported_as_lost_process(tmp_path: Path) -> None:
-    with started(tmp_path, exit_with_3) as process, pytest.raises(CompanionError) as raised:
+    with started(tmp_path, exit_with_3) as process, pytest.raises(HelperError) as raised:
         process.receive()
     assert "SystemExit: 3" in str(raised.value)
     with started(tmp_path, wait_for_stop) as process:
         os.kill(process.receive(), signal.SIGKILL)
         for talk in (process.receive, lambda: process.send(1)):
-            with pytest.raises(CompanionError) as raised:
+            with pytest.raises(HelperError) as raised:
                 talk()
             assert "the helper" in str(raised.value)
             assert "SIGKILL" in str(raised.value)
 
 
-def test_companion_ignores_signals_and_ends_with_the_session(tmp_path: Path) -> None:
+def test_helper_ignores_signals_and_ends_with_the_session(tmp_path: Path) -> None:
     with started(tmp_path, wait_for_stop) as process:
         pid = process.receive()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -104,10 +104,8 @@ def test_companion_ignores_signals_and_ends_with_the_session(tmp_path: Path) -> 
     assert not alive(pid)
 
 
-def test_hanging_companion_logs_its_stack_and_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(companion, "LEAVE_SECONDS", 0.1)
+def test_hanging_helper_logs_its_stack_and_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "LEAVE_SECONDS", 0.1)
     log = tmp_path / "session.log"
     with started(tmp_path, sleep_forever) as process:
         pid = process.receive()
@@ -120,14 +118,14 @@ def test_hanging_companion_logs_its_stack_and_is_killed(
     assert not alive(pid)
 
 
-def test_companion_ends_when_its_session_is_killed(tmp_path: Path) -> None:
+def test_helper_ends_when_its_session_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "session.py"
     script.write_text(
         f"import sys, time; sys.path.append({str(Path(__file__).parent)!r})\n"
-        "from pathlib import Path\nfrom labrl.session.companion import Companion\n"
-        "from test_companion import sleep_forever\n"
+        "from pathlib import Path\nfrom labrl.processes.helper import HelperProcess\n"
+        "from test_helper import sleep_forever\n"
         "if __name__ == '__main__':\n"
-        f"    process = Companion('helper', sleep_forever, (), Path({str(tmp_path / 'log')!r}))\n"
+        f"    process = HelperProcess('helper', sleep_forever, (), Path({str(tmp_path / 'log')!r}))\n"
         "    print(process.receive(), flush=True); time.sleep(600)\n"
     )
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as session:
