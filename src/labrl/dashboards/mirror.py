@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
 import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from labrl.config.validate import dataclass_of
 from labrl.dashboards.login import Mode, choose_mode
 from labrl.dashboards.options import WandbConfig
 from labrl.errors import InputError
+from labrl.processes.follower import Follower
 from labrl.run.folder import read_json
 from labrl.run.run import Run
 
@@ -82,11 +79,7 @@ def send(run: Run, changes: Mapping[str, Any], say: Callable[[str], None]) -> bo
         return process is not None and _finish(process, config, run, sessions, say)
 
 
-def _started(
-    config: WandbConfig, mode: Mode, run: Run, sessions: Sequence[int]
-) -> subprocess.Popen[str] | None:
-    package = str(Path(__file__).parents[2])
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+def _started(config: WandbConfig, mode: Mode, run: Run, sessions: Sequence[int]) -> Follower | None:
     order = {
         "folder": str(run.path),
         "mode": mode,
@@ -95,28 +88,16 @@ def _started(
         "parent": os.getpid(),
     }
     try:
-        with open(run.path / LOG, "a", encoding="utf-8") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "labrl.dashboards"],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                text=True,
-                # Ctrl-C at the terminal is for the trial, which reports when it is over.
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(order) + "\n")
-        process.stdin.flush()
-        return process
+        process = Follower("labrl.dashboards", output=run.path / LOG)
     except OSError as error:
         _log.warning("the process for Weights & Biases cannot start, training continues: %s", error)
         return None
+    process.tell(json.dumps(order))
+    return process
 
 
 def _finish(
-    process: subprocess.Popen[str],
+    process: Follower,
     config: WandbConfig,
     run: Run,
     sessions: Sequence[int],
@@ -127,17 +108,16 @@ def _finish(
     seconds, failure = config.wait + GRACE_SECONDS, None
     quietly = min(seconds, QUIET_SECONDS)
     try:
-        with contextlib.suppress(OSError):  # the process has already ended
-            try:
-                process.communicate("end\n", timeout=quietly)
-            except subprocess.TimeoutExpired:
-                say(f"W&B: uploading for at most {seconds:.0f} s (Ctrl-C to skip)")
-                process.communicate(timeout=seconds - quietly)
-        if code := process.wait():
+        process.tell("end")
+        try:
+            code, *_ = process.finish(quietly)
+        except TimeoutError:
+            say(f"W&B: uploading for at most {seconds:.0f} s (Ctrl-C to skip)")
+            code, *_ = process.finish(seconds - quietly)
+        if code:
             failure = f"the sending process ended with code {code}"
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+    except (TimeoutError, KeyboardInterrupt):
         process.kill()
-        process.wait()
         failure = "the upload did not finish in time"
     found = [read_json(run.path / f"session_{index}" / "wandb.json") for index in sessions]
     urls = [facts["url"] for facts in found if facts.get("url")]

@@ -11,15 +11,16 @@ import contextlib
 import gc
 import logging
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labrl.config.keys import ABSENT, changes
 from labrl.errors import DONE, LabrlError
+from labrl.processes.follower import Follower
 from labrl.processes.output import doing
 from labrl.processes.signals import Stopped
 from labrl.processes.startup import collect_seldom
@@ -41,7 +42,7 @@ MAKING = "making plots and report.html (Ctrl-C to skip)"
 PATIENCE = 1.0
 """Seconds to wait for work at low priority before it is done again at normal priority."""
 
-GO = "make the report\n"
+GO = "make the report"
 """Line that a prepared process waits for. If its standard input ends instead, it exits without a report."""
 
 MOST_WARNINGS = 8
@@ -54,7 +55,7 @@ _composing = threading.Lock()
 """Held by the thread that composes the defaults, because a process has one Hydra configuration."""
 
 
-def prepare(folder: Path) -> subprocess.Popen[str] | None:
+def prepare(folder: Path) -> Follower | None:
     """Start the process that makes the report of the run in `folder`, to prepare it while the run trains.
 
     It imports modules, compares the configuration with the defaults and measures the random policy, at the
@@ -66,14 +67,13 @@ def prepare(folder: Path) -> subprocess.Popen[str] | None:
         return None
 
 
-def dismiss(prepared: subprocess.Popen[str] | None) -> None:
+def dismiss(prepared: Follower | None) -> None:
     """End a prepared process without a report."""
     if prepared is not None:
         prepared.kill()
-        prepared.communicate()
 
 
-def make_report(folder: Path, prepared: subprocess.Popen[str] | None = None) -> Path | None:
+def make_report(folder: Path, prepared: Follower | None = None) -> Path | None:
     """Make statistics, plots and `report.html` of the run or experiment in `folder`.
 
     prepared: the process from `prepare`. Returns the path of the report. If it fails or is ended by
@@ -87,7 +87,7 @@ def make_report(folder: Path, prepared: subprocess.Popen[str] | None = None) -> 
         raise  # Only Ctrl-C comes from a person who waits for the report.
     except KeyboardInterrupt:
         reason = "interrupted"
-    except subprocess.TimeoutExpired:
+    except TimeoutError:
         reason = f"it took longer than {LONGEST:.0f} seconds"
     except Exception as error:
         reason = str(error) or type(error).__name__
@@ -95,32 +95,23 @@ def make_report(folder: Path, prepared: subprocess.Popen[str] | None = None) -> 
     return None
 
 
-def _started(folder: Path, *flags: str) -> subprocess.Popen[str]:
+def _started(folder: Path, *flags: str) -> Follower:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return subprocess.Popen(
-        [sys.executable, "-m", "labrl.trial.reporting", str(folder), *flags],
-        stdin=subprocess.PIPE if flags else subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **one_thread},
-        start_new_session=True,  # Ctrl-C on the terminal must not reach it
-    )
+    return Follower("labrl.trial.reporting", str(folder), *flags, variables=one_thread)
 
 
-def _in_a_process(folder: Path, prepared: subprocess.Popen[str] | None) -> Path:
+def _in_a_process(folder: Path, prepared: Follower | None) -> Path:
     """Return the path of the report. Raises RuntimeError with the process's last line if it failed."""
-    process = _started(folder) if prepared is None else prepared
+    process = prepared or _started(folder)
     try:
-        if prepared is not None and prepared.stdin is not None:
-            prepared.stdin.write(GO)
-        said, complaint = process.communicate(timeout=LONGEST)
+        if prepared is not None:
+            prepared.tell(GO)
+        code, said, complaint = process.finish(LONGEST)
     finally:
         process.kill()
-        process.wait()
-    if process.returncode != 0:
+    if code:
         lines = complaint.strip().splitlines()
-        raise RuntimeError(lines[-1] if lines else f"exit code {process.returncode}")
+        raise RuntimeError(lines[-1] if lines else f"exit code {code}")
     return Path(said.strip().splitlines()[-1])
 
 
@@ -284,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             told = threading.Event()
             ready = threading.Thread(target=_get_ready, args=(args.folder, told), daemon=True)
             ready.start()
-            if sys.stdin.readline() != GO:
+            if sys.stdin.readline().strip() != GO:
                 return DONE
             told.set()
             ready.join(PATIENCE)
@@ -308,20 +299,20 @@ def _get_ready(folder: Path, told: threading.Event) -> None:
     """
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # The new process inherits it.
-    command = [sys.executable, "-m", baseline.__name__, str(folder)]
-    silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with subprocess.Popen([*command, "--whole"], **silent):
-        import matplotlib.backends.backend_svg
-        import matplotlib.font_manager  # noqa: F401  (looks for fonts)
+    measure, nowhere = partial(Follower, baseline.__name__, str(folder)), Path(os.devnull)
+    whole = measure("--whole", output=nowhere)
+    import matplotlib.backends.backend_svg
+    import matplotlib.font_manager  # noqa: F401  (looks for fonts)
 
-        import labrl.analysis.report.build  # noqa: F401
+    import labrl.analysis.report.build  # noqa: F401
 
-        if (folder / MARKER).exists():
-            with contextlib.suppress(OSError):
-                record_changes(Run.open(folder))
+    if (folder / MARKER).exists():
+        with contextlib.suppress(OSError):
+            record_changes(Run.open(folder))
+    whole.finish()
     # Training this long allows the longest measurement, which then runs beside it.
     if not told.wait(baseline.LONGEST / baseline.SHARE):
-        subprocess.run([*command, "--seconds", f"{baseline.LONGEST}"], **silent, check=False)
+        measure("--seconds", f"{baseline.LONGEST}", output=nowhere).finish()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""Processes that follow a folder: they send a run to a dashboard, report on it, or measure a baseline."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class Follower:
+    """A process that reads a run or an experiment on disk. Lines on its standard input tell it what to do.
+
+    Ctrl-C at the terminal does not reach it, because it is for the command, which waits for the process.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: str,
+        output: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start `python -m module arguments`. Raises OSError.
+
+        output: file to which its output is appended, None for `finish` to return it; variables: environment
+        variables in addition to those of this process.
+        """
+        package = str(Path(__file__).parents[2])
+        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        with contextlib.ExitStack() as closing:
+            written = subprocess.PIPE if output is None else closing.enter_context(output.open("ab"))
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=written,
+                stderr=written,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, **(variables or {}), "PYTHONPATH": os.pathsep.join(paths)},
+            )
+
+    def tell(self, line: str) -> None:
+        """Write a line to the standard input of the process, unless it has ended."""
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+
+    def finish(self, seconds: float | None = None) -> tuple[int, str, str]:
+        """Close its standard input and wait for its end. Return its exit code, its output and its errors.
+
+        Raises TimeoutError if it still runs after `seconds`.
+        """
+        try:
+            output, errors = self._process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
+        return self._process.returncode, output, errors
+
+    def kill(self) -> None:
+        """End the process at once, unless it has ended."""
+        self._process.kill()
+        self._process.wait()
