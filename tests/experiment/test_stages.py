@@ -127,6 +127,7 @@ def test_command_knows_whether_seeds_were_planned_in_stages(
     [
         (["seed=auto"], "contradiction", "seed"),
         (["env=cartpole,acrobot", "seed=auto"], "contradiction", "seed"),
+        (["agent=dqn,random", "env=pendulum", "env.max_frame=2000", "seed=auto"], "contradiction", "seed"),
         (["meta.keep_last=2,3", "seed=auto"], "contradiction", "seed"),
         (["env.num_envs=1,2", "seed=auto,1"], "contradiction", "seed"),
         (["env.num_envs=1,2", "seed=auto", "meta.max_session=2"], "contradiction", "meta.max_session"),
@@ -145,6 +146,19 @@ def test_comparison_that_cannot_be_made_is_refused(
     with refused(code, key):
         labrl.sweep([*QUICK, f"hydra.sweep.dir={tmp_path}/e", *overrides])
     assert not (tmp_path / "e").exists()
+
+
+def test_fork_is_refused_because_all_its_trials_have_one_seed(
+    finished: labrl.SweepResult, tmp_path: Path
+) -> None:
+    fork = [
+        f"+fork={finished.trials[0]['folder']}",
+        "at=256",
+        "env.max_frame=512",
+        "env.max_episode_steps=10,20",
+    ]
+    with refused("contradiction", "seed", "+fork"):
+        labrl.sweep([*fork, "seed=auto", f"hydra.sweep.dir={tmp_path}/e"])
 
 
 def test_single_run_is_refused() -> None:

@@ -58,6 +58,8 @@ class _Trial:
     """The earlier run that it goes back to: its own, to be resumed, or the one that it forks from."""
     edited: bool = True
     """Whether the edits of a resumed experiment apply to it."""
+    fits: bool = True
+    """Whether its agent fits its environment, as far as this has been checked."""
 
     @property
     def past(self) -> Run | None:
@@ -160,24 +162,20 @@ def plan_grid(
     _check_twice(trials)
     left = _left(trials, machine, fork)
     if stages:
-        check_groups([trial.plain for trial in trials])
+        check_groups([trial.plain for trial in trials if trial.fits])
     return Plan([trial.record for trial in trials], left)
 
 
 def plan_more(
-    records: Sequence[TrialRecord],
-    added: Sequence[list[str]],
-    compose: Compose,
-    machine: Machine | None,
-    fork: Fork | None = None,
+    records: Sequence[TrialRecord], added: Sequence[list[str]], compose: Compose, machine: Machine | None
 ) -> Plan:
     """Number further trials of an experiment with the trials `records`.
 
-    added: the overrides of each; machine, fork: as for `plan_grid`. Raises InputError as `plan_grid` does.
+    added: the overrides of each; machine: as for `plan_grid`. Raises InputError as `plan_grid` does.
     """
     first = 1 + max(record.number for record in records)
-    new = [_new(number, own, compose, fork) for number, own in enumerate(added, first)]
-    return Plan([*records, *(trial.record for trial in new)], _left(new, machine, fork) if new else [])
+    new = [_new(number, own, compose, None) for number, own in enumerate(added, first)]
+    return Plan([*records, *(trial.record for trial in new)], _left(new, machine) if new else [])
 
 
 def plan_again(
@@ -349,7 +347,8 @@ def _check_all(left: Sequence[_Trial], every: Sequence[list[str]], fork: Fork | 
     if misfits and len(misfits) == len(left):
         raise misfits[0]
     for index, trial in enumerate(left):
-        if index in misfits:
+        trial.fits = index not in misfits
+        if not trial.fits:
             say(f"cannot run: {misfits[index]}")
         elif fork is not None and trial.past is None:
             with _named(trial, every):

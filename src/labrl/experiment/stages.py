@@ -81,7 +81,7 @@ def check_groups(configs: Sequence[Mapping[str, Any]]) -> None:
         groups.setdefault(config["env"]["name"], set()).add(group_key(config))
     for env, own in groups.items():
         if len(own) < 2:
-            why = f"it compares groups in an environment, and {env} has only one"
+            why = f"it compares groups in an environment, and {env} has only one that can run"
             fix = "Add another value, such as agent=ppo,a2c, or type seed=0,1,2,3,4 for seeds of one group"
             raise InputError.about("seed=auto", why, fix, code="contradiction")
 

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 
 from labrl.analysis.formats import duration
 from labrl.config.keys import quoted
-from labrl.errors import DONE, FAILED, INTERRUPTED, LabrlError
+from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
 from labrl.experiment.again import replaced, swept_keys
 from labrl.experiment.experiment import held
 from labrl.experiment.grid import Plan, plan_again, plan_grid, plan_more
@@ -58,6 +58,9 @@ def sweep_grid(
     machine = None if launcher.traits.elsewhere else Machine()
     stages = requested_stages(overrides)
     if stages is not None:
+        if job.fork is not None:
+            why = "the random streams of the forked run continue, so that no trial has another seed"
+            raise InputError.contradiction("seed=auto", "+fork", why, "Leave out seed")
         overrides = with_seeds(overrides, range(stages.size))
     if again is None:
         plan = plan_grid(overrides, composed, machine, job.fork, stages)
@@ -82,7 +85,7 @@ def sweep_grid(
         def plan_stage() -> Plan:
             assert stages is not None
             added = next_stage(folder, stages)
-            return plan_more(folder.trials(), added, composed, machine, job.fork)
+            return plan_more(folder.trials(), added, composed, machine)
 
         grid = Grid(folder, plan.left, plan_stage if stages else None)
         for line in origins():
