@@ -366,3 +366,14 @@ def test_disabled_panel_shows_nothing(tmp_path: Path, capsys: pytest.CaptureFixt
 )
 def test_duration_is_written_in_its_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_forced_colors_make_no_terminal_of_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression test: notebooks and CI set FORCE_COLOR, and logs were full of control sequences."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    display = Display(1)
+    display.show([at(100)])
+    display.close()
+    assert capsys.readouterr().out.startswith("frame 100 of 10,000")

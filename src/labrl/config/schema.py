@@ -130,7 +130,7 @@ class MetaConfig:
     tensorboard: Watches[bool]
     """Whether to also write metrics for TensorBoard."""
     progress: Watches[bool]
-    """Whether a running trial shows a live panel, or lines if there is no terminal."""
+    """Whether to show a live panel while trials run, or lines if there is no terminal or notebook."""
     report: Watches[bool]
     """Whether to compute statistics, plots and a report when the trial ends. In a search, its trials make
     none unless this is set to true on the command line; the search has its own report."""

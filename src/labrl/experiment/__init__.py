@@ -11,6 +11,7 @@
     clusters     launchers: jobs of submitit, tasks of Ray
     machine      assigns the cores and GPUs of a machine to trials
     job          what Hydra calls for a new run, and the planning of trials, in the process of the command
+    panel        the rows of the trials on a terminal or in a notebook while they run
     summary      the final table of a grid
 
 `labrl.plugins` contains the sweepers that Hydra finds. A sweeper creates a queue (`Grid`, `Search`,

@@ -113,10 +113,6 @@ class SubmittedTrials:
 class _TrialsOfJob(Queue):
     """The trials of a cluster job, and their outcomes by number."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.outcomes: dict[int, Outcome] = {}
-
     def ended(self, task: Task, outcome: Outcome) -> None:
         """Keep the outcome of a trial."""
         self.outcomes[task.number] = outcome

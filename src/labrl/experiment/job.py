@@ -34,6 +34,7 @@ from labrl.run.provenance import Command
 from labrl.run.run import Run
 from labrl.run.session_log import print_without_modules
 from labrl.run.signature import present_trust, trusting
+from labrl.session.callbacks.display import SHOWN_ABOVE
 from labrl.session.callbacks.search import SEARCH
 from labrl.trial.composed import Composed
 from labrl.trial.fork import Fork
@@ -248,7 +249,7 @@ class Planner:
         """
         try:
             log = task.folder / task.log if task.log else None
-            with labeled_output("" if log else f"[{task.number}] "), printing_to(log):
+            with printing_to(log), labeled_output("" if log else f"[{task.number}] "):
                 return self._plan(task)
         except HydraException as error:
             return Outcome.failed(str(explain(error, task.overrides, self.job.config_dir)))
@@ -284,7 +285,9 @@ class Planner:
                 run = self.job.plan(own, self.launcher)
             order = {
                 "folder": str(folder),
-                "environment": environment | ({SEARCH: str(task.reports_to)} if task.reports_to else {}),
+                "environment": environment
+                | ({SEARCH: str(task.reports_to)} if task.reports_to else {})
+                | ({SHOWN_ABOVE: "1"} if task.shown else {}),
                 "cwd": str(folder if config.hydra.job.chdir else Path.cwd()),
                 "label": f"[{task.number}] ",
                 "log": task.log,

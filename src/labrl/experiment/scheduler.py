@@ -6,6 +6,7 @@ Tasks and outcomes are plain data that can be sent to other processes and machin
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,10 @@ class Task:
     """Number of times that its process has died."""
     label: str = ""
     """Name of the trial in messages, if it is not its number."""
+    about: str = ""
+    """The overrides that distinguish it from other trials."""
+    shown: bool = False
+    """Whether the panel of the experiment shows its progress."""
 
     @property
     def named(self) -> str:
@@ -151,10 +156,14 @@ class Queue:
 
     seconds = SECONDS
     """Longest time between two calls of `tick`."""
+    shows_progress = False
+    """Whether a panel shows the trials, if there is a terminal or a notebook for it."""
 
     def __init__(self, left: Sequence[Task] = ()) -> None:
         """left: the known trials to run, in order."""
         self.left = list(left)
+        self.outcomes: dict[int, Outcome] = {}
+        """Outcomes of the trials that have ended, by number."""
 
     def next(self, has_room: Callable[[Need], bool]) -> Task | None:
         """Return the next trial; None if there is none, or no room for it now."""
@@ -166,6 +175,16 @@ class Queue:
 
     def tick(self, running: Collection[Task]) -> None:
         """Do periodic work while trials run, every `seconds`. An error ends all trials."""
+
+    def states(self, running: Collection[Any]) -> Counter[str]:
+        """Return the number of trials in each state. running: the trials that have started."""
+        states = Counter(running=len(running), waiting=len(self.left))
+        states.update(outcome.status for outcome in self.outcomes.values())
+        return states
+
+    def note(self) -> str:
+        """Return a further line for the panel, or an empty string."""
+        return ""
 
 
 class RetryingQueue(Queue):
@@ -179,7 +198,7 @@ class RetryingQueue(Queue):
     def ended(self, task: Task, outcome: Outcome) -> None:
         """Let a trial continue if its process has died, or record its outcome."""
         if not outcome.died and outcome.status != "interrupted":
-            self.done(task, outcome)
+            self._done(task, outcome)
         elif not self._interruption.requested:  # Otherwise, a resume continues it.
             # Imported late: a single run loads this module and must not wait for it.
             from labrl.trial.summary import say
@@ -191,10 +210,14 @@ class RetryingQueue(Queue):
                 self.retried(self.left[0])
             else:
                 why = f"its process died {task.attempts + 1} times; the last time: {how}"
-                self.done(task, Outcome.failed(why))
+                self._done(task, Outcome.failed(why))
 
     def retried(self, task: Task) -> None:
         """Record that a trial continues for the `task.attempts`-th time."""
+
+    def _done(self, task: Task, outcome: Outcome) -> None:
+        self.outcomes[task.number] = outcome
+        self.done(task, outcome)
 
     def done(self, task: Task, outcome: Outcome) -> None:
         """Record the outcome of a trial that does not continue."""
@@ -206,17 +229,23 @@ def run_queue(queue: Queue, launcher: TrialLauncher, interruption: Interruption)
 
     After a signal, no further trial starts, and the running ones are saved and end.
     """
-    while True:
-        while not interruption.requested and (task := queue.next(launcher.has_room)) is not None:
-            launcher.start(task)
-        if not launcher.running:
-            return
-        for task, outcome in launcher.ended(queue.seconds):
-            if not launcher.traits.apart and outcome.status == "interrupted":
-                interruption.stop(signal.SIGINT if outcome.exit_code == INTERRUPTED else signal.SIGTERM)
-            queue.ended(task, outcome)
-        queue.tick(launcher.running)
-        if interruption.take_save():
-            launcher.save()
-        if interruption.requested:
-            launcher.stop()
+    # Imported late: a single run loads this module and must not wait for it.
+    from labrl.experiment.panel import ExperimentPanel
+
+    with ExperimentPanel(queue, launcher) as panel:
+        while True:
+            while not interruption.requested and (task := queue.next(launcher.has_room)) is not None:
+                launcher.start(panel.adopt(task))
+            if not launcher.running:
+                panel.update((), now=True)  # A notebook keeps it.
+                return
+            for task, outcome in launcher.ended(queue.seconds):
+                if not launcher.traits.apart and outcome.status == "interrupted":
+                    interruption.stop(signal.SIGINT if outcome.exit_code == INTERRUPTED else signal.SIGTERM)
+                queue.ended(task, outcome)
+            queue.tick(launcher.running)
+            panel.update(launcher.running)
+            if interruption.take_save():
+                launcher.save()
+            if interruption.requested:
+                launcher.stop()

@@ -16,7 +16,7 @@ from labrl.errors import first_line
 from labrl.experiment.scheduler import Outcome
 from labrl.run.experiment import ExperimentStatus, TrialRecord
 from labrl.run.run import Run
-from labrl.session.callbacks.display import Terminal
+from labrl.session.callbacks.display import Display
 from labrl.trial.summary import say
 
 MOST_ROWS = 40
@@ -64,7 +64,7 @@ def print_experiment(
         table.add_row(str(record.number), record.status, reached, " ".join(overrides[record.number]))
     if table.row_count:
         say("trials")
-        Terminal().print(table)
+        Display.console().print(table)
         say(MEANING)
     if len(records) > table.row_count:
         say(f"and {len(records) - table.row_count} more trials in experiment.json")
@@ -72,7 +72,7 @@ def print_experiment(
     for record in records:
         if record.error:
             told = f"trial {record.number} failed: {first_line(record.error)}"
-            Terminal().print(told, style="red", markup=False, highlight=False, soft_wrap=True)
+            Display.console().print(told, style="red", markup=False, highlight=False, soft_wrap=True)
             if (path / record.folder).exists():
                 say(f"  run folder: {path / record.folder}")
     if status != "finished":
@@ -119,7 +119,7 @@ def _print_groups(
     for key, returns in by_return:
         row = [_return(returns, interval=True), str(len(returns)), names[key]]
         table.add_row(*row[: len(columns)])
-    Terminal().print(table)
+    Display.console().print(table)
 
 
 def _sequences(folder: Path) -> str:

@@ -26,7 +26,7 @@ from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
 from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
 from labrl.experiment.stages import check_resume, next_stage, requested_stages, with_seeds
-from labrl.experiment.summary import how_to_resume_experiment, print_experiment, said_of
+from labrl.experiment.summary import how_to_resume_experiment, print_experiment, said_of, varying
 from labrl.processes.secrets import origins
 from labrl.processes.signals import Stopped
 from labrl.run.experiment import Experiment, ExperimentStatus, TrialRecord
@@ -88,6 +88,7 @@ def sweep_grid(
             return plan_more(folder.trials(), added, composed, machine)
 
         grid = Grid(folder, plan.left, plan_stage if stages else None)
+        grid.shows_progress = config.meta.progress
         for line in origins():
             say(line)
         if done := len(grid.outcomes):
@@ -114,11 +115,9 @@ class Grid(Queue):
     ) -> None:
         """left: the remaining trials of the folder with their needs; the others have finished. plan_more:
         function that plans further trials after all have ended, if any."""
-        super().__init__([self._task(folder, *one) for one in left])
+        super().__init__(_tasks(folder, folder.trials(), left))
         self.folder, self._plan_more = folder, plan_more
         self.records = {record.number: record for record in folder.trials()}
-        self.outcomes: dict[int, Outcome] = {}
-        """Outcomes of the trials that have ended, by number."""
         self._since, self._ended = time.monotonic(), 0  # for the pace of the trials of a stage
         remaining = {task.number for task in self.left}
         for number, record in self.records.items():
@@ -169,7 +168,7 @@ class Grid(Queue):
             return
         self.folder.replace_trials(plan.records)
         self.records = {record.number: record for record in plan.records}
-        self.left = [self._task(self.folder, *one) for one in plan.left]
+        self.left = _tasks(self.folder, plan.records, plan.left)
         told = f"{len(self.left)} more trials"
         if self._ended:
             pace = (time.monotonic() - self._since) / self._ended
@@ -178,15 +177,6 @@ class Grid(Queue):
         self._since, self._ended = time.monotonic(), 0
         if reporting.wants_report(self.folder.path):
             reporting.make_report(self.folder.path)
-
-    @staticmethod
-    def _task(folder: Experiment, record: TrialRecord, need: Need) -> Task:
-        return Task(
-            number=record.number,
-            overrides=[*record.overrides, f"hydra.sweep.subdir={quoted(record.folder)}"],
-            folder=folder.trial_path(record),
-            need=need,
-        )
 
     def _close(self, interrupted: int | None) -> int:
         """Print the status of the trials, and make the report. Return the exit code.
@@ -215,6 +205,23 @@ class Grid(Queue):
     def _change(self, record: TrialRecord, status: Any, error: str | None = None) -> None:
         record.status, record.error = status, error
         self.folder.set_trials([record])
+
+
+def _tasks(
+    folder: Experiment, records: Sequence[TrialRecord], left: Sequence[tuple[TrialRecord, Need]]
+) -> list[Task]:
+    """Return the tasks of the trials that are `left` of an experiment with the trials `records`."""
+    own = varying(records)
+    return [
+        Task(
+            number=record.number,
+            overrides=[*record.overrides, f"hydra.sweep.subdir={quoted(record.folder)}"],
+            folder=folder.trial_path(record),
+            need=need,
+            about=" ".join(own[record.number]),
+        )
+        for record, need in left
+    ]
 
 
 def _mend(path: Path, outcome: Outcome) -> None:

@@ -6,9 +6,7 @@ import contextlib
 import errno
 import io
 import os
-import shutil
 import sys
-import textwrap
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,7 +127,10 @@ def print_traceback(error: Exception) -> None:
 
 @contextlib.contextmanager
 def printing_to(path: Path | None) -> Iterator[None]:
-    """Append the output of this process and its children in this context to a file; None: do nothing."""
+    """Append the output of this process and its children in this context to a file; None: do nothing.
+
+    The standard streams become the file as well, because a panel may have replaced them.
+    """
     if path is None:
         yield
         return
@@ -137,11 +138,13 @@ def printing_to(path: Path | None) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     before = [os.dup(1), os.dup(2)]
-    with open(path, "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    with open(path, "ab") as appended:
+        os.dup2(appended.fileno(), 1)
+        os.dup2(appended.fileno(), 2)
+    lines = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "replace", write_through=True)
     try:
-        yield
+        with contextlib.redirect_stdout(lines), contextlib.redirect_stderr(lines):
+            yield
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -165,10 +168,7 @@ def labeled_output(label: str) -> Iterator[None]:
 
 
 class LabeledLines(io.TextIOBase):
-    """A stream that writes whole lines, each with the label of its trial.
-
-    On a terminal, long lines are wrapped between words. The stream itself is not a terminal.
-    """
+    """A stream that writes whole lines, each with the label of its trial, and is not a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self.label = ""
@@ -183,7 +183,8 @@ class LabeledLines(io.TextIOBase):
         """Write complete lines, and keep the rest. Return the number of characters."""
         *lines, self._begun = (self._begun + text).split("\n")
         if lines:
-            self._pass_on("".join(f"{self._labeled(line)}\n" if line.strip() else "\n" for line in lines))
+            labeled = (redact(f"{self.label}{line}") if line.strip() else "" for line in lines)
+            self._pass_on("".join(f"{line}\n" for line in labeled))
         return len(text)
 
     def flush(self) -> None:
@@ -195,16 +196,6 @@ class LabeledLines(io.TextIOBase):
         if self._begun:
             self.write("\n")
         super().close()
-
-    def _labeled(self, line: str) -> str:
-        whole = redact(f"{self.label}{line}")
-        width = shutil.get_terminal_size().columns
-        if len(whole) <= width or not self._stream.isatty():
-            return whole
-        indent = " " * len(self.label)
-        return textwrap.fill(
-            whole, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        )
 
     def _pass_on(self, text: str) -> None:
         try:

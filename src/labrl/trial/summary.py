@@ -16,7 +16,7 @@ from labrl.run.disk import disk_use
 from labrl.run.folder import read_json
 from labrl.run.run import Run
 from labrl.run.session import SessionResult
-from labrl.session.callbacks.display import Terminal
+from labrl.session.callbacks.display import Display
 from labrl.trial.result import TrialResult
 
 COLUMNS = ("#", "status", "frames", "episodes", "final return", "best", "seconds", "frames/s")
@@ -41,7 +41,7 @@ def _row(session: SessionResult) -> list[str]:
 
 def print_summary(result: TrialResult, console: Console | None = None) -> None:
     """Print a table of the sessions, failures, and the paths of the report and the run folder."""
-    console = console or Terminal()
+    console = console or Display.console()
     if result.stopped_at_start:
         say(f"interrupted before the first frame; to resume: {how_to_resume(result.folder)}", console)
         return
@@ -113,7 +113,7 @@ def _meanings(sessions: Sequence[SessionResult], columns: Sequence[str]) -> Iter
 
 def print_failures(result: TrialResult, console: Console | None = None) -> None:
     """Print the error and the log of each failed session."""
-    console = console or Terminal()
+    console = console or Display.console()
     for session in result.sessions:
         if session.failure:
             log = result.folder / f"session_{session.index}" / "session.log"
@@ -138,4 +138,4 @@ def how_to_report(folder: Path) -> str:
 
 def say(line: str, console: Console | None = None) -> None:
     """Print one line without wrapping or markup."""
-    (console or Terminal()).print(line, markup=False, highlight=False, soft_wrap=True)
+    (console or Display.console()).print(line, markup=False, highlight=False, soft_wrap=True)

@@ -105,6 +105,7 @@ def search(
         for line in origins():
             say(line)
         one = Search(study, recipe, experiment, subfolder, need, settings.max_failure_rate)
+        one.shows_progress = asked.meta.progress
         at_once = str(launcher.limit or "as many as there is room for")
         _announce(study, storage, at_once, experiment, asked.search.confirm)
         try:

@@ -118,6 +118,7 @@ class Search(RetryingQueue):
             reports_to=self.experiment.path,
             log=TRIAL_LOG,
             attempts=one.attempts,
+            about=_values(one.params),
         )
 
     def retried(self, task: Task) -> None:
@@ -147,6 +148,17 @@ class Search(RetryingQueue):
             self._last_beat = now
             self.study.beat()
 
+    def states(self, running: Collection[Any]) -> Counter[str]:
+        """Return the number of trials in each state, including those of other machines."""
+        states = Counter[str](STATUS[trial.state] for trial in self.study.trials())
+        states["waiting"] = max(self.study.total - states.total() + states["waiting"], 0)
+        return states
+
+    def note(self) -> str:
+        """Return the best value so far, or an empty string before a trial has finished."""
+        best = self.study.best()
+        return f"best so far {score(best[0].value, 1)} (trial {best[0].number})" if best else ""
+
     def record(self) -> None:
         """Update `experiment.json` from the study."""
         self.experiment.set_trials(map(self._as_record, self.study.trials()))
@@ -157,7 +169,7 @@ class Search(RetryingQueue):
         trials = self.study.trials()
         trial, best = trials[number], self.study.best()
         done = sum(one.state.is_finished() for one in trials)
-        leader = f"   best so far {score(best[0].value, 1)} (trial {best[0].number})" if best else ""
+        leader = f"   {self.note()}" if best else ""
         frame = trial.last_step
         match trial.state:
             case TrialState.COMPLETE:
@@ -171,11 +183,7 @@ class Search(RetryingQueue):
                 leader += "" if there is None else f", which had {score(there, 1)} at that frame"
             case _:
                 what = f"failed: {trial.user_attrs.get(FACTS, {}).get('error')}".partition("\n")[0]
-        params = " ".join(
-            f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
-            for key, value in trial.params.items()
-        )
-        say(f"[{done}/{self.study.total}] trial {number}: {what}{leader}   {params}")
+        say(f"[{done}/{self.study.total}] trial {number}: {what}{leader}   {_values(trial.params)}")
         failed = sum(one.state == TrialState.FAIL for one in trials)
         if failed > self._max_failure_rate * self.study.total and not self._gave_up:
             self._gave_up = True
@@ -222,7 +230,9 @@ class Search(RetryingQueue):
             )
             for number, (name, overrides) in enumerate(runs)
         ]
-        run_queue(ConfirmingRuns(study.plan.retries, interruption, tasks), launcher, interruption)
+        confirming = ConfirmingRuns(study.plan.retries, interruption, tasks)
+        confirming.shows_progress = self.shows_progress
+        run_queue(confirming, launcher, interruption)
         return None if interruption.requested else confirmed(entry, home, study.plan)
 
     def _answer(self, number: int, session: Path) -> None:
@@ -285,6 +295,14 @@ class Search(RetryingQueue):
                 "host": own.get("host"),
             },
         )
+
+
+def _values(params: Mapping[str, Any]) -> str:
+    """Return the searched values of a trial in one line."""
+    return " ".join(
+        f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in params.items()
+    )
 
 
 def to_confirm(config: Confirm, study: Study) -> dict[str, Any]:

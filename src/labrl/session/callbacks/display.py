@@ -1,4 +1,4 @@
-"""Progress of sessions: a live panel in a terminal, plain lines elsewhere."""
+"""Progress of sessions and trials: a live panel in a terminal or a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, ClassVar, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleRenderable, Group, RenderableType
 from rich.constrain import Constrain
 from rich.control import Control
+from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.segment import ControlType, Segment
@@ -39,6 +42,24 @@ _LAYOUTS = (
 )
 """Layouts of a row of the panel, from the widest to the narrowest: width of the progress bar, number of
 returns in the spark line, whether frames are shown with all digits, whether the speed is shown."""
+
+_TRIAL_LAYOUTS = (
+    (24, 16, False, True),
+    (16, 12, False, True),
+    (8, 8, False, True),
+    (8, 8, False, False),
+    (8, 0, False, False),
+    (0, 0, False, False),
+)
+"""Layouts of a row about a trial, in the same form."""
+
+_STYLES = {"waiting": "dim", "failed": "red"}
+
+_ABOUT = 20
+"""Number of columns that these layouts leave for what distinguishes the trial, if that is so long."""
+
+SHOWN_ABOVE = "LABRL_PROGRESS_SHOWN"
+"""Name of the environment variable of a trial whose progress the panel of its experiment shows."""
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 
@@ -71,6 +92,12 @@ class SessionProgress:
     """Budget in seconds of training; None for no limit."""
 
     @property
+    def fraction(self) -> float:
+        """The part of the budget that is used up, in [0, 1]."""
+        of_wall = self.wall / self.max_wall if self.max_wall else 0.0
+        return min(max(self.frame / max(self.max_frame, 1), of_wall), 1.0)
+
+    @property
     def seconds_left(self) -> float | None:
         """The time left at the current speed in seconds; None while it is too early for an estimate.
 
@@ -84,11 +111,51 @@ class SessionProgress:
         return left if self.max_wall is None else min(left, max(self.max_wall - self.wall, 0.0))
 
 
+@dataclass
+class TrialProgress(SessionProgress):
+    """Progress of a trial: means over its sessions, and the sum of their speeds."""
+
+    about: str = ""
+    """What distinguishes the trial from others of its experiment."""
+    left: float | None = None
+    """The time until its last session ends, in seconds; None if unknown."""
+
+    @classmethod
+    def of(cls, number: int, about: str, status: str, sessions: Sequence[SessionProgress] = ()) -> Self:
+        """Return the progress of a trial with this number in its experiment."""
+        running = [one for one in sessions if one.status == "running"]
+        scores = [one.return_mean for one in sessions if one.return_mean is not None]
+        returns = [one.returns for one in sessions if one.returns]
+        shortest = min(map(len, returns), default=0)
+        left = [one.seconds_left for one in running]
+        return cls(
+            index=number,
+            frame=round(fmean(one.frame for one in sessions)) if sessions else 0,
+            max_frame=max((one.max_frame for one in sessions), default=0),
+            episode=sum(one.episode for one in sessions),
+            return_mean=fmean(scores) if scores else None,
+            fps=sum(one.fps or 0.0 for one in running) or None,
+            wall=max((one.wall for one in sessions), default=0.0),
+            rows=0,
+            status=status,
+            returns=[fmean(row) for row in zip(*(one[-shortest:] for one in returns), strict=True)],
+            max_wall=sessions[0].max_wall if sessions else None,
+            about=about,
+            left=max((one for one in left if one is not None), default=None) if None not in left else None,
+        )
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time until the last session ends, in seconds; None if unknown."""
+        return self.left
+
+
 class Terminal(Console):
     """Console on standard output that falls silent when its reader exits (`labrl | head`)."""
 
     def __init__(self) -> None:
-        super().__init__()
+        # FORCE_COLOR, as in notebooks and CI, lets rich take any stream for a terminal.
+        super().__init__(force_interactive=None if sys.stdout.isatty() else False)
         if not self.width:  # COLUMNS=0 stands for an unknown width
             self.width = 80
 
@@ -99,50 +166,99 @@ class Terminal(Console):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Live(Live):
+    """Rich's live display, which also erases the lines that a terminal adds when it becomes narrower.
+
+    Such a terminal wraps the lines of the panel.
+    """
+
+    _drawn: Sequence[int] = ()
+    """Lengths of the lines that were drawn last."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Return what to print before and after `renderables`, which appear above the panel."""
+        console, erase = self.console, ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
+        wrapped = sum(math.ceil(length / console.width) - 1 for length in self._drawn if length)
+        lines = console.render_lines(self.renderable, console.options.update(height=None), pad=False)
+        self._drawn = [Segment.get_line_length(line) for line in lines[: console.height]]
+        before = [Control((ControlType.ERASE_IN_LINE, 2), *erase * wrapped)] if wrapped else []
+        return [*before, *super().process_renderables(renderables)]
+
+
 class Display:
-    """A live panel on a terminal; plain lines elsewhere."""
+    """A live panel in a terminal or a notebook; plain lines elsewhere."""
+
+    _above: ClassVar[Console | None] = None
+    """Console of the panel in the terminal of this process, which prints above it; None without a panel."""
 
     def __init__(
-        self, num_sessions: int, console: Console | None = None, now: Callable[[], float] = time.monotonic
+        self,
+        num_rows: int,
+        console: Console | None = None,
+        now: Callable[[], float] = time.monotonic,
+        transient: bool = False,
     ) -> None:
-        """num_sessions: sessions in the trial; each line names its session if there are several."""
-        self._console, self._now, self._several = console or Terminal(), now, num_sessions > 1
+        """num_rows: number of sessions or trials, which are named if there are several; transient: whether
+        `close` removes the panel from the terminal."""
+        self._console, self._now, self._several = console or Terminal(), now, num_rows > 1
+        self._transient = transient
         self._live: Live | None = None
-        self._width = 0
+        self._in_notebook: Any = None  # IPython's handle of the panel
         self._handlers: list[logging.StreamHandler] = []
         # Time and content of the last line printed for each session.
         self._printed: dict[int, tuple[float, SessionProgress]] = {}
 
-    def show(self, sessions: Sequence[SessionProgress]) -> None:
-        """Show the current progress of the sessions."""
-        if not self._console.is_terminal or self._console.is_dumb_terminal:
-            for progress in sessions:
+    @property
+    def is_live(self) -> bool:
+        """Whether this is a panel, which is updated in place."""
+        return self._console.is_jupyter or self._console.is_interactive
+
+    @property
+    def height(self) -> int:
+        """Number of lines in the terminal."""
+        return self._console.height
+
+    def show(self, rows: Sequence[SessionProgress], foot: Sequence[RenderableType] = ()) -> None:
+        """Show the current progress of sessions or trials. foot: lines below the panel."""
+        if not self.is_live:
+            for progress in rows if SHOWN_ABOVE not in os.environ else ():
                 self._line(progress)
-            return
-        if self._live is None:
-            self._live = self._open()
-        elif self._console.width < self._width:
-            self._erase_wrapped(self._live)
-        self._width = self._console.width
-        self._live.update(self._panel(sessions), refresh=True)
+        elif self._console.is_jupyter:
+            from IPython.display import display
+
+            panel = self._panel(rows, foot)
+            if self._in_notebook is None:
+                self._in_notebook = display(panel, display_id=True)
+            else:
+                self._in_notebook.update(panel)
+        else:
+            self._live = self._live or self._open()
+            self._live.update(self._panel(rows, foot), refresh=True)
 
     def say(self, line: str) -> None:
         """Print one line, above the panel if there is one."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Stop updating the panel, and leave its last state on the terminal."""
+        """Stop updating the panel, and leave its last state on the terminal unless it is transient."""
         if self._live is not None:
             self._live.stop()
+            Display._above = None
         for handler in self._handlers:
             handler.setStream(sys.stderr)
         self._live, self._handlers = None, []
 
     def _open(self) -> Live:
         before, to_terminal = sys.stderr, sys.stderr.isatty()
-        live = Live(console=self._console, auto_refresh=False, redirect_stderr=to_terminal)
+        live = _Live(
+            console=self._console,
+            auto_refresh=False,
+            redirect_stderr=to_terminal,
+            transient=self._transient,
+        )
         live.start()
         self._console.show_cursor(True)  # after a second Ctrl-C there is no time to show it again
+        Display._above = self._console
         # Log handlers that hold the original stderr would write across the panel.
         for handler in {*logging.getLogger().handlers, *logging.getLogger("labrl").handlers}:
             if to_terminal and isinstance(handler, logging.StreamHandler) and handler.stream is before:
@@ -150,13 +266,11 @@ class Display:
                 self._handlers.append(handler)
         return live
 
-    def _erase_wrapped(self, live: Live) -> None:
-        """Erase the lines that the terminal added by wrapping the panel when it became narrower."""
-        before = self._console.options.update(width=self._width, height=None)
-        lines = self._console.render_lines(live.renderable, before, pad=False)[: live.console.height]
-        wrapped = sum(math.ceil(Segment.get_line_length(line) / self._console.width) - 1 for line in lines)
-        erase = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
-        self._console.control(Control((ControlType.ERASE_IN_LINE, 2), *erase * wrapped))
+    @classmethod
+    def console(cls) -> Console:
+        """Return a console on standard output, which prints above the panel if there is one."""
+        redirected = not isinstance(sys.stdout, FileProxy)
+        return Terminal() if cls._above is None or redirected else cls._above
 
     def _line(self, progress: SessionProgress) -> None:
         """Print a line at the end, after a new row, or after a while, but never two within a second.
@@ -175,46 +289,56 @@ class Display:
             prefix = f"session {progress.index}: " if self._several else ""
             self.say(prefix + ", ".join(_facts(progress)))
 
-    def _panel(self, sessions: Sequence[SessionProgress]) -> RenderableType:
-        """Return a row for each session and, if there is room, its losses and the use of its time."""
+    def _panel(self, rows: Sequence[SessionProgress], foot: Sequence[RenderableType]) -> RenderableType:
+        """Return the rows and, if there is room, the losses of each and the use of its time."""
         width = self._console.width - _FREE
-        tables = (self._table(sessions, *layout) for layout in _LAYOUTS)
-        for table in tables:
-            if self._console.measure(table).maximum <= width:
+        longest = max((len(one.about) for one in rows if isinstance(one, TrialProgress)), default=0)
+        for layout in _TRIAL_LAYOUTS if longest else _LAYOUTS:
+            table = self._table(rows, *layout)
+            left = width - self._console.measure(table).maximum
+            if left >= (min(longest, _ABOUT) + 1 if longest else 0):
                 break
-        lines: list[RenderableType] = [table]
-        if 2 * len(sessions) + 2 <= self._console.height:
-            lines += filter(None, (self._details(progress, width) for progress in sessions))
+        if longest and left > 1:
+            table = self._table(rows, *layout, about=min(left - 1, longest))
+        lines: list[RenderableType] = [table, *foot] if rows else [*foot]
+        if 2 * len(rows) + 2 <= self._console.height:
+            lines += filter(None, (self._details(progress, width) for progress in rows))
         return Constrain(Group(*lines), width)
 
     def _table(
-        self, sessions: Sequence[SessionProgress], bar: int, sparks: int, exact: bool, fps: bool
+        self, rows: Sequence[SessionProgress], bar: int, sparks: int, exact: bool, fps: bool, about: int = 0
     ) -> Table:
         table = Table(box=None, padding=(0, 1), collapse_padding=True)
         number = "{:,}".format if exact else compact
-        rows = []
-        for progress in sessions:
+        table_rows = []
+        for progress in rows:
             done = min(progress.frame, progress.max_frame)  # the last vector step may go beyond the budget
             score = "-" if progress.return_mean is None else score_text(progress.return_mean)
             if sparks and not self._console.options.ascii_only:
                 score = f"{spark_line(progress.returns, sparks):>{sparks}} {score}"
+            frames = f"{number(done)} / {number(progress.max_frame)}" if progress.max_frame else "-"
             cells: dict[str, RenderableType | None] = {
                 "#": str(progress.index) if self._several else None,
-                "": ProgressBar(total=progress.max_frame, completed=done) if bar else None,
-                "frame": f"{number(done)} / {number(progress.max_frame)}",
+                "": ProgressBar(total=1.0, completed=progress.fraction) if bar else None,
+                "frame": frames,
                 "return": score,
                 "frames/s": ("-" if progress.fps is None else f"{progress.fps:,.0f}") if fps else None,
                 "time left": _time_left(progress),
+                "trial": progress.about if about and isinstance(progress, TrialProgress) else None,
             }
-            rows.append({name: cell for name, cell in cells.items() if cell is not None})
+            table_rows.append({name: cell for name, cell in cells.items() if cell is not None})
         # A bar without a width would take all the room; the width of the time left varies.
-        widths, least = {"": bar}, {"time left": len("interrupted")}
-        for name in rows[0]:
+        widths, least = {"": bar, "trial": about}, {"time left": len("interrupted")}
+        for name in table_rows[0] if rows else ():
             table.add_column(
-                name, justify="right", no_wrap=True, width=widths.get(name), min_width=least.get(name)
+                name,
+                justify="left" if name == "trial" else "right",
+                no_wrap=True,
+                width=widths.get(name),
+                min_width=least.get(name),
             )
-        for row in rows:
-            table.add_row(*row.values())
+        for row, progress in zip(table_rows, rows, strict=True):
+            table.add_row(*row.values(), style=_STYLES.get(progress.status))
         return table
 
     def _details(self, progress: SessionProgress, width: int) -> Text:

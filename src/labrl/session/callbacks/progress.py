@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 
@@ -99,11 +99,47 @@ class Progress(Callback):
         self.next_time = time.perf_counter() + REFRESH_SECONDS
 
 
-class TrialPanel:
+class Panel:
+    """A display that is updated at most once a second from files of other processes.
+
+    Use this as a context manager and call `refresh` as often as convenient.
+    """
+
+    def __init__(self, display: Display | None) -> None:
+        """display: None to show nothing."""
+        self._display = display
+        self._next = 0.0
+
+    def __enter__(self) -> Self:
+        self.refresh()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._display is not None:
+            self.finish(self._display)
+            self._display.close()
+
+    def refresh(self, now: bool = False) -> None:
+        """Show the current progress. Calls within a second of the last one have no effect unless `now`."""
+        if self._display is not None and (now or time.monotonic() >= self._next):
+            self.show(self._display)
+            self._next = time.monotonic() + REFRESH_SECONDS
+
+    def show(self, display: Display) -> None:
+        """Show the current progress."""
+        raise NotImplementedError
+
+    def finish(self, display: Display) -> None:
+        """Show what is left to show at the end."""
+        self.show(display)
+
+
+class TrialPanel(Panel):
     """Show the sessions of a trial that run in separate processes, from their `progress.json`.
 
-    Warnings in their `session.log` are printed above the panel. Use this as a context manager and call
-    `update` as often as convenient.
+    Warnings in their `session.log` are printed above the panel.
     """
 
     def __init__(
@@ -115,23 +151,11 @@ class TrialPanel:
         console: Console | None = None,
     ) -> None:
         """max_frame: budget of each session; enabled: whether to show anything."""
+        super().__init__(Display(num_sessions, console) if enabled else None)
         paths = [folder.path / f"session_{index}" for index in range(num_sessions if enabled else 0)]
-        self._sessions = [(session, _Warnings(session.log)) for session in map(RunSession, paths)]
+        self._sessions = [(session, LogLines(session.log, WARNING)) for session in map(RunSession, paths)]
         self._max_frame = max_frame
         self._ended: Collection[int] = ()
-        self._display = Display(num_sessions, console) if enabled else None
-        self._next = 0.0
-
-    def __enter__(self) -> TrialPanel:
-        self.update()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._display is not None:
-            self._show(self._display)
-            self._display.close()
 
     def update(self, ended: Collection[int] = ()) -> None:
         """Show the current progress of the sessions. Calls within a second of the last one have no effect.
@@ -139,37 +163,42 @@ class TrialPanel:
         ended: indices of sessions whose process has ended; the file of a killed one still says `running`.
         """
         self._ended = ended
-        if self._display is not None and time.monotonic() >= self._next:
-            self._show(self._display)
-            self._next = time.monotonic() + REFRESH_SECONDS
+        self.refresh()
 
-    def _show(self, display: Display) -> None:
+    def show(self, display: Display) -> None:
+        """Print new warnings, and show the progress of the sessions."""
         for index, (_, warnings) in enumerate(self._sessions):
             for text in warnings.new():
                 display.say(f"session {index}: {text}")
-        display.show([self._progress(index, session) for index, (session, _) in enumerate(self._sessions)])
-
-    def _progress(self, index: int, session: RunSession) -> SessionProgress:
-        try:
-            found = SessionProgress(**json.loads(session.progress_json.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
-            found = SessionProgress(index, 0, self._max_frame, 0, None, None, 0.0, 0, "starting")
-        if index in self._ended and found.status in ("starting", "running"):
-            found.status = "ended"
-        return found
+        rows = [read_progress(session, self._max_frame) for session, _ in self._sessions]
+        for found in rows:
+            if found.index in self._ended and found.status in ("starting", "running"):
+                found.status = "ended"
+        display.show(rows)
 
 
-class _Warnings:
-    """New warnings in a session's log, without time and logger name. Tracebacks are left out."""
+def read_progress(session: RunSession, max_frame: int) -> SessionProgress:
+    """Return the progress of a session from its `progress.json`, which is missing until it has started."""
+    try:
+        return SessionProgress(**json.loads(session.progress_json.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return SessionProgress(session.index, 0, max_frame, 0, None, None, 0.0, 0, "starting")
 
-    _WARNING = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ [\w.]+: (.*)")
 
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        self._read = log.stat().st_size if log.exists() else 0  # skips warnings from before a resume
+WARNING = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ [\w.]+: (.*)")
+"""A warning in a session's log, after its time and the name of its logger."""
+
+
+class LogLines:
+    """The new lines of a log, from when this object is created on."""
+
+    def __init__(self, log: Path, pattern: re.Pattern[str]) -> None:
+        """pattern: matches the lines to yield, with their text as its first group."""
+        self._log, self._pattern = log, pattern
+        self._read = log.stat().st_size if log.exists() else 0  # skips lines from before a resume
 
     def new(self) -> Iterator[str]:
-        """Yield the warnings in complete lines since the last call."""
+        """Yield the text of the complete lines since the last call that match."""
         try:
             with open(self._log, "rb") as file:
                 file.seek(self._read)
@@ -179,7 +208,7 @@ class _Warnings:
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
         for line in whole.decode(errors="replace").splitlines():
-            if found := self._WARNING.fullmatch(line):
+            if found := self._pattern.fullmatch(line):
                 yield found[1]
 
 

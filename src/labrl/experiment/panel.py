@@ -1,0 +1,168 @@
+"""The panel of an experiment: its trials as rows, and an estimate for the whole."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from labrl.errors import LabrlError
+from labrl.run.experiment import TRIAL_LOG
+from labrl.run.run import Run
+from labrl.run.session import RunSession
+from labrl.session.callbacks.display import Display, TrialProgress, duration
+from labrl.session.callbacks.progress import LogLines, Panel, read_progress
+
+if TYPE_CHECKING:
+    from labrl.experiment.launcher import TrialLauncher
+    from labrl.experiment.scheduler import Queue, Task
+
+_MESSAGE = re.compile(r"(?!Traceback|\s)(.*\S.*)")
+"""A line of a trial's output, without those of a traceback."""
+
+_GROUPS = re.compile(r"(?<!\S)[\w./]+\.(?=\w+=)")
+"""What precedes the last part of a key, such as `agent.` of `agent.lr=1e-3`; rows have little room."""
+
+_STATES = ("running", "waiting", "finished", "pruned", "failed", "interrupted")
+"""States of trials, in the order in which they are counted."""
+
+_BAR = 24
+"""Width of the bar for the whole experiment, in columns."""
+
+_SECONDS = 5.0
+"""Seconds before the time left is estimated."""
+
+
+class ExperimentPanel(Panel):
+    """Show the trials of an experiment in a terminal or a notebook, from the files of those that run.
+
+    The output of trials goes to a file in their folders, and its lines are printed above the panel. In other
+    places, and if `queue.shows_progress` is False, trials print lines themselves, and this does nothing.
+    """
+
+    def __init__(self, queue: Queue, launcher: TrialLauncher, console: Console | None = None) -> None:
+        display = (
+            Display(2, console, transient=True) if queue.shows_progress and launcher.traits.apart else None
+        )
+        super().__init__(display if display is not None and display.is_live else None)
+        self._queue = queue
+        self._not_begun = "starting" if launcher.traits.knows_room else "waiting"
+        self._tasks: dict[int, Task] = {}
+        self._running: set[int] = set()
+        self._sessions: dict[int, list[tuple[RunSession, int]]] = {}
+        """Sessions of each trial that has begun, with their budget in frames."""
+        self._first: dict[int, float] = {}
+        """What each of these trials had used of its budget when it began, in [0, 1]."""
+        self._ended: dict[int, TrialProgress] = {}
+        self._logs: dict[int, LogLines] = {}
+        self._began: float | None = None
+        """When the first trial began."""
+        self._ended_before = self._num_ended() if self._display is not None else 0
+
+    def adopt(self, task: Task) -> Task:
+        """Return a task that starts, changed so that the panel shows its progress instead of its output."""
+        if self._display is None:
+            return task
+        self._tasks[task.number] = task
+        self._sessions.pop(task.number, None)  # of an attempt whose process has died
+        if task.log is None:
+            self._logs[task.number] = LogLines(task.folder / TRIAL_LOG, _MESSAGE)
+        return replace(task, log=task.log or TRIAL_LOG, shown=True)
+
+    def update(self, running: Collection[Task], now: bool = False) -> None:
+        """Show the current progress. Calls within a second of the last one have no effect unless `now`.
+
+        running: the trials that have started.
+        """
+        if self._display is not None:
+            self._running = {task.number for task in running}
+            self.refresh(now)
+
+    def show(self, display: Display) -> None:
+        """Print new lines of the trials, and show as many rows as there is room for, running trials first."""
+        self.finish(display)
+        self._tasks = {task.number: task for task in self._queue.left} | self._tasks
+        running = {number: self._row(number) for number in sorted(self._running)}
+        foot = list(self._foot(running))
+        ended = [number for number in reversed(self._queue.outcomes) if number in self._tasks]
+        by_importance = dict.fromkeys([*running, *ended, *self._tasks])
+        shown = sorted(list(by_importance)[: max(display.height - len(foot) - 2, 0)])
+        display.show([running.get(number) or self._row(number) for number in shown], foot)
+
+    def finish(self, display: Display) -> None:
+        """Print the lines that the trials have written since the last time."""
+        for number, lines in list(self._logs.items()):
+            for line in lines.new():
+                display.say(f"[{number}] {line}")
+            if number in self._queue.outcomes:
+                del self._logs[number]
+
+    def _row(self, number: int) -> TrialProgress:
+        if number in self._ended:
+            return self._ended[number]
+        task, outcome = self._tasks[number], self._queue.outcomes.get(number)
+        about = task.label or _GROUPS.sub("", task.about)
+        if outcome is None and number not in self._running:
+            return TrialProgress.of(number, about, "waiting")
+        if number not in self._sessions:
+            self._sessions[number] = list(_sessions_in(task.folder))
+        sessions = [read_progress(*one) for one in self._sessions[number]]
+        if outcome is not None:
+            self._ended[number] = TrialProgress.of(number, about, outcome.status, sessions)
+            return self._ended[number]
+        if not sessions:
+            del self._sessions[number]
+            return TrialProgress.of(number, about, self._not_begun)
+        # After its sessions, a trial makes its report and its videos.
+        trains = any(one.status in ("starting", "running") for one in sessions)
+        row = TrialProgress.of(number, about, "running" if trains else "finishing", sessions)
+        self._first.setdefault(number, row.fraction)
+        self._began = self._began or time.monotonic()
+        return row
+
+    def _num_ended(self) -> int:
+        states = self._queue.states(())
+        return states.total() - states["waiting"] - states["running"]
+
+    def _foot(self, running: dict[int, TrialProgress]) -> Iterator[RenderableType]:
+        """Yield a bar with the time left, the number of trials in each state, and what the queue adds."""
+        states = self._queue.states(running)
+        queued = sum(row.status == "waiting" for row in running.values())  # of a cluster
+        states.update(running=-queued, waiting=queued)
+        total, ended = max(states.total(), 1), self._num_ended()
+        done = ended + sum(row.fraction for row in running.values())
+        text = f"{done / total:.0%} of {total} trial{'s' if total > 1 else ''}"
+        # Trials count as equally long. What trials of a resume had done before they began is no gain.
+        seconds = time.monotonic() - (self._began or math.inf)
+        gain = done - self._ended_before - sum(self._first.values())
+        if seconds >= _SECONDS and gain > 0 and done < total:
+            last = max((row.left or 0.0 for row in running.values()), default=0.0)
+            text += f", {duration(max((total - done) / gain * seconds, last))} left"
+        whole = Table.grid(padding=(0, 1))
+        whole.add_column(width=_BAR)
+        whole.add_column(no_wrap=True, overflow="ellipsis")
+        whole.add_row(ProgressBar(total=total, completed=done), text)
+        yield whole
+        parts = [f"{states[state]} {state}" for state in _STATES if states[state]]
+        for line in filter(None, (", ".join(parts), self._queue.note())):
+            yield Text(line, no_wrap=True, overflow="ellipsis")
+
+
+def _sessions_in(folder: Path) -> Iterator[tuple[RunSession, int]]:
+    """Yield the sessions of a trial and their budgets, from its configuration; none before it has begun."""
+    try:
+        run = Run.open(folder)
+        if run.recorded_status != "waiting":
+            for index in range(run.config["meta"]["max_session"]):
+                yield RunSession(run.path / f"session_{index}"), run.config["env"]["max_frame"]
+    except LabrlError:
+        return

@@ -1,0 +1,374 @@
+"""Tests of the panel of an experiment: its rows, its estimate, its end, and lines without a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import sys
+import termios
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from commands import Command, start_labrl
+from rich.console import Console
+from run_cases import config_with
+from screen import Screen
+
+from labrl.errors import DONE, INTERRUPTED
+from labrl.experiment.local import WorkersLauncher
+from labrl.experiment.machine import Need
+from labrl.experiment.panel import ExperimentPanel
+from labrl.experiment.scheduler import Outcome, Queue, Task
+from labrl.run.atomic import write_json
+from labrl.run.experiment import TRIAL_LOG
+from labrl.run.run import Run
+from labrl.session.callbacks.display import Display, SessionProgress, TrialProgress
+
+BUDGET = 1000
+SIZES = [(80, 24), (120, 40)]
+
+
+class Trials(Queue):
+    """Trials that the test starts and ends itself."""
+
+    shows_progress = True
+
+    def __init__(self, folder: Path, count: int, about: str = "agent.lr=1e-3") -> None:
+        need = Need(1, None)
+        self.tasks = [
+            Task(
+                number=number,
+                overrides=[],
+                folder=folder / str(number),
+                need=need,
+                about=f"{about} seed={number}",
+            )
+            for number in range(count)
+        ]
+        super().__init__(self.tasks)
+
+    def note(self) -> str:
+        return "best so far 478.2 (trial 3)"
+
+
+class Experiment:
+    """A panel on a terminal of a given size, whose text is kept."""
+
+    def __init__(
+        self, queue: Trials, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch, terminal: bool = True
+    ) -> None:
+        monkeypatch.setattr("labrl.session.callbacks.progress.REFRESH_SECONDS", 0.0)
+        monkeypatch.setattr("labrl.experiment.panel.time.monotonic", lambda: self.now)
+        self.now = 100.0
+        self.queue, self.size = queue, size
+        self.running: list[Task] = []
+        self._text = io.StringIO()
+        self.console = Console(
+            file=self._text, force_terminal=terminal, width=size[0], height=size[1], color_system=None
+        )
+        self.panel = ExperimentPanel(queue, WorkersLauncher(), self.console)
+        self.screen = Screen(size[0])
+
+    def start(self, number: int, *sessions: SessionProgress, budget: int = BUDGET) -> Task:
+        """Start a trial, with these sessions if it has begun."""
+        task = self.panel.adopt(self.queue.tasks[number])
+        self.running.append(task)
+        self.queue.left = [one for one in self.queue.left if one.number != number]
+        if sessions:
+            run = Run.create(task.folder)
+            config = config_with(meta__max_session=len(sessions), env__max_frame=budget)
+            write_json(run.provenance_json, {"overrides": [], "config": config})
+            self.proceed(number, *sessions)
+        return task
+
+    def proceed(self, number: int, *sessions: SessionProgress) -> None:
+        """Let the sessions of a trial write their progress."""
+        for one in sessions:
+            folder = Run(self.queue.tasks[number].folder).session(one.index)
+            folder.progress_json.write_text(json.dumps(asdict(one)))
+
+    def end(self, number: int, status: str = "finished") -> None:
+        """Let a trial end."""
+        self.running = [task for task in self.running if task.number != number]
+        self.queue.outcomes[number] = Outcome(status=status, exit_code=0)  # type: ignore[arg-type]
+
+    def show(self) -> list[str]:
+        """Show the current progress, and return what is on the terminal then."""
+        self.panel.update(self.running)
+        return self.shown()
+
+    def shown(self) -> list[str]:
+        self.screen.write(self._text.getvalue())
+        self._text.seek(0)
+        self._text.truncate()
+        return self.screen.lines
+
+    def resize(self, width: int) -> None:
+        self.console.width = width
+        self.screen.resize(width)
+
+
+def session(frame: int, index: int = 0, status: str = "running", **facts: object) -> SessionProgress:
+    known = {"fps": 100.0, "wall": 10.0, "rows": 5, "returns": [1.0, 2.0, 3.0], "return_mean": 21.5} | facts
+    return SessionProgress(index, frame, BUDGET, 12, status=status, **known)  # type: ignore[arg-type]
+
+
+def row(lines: Sequence[str], number: int) -> str:
+    """Return the row of a trial."""
+    (found,) = (line for line in lines if re.match(rf" *{number} ", line) and "seed=" in line)
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_rows_show_state_progress_return_and_time_left(
+    size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = Experiment(Trials(tmp_path, 4), size, monkeypatch)
+    experiment.start(0, session(1000, status="finished"))
+    experiment.start(1, session(500))
+    experiment.start(2)
+    with experiment.panel:
+        experiment.show()
+        experiment.end(0)
+        lines = experiment.show()
+    assert max(map(len, lines)) <= size[0] - 3
+    for number, facts in enumerate(
+        (["1k / 1k", "21.5", "finished"], ["500 / 1k", "21.5", "5 s"], ["starting"], ["waiting"])
+    ):
+        assert all(fact in row(lines, number) for fact in [*facts, f"lr=1e-3 seed={number}"]), lines
+    assert "━" in row(lines, 0)
+    assert lines[-3].split()[1:] == ["38%", "of", "4", "trials"]
+    assert lines[-2] == "2 running, 1 waiting, 1 finished"
+    assert lines[-1] == "best so far 478.2 (trial 3)"
+    assert experiment.shown() == [], "the end of the experiment leaves the panel behind"
+    assert experiment.screen.cursor_is_visible
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_of_many_trials_the_running_ones_and_the_newest_results_are_shown(
+    size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = Experiment(Trials(tmp_path, 100), size, monkeypatch)
+    with experiment.panel:
+        for number in range(60):
+            experiment.start(number, session(1000, status="finished"))
+            experiment.end(number, "failed" if number % 10 == 0 else "finished")
+        experiment.start(70, session(500))
+        experiment.start(99, session(500))
+        lines = experiment.show()
+        assert len(lines) <= size[1] - 1
+        assert lines[-2] == "2 running, 38 waiting, 54 finished, 6 failed"
+        assert "500 / 1k" in row(lines, 70)
+        assert "500 / 1k" in row(lines, 99)
+        shown = [int(line.split()[0]) for line in lines if "seed=" in line]
+        assert shown == [*range(60 - (len(shown) - 2), 60), 70, 99]
+        assert len(shown) >= size[1] - 6
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_narrower_terminal_shows_the_panel_once(
+    size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = Experiment(
+        Trials(tmp_path, 4, about="agent.network.torso.mlp.hidden=[64,64]"), size, monkeypatch
+    )
+    with experiment.panel:
+        experiment.start(0, session(500))
+        experiment.show()
+        for width in (60, 40, 30, size[0], 50):
+            experiment.resize(width)
+            with open(tmp_path / "0" / TRIAL_LOG, "a") as log:
+                log.write(f"at {width}\n")
+            lines = experiment.show()
+            assert sum("time left" in line for line in lines) == 1, lines
+            assert sum("running" in line for line in lines) == 1, lines
+            assert f"[0] at {width}" in lines
+    assert experiment.shown() == [f"[0] at {width}" for width in (60, 40, 30, size[0], 50)]
+
+
+def test_messages_of_trials_appear_once_above_the_panel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = Experiment(Trials(tmp_path, 2), (80, 24), monkeypatch)
+    log = tmp_path / "0" / TRIAL_LOG
+    log.parent.mkdir()
+    log.write_text("from an earlier attempt\n")
+    with experiment.panel:
+        task = experiment.start(0)
+        assert task.log == TRIAL_LOG
+        with open(log, "a") as file:
+            file.write("W&B: off\nTraceback (most recent call last):\n  File ...\nincompl")
+            file.flush()
+            assert experiment.show()[0] == "[0] W&B: off"
+            file.write("ete\n")
+            file.flush()
+            assert experiment.show()[:2] == ["[0] W&B: off", "[0] incomplete"]
+            file.write("the last line\n")
+        experiment.end(0)
+    assert experiment.shown() == ["[0] W&B: off", "[0] incomplete", "[0] the last line"]
+
+
+def test_sessions_of_a_trial_are_averaged_and_their_speeds_added() -> None:
+    sessions = [
+        session(1000, 0, "finished", return_mean=10.0, returns=[1.0, 8.0, 10.0]),
+        session(400, 1, return_mean=20.0, returns=[18.0, 20.0], fps=60.0),
+        session(100, 2, return_mean=None, returns=[], fps=30.0),
+    ]
+    trial = TrialProgress.of(7, "seed=1", "running", sessions)
+    assert (trial.index, trial.frame, trial.max_frame, trial.fps) == (7, 500, 1000, 90.0)
+    assert (trial.return_mean, trial.returns) == (15.0, [13.0, 15.0])
+    assert trial.seconds_left == 30.0
+    assert trial.fraction == 0.5
+    sessions[1].fps = None
+    assert TrialProgress.of(7, "", "running", sessions).seconds_left is None
+    assert TrialProgress.of(7, "", "waiting").fraction == 0
+
+
+def test_sessions_are_those_of_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = Experiment(Trials(tmp_path, 2), (80, 24), monkeypatch)
+    with experiment.panel:
+        experiment.start(0, session(600), session(200, 1))
+        (tmp_path / "0" / "session_1" / "progress.json").unlink()
+        assert "300 / 1k" in row(experiment.show(), 0)  # the second one has not started
+        experiment.proceed(0, session(600), session(200, 1))
+        assert "400 / 1k" in row(experiment.show(), 0)
+        experiment.proceed(0, session(1000, status="finished"), session(1000, 1, "finished"))
+        assert "finishing" in row(experiment.show(), 0)
+
+
+def test_planned_trial_shows_no_progress_of_an_earlier_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = Experiment(Trials(tmp_path, 2), (80, 24), monkeypatch)
+    with experiment.panel:
+        experiment.start(0, session(600, status="interrupted"))
+        Run.open(tmp_path / "0").set_status("waiting")
+        assert "starting" in row(experiment.show(), 0)
+        Run.open(tmp_path / "0").set_status("running")
+        experiment.proceed(0, session(650))
+        assert "650 / 1k" in row(experiment.show(), 0)
+
+
+def test_time_left_counts_what_this_command_has_gained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = Experiment(Trials(tmp_path, 4), (80, 24), monkeypatch)
+    with experiment.panel:
+        experiment.start(0, session(500))  # of which a resume has found 500
+        assert "left" not in experiment.show()[-3]
+        experiment.now += 20
+        experiment.proceed(0, session(1000))
+        assert "1 min 0 s left" not in experiment.show()[-3]
+        assert "2 min 0 s left" in experiment.shown()[-3]  # half a trial in 20 s, and three trials remain
+        experiment.end(0)
+        experiment.start(1, session(0, fps=1.0, wall=100.0))
+        assert "16 min 40 s left" in experiment.show()[-3]  # no sooner than the slowest trial
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_without_terminal_or_panel_trials_print_themselves(
+    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = Trials(tmp_path, 2)
+    queue.shows_progress = not terminal  # meta.progress=false
+    experiment = Experiment(queue, (80, 24), monkeypatch, terminal)
+    with experiment.panel:
+        assert experiment.start(0, session(500)) == queue.tasks[0]
+        assert experiment.show() == []
+
+
+QUICK = [
+    *("agent=random", "env.num_envs=1", "meta.report=false", "meta.videos=false", "meta.tensorboard=false"),
+    *("wandb=disabled", "hydra.sweep.dir=e"),
+]
+
+
+def on_terminal(size: tuple[int, int], *overrides: str) -> tuple[Command, int]:
+    """Start `labrl -m` on a terminal of this size. Return it and what reads from the terminal."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", size[1], size[0], 0, 0))
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    env["TERM"] = "xterm"
+    command = start_labrl("-m", *QUICK, *overrides, env=env, stdout=follower, stderr=follower)
+    os.close(follower)
+    return command, leader
+
+
+def read_until(leader: int, sign: str | None, text: str = "") -> str:
+    """Return `text` with what the terminal shows until `sign` appears, or with None until the end."""
+    while sign is None or sign not in text:
+        part = b""
+        with contextlib.suppress(OSError):  # at the end, from a pseudo-terminal of Linux
+            part = os.read(leader, 1 << 16)
+        if not part:
+            assert sign is None, text
+            break
+        text += part.decode()
+    return text
+
+
+@pytest.mark.usefixtures("own_folder")
+@pytest.mark.parametrize("size", SIZES)
+def test_terminal_shows_the_panel_and_then_the_summary(size: tuple[int, int]) -> None:
+    command, leader = on_terminal(size, "env.max_frame=256", "seed=1,2,3", "meta.log_frequency=128")
+    text = read_until(leader, None)
+    os.close(leader)
+    assert command.wait(timeout=100) == DONE
+    assert "━" in text
+    assert "of 3 trials" in text
+    screen = Screen(size[0], text)
+    assert not any("━" in line or "of 3 trials" in line for line in screen.lines), screen.lines
+    assert screen.cursor_is_visible
+    assert any(line.startswith("experiment folder:") for line in screen.lines)
+    for trial in Path("e").glob("*_random_cartpole"):
+        assert "frame" not in (trial / TRIAL_LOG).read_text()
+
+
+@pytest.mark.usefixtures("own_folder")
+def test_interrupted_panel_leaves_a_clean_terminal_and_says_how_to_resume() -> None:
+    command, leader = on_terminal((80, 24), "env.max_frame=1e9", "seed=1,2,3", "meta.log_frequency=1000")
+    text = read_until(leader, " / 1G")
+    os.killpg(command.pid, signal.SIGINT)
+    text = read_until(leader, None, text)
+    os.close(leader)
+    assert command.wait(timeout=100) == INTERRUPTED
+    screen = Screen(80, text)
+    assert not any("━" in line for line in screen.lines)
+    assert screen.cursor_is_visible
+    assert "+resume=" in "".join(screen.lines)
+
+
+def test_notebook_shows_one_display_that_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[list[object]] = []
+
+    class Handle:
+        def __init__(self, content: object) -> None:
+            shown.append([content])
+
+        def update(self, content: object) -> None:
+            shown[-1].append(content)
+
+    class IPython:
+        @staticmethod
+        def display(content: object, display_id: bool = False) -> Handle:
+            assert display_id
+            return Handle(content)
+
+    monkeypatch.setitem(sys.modules, "IPython", IPython)
+    monkeypatch.setitem(sys.modules, "IPython.display", IPython)
+    display = Display(1, Console(force_jupyter=True))
+    for frame in (100, 200, 300):
+        display.show([session(frame)])
+    display.close()
+    ((first, *_, last),) = shown
+    assert "100 / 1,000" in first._repr_mimebundle_([], [])["text/plain"]
+    assert "300 / 1,000" in last._repr_mimebundle_([], [])["text/html"]
