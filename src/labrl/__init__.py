@@ -143,7 +143,8 @@ def train(
             result = run_again(again, cfg.hydra.run.dir, typed)
         else:
             cfg = compose(overrides, config_dir, with_hydra=True)
-            command = Command.of(overrides, choices_of(cfg.hydra), config_dir, typed)
+            folder = os.path.abspath(config_dir) if config_dir else None
+            command = Command(overrides, choices_of(cfg.hydra), folder, typed)
             result = run_new(Composed.of(cfg, cfg.hydra.run.dir, command))
     # Imported late, so that help and completion do not wait for torch.
     from labrl.trial.result import TrialError

@@ -24,7 +24,7 @@ from labrl.errors import DONE, FAILED, WRONG_INPUT
 from labrl.run.episodes import RecordedEpisode, read_episode, write_episode
 from labrl.run.run import Run
 from labrl.trial import playback
-from labrl.trial.video import write_mp4
+from labrl.trial.playback import write_mp4
 
 CARTPOLE = [
     *QUIET,

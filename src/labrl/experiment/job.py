@@ -178,7 +178,7 @@ class Job:
 
     def _composed(self, cfg: DictConfig, folder: str, elsewhere: bool = False) -> Composed:
         choices = choices_of(HydraConfig.get())
-        command = Command.of(_task_overrides(), choices, self.config_dir, self.typed, self.repositories)
+        command = Command(_task_overrides(), choices, self.config_dir, self.typed, self.repositories)
         return Composed.of(cfg, folder, command, elsewhere)
 
 

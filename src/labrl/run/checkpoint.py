@@ -68,12 +68,9 @@ def loading(path: str) -> Iterator[None]:
         raise
     except Exception as error:  # raised by the part whose state does not fit
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(
-            f"{path} does not fit the configuration: {why[:300]}. Networks, optimizer, replay buffer and "
-            "transforms must be those that were saved. Undo your changes to them.",
-            code="changed-past",
-            key=path,
-        ) from error
+        why = f"it does not fit the configuration: {why[:300]}"
+        fix = "Undo changes of networks, optimizer, replay buffer and transforms"
+        raise InputError.about(path, why, fix, code="changed-past", key=path) from error
 
 
 class CheckpointStore:
@@ -248,11 +245,8 @@ class CheckpointStore:
     def refuse_broken(self, latest: Checkpoint | None) -> None:
         """Raise DamagedFileError if there are checkpoints but `latest` found none that is complete."""
         if latest is None and self.broken:
-            raise DamagedFileError(
-                f"{self.broken_message}, and none is complete. Restore one from a copy, or delete "
-                f"{self.folder.parent} to start the session anew.",
-                key=str(self.folder),
-            )
+            fix = f"Restore one from a copy, or delete {self.folder.parent} to start the session anew"
+            raise DamagedFileError.about(self.folder, f"{self.broken_message}, and none is complete", fix)
 
     @property
     def broken_message(self) -> str:
@@ -431,7 +425,7 @@ def _damages(path: Path) -> Iterator[None]:
     except LabrlError:
         raise
     except Exception as error:  # the files may contain anything, and fail in any way
-        raise DamagedFileError(f"{path}: {error}", key=str(path)) from error
+        raise DamagedFileError.about(path, str(error)) from error
 
 
 def _checked_manifest(path: Path) -> dict[str, Any]:

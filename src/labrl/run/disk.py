@@ -29,7 +29,8 @@ def disk_use(run: Run) -> Counter[str]:
 
 
 def clean(run: Run, remove: bool) -> dict[str, int]:
-    """Return the disk space that can be freed in a finished run, in bytes by kind of file. With `remove`,
+    """Return the disk space that can be freed in a finished run, in bytes by kind of file: replay buffers,
+    checkpoints other than the newest and the best, and videos; nothing behind symbolic links. With `remove`,
     remove these files, after recording them in `run.json` as `cleaned`.
 
     Raises InputError if the run has not finished or its checkpoints have another format, BusyFolderError if a
@@ -40,43 +41,36 @@ def clean(run: Run, remove: bool) -> dict[str, int]:
         if run.status not in ("finished", "pruned"):
             why = f"the run is {run.status}, and +resume needs its files"
             raise InputError.about(run.path, why, code="busy")
-        found = _removable(run)
-        sizes = {kind: _freed(paths) for kind, paths in found.items()}
-        if remove and found:
-            paths = [path for kind in found.values() for path in kind]
-            files = [str(path.relative_to(run.path)) for path in paths]
+        # What a finished run does not need.
+        found = {"replay buffers": [], "old checkpoints": [], "videos": [*run.enjoy.glob("*/*.mp4")]}
+        for session in run.sessions:
+            old = session.store().old()
+            copies = [one for one in session.checkpoints.glob(f"*/{REPLAY}") if one.parent not in old]
+            found["replay buffers"] += [session.replay, *copies]
+            found["old checkpoints"] += old
+            found["videos"] += session.videos.glob("*.mp4")
+        home, sizes = run.path.resolve(), {}
+        for kind, paths in found.items():
+            there = (path for path in paths if path.exists())
+            found[kind] = [one for one in there if one.resolve() == home / one.relative_to(run.path)]
+            # A file with other links stays on the disk.
+            stats = [stat for _, stat in _files(found[kind])]
+            links = Counter(stat.st_ino for stat in stats)
+            gone = {stat.st_ino: stat for stat in stats if links[stat.st_ino] == stat.st_nlink}
+            if found[kind]:
+                sizes[kind] = sum(stat.st_blocks * 512 for stat in gone.values())
+        if remove and sizes:
+            removed = [path for kind in found.values() for path in sorted(kind)]
+            files = [str(path.relative_to(run.path)) for path in removed]
             entry = {"time": now(), "bytes": sum(sizes.values()), "files": files}
             run.update(cleaned=[*run.read_info().get("cleaned", []), entry])
             if run.errors.lacking:  # then a resume would not know why the files are missing
-                raise LabrlError(f"{run.marker} cannot be written ({run.errors.cause})", code="resources")
-            for path in paths:
+                raise LabrlError.about(
+                    run.marker, f"it cannot be written ({run.errors.cause})", code="resources"
+                )
+            for path in removed:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     return sizes
-
-
-def _removable(run: Run) -> dict[str, list[Path]]:
-    """Return the files and folders that a finished run does not need, by kind: replay buffers, checkpoints
-    other than the newest and the best, and videos; nothing behind symbolic links."""
-    found = {"replay buffers": [], "old checkpoints": [], "videos": [*run.enjoy.glob("*/*.mp4")]}
-    for session in run.sessions:
-        old = session.store().old()
-        copies = [one for one in session.checkpoints.glob(f"*/{REPLAY}") if one.parent not in old]
-        found["replay buffers"] += [session.replay, *copies]
-        found["old checkpoints"] += old
-        found["videos"] += session.videos.glob("*.mp4")
-    home = run.path.resolve()
-    for kind, paths in found.items():
-        there = (path for path in paths if path.exists())
-        found[kind] = [one for one in there if one.resolve() == home / one.relative_to(run.path)]
-    return {kind: sorted(paths) for kind, paths in found.items() if paths}
-
-
-def _freed(paths: Iterable[Path]) -> int:
-    """Return the disk space in bytes that is freed if `paths` are removed: a file with other links stays."""
-    stats = [stat for _, stat in _files(paths)]
-    links = Counter(stat.st_ino for stat in stats)
-    gone = {stat.st_ino: stat for stat in stats if links[stat.st_ino] == stat.st_nlink}
-    return sum(stat.st_blocks * 512 for stat in gone.values())
 
 
 def _files(paths: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:

@@ -90,7 +90,7 @@ def read_episode(path: Path) -> RecordedEpisode:
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         # NumPy's own message recommends to load it unsafely.
         reason = "it is not a NumPy archive" if "allow_pickle" in str(error) else str(error)
-        raise DamagedFileError(f"{path} is damaged: {reason}", key=str(path)) from error
+        raise DamagedFileError.about(path, f"it is damaged: {reason}") from error
 
 
 def recorded_names(folder: Path) -> list[str]:

@@ -118,21 +118,16 @@ class Experiment(Folder[ExperimentStatus]):
         facts = read_json(self.marker).get("search")
         objective = facts.get("objective") if isinstance(facts, dict) else None
         if isinstance(objective, list) and len(objective) > 1:
-            raise InputError(
-                f"{self.path} is a search with several objectives ({', '.join(map(str, objective))}), which "
-                f"this version of labrl does not read. {origin(self.path)}",
-                code="not-installed",
-                key=str(self.path),
-            )
+            why = f"it is a search with several objectives ({', '.join(map(str, objective))}), which this "
+            why += "version of labrl does not read"
+            raise InputError.about(self.path, why, origin(self.path), code="not-installed")
 
     def trials(self) -> list[TrialRecord]:
         """Return all trials, ordered by number. Raises DamagedFileError if the file is damaged."""
         try:
             return [TrialRecord.from_json(content) for content in self.read_info().get("trials", [])]
         except (KeyError, TypeError, AttributeError) as error:
-            raise DamagedFileError(
-                f"{self.marker} is damaged: the entry of a trial lacks {error}", key=str(self.marker)
-            ) from error
+            raise DamagedFileError.about(self.marker, f"the entry of a trial lacks {error}") from error
 
     def set_trials(self, changed: Iterable[TrialRecord]) -> None:
         """Add the records of `changed`, or replace those with the same number, and keep the others."""
@@ -196,7 +191,7 @@ class Experiment(Folder[ExperimentStatus]):
                 elif status != "waiting":
                     warnings.append(f"trial {number} has no run folder" + (f": {reason}" if reason else ""))
         except AttributeError as error:
-            raise DamagedFileError(f"{self.marker} cannot be read: {error}", key=str(self.marker)) from error
+            raise DamagedFileError.about(self.marker, f"it cannot be read: {error}") from error
         if refusal is not None and not runs:
             raise refusal
         return runs, warnings

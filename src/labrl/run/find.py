@@ -28,16 +28,11 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
     first = next(_folders(path), None)
     if first == path:
         return _loaded(path)
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise InputError(f"{path} {what}. Give a run folder", code="not-found", key=str(path))
     if (path.parent / MARKER).exists():
-        why = f"is part of a run. Give the run folder, {path.parent}"
-    elif first is not None:
-        why = f"contains several runs. Give one of them, such as {first}"
-    else:
-        raise _no_run(path)
-    raise InputError(f"{path} {why}", code="usage", key=str(path))
+        raise InputError.usage(path, "it is part of a run", f"Give the run folder, {path.parent}")
+    if first is not None:
+        raise InputError.usage(path, "it contains several runs", f"Give one of them, such as {first}")
+    raise _no_run(path)
 
 
 def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
@@ -58,7 +53,7 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
         literal = os.path.exists(text) or not glob.has_magic(text)
         paths = [Path(one) for one in ([text] if literal else sorted(glob.glob(text)))]
         if not paths:
-            raise InputError(f"{text} matches no file or folder", code="not-found", key=text)
+            raise InputError.not_found(Path(text), "it matches no file or folder")
         runs: list[Run] = []
         for path in paths:
             first, part = next(_folders(path), None), literal and (path.parent / MARKER).exists()
@@ -69,15 +64,12 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
             elif literal:
                 without.append(text)
         if not literal and not runs:
-            raise InputError(f"{text} matches no labrl run", code="not-found", key=text)
+            raise InputError.not_found(Path(text), "it matches no labrl run")
         for run in runs:
             found.setdefault(run.path.resolve(), run)
     if without and not found:
-        raise InputError(
-            f"no labrl run in {', '.join(without)}. Give folders that contain a {MARKER}, directly or deeper",
-            code="not-found",
-            key=without[0],
-        )
+        fix = f"Give folders that contain a {MARKER}, directly or deeper"
+        raise InputError.about(", ".join(without), "no labrl run", fix, code="not-found", key=without[0])
     if without:
         _log.warning("skipped, because it contains no run: %s", ", ".join(without))
     return list(found.values())
@@ -125,10 +117,8 @@ def _folders(path: Path) -> Iterator[Path]:
 
 
 def _no_run(path: Path) -> InputError:
-    what = "does not exist"
+    why = "it is a file" if path.exists() else "it does not exist"
     if path.is_dir():
-        what = "is empty" if not any(path.iterdir()) else "contains no labrl run"
-        what += f" (no {MARKER} in it or in its subfolders)"
-    return InputError(
-        f"{path} {what}. Give a run folder, or a folder that contains runs", code="not-found", key=str(path)
-    )
+        why = "it contains no labrl run" if any(path.iterdir()) else "it is empty"
+        why += f" (no {MARKER} in it or in its subfolders)"
+    return InputError.not_found(path, why, "Give a run folder, or a folder that contains runs")

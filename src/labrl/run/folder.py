@@ -98,9 +98,7 @@ class Folder(Generic[Status]):
         folder = cls(Path(os.path.abspath(path)))
         folder.check_format()
         if not isinstance(folder.read_info().get("format_version"), int):
-            raise DamagedFileError(
-                f"{folder.marker} was not written by labrl: it has no format_version", key=str(folder.marker)
-            )
+            raise DamagedFileError.about(folder.marker, "labrl has not written it: it has no format_version")
         return folder
 
     def read_info(self) -> dict[str, Any]:
@@ -111,15 +109,12 @@ class Folder(Generic[Status]):
         try:
             content = json.loads(self.marker.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise InputError(
-                f"{self.path} is not the folder of a labrl {self.KIND}: it does not contain {self.MARKER}",
-                code="not-found",
-                key=str(self.path),
-            ) from error
+            why = f"it is not the folder of a labrl {self.KIND}, because it contains no {self.MARKER}"
+            raise InputError.not_found(self.path, why) from error
         except (OSError, ValueError) as error:
-            raise DamagedFileError(f"{self.marker} cannot be read: {error}", key=str(self.marker)) from error
+            raise DamagedFileError.about(self.marker, f"it cannot be read: {error}") from error
         if not isinstance(content, dict):
-            raise DamagedFileError(f"{self.marker} was not written by labrl", key=str(self.marker))
+            raise DamagedFileError.about(self.marker, "labrl has not written it")
         return {**content, **self._pending}
 
     @cached_property
@@ -177,19 +172,14 @@ class Folder(Generic[Status]):
     def _check_free(self) -> None:
         """Raise InputError if the folder belongs to a run or an experiment, or contains unrelated files."""
         if self.marker.exists():
-            raise self._not_free(f"already contains {self.MARKER} (to resume it: {self._how_to_resume})")
+            command, _, verb = self.RESUME.rpartition(" ")
+            again = f"{command} {shlex.quote(f'{verb}{self.path}')}"
+            raise self._not_free(f"already contains {self.MARKER} (to resume it: {again})")
         if there := sorted({path.name for pattern in self.WRITTEN for path in self.path.glob(pattern)}):
             raise self._not_free(f"contains files that a new {self.KIND} would overwrite: {', '.join(there)}")
 
-    @property
-    def _how_to_resume(self) -> str:
-        command, _, verb = self.RESUME.rpartition(" ")
-        return f"{command} {shlex.quote(f'{verb}{self.path}')}"
-
     def _not_free(self, why: str) -> InputError:
-        return InputError(
-            f"{self.path} {why}: choose another folder with {self.KEY}=<folder>", code="range", key=self.KEY
-        )
+        return InputError.about(self.path, f"it {why}", f"{self.KEY}=<folder>", code="range", key=self.KEY)
 
     def _claim(self, content: Mapping[str, Any]) -> None:
         """Create the folder if needed, and in it the marker with `content`.
@@ -229,23 +219,17 @@ def place(value: Any, key: str) -> Path:
     Raises InputError if the value is empty, or if the path is not valid UTF-8, which other libraries require.
     """
     if not str(value or "").strip():
-        raise InputError(
-            f"{key} is empty (perhaps a shell variable is not set): set {key}=<folder>",
-            code="missing",
-            key=key,
-        )
+        why = "it is empty, perhaps because a shell variable is not set"
+        raise InputError.missing(key, why, f"{key}=<folder>")
     path = os.path.abspath(str(value))
     try:
         path.encode()
     except UnicodeEncodeError as error:
-        encoding = sys.getfilesystemencoding()
-        locale = f", because Python reads paths as {encoding} here. Set PYTHONUTF8=1 before the command, or"
-        raise InputError(
-            f"{key}={path} is not a valid UTF-8 path{'. Set' if encoding == 'utf-8' else locale} "
-            f"{key}=<another folder>",
-            code="usage",
-            key=key,
-        ) from error
+        encoding, why, fix = sys.getfilesystemencoding(), "it is not a valid UTF-8 path", f"{key}=<folder>"
+        if encoding != "utf-8":
+            why += f", because Python reads paths as {encoding} here"
+            fix = f"Type PYTHONUTF8=1 before the command, or set {fix}"
+        raise InputError.usage(f"{key}={path}", why, fix) from error
     return Path(path)
 
 
@@ -253,12 +237,8 @@ def check_format(path: Path, version: int, known: Sequence[int]) -> None:
     """Raise InputError, with the version of labrl to install, if the files at `path` have a format that this
     one does not read."""
     if version not in known:
-        raise InputError(
-            f"{path} has format {version}, and this version of labrl reads format"
-            f"{'s' if len(known) > 1 else ''} {' and '.join(map(str, known))}. {origin(path)}",
-            code="not-installed",
-            key=str(path),
-        )
+        why = f"it has format {version}, and this version of labrl reads {' and '.join(map(str, known))}"
+        raise InputError.about(path, why, origin(path), code="not-installed")
 
 
 def newest_provenance(run: Path) -> Path:

@@ -56,16 +56,11 @@ class FolderLock:
         except OSError as error:
             self._lock.release()
             if isinstance(error, Timeout) and self.path.exists():
-                raise BusyFolderError(
-                    f"{self._named} is in use ({self._written()}). Wait until that process ends, or stop it "
-                    "with Ctrl-C or kill <process>: it saves its state and can be resumed.",
-                    key=str(self._named),
-                ) from None
-            raise InputError(
-                f"{self._named} cannot be written ({error.strerror or error})",
-                code="usage",
-                key=str(self._named),
-            ) from error
+                why = f"it is in use ({self._written()})"
+                fix = "Wait until that process ends, or stop it with Ctrl-C or kill: it can be resumed"
+                raise BusyFolderError.about(self._named, why, fix) from None
+            why = f"it cannot be written ({error.strerror or error})"
+            raise InputError.usage(self._named, why) from error
         return self
 
     def __exit__(

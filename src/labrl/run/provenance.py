@@ -82,20 +82,6 @@ class Command:
     repositories: Repositories | None = field(default=None, compare=False)
     """The state of the code, if the experiment has described it for all its trials."""
 
-    @classmethod
-    def of(
-        cls,
-        overrides: list[str],
-        choices: dict[str, str],
-        config_dir: str | os.PathLike[str] | None,
-        typed: Typed,
-        repositories: Repositories | None = None,
-    ) -> Command:
-        """Build from overrides, their choices, --config-dir, the complete command, and the state of the
-        code."""
-        folder = os.path.abspath(config_dir) if config_dir else None
-        return cls(overrides, choices, folder, typed, repositories)
-
 
 def write_provenance(
     run: Run,
@@ -195,16 +181,11 @@ def installed_packages() -> Mapping[str, str]:
         # `distribution.metadata` would parse the whole file as an e-mail, which takes 1 ms.
         read = distribution.read_text  # UTF-8, whatever the locale
         facts = read("METADATA") or read("PKG-INFO") or ""
-        name, version = (_header(facts, key) for key in ("Name", "Version"))
+        headers = facts.partition("\n\n")[0]
+        name, version = (re.search(rf"^{key}:(.*)$", headers, re.MULTILINE) for key in ("Name", "Version"))
         if name:  # a partly removed distribution has none
-            found.setdefault(name, version)
+            found.setdefault(name[1].strip(), version[1].strip() if version else "")
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
-
-
-def _header(metadata: str, key: str) -> str:
-    """Return the value of a header in the core metadata of a distribution, or '' if it is missing."""
-    found = re.search(rf"^{key}:(.*)$", metadata.partition("\n\n")[0], re.MULTILINE)
-    return found[1].strip() if found else ""
 
 
 def describe_machine() -> dict[str, Any]:
@@ -273,12 +254,17 @@ def describe_repository(root: Path) -> tuple[dict[str, Any], str]:
 
     @functools.cache
     def is_output(folder: str) -> bool:
+        """Return whether labrl wrote this folder, for a run or for a report that compares runs."""
+        path, exists = os.path.join(root, folder), os.path.exists
+        reports = all(exists(f"{path}/{name}") for name in REPORT_FILES)
         return folder != "" and (
-            is_output(folder.rpartition("/")[0]) or _is_output(os.path.join(root, folder))
+            reports or exists(f"{path}/{MARKER}") or is_output(folder.rpartition("/")[0])
         )
 
     names = [one for one in (listed or "").split("\0") if one and not is_output(one.rpartition("/")[0])]
-    readable = 0o444 & ~_umask()
+    umask = os.umask(0o077)  # the permissions that files of this process do not get
+    os.umask(umask)
+    readable = 0o444 & ~umask
     for name in names[:MAX_UNTRACKED_FILES]:
         addition = _addition(root, name, readable)
         if addition is _PRIVATE:
@@ -330,19 +316,6 @@ def _filters(root: Path) -> list[str] | None:
         return None
     off = {"clean": "", "process": "", "required": "false"}
     return [part for one in sorted(drivers) for key in off for part in ("-c", f"{one}.{key}={off[key]}")]
-
-
-def _is_output(folder: str) -> bool:
-    """Return whether labrl wrote this folder, for a run or for a report that compares runs."""
-    exists = os.path.exists
-    return exists(f"{folder}/{MARKER}") or all(exists(f"{folder}/{name}") for name in REPORT_FILES)
-
-
-def _umask() -> int:
-    """Return the permissions that files of this process do not get."""
-    before = os.umask(0o077)
-    os.umask(before)
-    return before
 
 
 def _repositories() -> dict[str, Path]:

@@ -106,9 +106,8 @@ class Run(Folder[RunStatus]):
                 return {**head, **self._pending}
             if isinstance(error, DamagedFileError) or not self.provenance_json.exists():
                 raise
-            raise DamagedFileError(
-                f"{self.marker} is missing: restore it from a copy", key=str(self.marker)
-            ) from error.__cause__
+            why = "it is missing: restore it from a copy"
+            raise DamagedFileError.about(self.marker, why) from error.__cause__
 
     def _start_if_emptied(self) -> str | None:
         """Return the start of a run whose `run.json` never reached the disk: it is missing, empty, or
@@ -313,18 +312,14 @@ class Run(Folder[RunStatus]):
         """
         sessions = self.sessions
         if not sessions:
-            raise InputError(f"{self.path} has no sessions yet", code="not-found", key=str(self.path))
+            raise InputError.not_found(self.path, "it has no sessions yet")
         if wanted is None:
             return max(sessions, key=lambda session: (session.best_score(), -session.index))
         for session in sessions:
             if session.index == wanted:
                 return session
         numbers = ", ".join(str(session.index) for session in sessions)
-        raise InputError(
-            f"{key}={wanted}: no such session. The sessions of {self.path} are {numbers}",
-            code="not-found",
-            key=key,
-        )
+        raise InputError.not_found(f"{key}={wanted}", f"the sessions of {self.path} are {numbers}")
 
     def cleaned_files(self) -> set[str]:
         """Return the files and folders that `labrl-clean` has removed, relative to the run folder."""
@@ -391,12 +386,8 @@ class Run(Folder[RunStatus]):
         files = {path.stem for session in self.sessions for path in session.path.glob("*.csv")}
         names = sorted({"train", "eval", "episodes", *files})
         if name not in names:
-            raise InputError(
-                f"{self.path} has no table {name!r}. Choose one of {', '.join(names)}."
-                f"{did_you_mean(name, names)}",
-                code="unknown-option",
-                key=name,
-            )
+            why = f"{self.path} has the tables {', '.join(names)}"
+            raise InputError.about(name, why, did_you_mean(name, names), code="unknown-option")
         found = []
         for session in self.sessions:
             recorded = name == "episodes"

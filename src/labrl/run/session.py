@@ -178,17 +178,10 @@ class RunSession:
         frames, best = store.frames(), store.best_frame()
         there = [f"{frame}" for frame in frames] + ([f"{best} (best)"] if best is not None else [])
         if store.broken:
-            raise DamagedFileError(
-                f"session {self.index} has no complete checkpoint: {store.broken_message}",
-                key=str(store.folder),
-            )
+            raise DamagedFileError.about(store.folder, f"no checkpoint is complete: {store.broken_message}")
         if not there:
-            raise InputError(
-                f"session {self.index} of {self.path.parent} has no checkpoint yet: the first is written "
-                "after meta.log_frequency frames",
-                code="not-found",
-                key=str(self.checkpoints),
-            )
+            why = "there is no checkpoint yet: the first is written after meta.log_frequency frames"
+            raise InputError.not_found(self.checkpoints, why)
         missing = "the session has no checkpoint of that frame"
         if wanted == "best":
             missing = "no evaluation of the session with a finished episode has ended yet"

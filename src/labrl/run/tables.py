@@ -78,11 +78,9 @@ class CsvTable:
                 raise KeyError("frame")
             kept = [cells for cells in self._cells() if float(cells["frame"]) <= frame]
         except (KeyError, ValueError, csv.Error) as error:
-            raise DamagedFileError(
-                f"{self.path} is not a table of metrics ({error}). Restore it from a copy, or move it away "
-                "to resume without its rows.",
-                key=str(self.path),
-            ) from error
+            fix = "Restore it from a copy, or move it away to resume without its rows"
+            why = f"it is not a table of metrics ({error})"
+            raise DamagedFileError.about(self.path, why, fix) from error
         self._waiting = [cells for cells in self._waiting if float(cells["frame"]) <= frame]
         if columns:
             self._rewrite(columns, kept)

@@ -34,7 +34,9 @@ class WriteErrors:
                 self.failed(path, error)
         else:
             for path in paths:
-                self._written(path)
+                if self.lacking.pop(path, None) is not None and not self.lacking:
+                    self._reported.clear()
+                    _log.warning("all files in %s can be written again", path.parent)
 
     def failed(self, path: Path, error: OSError) -> None:
         """Record that `path` could not be written, and report the cause if it is new."""
@@ -60,11 +62,6 @@ class WriteErrors:
     def cause(self) -> str:
         """The first error of the files that are incomplete; an empty string if none is."""
         return next(map(_reason, self.lacking.values()), "")
-
-    def _written(self, path: Path) -> None:
-        if self.lacking.pop(path, None) is not None and not self.lacking:
-            self._reported.clear()
-            _log.warning("all files in %s can be written again", path.parent)
 
 
 def write_all(path: Path, pending: bytearray) -> None:

@@ -70,7 +70,10 @@ def ensure_baseline(folder: Path, seconds: float | None = None, whole: bool = Fa
         path = baseline_path(plain)
         if path.exists():
             return path
-        allowed = _allowed(run, plain) if seconds is None else seconds
+        allowed = seconds
+        if allowed is None:
+            trained = sum(session.get("wall") or 0.0 for session in run.read_info().get("sessions") or [])
+            allowed = min(max(SHARE * trained, 0.0 if human_range(plain) else SHORTEST), LONGEST)
         if allowed < 1:
             return None
         check_recorded(run, {"env": plain})
@@ -170,14 +173,6 @@ def _measure(
     }
     write_json(path, facts)
     return path
-
-
-def _allowed(run: Run, env: Mapping[str, Any]) -> float:
-    """Return the longest measurement for this run, CPU seconds."""
-    sessions = run.read_info().get("sessions") or []
-    trained = sum(session.get("wall") or 0.0 for session in sessions)
-    least = 0.0 if human_range(env) else SHORTEST
-    return min(max(SHARE * trained, least), LONGEST)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

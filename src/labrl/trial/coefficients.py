@@ -90,14 +90,11 @@ def refuse_idle(config: TrialConfig, frame: int, before: int, typed: str) -> Non
         return
     names = " and ".join(f"{key}={written(0)}" for key in idle)
     values = " ".join(f"{key}={written(float(f'{largest(value):.3g}'))}" for key, value in idle.items())
-    raise InputError(
-        f"env.max_frame={budget}: from frame {first - 1:,} on, the schedules of this run keep {names}, so "
-        "that nothing more would be learned.\n"
-        f"To train on with values from here: env.max_frame={budget} {values}\n"
-        f"To train a new run with the larger budget: {typed}",
-        code="contradiction",
-        key=next(iter(idle)),
-    )
+    why = f"from frame {first - 1:,} on, the schedules of this run keep {names}, so nothing would be learned"
+    fix = f"\nTo train on with values from here: env.max_frame={budget} {values}"
+    fix += f"\nTo train a new run with the larger budget: {typed}"
+    place = f"env.max_frame={budget}"
+    raise InputError.about(place, f"{why}.{fix}", code="contradiction", key=next(iter(idle)))
 
 
 def _at(plain: Mapping[str, Any], key: str) -> Any:

@@ -86,9 +86,6 @@ def check_start_from(run: str | None, overrides: Sequence[str]) -> None:
     keys = [key_of(override) for override in overrides]
     lone = [override for override, key in zip(overrides, keys, strict=True) if key.startswith("start_from.")]
     if run is None and lone and not {"start_from", "start_from.run"} & set(keys):
-        raise InputError(
-            f"{' '.join(lone)} has no effect without start_from.run, the run whose weights the agent starts "
-            "from. Add start_from.run=<run folder>, or leave it out.",
-            code="contradiction",
-            key=key_of(lone[0]),
-        )
+        why = "it has no effect without start_from.run, the run whose weights the agent starts from"
+        fix = "Add start_from.run=<run folder>, or leave it out"
+        raise InputError.about(" ".join(lone), why, fix, code="contradiction", key=key_of(lone[0]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,7 +41,11 @@ def enjoy(request: EnjoyRequest) -> int:
     window = Window() if request.render == "human" else None
     run = find_run(request.which, request.choices, "enjoy")
     check_past(run)
-    _check_agreement(run, request)
+    for group, option in choices(request.choices).items():
+        if (chosen := run.choices.get(group)) != option:
+            why = f"{run.path} was run with {group}={chosen}, which +enjoy cannot change"
+            fix = f"Leave out {group}={option}, or name another run"
+            raise InputError.about(f"{group}={option}", why, fix, code="contradiction")
     prepare(run.config_dir)
     use_one_thread()  # as in training
     keep_freed_memory()
@@ -67,8 +71,16 @@ def enjoy(request: EnjoyRequest) -> int:
     except WindowClosedError:
         say("the window was closed")
         return DONE
-    _tell(played)
-    _write(run, policy, request, played)
+    plural = "" if len(played) == 1 else "s"
+    lengths = float(np.std([one.length for one in played]))
+    statistics = {**episode_statistics(played), "length_std": lengths}
+    of_return = f" ± {statistics['return_std']:,.2f}" if plural else ""
+    of_length = f" ± {statistics['length_std']:,.1f}" if plural else ""
+    say(
+        f"{len(played)} episode{plural}: return {statistics['return_mean']:,.2f}{of_return}, "
+        f"length {statistics['length_mean']:,.1f}{of_length} steps"
+    )
+    _write(run, policy, request, played, statistics)
     return DONE
 
 
@@ -110,46 +122,22 @@ def _play(policy: LoadedPolicy, request: EnjoyRequest, window: Window | None) ->
     return [found[number] for number in sorted(found)]
 
 
-def _check_agreement(run: Run, request: EnjoyRequest) -> None:
-    """Raise InputError if a run does not have the options that the other overrides choose."""
-    made = run.choices
-    for group, option in choices(request.choices).items():
-        if made.get(group) != option:
-            raise InputError(
-                f"{group}={option}: {run.path} was run with {group}={made.get(group)}, which +enjoy "
-                f"cannot change. Leave out {group}={option}, or name another run.",
-                code="contradiction",
-                key=group,
-            )
+def _write(
+    run: Run,
+    policy: LoadedPolicy,
+    request: EnjoyRequest,
+    played: Sequence[RecordedEpisode],
+    statistics: Mapping[str, float],
+) -> None:
+    """Write the result, and replace that of the same request. Prints a line if it cannot be written.
 
-
-def _tell(played: Sequence[RecordedEpisode]) -> None:
-    plural = "" if len(played) == 1 else "s"
-    statistics = _statistics(played)
-    of_return = f" ± {statistics['return_std']:,.2f}" if plural else ""
-    of_length = f" ± {statistics['length_std']:,.1f}" if plural else ""
-    say(
-        f"{len(played)} episode{plural}: return {statistics['return_mean']:,.2f}{of_return}, "
-        f"length {statistics['length_mean']:,.1f}{of_length} steps"
-    )
-
-
-def _statistics(played: Sequence[RecordedEpisode]) -> dict[str, float]:
-    """Return means and population standard deviations of returns and lengths."""
-    return {**episode_statistics(played), "length_std": float(np.std([one.length for one in played]))}
-
-
-def _folder_name(policy: LoadedPolicy, request: EnjoyRequest) -> str:
+    statistics: means and population standard deviations of returns and lengths.
+    """
     parts = [f"session_{policy.session}", f"frame_{policy.frame:012d}"]
     parts += ["greedy"] if request.greedy else []
     parts += [f"epsilon_{request.epsilon:g}"] if request.epsilon else []
     parts += [f"seed_{request.seed}"] if request.seed else []
-    return "_".join(parts)
-
-
-def _write(run: Run, policy: LoadedPolicy, request: EnjoyRequest, played: Sequence[RecordedEpisode]) -> None:
-    """Write the result, and replace that of the same request. Prints a line if it cannot be written."""
-    folder = run.enjoy / _folder_name(policy, request)
+    folder = run.enjoy / "_".join(parts)
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -165,7 +153,7 @@ def _write(run: Run, policy: LoadedPolicy, request: EnjoyRequest, played: Sequen
             "greedy": request.greedy,
             "epsilon": request.epsilon,
             "seed": request.seed,
-            **_statistics(played),
+            **statistics,
             "episodes": [
                 {
                     "seed": episode.seed,

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from labrl.agents.make import named_agents
 from labrl.agents.random import uniform_actions
 from labrl.envs.atari import AtariConfig
 from labrl.envs.masks import KEY, choices
@@ -61,20 +62,12 @@ class ExportedPolicy(nn.Module):
         super().__init__()
         kind = policy.agent.TRAITS
         if not kind.exports:
-            raise InputError(
-                f"{policy.trial.agent.target} cannot be exported: it has no network, or its class does not "
-                "define `actor`. All of labrl's agents that learn can: ppo, a2c, reinforce, sarsa, pqn, the "
-                "dqn family, sac, tqc, crossq, td3, ddpg, td3_bc, iql",
-                code="unsupported",
-                key="agent",
-            )
+            able = ", ".join(name for name, kind in named_agents().items() if kind.TRAITS.exports)
+            why = f"{policy.trial.agent.target} has no network, or its class does not define `actor`"
+            raise InputError.unsupported("agent", why, f"Those of labrl that can be exported: {able}")
         if sampled and not kind.stochastic:
-            raise InputError(
-                f"--sampled: agent {policy.agent.NAME} does not sample actions in evaluation: its policy is "
-                "greedy. Leave out --sampled",
-                code="unsupported",
-                key="--sampled",
-            )
+            why = f"agent {policy.agent.NAME} does not sample actions in evaluation: its policy is greedy"
+            raise InputError.unsupported("--sampled", why, "Leave it out")
         self.actor = copy.deepcopy(policy.agent.actor(sampled)).eval().requires_grad_(False)
         for parameter in self.actor.parameters():
             parameter.data = parameter.data.clone()  # It is part of one large vector, which would be saved.
@@ -135,7 +128,7 @@ def export(
     does not choose the same actions as the policy.
     """
     if form not in get_args(Format):
-        raise InputError(f"--format {form}: must be onnx or torch", code="range", key="--format")
+        raise InputError.value("--format", form, "be onnx or torch")
     if form == "onnx":
         _check_installed()
     policy = load(run, session, checkpoint, "fp32", "export")
@@ -154,11 +147,8 @@ def export(
         written.replace(path)
         write_json(path.with_suffix(".json"), facts)
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be written ({error.strerror or error}). Set another file with --out",
-            code="usage",
-            key="--out",
-        ) from error
+        why = f"{path} cannot be written ({error.strerror or error})"
+        raise InputError.usage("--out", why, "Choose another file") from error
     finally:
         written.unlink(missing_ok=True)
         policy.close()
@@ -285,11 +275,9 @@ def _check(module: ExportedPolicy, form: Format, path: Path, recorded: Recorded)
 
 def _refuse_beyond(difference: float, what: str) -> None:
     if not difference <= TOLERANCE:
-        raise ExportError(
-            f"the exported policy differs from the policy: {what} differ by {difference:.2g} on {STEPS} "
-            f"observations, more than the allowed {TOLERANCE:g}. Nothing was written.",
-            key="labrl-export",
-        )
+        why = f"{what} differ from the policy's by {difference:.2g} on {STEPS} observations, more than the "
+        why += f"allowed {TOLERANCE:g}, so nothing was written"
+        raise ExportError.about("labrl-export", why)
 
 
 def _difference(found: NDArray, wanted: NDArray, scale: NDArray | float = np.inf) -> float:
@@ -324,13 +312,10 @@ def _write(module: ExportedPolicy, form: Format, path: Path) -> None:
         program = torch.export.export(module, examples, dynamic_shapes=shapes)
     except Exception as error:  # A user's network may fail in any way.
         lines = str(error).strip().splitlines() or [""]
-        raise InputError(
-            f"{type(module.actor.network).__name__} cannot be exported: torch.export fails with "
-            f"{type(error).__name__}: {lines[0]}. Its forward(), and a `layout` of its own, must compute "
-            "with tensors alone",
-            code="unsupported",
-            key="agent.network",
-        ) from error
+        name = type(module.actor.network).__name__
+        why = f"torch.export of {name} fails with {type(error).__name__}: {lines[0]}"
+        fix = "Its forward(), and a `layout` of its own, must compute with tensors alone"
+        raise InputError.unsupported("agent.network", why, fix) from error
     if form == "torch":
         torch.export.save(program, path)
         return

@@ -58,12 +58,8 @@ def find_run(which: str, edits: Sequence[str], verb: Verb) -> Run:
     InputError if there is no such run.
     """
     if not which.strip():
-        named = _TYPED[verb][0]
-        raise InputError(
-            f"{named} is empty (perhaps a shell variable is not set): name a run folder, or latest",
-            code="missing",
-            key=named,
-        )
+        why = "it is empty, perhaps because a shell variable is not set"
+        raise InputError.missing(_TYPED[verb][0], why, "Name a run folder, or latest")
     if which != "latest":
         return _named_run(_path_of(which, _TYPED[verb][0]), verb)
     wanted = choices(edits)
@@ -82,11 +78,8 @@ def find_experiment(which: str) -> Experiment:
         return _named_experiment(_path_of(which, "+resume", runs=False))
     found, refusal = _opened(Experiment, f"*/{EXPERIMENT_MARKER}")
     if not found:
-        raise refusal or InputError(
-            f"there is no experiment in {RUNS.absolute()}. Name a folder: labrl -m +resume=<folder>",
-            code="not-found",
-            key="+resume",
-        )
+        why, fix = f"there is no experiment in {RUNS.absolute()}", "Type labrl -m +resume=<folder>"
+        raise refusal or InputError.not_found("+resume=latest", why, fix)
     return found[0]
 
 
@@ -141,12 +134,8 @@ def _best_of(experiment: Path, newest: Run, wanted: Mapping[str, str], verb: Ver
 
     place = os.path.relpath(experiment)
     if verb == "resume":
-        raise InputError(
-            f"the newest run is part of an experiment. Resume all of it with labrl -m +resume={place}, or "
-            + _trials_of(experiment, verb),
-            code="usage",
-            key="+resume",
-        )
+        fix = f"Resume all of it with labrl -m +resume={place}, or {_trials_of(experiment, verb)}"
+        raise InputError.usage("+resume=latest", "the newest run is part of an experiment", fix)
     best = best_trial(experiment, lambda run: _chosen_as(run, wanted))
     if best is None:
         among = f" with {_formatted(wanted)}" if wanted else ""
@@ -170,9 +159,8 @@ def _latest_run(wanted: Mapping[str, str], key: str) -> Run:
         if not run.unrecorded and _chosen_as(run, wanted):
             return run
     agrees = f" with {_formatted(wanted)}" if found and wanted else ""
-    raise (None if found else refusal) or InputError(
-        f"there is no run in {RUNS.absolute()}{agrees}. Name a run folder", code="not-found", key=key
-    )
+    why = f"there is no run in {RUNS.absolute()}{agrees}"
+    raise (None if found else refusal) or InputError.not_found(key, why, "Name a run folder")
 
 
 def _formatted(wanted: Mapping[str, str]) -> str:
@@ -212,64 +200,55 @@ def _path_of(which: str, key: str, runs: bool = True) -> Path:
     found = [place for place in places if is_experiment(place) or (runs and (place / MARKER).exists())]
     if not found:
         what = "run or experiment" if runs else "experiment"
-        raise InputError(f"{key}={which} matches no {what}", code="not-found", key=key)
+        raise InputError.not_found(f"{key}={which}", f"it matches no {what}")
     if len(found) > 1:
         listed = "".join(f"\n  {place}" for place in found[:SHOWN])
         more = f"\n  and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        message = f"{key}={which} matches {len(found)} folders. Name one of them:{listed}{more}"
-        raise InputError(message, code="usage", key=key)
+        fix = f"Name one of them:{listed}{more}"
+        raise InputError.usage(f"{key}={which}", f"it matches {len(found)} folders", fix)
     return found[0]
 
 
 def _named_run(path: Path, verb: Verb) -> Run:
-    key = _TYPED[verb][0]
     if is_run(path):
         return Run.open(path)
     trials = sorted(marker.parent for marker in path.glob(f"*/{MARKER}"))
+    key = _TYPED[verb][0]
     if (path.parent / MARKER).exists():
-        message = f"{path} is part of a run. Name the run folder, {path.parent}"
+        why, fix = "it is part of a run", f"Name the run folder, {path.parent}"
     elif is_experiment(path):
-        whole = f"resume all of it with labrl -m +resume={path}, or " if verb == "resume" else ""
-        message = f"{path} is an experiment: {whole}{_trials_of(path, verb)}"
+        why, fix = "it is an experiment", _trials_of(path, verb)
+        whole = f"Resume all of it with labrl -m +resume={path}, or {fix}"
+        fix = whole if verb == "resume" else fix[0].upper() + fix[1:]
     elif trials:
-        message = "\n".join(
-            [f"{path} contains several runs. Name one of them:", *(f"  {trial}" for trial in trials)]
-        )
+        listed = "".join(f"\n  {trial}" for trial in trials)
+        why, fix = "it contains several runs", f"Name one of them:{listed}"
     else:
-        guess = _near(path, [run.path for run in _opened(Run, *_MARKERS)[0]])
-        guess = guess or f" By default, runs are in {RUNS}/; latest is the newest one."
-        what = f"is not a run folder of labrl: it contains no {MARKER}" if path.exists() else "does not exist"
-        raise InputError(
-            f"{path} {what}.{guess}",
-            code="not-found",
-            key=str(path),
-        )
-    raise InputError(message, code="usage", key=key)
+        raise _lost(path, "run", MARKER, [run.path for run in _opened(Run, *_MARKERS)[0]])
+    raise InputError.about(path, why, fix, code="usage", key=key)
 
 
 def _named_experiment(path: Path) -> Experiment:
     if is_experiment(path):
         return Experiment.open(path)
     if is_experiment(path.parent):
-        raise InputError(
-            f"{path} is one trial of an experiment. Name the experiment, {path.parent}",
-            code="usage",
-            key="+resume",
-        )
+        why, fix = "it is one trial of an experiment", f"Name the experiment, {path.parent}"
+        raise InputError.about(path, why, fix, code="usage", key="+resume")
     if (path / MARKER).exists():
-        raise InputError(
-            f"{path} is a single run. Resume it without -m: labrl +resume={path}",
-            code="usage",
-            key="-m",
-        )
-    guess = _near(path, [marker.parent for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}")])
-    guess = guess or f" By default, experiments are in {RUNS}/; latest is the newest one."
-    why = f"is not an experiment folder of labrl: it contains no {EXPERIMENT_MARKER}"
-    raise InputError(
-        f"{path} {why if path.exists() else 'does not exist'}.{guess}",
-        code="not-found",
-        key=str(path),
-    )
+        fix = f"Resume it without -m: labrl +resume={path}"
+        raise InputError.about(path, "it is a single run", fix, code="usage", key="-m")
+    experiments = [marker.parent for marker in RUNS.glob(f"*/{EXPERIMENT_MARKER}")]
+    raise _lost(path, "experiment", EXPERIMENT_MARKER, experiments)
+
+
+def _lost(path: Path, what: str, marker: str, known: Sequence[Path]) -> InputError:
+    """Return the error for a path that is not the folder of a run or an experiment.
+
+    what: what it should be; marker: the file that it lacks; known: the folders that there are.
+    """
+    why = f"it is not the folder of a labrl {what}, because it contains no {marker}"
+    fix = _near(path, known).strip() or f"By default, it is in {RUNS}/; latest is the newest one"
+    return InputError.not_found(path, why if path.exists() else "it does not exist", fix)
 
 
 def _near(path: Path, folders: Iterable[Path]) -> str:

@@ -119,20 +119,12 @@ class Fork(Again):
         self.past.check_buffers(range(sessions), f"+fork={self.folder}", [f"meta.keep_every={self.frame}"])
         then = self.past.config["meta"]
         if sessions > then["max_session"]:
-            raise InputError(
-                f"meta.max_session={sessions}: {self.folder} has {then['max_session']} sessions, and "
-                "others have no checkpoint to start from. Set meta.max_session="
-                f"{then['max_session']} or less.",
-                code="range",
-                key="meta.max_session",
-            )
+            allowed = f"be at most {then['max_session']}"
+            why = f"further sessions have no checkpoint in {self.folder} to start from"
+            raise InputError.value("meta.max_session", sessions, allowed, why=why)
         if budget <= self.frame:
-            raise InputError(
-                f"env.max_frame={int(budget)} must be more than {self.frame}, the frame that the fork starts "
-                "from",
-                code="range",
-                key="env.max_frame",
-            )
+            allowed = f"be more than {self.frame}, the frame that the fork starts from"
+            raise InputError.value("env.max_frame", f"{int(budget)}", allowed)
         return changed
 
     def _begin(self, changed: Sequence[Change], composed: Composed, run: Run) -> None:
@@ -185,25 +177,21 @@ class Fork(Again):
             if replay is not None:
                 copy_replay(replay, new.replay)
         except FileNotFoundError as error:  # The run is still running.
-            raise InputError(
-                f"at={self.frame}: the run replaced its checkpoint of that frame while it was being copied "
-                f"({error.filename}). {_kept_frames(store.whole_frames())}",
-                code="not-found",
-                key="at",
-            ) from error
+            why = f"the run replaced its checkpoint of that frame while it was copied ({error.filename})"
+            fix = _kept_frames(store.whole_frames())
+            raise InputError.not_found(f"at={self.frame}", why, fix) from error
 
     def _store(self, old: RunSession) -> CheckpointStore:
         return old.store(self.past.config["meta"]["keep_last"])
 
     def _without_replay(self, store: CheckpointStore) -> InputError:
         newest = ", ".join(map(str, store.frames()[: store.keep_last]))
-        return InputError(
-            f"at={self.frame}: the replay buffer of {store.folder.parent} is stored in files, in which "
-            f"training has overwritten transitions that the checkpoint needs. Fork at frame {newest}. With "
-            "meta.keep_every, a run keeps the files of the buffer with each kept checkpoint; with "
-            "agent.memory.storage=ram, the buffer is part of every checkpoint.",
-            code="resources",
-            key="at",
+        return InputError.resources(
+            f"at={self.frame}",
+            f"the replay buffer of {store.folder.parent} is stored in files, in which training has "
+            "overwritten transitions that the checkpoint needs",
+            f"Fork at frame {newest}. With meta.keep_every, a run keeps the files of the buffer with each "
+            "kept checkpoint; with agent.memory.storage=ram, the buffer is part of every checkpoint.",
         )
 
     def _check_fits(self, changed: Sequence[Change], config: TrialConfig, run: Run) -> None:
@@ -240,13 +228,9 @@ class Fork(Again):
         return True
 
     def _refused(self, change: Change, why: str) -> InputError:
-        keep = f" To keep the old value: {typed_override(change.key, change.old)}." if change.pinnable else ""
-        return InputError(
-            f"{described(change)}: {self.folder} at frame {self.frame} cannot be continued with it, because "
-            f"{why}.{keep}".replace("..", "."),
-            code="changed-past",
-            key=change.key,
-        )
+        keep = f"To keep the old value: {typed_override(change.key, change.old)}" if change.pinnable else ""
+        why = f"{self.folder} at frame {self.frame} cannot be continued with it, because {why}"
+        return InputError.about(described(change), why, keep, code="changed-past", key=change.key)
 
 
 def _session(past: Run, index: int) -> RunSession:
@@ -263,20 +247,14 @@ def _frame_of(past: Run, at: str | None, count: int) -> int:
     whole = {one.index: one.store().whole_frames() for one in sessions}
     shared = sorted(set.intersection(*map(set, whole.values())))
     if not any(whole.values()):
-        raise InputError(
-            f"{past.path} has no complete checkpoint to fork from. The first is written after "
-            "meta.log_frequency frames",
-            code="not-found",
-            key="+fork",
-        )
+        why = "it has no complete checkpoint. The first is written after meta.log_frequency frames"
+        raise InputError.not_found(f"+fork={past.path}", why)
     wanted = frame_of(at)
     if wanted is None:
-        what = "+fork needs the frame to fork at" if at is None else f"at={at}: must be a frame"
-        raise InputError(
-            f"{what}, as in at={(shared or [0])[-1]}. {_kept_frames(shared)}",
-            code="missing" if at is None else "type",
-            key="at",
-        )
+        fix = f"Write at={(shared or [0])[-1]}. {_kept_frames(shared)}"
+        if at is None:
+            raise InputError.missing("at", "+fork needs the frame to fork at", fix)
+        raise InputError.value("at", at, "be a frame", fix=fix, code="type")
     if (found := next((frame for frame in shared if wanted <= frame < wanted + num_envs), None)) is not None:
         return found
     if any(file.endswith(f"/frame_{wanted:012d}") for file in past.cleaned_files()):
@@ -285,11 +263,8 @@ def _frame_of(past: Run, at: str | None, count: int) -> int:
         raise InputError.not_found(f"at={wanted}", why, f"{_kept_frames(shared)} To repeat the run: {repeat}")
     lacking = [str(index) for index, frames in whole.items() if wanted not in frames]
     of = f" of session {', '.join(lacking)}" if len(sessions) > 1 else ""
-    raise InputError(
-        f"at={wanted}: {past.path} has no checkpoint{of} at that frame. {_kept_frames(shared, wanted)}",
-        code="not-found",
-        key="at",
-    )
+    why = f"{past.path} has no checkpoint{of} at that frame"
+    raise InputError.not_found(f"at={wanted}", why, _kept_frames(shared, wanted))
 
 
 def _kept_frames(frames: Sequence[int], wanted: int | None = None) -> str:

@@ -158,9 +158,7 @@ class LoadedPolicy:
         """The network that chooses actions; an `nn.ModuleDict` if several do. Raises InputError if none."""
         acting = self.agent.acting_modules()
         if not acting:
-            raise InputError(
-                f"network: {self.trial.agent.target} has no network", code="unsupported", key="network"
-            )
+            raise InputError.unsupported("network", f"{self.trial.agent.target} has no network")
         return next(iter(acting.values())) if len(acting) == 1 else nn.ModuleDict(acting)
 
     def reset(self, which: NDArray[np.bool_] | None = None, seed: int | None = None) -> None:
@@ -195,15 +193,12 @@ class LoadedPolicy:
         batch, single = self._batch(observation)
         n = len(batch)
         if n == 0:
-            raise InputError("act() was given an empty batch", code="range", key="observation")
+            raise InputError.value("observation", "none", "have at least one row")
         if self._start is not None and len(self._start) != n:
             if is_recurrent(self.trial.agent.config):
-                raise InputError(
-                    f"a batch of {n} observations follows one of {len(self._start)}, and the network is "
-                    "recurrent. Call reset() before a batch of another size",
-                    code="usage",
-                    key="observation",
-                )
+                why = f"a batch of {n} follows one of {len(self._start)}, and the network is recurrent"
+                fix = "Call reset() before a batch of another size"
+                raise InputError.usage("observation", why, fix)
             self._start = None
         start = np.ones(n, np.bool_) if self._start is None else self._start
         seen = Observation(self.transforms.frozen(batch), self._mask(mask, n, single), start)
@@ -264,7 +259,7 @@ class LoadedPolicy:
         if greedy:
             self.check_greedy()
         if not 0 <= epsilon <= 1:
-            raise InputError(f"epsilon={epsilon:g}: must lie between 0 and 1", code="range", key="epsilon")
+            raise InputError.value("epsilon", epsilon, "lie between 0 and 1")
         if epsilon:
             check_uniform(self.action_space, f"epsilon={epsilon:g}")
         return Quota(num_envs, greedy=greedy, epsilon=epsilon)
@@ -300,11 +295,8 @@ class LoadedPolicy:
     def check_greedy(self) -> None:
         """Raise InputError if the agent has no greedy action."""
         if not self.agent.TRAITS.greedy:
-            raise InputError(
-                f"greedy=true: {self.trial.agent.target} has no greedy action. Leave out greedy=true",
-                code="unsupported",
-                key="greedy",
-            )
+            why = f"{self.trial.agent.target} has no greedy action"
+            raise InputError.unsupported("greedy=true", why, "Leave out greedy=true")
 
     def close(self) -> None:
         """End the threads of the agent."""
@@ -354,37 +346,27 @@ class LoadedPolicy:
         return (array[None] if single else array), single
 
     def _other_space(self, given: str, wanted: str) -> InputError:
-        return InputError(
-            f"act() was given {given}, but the policy was trained on {self.observation_space} of "
-            f"env={self.trial.env.config.name}. Give {wanted}",
-            code="type",
-            key="observation",
-        )
+        trained = f"the policy was trained on {self.observation_space} of env={self.trial.env.config.name}"
+        return InputError.value("observation", given, f"be {wanted}", why=trained, code="type")
 
     def _mask(self, mask: Any, count: int, single: bool) -> NDArray[np.bool_] | None:
         """Return masks of valid actions, [count, flags]; None if the environment provides none."""
         if mask is None and self.spaces.masked:
-            raise InputError(
-                f"mask: env.name={self.trial.env.config.name} provides action masks, and without one the "
-                f"policy may take invalid actions. Write act(observation, info['{KEY}'])",
-                code="missing",
-                key="mask",
-            )
+            why = f"env.name={self.trial.env.config.name} provides action masks, and without one the policy "
+            why += "may take invalid actions"
+            raise InputError.missing("mask", why, f"Write act(observation, info['{KEY}'])")
         if mask is None:
             return None
         if not self.agent.TRAITS.masks:
-            raise InputError(
-                f"mask: {self.trial.agent.target} does not support action masks. Leave out mask",
-                code="unsupported",
-                key="mask",
-            )
+            why = f"{self.trial.agent.target} does not support action masks"
+            raise InputError.unsupported("mask", why, "Leave out mask")
         rows = [mask] if single else list(mask)
         try:
             flags = [flags_of(np.asarray(row).ravel(), sum(choices(self.action_space))) for row in rows]
             if len(flags) != count:
                 raise ValueError(f"there are {len(flags)} masks for {count} observations")
         except ValueError as error:
-            raise InputError(f"mask: {error}", code="type", key="mask") from None
+            raise InputError.about("mask", str(error), code="type") from None
         return np.array(flags)
 
     def _repr_html_(self) -> str | None:
@@ -403,9 +385,7 @@ class LoadedPolicy:
 def _check_whole(name: str, value: Any, least: int) -> None:
     """Raise InputError unless the argument `name` is a whole number of at least `least`."""
     if not isinstance(value, int | np.integer) or value < least:
-        raise InputError(
-            f"{name}={value}: must be a whole number of at least {least}", code="range", key=name
-        )
+        raise InputError.value(name, value, f"be a whole number of at least {least}")
 
 
 def load(
@@ -432,7 +412,5 @@ def load(
     find_modules(past.config_dir)
     wanted = checkpoint if checkpoint in ("best", "latest") else frame_of(checkpoint)
     if wanted is None:
-        raise InputError(
-            f"{key}={checkpoint}: must be best, latest or the frame of a checkpoint", code="range", key=key
-        )
+        raise InputError.value(key, checkpoint, "be best, latest or the frame of a checkpoint")
     return LoadedPolicy(past, config, session, str(wanted), verb, precision)

@@ -89,7 +89,11 @@ class Again(ABC):
         recorded, overrides = completed(self.past.read_config()), overrides_of(self.past)
         # Secrets are not recorded, but references to them are, as in env.kwargs.key=${oc.env:MY_KEY}.
         masked = {key for key, value in walk(recorded) if isinstance(value, str) and MASK in value}
-        references = [one for one in overrides if "${" in one and _sets_one(key_of(one), masked)]
+        references = [
+            one
+            for one in overrides
+            if "${" in one and any(f"{key}.".startswith(f"{key_of(one)}.") for key in masked)
+        ]
         plain = edit(recorded, [*references, *self.edits], overrides, self.config_dir)
         check_start_from(plain["start_from"]["run"], self.overrides)
         return {**plain, "seed": self.past.config["seed"]} if plain["seed"] is None else plain
@@ -103,7 +107,7 @@ class Again(ABC):
         elsewhere: bool = False,
     ) -> Composed:
         """Return the checked configuration `plain` for a run in `folder`; see `plan`. Raises InputError."""
-        command = Command.of(self.overrides, self.choices, self.config_dir, typed, repositories)
+        command = Command(self.overrides, self.choices, self.config_dir, typed, repositories)
         return Composed.of(plain, folder, command, elsewhere)
 
     @abstractmethod
@@ -124,10 +128,6 @@ class Again(ABC):
     def conclude(self, result: TrialResult) -> TrialResult:
         """Return the result of the trial, after anything that is left to do."""
         return result
-
-
-def _sets_one(key: str, keys: Collection[str]) -> bool:
-    return any(one == key or one.startswith(f"{key}.") for one in keys)
 
 
 def check_past(run: Run, composes: bool = False) -> Run:
@@ -156,9 +156,7 @@ def edited_config(run: Run) -> dict[str, Any]:
         if not isinstance(edited, dict) or not edited:
             raise ValueError("it contains no keys")
     except FileNotFoundError as error:
-        raise DamagedFileError(
-            f"{path} is missing: restore it from a copy. {_ORIGINAL}", key=str(path)
-        ) from error
+        raise DamagedFileError.about(path, "it is missing: restore it from a copy", _ORIGINAL) from error
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException, RecursionError) as error:
         told = " ".join(str(error).split())
         if isinstance(error, RecursionError):
@@ -173,7 +171,7 @@ def edited_config(run: Run) -> dict[str, Any]:
         more = f" and {len(gone) - 5} more keys" if len(gone) > 5 else ""
         new = [change.key for change in found if change.old is ABSENT]
         has = f" and has {', '.join(new[:5])}, which the run did not have" if new else ""
-        raise DamagedFileError(f"{path} lacks {', '.join(gone[:5])}{more}{has}. {_ORIGINAL}", key=str(path))
+        raise DamagedFileError.about(path, f"it lacks {', '.join(gone[:5])}{more}{has}", _ORIGINAL)
     check_recorded(run, plain)
     return plain
 

@@ -6,7 +6,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,15 @@ from labrl.run.trust import check_recorded
 from labrl.trial.find import find_run
 from labrl.trial.showing import ReplayRequest
 from labrl.trial.summary import say
-from labrl.trial.video import EncoderError, write_mp4
 
 SMALLEST = 480
-"""Pixels to which one side of smaller images is enlarged."""
+"""Pixels to which one side of smaller images is enlarged in a window."""
 
 LARGEST = 4096
 """Largest size of a side after enlargement, pixels."""
+
+VIDEO_SMALLEST = 256
+"""Pixels to which the shorter side of smaller images is enlarged in videos."""
 
 VIDEOS = ("best", "last")
 """Recorded episodes that become videos at the end of a trial."""
@@ -91,15 +95,11 @@ def to_video(
         with write_mp4(path, env.frames_per_second) as video:
             return _played(episode, env, lambda: video.add(env.picture()), longest)
     except ImportError as error:
-        raise InputError(
-            f"videos need PyAV, which cannot be imported ({error}): pip install av",
-            code="not-installed",
-            key="av",
-        ) from error
+        why = f"videos need PyAV, which cannot be imported ({error})"
+        raise InputError.about("av", why, "Type pip install av", code="not-installed") from error
     except EncoderError as error:
-        raise InputError(
-            f"the images of {env.name} cannot be encoded: {error}", code="unsupported", key="env"
-        ) from error
+        why = f"the images of {env.name} cannot be encoded: {error}"
+        raise InputError.unsupported("env", why) from error
 
 
 def to_window(episode: RecordedEpisode, window: Window, screening: Screening) -> str | None:
@@ -123,9 +123,8 @@ def _played(
     try:
         observation = env.reset(np.ones(1, np.bool_), np.array([episode.seed], np.int64))
     except (Exception, SystemExit) as error:  # An environment may fail in any way.
-        raise EnvironmentFailedError(
-            f"{env.name}: its reset failed: {type(error).__name__}: {error}", key="env"
-        ) from error
+        why = f"its reset failed: {type(error).__name__}: {error}"
+        raise EnvironmentFailedError.about(env.name, why, key="env") from error
     look()
     for action in episode.actions.astype(action_dtype(env.action_space)):
         if steps + 1 == longest:
@@ -158,22 +157,21 @@ class Window:
     """A window that shows images. Raises InputError without a display."""
 
     def __init__(self) -> None:
-        displays = ("DISPLAY", "WAYLAND_DISPLAY")
+        displays, instead = ("DISPLAY", "WAYLAND_DISPLAY"), "Leave it out to write videos"
         if sys.platform.startswith("linux") and not any(os.environ.get(name) for name in displays):
-            raise _no_display("neither DISPLAY nor WAYLAND_DISPLAY is set")
+            why = "it needs a display, but neither DISPLAY nor WAYLAND_DISPLAY is set"
+            raise InputError.usage("render=human", why, instead)
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         try:
             import pygame
         except ImportError as error:
-            raise InputError(
-                f'render=human needs pygame ({error}): pip install "gymnasium[classic-control]"',
-                code="not-installed",
-                key="render",
-            ) from error
+            why, fix = f"it needs pygame ({error})", 'Type pip install "gymnasium[classic-control]"'
+            raise InputError.about("render=human", why, fix, code="not-installed") from error
         try:
             pygame.display.init()
         except pygame.error as error:
-            raise _no_display(str(error)) from error
+            why = f"it needs a display: {error}"
+            raise InputError.usage("render=human", why, instead) from error
         self._pygame: Any = pygame
         self._screen: Any = None
         self._due = 0.0
@@ -204,14 +202,6 @@ class Window:
     def close(self) -> None:
         """Close the window."""
         self._pygame.display.quit()
-
-
-def _no_display(why: str) -> InputError:
-    return InputError(
-        f"render=human needs a display, but {why}. Leave it out to write videos.",
-        code="usage",
-        key="render",
-    )
 
 
 def make_videos(run: Run) -> None:
@@ -283,9 +273,7 @@ def replay(request: ReplayRequest) -> int:
     except WindowClosedError:
         return DONE
     except OSError as error:
-        raise InputError(
-            f"{target} cannot be written ({error.strerror or error})", code="usage", key=str(target)
-        ) from error
+        raise InputError.usage(target, f"it cannot be written ({error.strerror or error})") from error
     except LabrlError as error:
         say(f"no {'video' if window is None else 'images'}: {error}")
         difference = check(episode)
@@ -320,15 +308,109 @@ def _session(run: Run, request: ReplayRequest) -> RunSession:
             return session
     names = list(dict.fromkeys(name for session in wanted for name in recorded_names(session.episodes)))
     if not names:
-        raise InputError(
-            f"{run.path} has no recorded episode. A run records its best and its latest "
-            "episode when it evaluates, every meta.eval_frequency frames, unless meta.record_episodes=none",
-            code="not-found",
-            key=str(run.path),
-        )
+        fix = "A run records its best and its latest episode when it evaluates, every meta.eval_frequency "
+        fix += "frames, unless meta.record_episodes=none"
+        raise InputError.not_found(run.path, "it has no recorded episode", fix)
     more = "" if any(name.isdigit() for name in names) else "; meta.record_episodes=each records more"
-    raise InputError(
-        f"episode={request.episode}: the recorded episodes of {run.path} are {', '.join(names)}{more}",
-        code="not-found",
-        key="episode",
-    )
+    why = f"the recorded episodes of {run.path} are {', '.join(names)}{more}"
+    raise InputError.not_found(f"episode={request.episode}", why)
+
+
+# --- videos that every browser plays: H.264 in MP4 files ---
+
+
+class EncoderError(Exception):
+    """Raised if the encoder does not accept the images, for instance because they are 100,000 pixels wide."""
+
+
+class Mp4:
+    """An MP4 file that is written image by image."""
+
+    def __init__(self, container: Any, frames_per_second: float) -> None:
+        self._container, self._rate = container, Fraction(frames_per_second).limit_denominator(1000)
+        self._stream: Any = None
+        self._zoom = 1
+
+    def add(self, picture: NDArray[np.uint8]) -> None:
+        """picture: RGB image, [height, width, 3]. An image of another size than the first is scaled to that
+        size.
+
+        Raises EncoderError, or OSError if the file cannot be written.
+        """
+        import av
+
+        with _refusals():
+            if self._stream is None:
+                self._begin(*picture.shape[:2])
+            picture = picture.repeat(self._zoom, 0).repeat(self._zoom, 1) if self._zoom > 1 else picture
+            # Colors are stored for blocks of two by two pixels, so both sides must be even.
+            odd = picture.shape[0] % 2, picture.shape[1] % 2
+            if any(odd):
+                picture = np.pad(picture, ((0, odd[0]), (0, odd[1]), (0, 0)), "edge")
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+            if (frame.width, frame.height) != (self._stream.width, self._stream.height):
+                frame = frame.reformat(width=self._stream.width, height=self._stream.height)
+            self._container.mux(self._stream.encode(frame))
+
+    def finish(self) -> None:
+        """Write the images that the encoder still holds. Raises ValueError if there were none."""
+        if self._stream is None:
+            raise ValueError("a video needs at least one picture")
+        with _refusals():
+            self._container.mux(self._stream.encode(None))
+
+    def _begin(self, height: int, width: int) -> None:
+        import av
+
+        self._zoom = max(
+            1, min(round(VIDEO_SMALLEST / max(min(height, width), 1)), LARGEST // max(height, width))
+        )
+        encoder = "libx264" if "libx264" in av.codecs_available else "h264"
+        options = {"crf": "23", "preset": "veryfast"} if encoder == "libx264" else {}
+        stream = self._stream = self._container.add_stream(encoder, rate=self._rate, options=options)
+        stream.height = (height * self._zoom + 1) // 2 * 2
+        stream.width = (width * self._zoom + 1) // 2 * 2
+        stream.pix_fmt = "yuv420p"
+        # Two threads on one core (hyper-threads) take longer than one.
+        stream.codec_context.thread_count = max((os.cpu_count() or 1) // 2, 1)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise EncoderError for whatever the encoder does not accept. Errors of the disk stay OSError."""
+    import av
+
+    try:
+        yield
+    except OSError:
+        raise
+    except (av.FFmpegError, ValueError) as error:
+        raise EncoderError(str(error)) from error
+
+
+@contextmanager
+def write_mp4(path: Path, frames_per_second: float) -> Iterator[Mp4]:
+    """Context manager: replace `path` by a video of the images that are added. After an error the old file
+    stays.
+
+    Raises ImportError if PyAV is missing, EncoderError, and OSError if the file cannot be written.
+    """
+    import av
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{path.stem}.*.tmp.mp4"):
+        with suppress(PermissionError):  # someone else's process
+            try:
+                os.kill(int(leftover.name.split(".")[-3]), 0)
+            except ProcessLookupError:
+                leftover.unlink(missing_ok=True)  # it was killed
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.mp4")
+    try:
+        # The index comes first, so that a browser shows the video before it has loaded all of it.
+        with av.open(str(temporary), "w", format="mp4", options={"movflags": "faststart"}) as container:
+            video = Mp4(container, frames_per_second)
+            yield video
+            video.finish()
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

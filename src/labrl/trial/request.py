@@ -61,7 +61,7 @@ def trust_in(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
 
 def _check_flag(name: str, given: Mapping[str, str]) -> None:
     if given.get(name, "true") not in ("true", "false"):
-        raise InputError(f"+{name}={given[name]}: must be true or false", code="range", key=f"+{name}")
+        raise InputError.value(f"+{name}", given[name], "be true or false")
 
 
 def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | None:
@@ -73,11 +73,7 @@ def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | No
     kinds = [name for name in given if name in KINDS]
     if "enjoy" in kinds:
         if multirun:
-            raise InputError(
-                "+enjoy plays a single run. Leave out -m",
-                code="contradiction",
-                key="-m",
-            )
+            raise InputError.contradiction("-m", "+enjoy", "it plays a single run", "Leave out -m")
         others = [one for one in overrides if not one.startswith("+enjoy=")]
         return Request("enjoy", given["enjoy"], edits=others)
     if not given:
@@ -85,44 +81,26 @@ def request_of(overrides: Sequence[str], multirun: bool = False) -> Request | No
     _check_flag("force", given)
     kind: Any = kinds[0] if kinds else None
     if "at" in given and "fork" not in kinds:
-        at = given["at"]
-        raise InputError(f"at={at} is for +fork: labrl +fork=<run folder> at={at}", code="usage", key="at")
+        at = f"at={given['at']}"
+        raise InputError.usage(at, "it is for +fork", f"Type labrl +fork=<run folder> {at}")
     if not kinds or ("force" in given and kinds == ["fork"]):
-        raise InputError(
-            "+force=true is for +resume and +rerun: labrl +resume=<run folder> +force=true",
-            code="usage",
-            key="+force",
-        )
+        why, fix = "it is for +resume and +rerun", "Type labrl +resume=<run folder> +force=true"
+        raise InputError.usage("+force=true", why, fix)
     if len(kinds) > 1:
-        raise InputError(
-            "+resume continues a run in its folder, +rerun repeats it, and +fork continues it in a new "
-            f"folder. Leave out +{' or +'.join(kinds)}",
-            code="contradiction",
-            key=f"+{kinds[1]}",
-        )
+        why = "+resume continues a run in its folder, +rerun repeats it, and +fork continues it in a new one"
+        fix = f"Leave out +{' or +'.join(kinds)}"
+        raise InputError.contradiction(f"+{kinds[1]}", f"+{kinds[0]}", why, fix)
     if multirun and kind == "rerun":
-        raise InputError(
-            "+rerun repeats a single run. Leave out -m",
-            code="contradiction",
-            key="-m",
-        )
+        raise InputError.contradiction("-m", "+rerun", "it repeats a single run", "Leave out -m")
     if multirun and kind == "fork" and any(one.startswith("hydra/sweeper=optuna") for one in edits):
-        raise InputError(
-            "+fork cannot be combined with a search, whose trials start at frame 0. Leave out "
-            "hydra/sweeper=optuna, and type the values of a grid: agent.lr=1e-4,3e-4",
-            code="contradiction",
-            key="+fork",
-        )
+        why, fix = "its trials start at frame 0", "Type the values of a grid instead: agent.lr=1e-4,3e-4"
+        raise InputError.contradiction("+fork", "hydra/sweeper=optuna", why, fix)
     of_folder = "hydra.sweep.dir" if multirun else "hydra.run.dir"
     folder = next((one for one in edits if one.lstrip("+").startswith(f"{of_folder}=")), None)
     if kind == "resume" and folder:
-        instead = "" if multirun else "; +rerun=<run> uses a new one"
-        raise InputError(
-            f"{folder}: {'an experiment' if multirun else 'a run'} is resumed in its own folder{instead}. "
-            f"Leave out {of_folder}.",
-            code="contradiction",
-            key=of_folder,
-        )
+        why = "an experiment is resumed in its own folder"
+        why = why if multirun else "a run is resumed in its own folder; +rerun=<run> uses a new one"
+        raise InputError.about(folder, why, f"Leave out {of_folder}", code="contradiction", key=of_folder)
     force = given.get("force") == "true"
     return Request(kind, given[kind], edits=edits, at=given.get("at"), force=force)
 
@@ -142,15 +120,13 @@ def read(overrides: Sequence[str], names: Collection[str]) -> tuple[dict[str, st
         key = f"+{name}" if name in SIGNED else name
         if not value:
             example = _EXAMPLES.get(name, "<value>").format(name=name)
-            raise InputError(f"{one}: needs a value, as in {key}={example}", code="missing", key=key)
+            fix = f"Type {key}={example}"
+            raise InputError.about(one, "it needs a value", fix, code="missing", key=key)
         if one[: one.index(name)] not in (("+",) if name in SIGNED else ("", "+")):
-            raise InputError(f"{one}: write {key}={value}", code="syntax", key=key)
+            sign = "a" if name in SIGNED else "no"
+            raise InputError.about(one, f"it has {sign} plus", f"Type {key}={value}", code="syntax", key=key)
         if name in given:
-            raise InputError(
-                f"{key} is given twice: {key}={given[name]} and {one}. Leave one out.",
-                code="contradiction",
-                key=key,
-            )
+            raise InputError.contradiction(f"{key}={value}", f"{key}={given[name]}", "", "Leave one out")
         in_quotes = len(value) > 2 and value[0] == value[-1] and value[0] in "'\""
         given[name] = value[1:-1] if in_quotes else value
     return given, others

@@ -39,12 +39,9 @@ class Rerun(Again):
 
         then = self.past
         if fork := then.read_info().get("fork"):
-            raise InputError(
-                f"{then.path} is a fork, and +rerun repeats runs from frame 0. To repeat it: "
-                + shlex.join(["labrl", f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]),
-                code="usage",
-                key="+rerun",
-            )
+            again = ["labrl", f"+fork={fork['folder']}", f"at={fork['frame']}", *fork["edits"]]
+            why = "the run is a fork, and +rerun repeats runs from frame 0"
+            raise InputError.usage(f"+rerun={then.path}", why, f"To repeat it: {shlex.join(again)}")
         plain = self.edited
         if (found := contradictions(then.changes(plain))) and not self.force:
             raise refusal(found, f"+rerun={then.path}")

@@ -224,28 +224,16 @@ def check_budget(past: Run, config: TrialConfig, reached: Mapping[int, int]) -> 
     sessions, budget = config.meta.max_session, config.env.config.max_frame
     then = past.config["meta"]["max_session"]
     if sessions < then:
-        raise InputError(
-            f"meta.max_session={sessions}: the run already has {then} sessions. Set meta.max_session to "
-            f"{then} or more.",
-            code="range",
-            key="meta.max_session",
-        )
+        allowed = f"be at least {then}, the number of sessions that the run has"
+        raise InputError.value("meta.max_session", sessions, allowed)
     if sessions > then and "fork" in past.read_info():
-        raise InputError(
-            f"meta.max_session={sessions}: {past.path} is a fork with {then} sessions, and "
-            f"further sessions would have no past. Set meta.max_session={then}.",
-            code="range",
-            key="meta.max_session",
-        )
+        why = f"{past.path} is a fork, and further sessions would have no past"
+        raise InputError.value("meta.max_session", sessions, f"be {then}", why=why)
     frames = reached if budget < past.config["env"]["max_frame"] else {}
     furthest = max(frames, key=lambda index: frames[index], default=None)
     if furthest is not None and frames[furthest] >= budget:
-        raise InputError(
-            f"env.max_frame={budget} must be more than the {frames[furthest]} frames that session "
-            f"{furthest} has already played",
-            code="range",
-            key="env.max_frame",
-        )
+        allowed = f"be more than {frames[furthest]}, the frames that session {furthest} has played"
+        raise InputError.value("env.max_frame", f"{budget}", allowed)
 
 
 def _check_saved(run: Run, left: Sequence[int], reached: Mapping[int, int]) -> None:
@@ -260,12 +248,9 @@ def _check_saved(run: Run, left: Sequence[int], reached: Mapping[int, int]) -> N
             result.get("status") in ("finished", "pruned", "interrupted") and result.get("frame", 0) > 0
         )
         if session.index in left and not session.checkpoint_frames() and was_saved:
-            raise DamagedFileError(
-                f"session {session.index} was saved, but {session.checkpoints} no longer contains a "
-                f"checkpoint. Restore its checkpoints, or delete {session.path} to restart the session from "
-                "frame 0.",
-                key=str(session.checkpoints),
-            )
+            why = f"session {session.index} was saved, but this folder no longer contains a checkpoint"
+            fix = f"Restore its checkpoints, or delete {session.path} to restart the session from frame 0"
+            raise DamagedFileError.about(session.checkpoints, why, fix)
 
 
 def _budgets(config: TrialConfig) -> dict[str, tuple[str, float]]:

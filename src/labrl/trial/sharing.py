@@ -47,6 +47,7 @@ def write_card(
     run = Run.open(policy.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        packages = run.provenance.get("packages", {})
         config = {**policy.config, "wandb": {**policy.config.get("wandb", {}), "entity": None}}
         facts = {
             "library": "labrl",
@@ -55,7 +56,10 @@ def write_card(
             "session": policy.session,
             "frame": policy.frame,
             "seed": policy.seed,
-            "packages": _versions(run),
+            "packages": {
+                "python": run.provenance.get("python", {}).get("version", ""),
+                **{name: packages[name] for name in PACKAGES if name in packages},
+            },
             "config": redact(config),
         }
         write_card_files(folder, acting_state(policy.agent, policy.transforms, policy.clock), facts)
@@ -73,12 +77,6 @@ def write_card(
     finally:
         policy.close()
     return folder / "README.md"
-
-
-def _versions(run: Run) -> dict[str, str]:
-    packages = run.provenance.get("packages", {})
-    python = run.provenance.get("python", {}).get("version", "")
-    return {"python": python, **{name: packages[name] for name in PACKAGES if name in packages}}
 
 
 def _text(

@@ -96,11 +96,8 @@ def _options(cls: type[T], overrides: Sequence[str], takes: str, **known: Any) -
     given, others = read(overrides, names)
     if others:
         name = others[0].lstrip("+").partition("=")[0]
-        raise InputError(
-            f"{others[0]}: {takes} {', '.join(names)}.{did_you_mean(name, names)}",
-            code="unknown-key",
-            key=name,
-        )
+        why, fix = f"{takes} {', '.join(names)}", did_you_mean(name, names)
+        raise InputError.about(others[0], why, fix, code="unknown-key", key=name)
     return dataclass_of(cls, {**known, **{name: _plain(value) for name, value in given.items()}})
 
 

@@ -77,33 +77,41 @@ def find_beginning(config: TrialConfig, numbers: Sequence[int]) -> Beginning | N
     asked = config.start_from
     if asked.run is None:
         return None
+    # The learned weights of each session of the other run.
     if asked.session == "same":
         sources = {index: _source(config, index) for index in numbers}
     else:
         source = _source(config, None if asked.session == "best" else asked.session)
         sources = dict.fromkeys(numbers, source)
+    first, there = next(iter(sources.values()))
+    # Those of a new agent, for their shapes.
+    observation_space, action_space = describe(config.env)
+    goals = goals_of(config.env, observation_space)
+    num_envs, masked = config.env.config.num_envs, gives_masks(config.env)
+    spaces = Spaces(observation_space, action_space, num_envs, masked, goals)
+    copy = ActingCopy(config, spaces, 0, Compute.choose("cpu", "fp32", 1))
+    try:
+        here = Learned.by(copy.agent, copy.transforms)
+    finally:
+        copy.close()
+    place, other = f"{KEY}={asked.run}", "Leave start_from out, or name another run"
+    if not here.content.keys() - {OBSERVATION}:
+        why = f"{config.agent.target} has no network that could start from weights of another run"
+        raise InputError.unsupported(place, why, "Leave start_from out, or choose another agent")
+    # The parts that are asked for, and whether they fit.
     named = [asked.parts] if isinstance(asked.parts, str) else asked.parts
     parts = None if named == ["all"] else named
-    first, there = next(iter(sources.values()))
-    here = _learned_here(config)
-    if not here.content.keys() - {OBSERVATION}:
-        raise InputError(
-            f"{KEY}={asked.run}: {config.agent.target} has no network that could start from weights of "
-            "another run. Leave start_from out, or choose another agent",
-            code="unsupported",
-            key=KEY,
-        )
-    _check_parts(parts, here)
+    for part in parts or []:
+        if not any(is_in(name, [part]) for name in [*here.content, OBSERVATION]):
+            why = f"the agent has no part {part!r}. Its parts are {', '.join(parts_of(list(here.content)))}"
+            why += ", and all names of weights in session_0/networks.txt"
+            raise InputError.about("start_from.parts", why, code="unknown-option")
     found = fit(here, there, parts)
     if found.misfits and not asked.partial:
         raise _refusal(config, first, found)
     if not found.taken:
-        raise InputError(
-            f"{KEY}={asked.run}: no weights of session {first.session} fit. Leave start_from out, or name "
-            "another run",
-            code="contradiction",
-            key=KEY,
-        )
+        why = f"no weights of session {first.session} fit"
+        raise InputError.about(place, why, other, code="contradiction")
     return Beginning(sources, found)
 
 
@@ -121,32 +129,6 @@ def _source(config: TrialConfig, session: int | None) -> tuple[LoadedPolicy, Lea
         return policy, Learned.by(policy.agent, policy.transforms)
     finally:
         policy.close()
-
-
-def _learned_here(config: TrialConfig) -> Learned:
-    """Return the learned weights of a new agent of `config`, for their shapes."""
-    observation_space, action_space = describe(config.env)
-    goals = goals_of(config.env, observation_space)
-    num_envs, masked = config.env.config.num_envs, gives_masks(config.env)
-    spaces = Spaces(observation_space, action_space, num_envs, masked, goals)
-    copy = ActingCopy(config, spaces, 0, Compute.choose("cpu", "fp32", 1))
-    try:
-        return Learned.by(copy.agent, copy.transforms)
-    finally:
-        copy.close()
-
-
-def _check_parts(parts: Sequence[str] | None, here: Learned) -> None:
-    """Raise InputError for a part that the agent does not have."""
-    for part in parts or []:
-        if not any(is_in(name, [part]) for name in [*here.content, OBSERVATION]):
-            known = parts_of(list(here.content))
-            raise InputError(
-                f"start_from.parts: the agent has no part {part!r}. Its parts are {', '.join(known)}, and "
-                "all names of weights in session_0/networks.txt",
-                code="unknown-option",
-                key="start_from.parts",
-            )
 
 
 def _refusal(config: TrialConfig, source: LoadedPolicy, found: Fit) -> InputError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,9 +97,18 @@ def check(config: TrialConfig, agent: str = "", elsewhere: bool = False) -> None
     config.agent.check("check", spaces)
     check_abilities(config, action_space, masked=gives_masks(config.env))
     check_launch(config)
-    _check_room(config.meta.max_session)
-    if config.meta.max_session > 1:
-        refuse_main(vars(config.env.config).get("id"), f"meta.max_session={config.meta.max_session}")
+    if (num_sessions := config.meta.max_session) > 1:
+        asked = f"meta.max_session={num_sessions}"
+        room = memory_available()
+        if room is not None and num_sessions * SESSION_BYTES > room:  # the system would kill processes
+            raise InputError.resources(
+                asked,
+                "the sessions of a trial run at the same time, each in a process that takes at least "
+                f"{SESSION_BYTES >> 20} MB, and {room / 2**30:.1f} GB are free",
+                f"meta.max_session={max(room // SESSION_BYTES, 1)}, or type labrl -m seed=0,1,2 to run the "
+                "seeds one after another",
+            )
+        refuse_main(vars(config.env.config).get("id"), asked)
     check_shared_weights(config, images)
     Transforms.build(config.transforms, spaces)
     check_replay(config, action_space, actions_of=lambda env: describe(env)[1])
@@ -132,20 +141,6 @@ def ignores_precision(config: TrialConfig) -> bool:
         return False
     has_networks = agent_class(config.agent).modules is not Agent.modules
     return not (has_networks and sees_images(describe(config.env)[0]))
-
-
-def _check_room(num_sessions: int) -> None:
-    """Raise InputError for more sessions than fit into memory, because the system would kill processes."""
-    room = memory_available()
-    if num_sessions > 1 and room is not None and num_sessions * SESSION_BYTES > room:
-        raise InputError(
-            f"meta.max_session={num_sessions}: the sessions of a trial run at the same time, each in a "
-            f"process that takes at least {SESSION_BYTES >> 20} MB, and {room / 2**30:.1f} GB are free. Set "
-            f"meta.max_session to at most {max(room // SESSION_BYTES, 1)}, or run the seeds one after "
-            "another: labrl -m seed=0,1,2",
-            code="resources",
-            key="meta.max_session",
-        )
 
 
 def plan_trial(composed: Composed, begin: Callable[[Composed, Run], None] | None = None) -> Run:
@@ -214,11 +209,9 @@ def recording_failure(run: Run) -> Iterator[None]:
             yield
     except BaseException as error:
         if not run.path.exists():
-            raise LostFolderError(
-                f"{run.path} was moved or deleted during the run, which has ended. If it still exists, "
-                "labrl +resume=<its new path> continues from its last checkpoint",
-                key=str(run.path),
-            ) from error
+            why = "it was moved or deleted during the run, which has ended"
+            fix = "If it still exists, labrl +resume=<its new path> continues from its last checkpoint"
+            raise LostFolderError.about(run.path, why, fix) from error
         _record_failure(run, error)
         raise
 
@@ -307,7 +300,9 @@ def _train(run: Run, config: TrialConfig, indices: list[int]) -> TrialResult:
         else:
             codes = _in_processes(config, run, indices)
         forget_shared_weights(run.path)
-        result = TrialResult(folder=run.path, seed=config.seed, exit_code=_trial_exit_code(codes.values()))
+        failed = any(code not in (DONE, *_STOPPED) for code in codes.values())
+        exit_code = FAILED if failed else max(codes.values())
+        result = TrialResult(folder=run.path, seed=config.seed, exit_code=exit_code)
         for index in range(config.meta.max_session):
             result.sessions.append(
                 _read_result(config, run, index, codes.get(index, DONE), before.get(index, {}), done)
@@ -341,7 +336,10 @@ def _in_processes(config: TrialConfig, folder: Run, indices: list[int]) -> dict[
             wait_for(workers, 0.25)
             for index, worker in running.items():
                 if index not in codes and (ended := worker.ended()) is not None:
-                    codes[index] = _exit_code(ended[0], folder.session(index))
+                    code = ended[0]
+                    if -code in SIGNALS:  # before there was anything to save, or after all was saved
+                        code = DONE if folder.session(index).ended_well else exit_code_of(-code)
+                    codes[index] = 128 - code if code < 0 else code  # as a shell reports it
             panel.update(list(codes))
             stops = interruption.requested and not told
             for worker in workers if interruption.take_save() else ():
@@ -354,13 +352,6 @@ def _in_processes(config: TrialConfig, folder: Run, indices: list[int]) -> dict[
         # They received SIGTERM, whichever signal this process received.
         codes = {index: interruption.exit_code if code in _STOPPED else code for index, code in codes.items()}
     return codes
-
-
-def _exit_code(code: int, session: RunSession) -> int:
-    """Return the exit code of a session as a shell reports it."""
-    if -code in SIGNALS:  # It arrived before there was anything to save, or after all was saved.
-        return DONE if session.ended_well else exit_code_of(-code)
-    return 128 - code if code < 0 else code
 
 
 def _reached(folder: RunSession) -> dict[str, Any]:
@@ -399,12 +390,6 @@ def _read_result(
         return SessionResult(**{**known, "status": "interrupted", "error": None})
     error = f"the process {how_it_ended(128 - code if code > 128 else code)}"
     return SessionResult(**{**known, "status": "failed", "error": error})
-
-
-def _trial_exit_code(codes: Collection[int]) -> int:
-    """Return 0 if all finished, 130 or 143 if a signal ended some and none failed, else 1."""
-    failed = [code for code in codes if code not in (DONE, *_STOPPED)]
-    return FAILED if failed else max(codes)
 
 
 def _run_status(result: TrialResult) -> RunStatus:
