@@ -64,6 +64,8 @@ def explain(
                 to_plain(hydra.compose("config", list(overrides)))
             except LabrlError as wrong:
                 return wrong
+            except Exception:  # the overrides are those of several trials
+                return explain_refusal(error, overrides, multirun)
         return explain_refusal(error, overrides, multirun)
 
 

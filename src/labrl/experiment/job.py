@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from labrl.config.compose import explain, prepare
 from labrl.config.extensions import kinds_replace
+from labrl.config.keys import is_hydras
 from labrl.config.presets import choices_of
 from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
@@ -266,8 +267,10 @@ class Planner:
 
     def _plan(self, task: Task) -> Planned | Outcome:
         experiment = HydraConfig.instance().cfg
-        with kinds_replace():
-            config = self.hydra_context.config_loader.load_sweep_config(self.config, list(task.overrides))
+        config = self._recorded(task)
+        if config is None:
+            with kinds_replace():
+                config = self.hydra_context.config_loader.load_sweep_config(self.config, task.overrides)
         try:
             with open_dict(config), read_write(config):
                 config.hydra.job.id = f"{config.hydra.job.name}_{task.number}"
@@ -297,6 +300,19 @@ class Planner:
             return self.conclude(planned, run) if isinstance(run, Outcome) else planned
         finally:
             HydraConfig.instance().cfg = experiment
+
+    def _recorded(self, task: Task) -> DictConfig | None:
+        """Return the recorded configuration of a trial that has started, with the node `hydra` of the
+        experiment; None for a new trial. Nothing is composed."""
+        if not is_run(task.folder) or (run := Run.open(task.folder)).unrecorded:
+            return None
+        config = OmegaConf.create({**run.read_config(), "hydra": copy.deepcopy(self.config.hydra)})
+        OmegaConf.set_readonly(config.hydra, None)
+        with open_dict(config):
+            config.hydra.overrides.task = [one for one in task.overrides if not is_hydras(one)]
+            config.hydra.runtime.choices.update(run.choices)
+            config.hydra.sweep.subdir = os.path.relpath(task.folder, str(config.hydra.sweep.dir))
+        return config
 
 
 @contextmanager
