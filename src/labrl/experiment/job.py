@@ -304,9 +304,16 @@ class Planner:
     def _recorded(self, task: Task) -> DictConfig | None:
         """Return the recorded configuration of a trial that has started, with the node `hydra` of the
         experiment; None for a new trial. Nothing is composed."""
-        if not is_run(task.folder) or (run := Run.open(task.folder)).unrecorded:
+        if not is_run(task.folder):
             return None
-        config = OmegaConf.create({**run.read_config(), "hydra": copy.deepcopy(self.config.hydra)})
+        try:
+            run = Run.open(task.folder)
+            if run.unrecorded:
+                return None
+            plain = run.read_config()
+        except LabrlError:  # The folder is damaged, which the job reports.
+            return None
+        config = OmegaConf.create({**plain, "hydra": copy.deepcopy(self.config.hydra)})
         OmegaConf.set_readonly(config.hydra, None)
         with open_dict(config):
             config.hydra.overrides.task = [one for one in task.overrides if not is_hydras(one)]
