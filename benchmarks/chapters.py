@@ -44,12 +44,13 @@ ATARI = Chapter(
     text="""One session each with `experiment=atari/v5` (sticky actions), most of them stopped before the end
 of their budget for lack of time: `make results ARGS="pong_ppo --minutes 120"`. A frame is one
 step of the agent, four of the emulator. *Return* is the raw score, the mean over the last 100
-training episodes. `pong_fast` is three sessions of `experiment=atari/pong_fast`, without sticky actions,
-and `pong_fast_sticky` the same with them; the target is a return of 18 within 1.3 million frames, which no
-seed has reached yet. The recipe has the values of the first row: runs of PPO without sticky actions with one seed
-each, a clip range of 0.2 and `gae_lambda=0.95`, the last two at commit `25ea5354`, the others at `5036a2a`.
-Seeds differ widely. *kl* is `agent.lr={kind: kl, rate: 5e-4, target: 0.02}`, whose rate rose to its default
-`max` of 1e-2 within the first rollouts, which made the values constant; a `max` of 5e-4 prevents that.
+training episodes. `pong_fast` is three sessions of `experiment=atari/pong_fast`, without sticky actions, and
+`pong_fast_sticky` the same with them; the target is a return of 18 within 1.3 million frames, which
+no seed has reached yet. The recipe has the values of the first row: runs of PPO without sticky
+actions with one seed each, a clip range of 0.2 and `gae_lambda=0.95`, the last two at commit
+`25ea5354`, the others at `5036a2a`. Seeds differ widely. *kl* is `agent.lr={kind: kl, rate: 5e-4,
+target: 0.02}`, whose rate rose to its default `max` of 1e-2 within the first rollouts, which made
+the values constant; a `max` of 5e-4 prevents that.
 
 | steps per update | minibatch | epochs | learning rate and entropy coefficient | return at frames |
 |---|---:|---:|---|---|
