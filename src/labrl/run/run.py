@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shlex
 import shutil
@@ -49,10 +48,6 @@ PATIENCE = 60.0
 RunStatus = Literal["waiting", "running", "finished", "pruned", "failed", "interrupted"]
 """Recorded status of a run. `waiting`: planned, and not started; `pruned`: stopped early by a search."""
 
-EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "number", "seed")
-"""Columns of the table of recorded episodes, after the name of each episode."""
-
-_log = logging.getLogger(__name__)
 _Loader = vars(yaml).get("CSafeLoader", yaml.SafeLoader)  # PyYAML may lack the fast one
 
 
@@ -101,26 +96,25 @@ class Run(Folder[RunStatus]):
         try:
             return super().read_info()
         except LabrlError as error:
-            if (started := self._start_if_emptied()) is not None:
-                head = {"format_version": self.FORMAT_VERSION, "status": "running", "created": started}
-                return {**head, **self._pending}
+            # It may never have reached the disk: it is missing, empty, or contains only zero bytes.
+            try:
+                emptied = not self.marker.read_bytes().strip(b"\0")
+            except OSError as lost:
+                emptied = isinstance(lost, FileNotFoundError)
+            if (
+                emptied
+                and not self.resumes.exists()
+                and any(one.checkpoint_frames() for one in self.sessions)
+            ):
+                with suppress(TypeError, ValueError):
+                    started = datetime.fromisoformat(read_json(self.provenance_json).get("started", ""))
+                    created = started.astimezone(UTC).isoformat(timespec="milliseconds")
+                    head = {"format_version": self.FORMAT_VERSION, "status": "running", "created": created}
+                    return {**head, **self._pending}
             if isinstance(error, DamagedFileError) or not self.provenance_json.exists():
                 raise
             why = "it is missing: restore it from a copy"
             raise DamagedFileError.about(self.marker, why) from error.__cause__
-
-    def _start_if_emptied(self) -> str | None:
-        """Return the start of a run whose `run.json` never reached the disk: it is missing, empty, or
-        contains only zero bytes, beside checkpoints. Return None for all others."""
-        try:
-            emptied = not self.marker.read_bytes().strip(b"\0")
-        except OSError as error:
-            emptied = isinstance(error, FileNotFoundError)
-        if emptied and not self.resumes.exists() and any(one.checkpoint_frames() for one in self.sessions):
-            with suppress(TypeError, ValueError):
-                started = datetime.fromisoformat(read_json(self.provenance_json).get("started"))  # type: ignore[arg-type]
-                return started.astimezone(UTC).isoformat(timespec="milliseconds")
-        return None
 
     @cached_property
     def status(self) -> str:
@@ -171,17 +165,16 @@ class Run(Folder[RunStatus]):
             facts = json.loads(text)
             if not isinstance(facts, dict):
                 raise ValueError(f"it contains {str(facts)[:40] or 'nothing'} and was not written by labrl")
-            if lacking := [part for part in ("overrides", "config") if part not in facts]:
+            lacking = [part for part in ("overrides", "config") if part not in facts]
+            parts = ("seed", "agent", "env", "meta")
+            lacking = lacking or [f"config.{part}" for part in parts if part not in facts["config"]]
+            if lacking:
                 raise ValueError(f"it has no {lacking[0]}")
-            if lacking := [part for part in ("seed", "agent", "env", "meta") if part not in facts["config"]]:
-                raise ValueError(f"its config has no {lacking[0]}")
         except FileNotFoundError as error:
-            why = (
-                "the run was killed before it was planned completely: start it again with its command"
-                if self.unrecorded
-                else "restore it from a copy"
-            )
-            raise DamagedFileError(f"{path} is missing: {why}", key=str(path)) from error
+            fix = "Restore it from a copy"
+            if self.unrecorded:
+                fix = "The run was killed before it was planned completely: start it again with its command"
+            raise DamagedFileError.about(path, "it is missing", fix) from error
         except (OSError, ValueError, TypeError) as error:
             fix = "Restore it from a copy, or start a new run"
             raise DamagedFileError.about(path, f"it cannot be read: {error}", fix) from error
@@ -391,7 +384,11 @@ class Run(Folder[RunStatus]):
         found = []
         for session in self.sessions:
             recorded = name == "episodes"
-            rows = pl.DataFrame(_episodes(session)) if recorded else read_frame(session.path / f"{name}.csv")
+            rows = (
+                pl.DataFrame(session.read_episodes())
+                if recorded
+                else read_frame(session.path / f"{name}.csv")
+            )
             if rows.width > 1:
                 found.append(rows.select(pl.lit(session.index, pl.Int64).alias("session"), pl.all()))
         return pl.concat(found, how="diagonal_relaxed") if found else pl.DataFrame()
@@ -475,22 +472,6 @@ class Run(Folder[RunStatus]):
 
     def __repr__(self) -> str:
         return f"Run({self.name}: {self.status}, {self.agent} in {self.env})"
-
-
-def _episodes(session: RunSession) -> list[dict[str, Any]]:
-    """Return the facts of a session's recorded episodes, without damaged ones."""
-    from labrl.run.episodes import read_episode, recorded_names  # imports NumPy
-
-    rows = []
-    for name in recorded_names(session.episodes):
-        try:
-            facts = read_episode(session.episodes / f"{name}.npz").plain()
-        except LabrlError as error:
-            _log.warning("%s", error)
-            continue
-        facts["return"] = facts["episode_return"]
-        rows.append({"episode": name, **{column: facts[column] for column in EPISODE}})
-    return rows
 
 
 def group_key(config: Mapping[str, Any]) -> str:

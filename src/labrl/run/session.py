@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from labrl.errors import DamagedFileError, InputError
+from labrl.errors import DamagedFileError, InputError, LabrlError
 from labrl.run.atomic import write_json
 from labrl.run.checkpoint import REPLAY, Checkpoint, CheckpointStore, frames_in
 from labrl.run.folder import read_json
@@ -21,9 +22,14 @@ if TYPE_CHECKING:
     from labrl.run.run import Run
     from labrl.run.tables import Column, Table
 
-# Methods import labrl.run.tables late: a wrong override must not wait for NumPy.
+# Methods import labrl.run.tables and labrl.run.episodes late: a wrong override must not wait for NumPy.
 
 SessionStatus = Literal["finished", "pruned", "failed", "interrupted"]
+
+EPISODE = ("frame", "return", "length", "truncated", "source", "environment", "number", "seed")
+"""Columns of the table of recorded episodes, after the name of each episode."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -138,6 +144,21 @@ class RunSession:
         from labrl.run.tables import read_rows
 
         return read_rows(self.path / f"{table}.csv")
+
+    def read_episodes(self) -> list[dict[str, Any]]:
+        """Return the facts of the recorded episodes, without damaged ones, which are reported."""
+        from labrl.run.episodes import read_episode, recorded_names
+
+        rows = []
+        for name in recorded_names(self.episodes):
+            try:
+                facts = read_episode(self.episodes / f"{name}.npz").plain()
+            except LabrlError as error:
+                _log.warning("%s", error)
+                continue
+            facts["return"] = facts["episode_return"]
+            rows.append({"episode": name, **{column: facts[column] for column in EPISODE}})
+        return rows
 
     @property
     def has_begun(self) -> bool:

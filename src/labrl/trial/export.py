@@ -129,8 +129,9 @@ def export(
     """
     if form not in get_args(Format):
         raise InputError.value("--format", form, "be onnx or torch")
-    if form == "onnx":
-        _check_installed()
+    for package in ("onnx", "onnxscript", "onnxruntime") if form == "onnx" else ():
+        if importlib.util.find_spec(package) is None:
+            raise InputError.not_installed("--format=onnx", package, "export", "--format torch")
     policy = load(run, session, checkpoint, "fp32", "export")
     module = ExportedPolicy(policy, sampled)
     recorded = _record(policy)
@@ -329,12 +330,6 @@ def _write(module: ExportedPolicy, form: Format, path: Path) -> None:
     )
     assert model is not None
     model.save(path, external_data=False)
-
-
-def _check_installed() -> None:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError.not_installed("--format=onnx", package, "export", "--format torch")
 
 
 @contextmanager
