@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from labrl.config import config_folder
 from labrl.config.compose import compose
@@ -55,15 +54,6 @@ def test_cached_composition_equals_that_of_a_new_process() -> None:
             assert json.loads(json.dumps(composed(overrides))) == anew
 
 
-OWN_FRESH = """
-import json, sys
-sys.path.insert(0, {tests!r})
-from omegaconf import OmegaConf
-from labrl.config.compose import compose
-print(json.dumps(OmegaConf.to_container(compose(["agent=own"], {folder!r}))))
-"""
-
-
 def test_changed_file_of_a_users_folder_is_read_again(tmp_path: Path) -> None:
     def compose_own() -> Any:
         return OmegaConf.to_container(compose(["agent=own"], tmp_path))
@@ -74,12 +64,9 @@ def test_changed_file_of_a_users_folder_is_read_again(tmp_path: Path) -> None:
         file.write_text(f"defaults: [ppo, _self_]\ngamma: {gamma}\n")
         assert compose_own() == compose_own()
         assert compose_own()["agent"]["gamma"] == gamma
-    program = OWN_FRESH.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
-    fresh = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert json.loads(fresh.stdout) == json.loads(json.dumps(compose_own()))
     # A file that takes the place of one of labrl's, and its removal.
     (tmp_path / "config.yaml").write_text((config_folder() / "config.yaml").read_text() + "mine: 3\n")
-    assert compose_own() == json.loads(fresh.stdout), "labrl's files come first"
+    assert "mine" not in compose_own(), "labrl's files come first"
     file.unlink()
     with pytest.raises(InputError):
         compose_own()
@@ -90,27 +77,3 @@ def test_change_of_a_composed_configuration_is_not_cached() -> None:
     was = cfg.agent.gamma
     cfg.agent.gamma = 0.123
     assert compose(["agent=sac"]).agent.gamma == was
-
-
-def nodes(node: Any, key: str = "") -> list[Any]:
-    """Return key, type, metadata, flags and value of each node of a configuration."""
-    fields, inner = vars(node), vars(node).get("_content")
-    keys = inner.items() if isinstance(inner, dict) else enumerate(inner or ()) if inner != str(inner) else ()
-    children = [(f"{key}.{name}", child) for name, child in keys]
-    assert all(child._parent is node for _, child in children)
-    own = key, type(node), fields["_metadata"], fields["_flags_cache"], fields.get("_val"), str(inner is None)
-    return [own, *(one for name, child in children for one in nodes(child, name))]
-
-
-@pytest.mark.parametrize("overrides", [["agent=rainbow", "env=pong"], ["hydra/sweeper=optuna", "search=ppo"]])
-def test_copy_of_a_configuration_equals_that_of_omegaconf(overrides: list[str]) -> None:
-    cfg = compose(overrides, with_hydra=True)
-    copied, expected = copy.deepcopy(cfg), DictConfig.__deepcopy__.__wrapped__(cfg, {})  # type: ignore[attr-defined]
-    assert nodes(copied) == nodes(expected)
-    assert not {id(node) for node in vars(copied)["_content"].values()} & {
-        id(node) for node in vars(cfg)["_content"].values()
-    }
-    part = copy.deepcopy(cfg.agent)
-    assert part._parent is cfg
-    part.gamma = 0.123
-    assert cfg.agent.gamma != 0.123

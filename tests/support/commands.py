@@ -4,8 +4,8 @@ Each test process has a nursery: a process that has only imported the modules fo
 configurations (see `compositions`) and examined the machine (see `surroundings`). It forks one process for
 each command. This saves the two CPU seconds that a fresh Python needs before the first frame, and half a
 second for destroying its objects at the end. Tests of the start itself, of imports, signals or the exit start
-a fresh Python instead (`[sys.executable, "-m", "labrl"]`). Processes that a command or a test process starts
-with multiprocessing are forked from a copy of the nursery (see `forked`).
+a fresh Python instead (`[sys.executable, "-m", "labrl"]`). Processes that a command starts with
+multiprocessing are forked from a copy of the nursery (see `forked`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, NoReturn
 
-from forked import keep_server, take_server, wait_to_serve
+from forked import keep_server
 
 TESTS = Path(__file__).parents[1]
 
@@ -163,7 +163,7 @@ def start_module(
     tests = [path for path in sys.path if Path(path).is_relative_to(TESTS)]
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *tests]))
     request = {"module": module, "arguments": arguments, "cwd": os.fspath(cwd or Path.cwd()), "env": env}
-    door, _ = _nursery()
+    door = _nursery()
     data = json.dumps(request).encode()
     streams = [target if own is None else own for own in (stdout, stderr)]
     socket.send_fds(door, [len(data).to_bytes(8, "big")], [*streams, tell])
@@ -191,32 +191,19 @@ def run_ranks(*arguments: str, module: str = "labrl") -> list[tuple[int, str]]:
     return [(rank.wait(), output) for rank, output in zip(ranks, outputs, strict=True)]
 
 
-def share_nursery() -> None:
-    """Fork processes that this one starts with multiprocessing from the nursery, started on demand."""
-
-    def waiting() -> tuple[socket.socket, int]:
-        _, server = _nursery()
-        return server
-
-    take_server(waiting)
-
-
 @functools.cache
-def _nursery() -> tuple[socket.socket, tuple[socket.socket, int]]:
-    """Start the nursery. Return its socket, and socket and id of the future fork server."""
-    (door, theirs), (server, its) = socket.socketpair(), socket.socketpair()
-    files = [theirs.fileno(), its.fileno()]
-    program = [sys.executable, __file__, *map(str, files)]
-    process = subprocess.Popen(program, pass_fds=files, start_new_session=True, cwd="/")
+def _nursery() -> socket.socket:
+    """Start the nursery, and return the socket to it."""
+    door, theirs = socket.socketpair()
+    program = [sys.executable, __file__, str(theirs.fileno())]
+    process = subprocess.Popen(program, pass_fds=[theirs.fileno()], start_new_session=True, cwd="/")
     theirs.close()
-    its.close()
-    # atexit calls these in reverse order. SIGKILL is needed, because a fork server may block other signals.
-    for end in (process.wait, process.kill, door.close):
+    for end in (process.wait, door.close):  # atexit calls these in reverse order
         atexit.register(end)
-    return door, (server, process.pid)
+    return door
 
 
-def _serve(door: socket.socket, server: socket.socket) -> None:
+def _serve(door: socket.socket) -> None:
     """Import the modules that commands need, then fork a process for each request."""
     gc.disable()  # nothing of what is imported can be freed
     # A test may have started this process while it blocked signals for its children.
@@ -243,10 +230,6 @@ def _serve(door: socket.socket, server: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-    if os.fork():
-        door.close()
-        wait_to_serve(server)
-    server.close()
     children = 0
     while True:
         size, files, *_ = socket.recv_fds(door, 8, 3)
@@ -317,4 +300,4 @@ def _leave(code: object) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _serve(*(socket.socket(fileno=int(number)) for number in sys.argv[1:]))
+    _serve(socket.socket(fileno=int(sys.argv[1])))

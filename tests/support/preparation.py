@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import share_nursery
 from compositions import remember
+from forked import keep_server
 from surroundings import remember_surroundings
 
 from labrl.trial import playback, reporting
 
 remember()
 remember_surroundings()
-share_nursery()
+keep_server()
 
 SELDOM = (20_000, 10, 20)
 """Thresholds of rare garbage collections: after a session has unfrozen all objects, one takes 0.25 s."""
