@@ -1,4 +1,4 @@
-"""Fork servers of multiprocessing that have already imported PyTorch, for the context `spawn` too."""
+"""Fork servers of multiprocessing that have already imported PyTorch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import sys
-from multiprocessing import context, util
+from multiprocessing import util
 from types import ModuleType
 
 
@@ -44,4 +44,3 @@ def keep_server() -> None:
         return pid
 
     util.spawnv_passfds = start
-    context._concrete_contexts["spawn"] = context._concrete_contexts["forkserver"]
