@@ -37,12 +37,8 @@ class TrialSweeper(Sweeper):
             launcher = Plugins.instance().instantiate_launcher(**known)
         if not isinstance(launcher, TrialLauncher):
             chosen = config.hydra.runtime.choices["hydra/launcher"]
-            raise InputError(
-                f"hydra/launcher={chosen}: labrl starts trials itself, with hydra/launcher=local, "
-                "submitit_local or submitit_slurm, or ray",
-                code="unknown-option",
-                key="hydra/launcher",
-            )
+            allowed = "be local, submitit_local, submitit_slurm, ray or basic"
+            raise InputError.value("hydra/launcher", chosen, allowed, code="unknown-option")
         self.launcher: TrialLauncher = launcher
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from labrl.config.extensions import trials_at_once
-from labrl.errors import InputError, LabrlError, first_line
+from labrl.errors import Code, InputError, LabrlError, first_line
 from labrl.experiment.launcher import LauncherTraits, TrialLauncher, check_count, check_installed
 from labrl.experiment.local import WorkersLauncher
 from labrl.experiment.machine import Machine, Need
@@ -265,11 +265,11 @@ class SubmititSlurm(SubmititLocal):
         """Raise InputError if submitit or SLURM is missing."""
         super().check()
         if shutil.which("srun") is None:
-            raise InputError(
-                "hydra/launcher=submitit_slurm needs SLURM, and this machine has no command `srun`. Start "
-                "labrl on a login node of the cluster, or use this machine: hydra/launcher=local",
+            raise InputError.about(
+                "hydra/launcher=submitit_slurm",
+                "this machine has no SLURM, whose command is `srun`",
+                "Start labrl on a login node of the cluster, or use this machine: hydra/launcher=local",
                 code="not-installed",
-                key="hydra/launcher",
             )
 
 
@@ -332,11 +332,8 @@ class RayTrials(TrialLauncher):
             self._remote = ray.remote(**remote)(_run_on_ray) if remote else ray.remote(_run_on_ray)
         except (ValueError, TypeError, ConnectionError, RuntimeError) as error:
             unreachable = isinstance(error, ConnectionError)
-            raise InputError(
-                f"hydra.launcher.ray: {str(error).splitlines()[0]}",
-                code="not-found" if unreachable else "range",
-                key="hydra.launcher.ray",
-            ) from error
+            code: Code = "not-found" if unreachable else "range"
+            raise InputError.about("hydra.launcher.ray", first_line(error), code=code) from error
         return self
 
     def __exit__(self, *error: object) -> None:

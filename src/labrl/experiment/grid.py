@@ -112,12 +112,10 @@ def combinations(overrides: Sequence[str]) -> list[list[str]]:
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     for one in parsed:
         if one.is_sweep_override() and not one.is_discrete_sweep():
-            raise InputError(
-                f"{one.input_line}: a continuous range is for a search (hydra/sweeper=optuna). A grid needs "
-                f"values: {one.key_or_group}=1,2,3 or {one.key_or_group}=range(1,4)",
-                code="range",
-                key=one.key_or_group,
-            )
+            key = one.key_or_group
+            why = "a continuous range is for a search (hydra/sweeper=optuna)"
+            fix = f"A grid needs values: {key}=1,2,3 or {key}=range(1,4)"
+            raise InputError.about(str(one.input_line), why, fix, code="range", key=key)
     # Of several overrides of a key, the last one counts.
     choices: dict[str, list[str]] = {}
     for one in parsed:
@@ -278,12 +276,11 @@ def _check_twice(trials: Sequence[_Trial], others: Sequence[list[str]] = ()) -> 
         overrides = trial.record.overrides
         seed = trial.cfg.seed if trial.cfg else None
         if _values(overrides) in seen and seed is not None:
-            raise InputError(
-                f"two trials are equal, with seed={seed} and all other values: "
-                f"{' '.join(overrides)}. Type each value once. Without a seed, or with seed=null,null, each "
-                "trial draws its own seed.",
+            raise InputError.about(
+                f"seed={seed}",
+                f"two trials are equal in this and all other values: {' '.join(overrides)}",
+                "Type each value once; without a seed, or with seed=null,null, each trial draws its own",
                 code="contradiction",
-                key="seed",
             )
         seen.append(_values(overrides))
 
@@ -296,11 +293,11 @@ def _check_count(trial: _Trial, overrides: Sequence[str], count: int) -> None:
     typed = any(key_of(override) == "meta.max_trial" for override in overrides)
     limit = trial.meta.get("max_trial") if typed else None
     if isinstance(limit, int | float) and 0 < limit < count:
-        raise InputError(
-            f"meta.max_trial={limit:g} and a grid of {count} trials contradict each other: every combination "
-            f"of values is a trial. Set meta.max_trial={count} or null, or type fewer values.",
-            code="contradiction",
-            key="meta.max_trial",
+        raise InputError.contradiction(
+            f"meta.max_trial={limit:g}",
+            f"a grid of {count} trials",
+            "every combination of values is a trial",
+            f"meta.max_trial={count} or null, or type fewer values",
         )
 
 
@@ -480,9 +477,6 @@ def _check_folders(records: Sequence[TrialRecord]) -> None:
     for record in records:
         other = folders.setdefault(record.folder, record)
         if other is not record:
-            raise InputError(
-                f"hydra.sweep.subdir gives trials {other.number} and {record.number} the same folder, "
-                f"{record.folder}. Add ${{hydra.job.num}} to it",
-                code="contradiction",
-                key="hydra.sweep.subdir",
-            )
+            why = f"trials {other.number} and {record.number} would have the same folder, {record.folder}"
+            fix = "Add ${hydra.job.num} to it"
+            raise InputError.about("hydra.sweep.subdir", why, fix, code="contradiction")

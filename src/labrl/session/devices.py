@@ -42,11 +42,7 @@ def available_cpus() -> int:
     if not given:
         return machine_cpus()
     if not given.isdigit() or int(given) < 1:
-        raise InputError(
-            f"{NUM_CPUS}={given}: must be a whole number of cores, at least 1, as in {NUM_CPUS}=2",
-            code="range",
-            key=NUM_CPUS,
-        )
+        raise InputError.value(NUM_CPUS, given, "be a whole number of cores, at least 1", fix=f"{NUM_CPUS}=2")
     return min(machine_cpus(), int(given))
 
 
@@ -84,12 +80,8 @@ def check_machine(config: TrialConfig, images: bool) -> None:
     on_gpu = learns_faster_on_gpu(config, images)
     compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, faster_on_gpu=on_gpu)
     if meta.compile and is_recurrent(config.agent):
-        raise InputError(
-            "meta.compile=true: recurrent networks cannot be compiled, because their cells are kernels of "
-            "PyTorch. Set meta.compile=false.",
-            code="unsupported",
-            key="meta.compile",
-        )
+        why = "recurrent networks cannot be compiled, because their cells are kernels of PyTorch"
+        raise InputError.unsupported("meta.compile=true", why, "meta.compile=false")
     if meta.compile:
         _check_compiler(compute.device.type)
 
@@ -101,12 +93,9 @@ def check_resources(cores: int, gpus: float | None, cores_there: int, gpus_there
         ("meta.num_gpus", "GPUs", gpus or 0, gpus_there),
     ):
         if wanted > there:
-            raise InputError(
-                f"{key} must be at most {there}, the number of {what} that labrl may use here, got "
-                f"{wanted:g}. Set {key}={there}, or {key}=null to use what is available.",
-                code="resources",
-                key=key,
-            )
+            allowed = f"be at most {there}, the number of {what} that labrl may use here"
+            fix = f"{key}={there}, or {key}=null to use what is available"
+            raise InputError.value(key, f"{wanted:g}", allowed, fix=fix, code="resources")
 
 
 def visible_gpus() -> list[str]:
@@ -132,12 +121,8 @@ def _check_compiler(device: str) -> None:
         needs = f"a C++ compiler, and {compiler} is not installed"
         way_out = "apt-get install g++, or CXX=<compiler> before the command"
     if not there:
-        raise InputError(
-            f"meta.compile=true: torch.compile needs {needs}. Install it ({way_out}), or set "
-            "meta.compile=false.",
-            code="not-installed",
-            key="meta.compile",
-        )
+        fix = f"Install it ({way_out}), or set meta.compile=false"
+        raise InputError.about("meta.compile=true", f"torch.compile needs {needs}", fix, code="not-installed")
 
 
 @functools.cache

@@ -140,18 +140,11 @@ def check_shared_weights(config: TrialConfig, images: bool) -> None:
     if not meta.distributed:
         return
     if meta.max_session < 2:
-        raise InputError(
-            f"meta.distributed={meta.distributed} needs at least two sessions that train together: set "
-            "meta.max_session=2 or more",
-            code="contradiction",
-            key="meta.max_session",
-        )
+        allowed = f"be at least 2 with meta.distributed={meta.distributed}, whose sessions train together"
+        raise InputError.value("meta.max_session", meta.max_session, allowed, code="contradiction")
     agent_class(config.agent).check_shared(config.agent.config)
     on_gpu = learns_faster_on_gpu(config, images)
     compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, faster_on_gpu=on_gpu)
     if compute.device.type != "cpu":
-        raise InputError(
-            f"meta.distributed={meta.distributed} shares weights in main memory: set meta.device=cpu",
-            code="contradiction",
-            key="meta.device",
-        )
+        setting, other = f"meta.device={meta.device}", f"meta.distributed={meta.distributed}"
+        raise InputError.contradiction(setting, other, "it shares weights in main memory", "meta.device=cpu")

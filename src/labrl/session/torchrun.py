@@ -67,12 +67,8 @@ def refuse_torchrun(what: str) -> None:
     what: an argument of the command line, or a key with its value.
     """
     if (launch := Launch.here()) is not None:
-        raise InputError(
-            f"{what} cannot be combined with torchrun, whose {launch.size} processes train one session "
-            "together. Start labrl without torchrun.",
-            code="contradiction",
-            key=what.partition("=")[0],
-        )
+        why = f"its {launch.size} processes train one session together"
+        raise InputError.contradiction(what, "torchrun", why, "Start labrl without torchrun")
 
 
 def check_launch(config: TrialConfig) -> None:
@@ -89,11 +85,12 @@ def check_launch(config: TrialConfig) -> None:
         refuse_torchrun("meta.async_unroll")
     if num_envs % launch.size:
         near = max(num_envs // launch.size, 1) * launch.size
-        raise InputError(
-            f"env.num_envs={num_envs} is divided over the ranks and must be a multiple of their number, "
-            f"{launch.size} (torchrun's --nproc-per-node times --nnodes): set env.num_envs={near}.",
+        raise InputError.value(
+            "env.num_envs",
+            num_envs,
+            f"be a multiple of {launch.size}, the number of ranks (--nproc-per-node times --nnodes)",
+            fix=f"env.num_envs={near}",
             code="contradiction",
-            key="env.num_envs",
         )
     from labrl.agents.make import for_rank
 

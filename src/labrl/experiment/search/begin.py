@@ -120,11 +120,11 @@ def _check_total(asked: TrialConfig, settings: Settings, overrides: Sequence[str
     total = asked.meta.max_trial
     typed = any(key_of(override) == "meta.max_trial" for override in overrides)
     if typed and total not in (None, settings.n_trials):
-        raise InputError(
-            f"hydra.sweeper.n_trials={settings.n_trials} and meta.max_trial={total} contradict each other: "
-            "both are the number of trials of the search. Leave one out, or set both to the same value.",
-            code="contradiction",
-            key="meta.max_trial",
+        raise InputError.contradiction(
+            f"meta.max_trial={total}",
+            f"hydra.sweeper.n_trials={settings.n_trials}",
+            "both are the number of trials of the search",
+            "Leave one out, or set both to the same value",
         )
 
 
@@ -136,19 +136,18 @@ def _plan(
     _check_column(measure, base)
     check_pruner(pruner, base, settings.n_trials)
     if settings.storage is not None and settings.study_name is None:
-        raise InputError(
-            f"hydra.sweeper.storage={redact(settings.storage)} can contain several studies, so the study "
-            "needs a name, with which other machines join it. Set hydra.sweeper.study_name=<name>",
-            code="missing",
-            key="hydra.sweeper.study_name",
+        raise InputError.missing(
+            "hydra.sweeper.study_name",
+            f"hydra.sweeper.storage={redact(settings.storage)} can contain several studies, and other "
+            "machines join this one by its name",
+            "hydra.sweeper.study_name=<name>",
         )
     baseline = random_return(env, base.env) if measure == "strength" else 0.0
     if baseline is None:
-        raise InputError(
-            "search.objective=strength needs the return of the random policy, which cannot be measured in "
-            "this environment. Set search.objective=auc, which ranks trials almost identically",
-            code="unsupported",
-            key="search.objective",
+        raise InputError.unsupported(
+            "search.objective=strength",
+            "it needs the return of the random policy, which cannot be measured in this environment",
+            "search.objective=auc, which ranks trials almost identically",
         )
     return Plan(
         name=settings.study_name or OWN_STUDY,
@@ -170,13 +169,9 @@ def _check_column(measure: Measure, base: TrialConfig) -> None:
     columns = [f"{INFO}{name}" for name in info_keys(base.env)]
     if measure.startswith(INFO) and measure not in columns:
         name = measure.removeprefix(INFO)
-        raise InputError(
-            f"search.objective={measure}: the runs have no such column"
-            + (f", but {', '.join(columns)}" if columns else "")
-            + f". Set 'env.info_keys=[{name}]', or {{{name}: sum}} for another reduction",
-            code="missing",
-            key="search.objective",
-        )
+        why = f"the runs have no such column{', but ' * bool(columns)}{', '.join(columns)}"
+        fix = f"'env.info_keys=[{name}]', or {{{name}: sum}} for another reduction"
+        raise InputError.about(f"search.objective={measure}", why, fix, code="missing")
 
 
 def _limit_launcher(launcher: TrialLauncher, config: TrialConfig, settings: Settings, name: str) -> Need:
@@ -229,19 +224,14 @@ def _check_same(experiment: Experiment, study_name: str) -> None:
     """Raise InputError if a folder belongs to another experiment."""
     info = experiment.read_info()
     if info.get("kind") != "search":
-        raise InputError(
-            f"{experiment.path} contains an experiment that is not a search. Set hydra.sweep.dir to another "
-            "folder",
-            code="usage",
-            key="hydra.sweep.dir",
-        )
+        why = "this folder contains an experiment that is not a search"
+        raise InputError.usage(f"hydra.sweep.dir={experiment.path}", why, "Set another folder")
     then = info.get("search", {}).get("study_name", study_name)
     if then != study_name:
-        raise InputError(
-            f"hydra.sweeper.study_name={study_name}: {experiment.path} contains the trials of the study "
-            f"{then}. Each study needs its own folder: leave out +resume and hydra.sweep.dir",
-            code="contradiction",
-            key="hydra.sweeper.study_name",
+        raise InputError.contradiction(
+            f"hydra.sweeper.study_name={study_name}",
+            f"{experiment.path}, which contains the trials of the study {then}",
+            fix="Each study needs its own folder: leave out +resume and hydra.sweep.dir",
         )
 
 
@@ -354,12 +344,11 @@ def check_ready(name: str, recipe: Recipe) -> None:
     ]
     if lost:
         told = " ".join(f"{change.key}={change.new}" for change in lost[:5])
-        raise InputError(
-            f"search={name} sets {told}{' ...' if len(lost) > 5 else ''}, which trials would not get: they "
-            "take only search.space and the agent from it. Type these overrides on the command line, or "
-            "put them into an option of experiment (experiment=<name>).",
-            code="unsupported",
-            key="search",
+        raise InputError.unsupported(
+            f"search={name}",
+            f"it sets {told}{' ...' * (len(lost) > 5)}, which trials would not get: they take only "
+            "search.space and the agent from it",
+            "Type these overrides on the command line, or put them into an option of experiment",
         )
 
 

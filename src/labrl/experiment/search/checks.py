@@ -32,13 +32,13 @@ def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], overr
 def not_its(ready: str, lacking: Sequence[str], agent: str) -> InputError:
     """Return the error for a ready-made space that searches keys which the agent does not have."""
     fits = (config_folder() / "search" / f"{agent}.yaml").is_file()
-    instead = f"set search={agent}, or " if fits else ""
-    return InputError(
-        f"search={ready} searches {', '.join(lacking)}, which agent={agent} does not have. Either "
+    instead = f"Set search={agent}, " if fits else "Either "
+    return InputError.contradiction(
+        f"search={ready}",
+        f"agent={agent}",
+        f"it searches {', '.join(lacking)}, which this agent does not have",
         f"{instead}leave out agent={agent}, or type your own ranges, such as "
         "'agent.lr=tag(log, interval(1e-5, 1e-2))'",
-        code="contradiction",
-        key="search",
     )
 
 
@@ -49,12 +49,12 @@ def check_pruner(pruner: Pruner, config: TrialConfig, total: int) -> None:
     budget, every = config.env.config.max_frame, config.eval_frames
     rows = (budget - 1) // every  # before the end
     if rows == 0:
-        raise InputError(
-            f"search/pruner={pruner.kind} stops trials at evaluation checkpoints, but with "
-            f"meta.eval_frequency={every} and env.max_frame={budget} the only one is at the end of the "
-            f"budget. Set meta.eval_frequency={max(1, budget // 10)} or search/pruner=none",
-            code="contradiction",
-            key="meta.eval_frequency",
+        raise InputError.contradiction(
+            f"meta.eval_frequency={every}",
+            f"search/pruner={pruner.kind}",
+            "it stops trials at evaluation checkpoints, and the only one is at the end of the budget, "
+            f"env.max_frame={budget}",
+            f"meta.eval_frequency={max(1, budget // 10)} or search/pruner=none",
         )
     begins = {"n_startup_rows": (pruner.n_startup_rows or 0, rows)}
     if isinstance(pruner, Halving):
@@ -62,13 +62,12 @@ def check_pruner(pruner: Pruner, config: TrialConfig, total: int) -> None:
     for name, (value, most) in begins.items():
         if value > most:
             key = f"search.pruner.{name}"
-            raise InputError(
-                f"with {key}={value}, no trial could ever be pruned, because the last of the {rows} "
-                f"evaluations before the end is at frame {rows * every} (meta.eval_frequency={every}, "
-                f"env.max_frame={budget}). Set {key} to at most {most}, or search/pruner=none",
-                code="contradiction",
-                key=key,
+            why = (
+                f"no trial could ever be pruned, because the last of the {rows} evaluations before the end is "
+                f"at frame {rows * every} (meta.eval_frequency={every}, env.max_frame={budget})"
             )
+            fix = f"{key} to at most {most}, or search/pruner=none"
+            raise InputError.about(f"{key}={value}", why, fix, code="contradiction")
     if pruner.n_startup_trials is not None and pruner.n_startup_trials >= total:
         raise InputError.value(
             "search.pruner.n_startup_trials",
@@ -85,13 +84,12 @@ def check_pruner(pruner: Pruner, config: TrialConfig, total: int) -> None:
 def _check_wilcoxon(pruner: WilcoxonPruner, sessions: int) -> None:
     """Raise InputError if trials have too few sessions for a signed-rank test, or SciPy is missing."""
     if sessions < pruner.fewest_sessions:
-        raise InputError(
-            "search/pruner=wilcoxon compares trials seed by seed. With so few sessions "
-            f"(meta.max_session={sessions}), no p-value can be below "
-            f"search.pruner.p_threshold={pruner.p_threshold:g}, so that no trial would be stopped. "
-            f"Set meta.max_session={pruner.fewest_sessions} or more, or search/pruner=asha",
-            code="contradiction",
-            key="meta.max_session",
+        raise InputError.contradiction(
+            f"meta.max_session={sessions}",
+            "search/pruner=wilcoxon",
+            "it compares trials seed by seed, and with so few sessions no p-value can be below "
+            f"search.pruner.p_threshold={pruner.p_threshold:g}",
+            f"meta.max_session={pruner.fewest_sessions} or more, or search/pruner=asha",
         )
     if find_spec("scipy") is None:
         raise InputError.not_installed("search/pruner=wilcoxon", "SciPy", "search")

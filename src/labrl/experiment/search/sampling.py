@@ -16,7 +16,7 @@ from optuna.samplers import BaseSampler, NSGAIIISampler, NSGAIISampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from labrl.errors import InputError, LabrlError, first_line, install_command
+from labrl.errors import Code, InputError, LabrlError, first_line, install_command
 from labrl.experiment.search.space import Space
 from labrl.seeding import derived_seed
 
@@ -98,17 +98,11 @@ class NumberedSampler(BaseSampler):
             why = first_line(error)
             if isinstance(error, ImportError):
                 why = f"a package is missing ({why}). Type {install_command('search')}"
-            raise InputError(
-                f"hydra.sweeper.sampler: {self.name} cannot be created: {why}",
-                code="not-installed" if isinstance(error, ImportError) else "target",
-                key="hydra.sweeper.sampler",
-            ) from error
+            code: Code = "not-installed" if isinstance(error, ImportError) else "target"
+            why = f"{self.name} cannot be created: {why}"
+            raise InputError.about("hydra.sweeper.sampler", why, code=code) from error
         if isinstance(made, NSGAIISampler | NSGAIIISampler):
-            raise InputError(
-                f"hydra.sweeper.sampler: {type(made).__name__} is for several objectives, and a search has "
-                "one. Set hydra/sweeper/sampler=tpe",
-                code="unsupported",
-                key="hydra.sweeper.sampler",
-            )
+            why = f"{type(made).__name__} is for several objectives, and a search has one"
+            raise InputError.unsupported("hydra.sweeper.sampler", why, "hydra/sweeper/sampler=tpe")
         assert isinstance(made, BaseSampler)
         return made

@@ -70,20 +70,12 @@ class Space:
                 searched[key] = (*found, override)
         written = {name: override for name, _, override in searched.values()}
         if not searched:
-            raise InputError(
-                "there is nothing to search. Choose a ready-made space, such as search=ppo, or give the "
-                "range of a key, such as 'agent.lr=tag(log, interval(1e-5, 1e-2))'",
-                code="missing",
-                key="search",
-            )
+            fix = "search=ppo, or the range of a key, such as 'agent.lr=tag(log, interval(1e-5, 1e-2))'"
+            raise InputError.missing("search", "there is nothing to search", fix)
         if "seed" in searched:
-            raise InputError(
-                f"{written['seed']}: a seed cannot be searched, because the result of a lucky seed does not "
-                "carry over to another. Set meta.max_session=<number of seeds> to score each trial by its "
-                "mean over several seeds",
-                code="unsupported",
-                key="seed",
-            )
+            why = "a seed cannot be searched, because the result of a lucky one does not carry over to others"
+            fix = "meta.max_session=<number of seeds> to score each trial by its mean over several seeds"
+            raise InputError.about(written["seed"], why, fix, code="unsupported", key="seed")
         distributions = {name: one for name, one, _ in searched.values()}
         return cls(
             distributions, [override for overrides in fixed.values() for override in overrides], written
@@ -114,12 +106,8 @@ class Space:
         if isinstance(distribution, FloatDistribution) and distribution.step is not None:
             count = round((distribution.high - distribution.low) / distribution.step) + 1
             return [distribution.low + index * distribution.step for index in range(count)]
-        raise InputError(
-            f"{self.written[key]}: the grid sampler needs single values. Give {key}=choice(...) or "
-            f"{key}=range(...)",
-            code="unsupported",
-            key=key_of(key),
-        )
+        why, fix = "the grid sampler needs single values", f"{key}=choice(...) or {key}=range(...)"
+        raise InputError.about(self.written[key], why, fix, code="unsupported", key=key_of(key))
 
 
 def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
@@ -127,15 +115,15 @@ def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
     try:
         searched, _, _ = create_params_from_overrides([override])
     except OverrideParseException as error:
-        raise InputError(
-            f"{override} cannot be read. Write a searched key as key=interval(1e-5,1e-2), "
-            "'key=tag(log, interval(1e-5,1e-2))', key=choice(1,2,4) or key=range(1,10)",
-            code="syntax",
-            key=key_of(override),
-        ) from error
+        fix = (
+            "Write a searched key as key=interval(1e-5,1e-2), 'key=tag(log, interval(1e-5,1e-2))', "
+            "key=choice(1,2,4) or key=range(1,10)"
+        )
+        key = key_of(override)
+        raise InputError.about(override, "this cannot be read", fix, code="syntax", key=key) from error
     # Hydra's sweeper and Optuna raise these for ranges that cannot be searched.
     except (ValueError, TypeError, AssertionError, NotImplementedError, ArithmeticError) as error:
-        raise InputError(f"{override}: {_reason(error)}", code="range", key=key_of(override)) from error
+        raise InputError.about(override, _reason(error), code="range", key=key_of(override)) from error
     return next(iter(searched.items()), None)
 
 

@@ -40,11 +40,11 @@ class StudyStorage:
         kind, separator, rest = self.url.partition("://")
         self._kind = kind.partition("+")[0]
         if not separator or self._kind not in ("sqlite", "journal", "postgresql", "mysql"):
-            raise InputError(
-                f"hydra.sweeper.storage={self.shown_url}: must be sqlite:///<file>, journal:///<file>, "
-                "postgresql://<user>@<host>/<database> or mysql://<user>@<host>/<database>",
+            raise InputError.about(
+                f"hydra.sweeper.storage={self.shown_url}",
+                "this must be sqlite:///<file>, journal:///<file>, postgresql://<user>@<host>/<database> or "
+                "mysql://<user>@<host>/<database>",
                 code="range",
-                key="hydra.sweeper.storage",
             )
         file = rest.removeprefix("/")
         if self._kind == "sqlite":
@@ -80,19 +80,14 @@ class StudyStorage:
             with self.lock("tables"):  # Two machines must not create them at the same time.
                 return RDBStorage(self.url, engine_kwargs={"connect_args": seconds})
         except Exception as error:
-            raise InputError(
-                f"hydra.sweeper.storage={self.shown_url}: {self._why(error)}",
-                code="not-installed" if isinstance(error, ImportError) else "not-found",
-                key="hydra.sweeper.storage",
-            ) from error
-
-    def _why(self, error: Exception) -> str:
-        if isinstance(error, ImportError):
-            how = "Install its driver for SQLAlchemy"
-            if self._kind == "postgresql":
-                how = f"Type {install_command('search')}"
-            return f"the driver of this database is missing ({error}). {how}"
-        return f"this storage cannot be opened: {first_line(error)}"
+            setting = f"hydra.sweeper.storage={self.shown_url}"
+            if not isinstance(error, ImportError):
+                why = f"this storage cannot be opened: {first_line(error)}"
+                raise InputError.not_found(setting, why) from error
+            install = install_command("search") if self._kind == "postgresql" else ""
+            fix = f"Type {install}" if install else "Install its driver for SQLAlchemy"
+            why = f"the driver of this database is missing ({error})"
+            raise InputError.about(setting, why, fix, code="not-installed") from error
 
     def failed(self, error: Exception) -> str | None:
         """Return the reason if `error` is a failure of this storage, otherwise None."""

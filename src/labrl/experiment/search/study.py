@@ -371,11 +371,10 @@ def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
     agreed = study.user_attrs.get(FACTS)
     if agreed is None:
         if study.get_trials(deepcopy=False):
-            raise InputError(
-                f"hydra.sweeper.study_name={name}: {storage} contains a study of this name that labrl did "
-                "not create. Set hydra.sweeper.study_name to another name",
-                code="contradiction",
-                key="hydra.sweeper.study_name",
+            raise InputError.contradiction(
+                f"hydra.sweeper.study_name={name}",
+                f"a study of this name in {storage}, which labrl did not create",
+                fix="hydra.sweeper.study_name=<another name>",
             )
         seed = draw_seed() if plan.seed is None else plan.seed
         agreed = {**mine, "seed": seed, "random_return": plan.random_return}
@@ -387,12 +386,12 @@ def _agreed(study: optuna.Study, plan: Plan, storage: str) -> dict[str, Any]:
         told = "".join(
             f"\n  {line}" for key in differs for line in _differences(key, then.get(key), mine[key])
         )
-        raise InputError(
-            f"hydra.sweeper.study_name={name}: {storage} contains a study of this name, which differs:"
-            f"{told}\nTo join that study, give the same values. To create another one, leave out +resume, "
-            "and set another hydra.sweeper.study_name if several studies share the storage.",
-            code="contradiction",
-            key="hydra.sweeper.study_name",
+        raise InputError.contradiction(
+            f"hydra.sweeper.study_name={name}",
+            f"a study of this name in {storage}, which differs",
+            f"{told}\nTo join that study, give the same values",
+            "To create another one, leave out +resume, and set another hydra.sweeper.study_name if several "
+            "studies share the storage",
         )
     return agreed
 

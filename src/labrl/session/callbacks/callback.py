@@ -134,9 +134,6 @@ def check_callbacks(config: TrialConfig) -> None:
 
 def no_callback(name: str, component: Component, kind: type) -> InputError:
     """Return the error for a configured class that is not a `Callback`."""
-    return InputError(
-        f"callbacks.{name}._target_: {component.target} gives a {kind.__name__}, which must be a subclass of "
-        "labrl.session.callbacks.Callback",
-        code="target",
-        key=f"callbacks.{name}._target_",
-    )
+    allowed = "give a subclass of labrl.session.callbacks.Callback"
+    got = f"{component.target}, which gives a {kind.__name__}"
+    return InputError.value(f"callbacks.{name}._target_", got, allowed, code="target")
