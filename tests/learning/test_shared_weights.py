@@ -20,7 +20,7 @@ from labrl.learning.optimizers import Adam, Optimizer
 from labrl.learning.sliced import SlicedLearner
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.tables import read_rows
-from labrl.session.shared_weights import FOLDER, SharedWeights
+from labrl.session.team import FOLDER, SharedWeights
 
 TRIAL = ["env.num_envs=2", "agent.horizon=32", "agent.batch_size=64", "meta.progress=false", "seed=1"]
 TRIAL += ["meta.max_session=2", "env.max_frame=1024", "meta.log_frequency=512", "meta.tensorboard=false"]

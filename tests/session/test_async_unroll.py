@@ -33,11 +33,10 @@ from labrl.processes.helper import (
 )
 from labrl.run.checkpoint import CheckpointStore
 from labrl.run.run import Run
-from labrl.session import actor
-from labrl.session.actor import Acted, ActorProcess
+from labrl.session import sources
 from labrl.session.run import restored_session
 from labrl.session.session import Session
-from labrl.session.weights_file import WeightsFile
+from labrl.session.sources import Acted, ActorProcess, WeightsFile
 from labrl.trial.trial import check
 
 SMALL = [*QUIET, *REPLAY, "env.num_envs=2", "env.max_frame=240", "meta.log_frequency=60"]
@@ -88,7 +87,7 @@ class InThread(HelperProcess):
 
 @pytest.fixture
 def in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor, "HelperProcess", InThread)
+    monkeypatch.setattr(sources, "HelperProcess", InThread)
 
 
 def play(overrides: list[str], run: Run, stop_at: int | None = None) -> Session:

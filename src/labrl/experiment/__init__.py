@@ -2,9 +2,8 @@
 
     again        the experiment that `-m +resume` names, and the command line that composes it again
     grid         the trials of a grid, and the effect of edits on each of them
-    sweep        running a grid, and the queue of its trials
+    sweep        the locked folder of a running experiment, and the queue of the trials of a grid
     search/      running a search: its space, its study in a shared storage, pruning, confirmation
-    experiment   the locked folder of a running experiment
     scheduler    tasks and outcomes; passes trials from a queue to a launcher when there is room
     launcher     base class of launchers, and the one that trains in this process
     local        a launcher: processes of this machine, each with its own cores and GPUs

@@ -7,8 +7,8 @@ import functools
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from labrl.analysis.formats import duration
 from labrl.config.keys import quoted
 from labrl.errors import DONE, FAILED, INTERRUPTED, InputError, LabrlError
 from labrl.experiment.again import replaced, swept_keys
-from labrl.experiment.experiment import held
 from labrl.experiment.grid import Plan, plan_again, plan_grid, plan_more
 from labrl.experiment.job import Job
 from labrl.experiment.launcher import TrialLauncher
@@ -28,11 +27,11 @@ from labrl.experiment.scheduler import Outcome, Queue, Task, recorded, run_queue
 from labrl.experiment.stages import check_resume, next_stage, requested_stages, with_seeds
 from labrl.experiment.summary import how_to_resume_experiment, print_experiment, said_of, varying
 from labrl.processes.secrets import origins
-from labrl.processes.signals import Stopped
-from labrl.run.experiment import Experiment, ExperimentStatus, TrialRecord
+from labrl.processes.signals import Stopped, signals_raise
+from labrl.run.experiment import Experiment, ExperimentKind, ExperimentStatus, TrialRecord, discard_refused
 from labrl.run.folder import place
 from labrl.run.provenance import describe_code
-from labrl.run.run import Run
+from labrl.run.run import MARKER, Run
 from labrl.session.interruption import Interruption
 from labrl.trial import reporting
 from labrl.trial.summary import say
@@ -96,6 +95,38 @@ def sweep_grid(
         else:
             say(f"{len(grid.left)} trial{'' if len(grid.left) == 1 else 's'} in {path}")
         job.exit_code = grid.run(launcher)
+
+
+@contextmanager
+def held(
+    path: Path, kind: ExperimentKind, exists: bool, records: Sequence[TrialRecord] = (), **facts: Any
+) -> Iterator[Experiment]:
+    """Context manager: lock the folder of an experiment.
+
+    exists: whether the experiment exists; otherwise, it is created with `records` and `facts`, and removed if
+    a LabrlError ends it before a trial has started. Any other early end is recorded as its status: a failure,
+    or an interruption with a note on how to resume. Raises BusyFolderError if the folder is in use.
+    """
+    before = {one.name for one in path.iterdir()} if path.is_dir() else None
+    folder = Experiment.open(path) if exists else None
+    folder = folder or Experiment.begin(path, kind, records, **facts)
+    with folder.lock():
+        try:
+            with signals_raise():
+                yield folder
+        except LabrlError:
+            if not exists and not any(path.glob(f"*/{MARKER}")):
+                discard_refused(path, before)
+            elif folder.recorded_status == "running":
+                folder.set_status("interrupted")
+            raise
+        except KeyboardInterrupt as stop:
+            folder.set_status("interrupted")
+            stop.add_note(f"to resume: {how_to_resume_experiment(path)}")
+            raise
+        except BaseException:
+            folder.set_status("failed")
+            raise
 
 
 def hydra_overrides(config: DictConfig) -> list[str]:

@@ -35,9 +35,8 @@ from labrl.session.callbacks.record import RecordEpisodes
 from labrl.session.callbacks.stop import Stop
 from labrl.session.episodes import EpisodeWindow, Played
 from labrl.session.interruption import Interruption
-from labrl.session.shared_weights import Hogwild
 from labrl.session.sources import make_source
-from labrl.session.team import Alone, RankTeam
+from labrl.session.team import Alone, Hogwild, RankTeam
 from labrl.spaces import Spaces, sees_images
 from labrl.step import Episode, Step
 

@@ -49,7 +49,7 @@ from labrl.session.callbacks.progress import TrialPanel
 from labrl.session.devices import check_machine, visible_gpus
 from labrl.session.interruption import Interruption
 from labrl.session.run import run as run_session
-from labrl.session.shared_weights import check_shared_weights, forget_shared_weights
+from labrl.session.team import check_shared_weights, forget_shared_weights
 from labrl.session.torchrun import check_launch, leading
 from labrl.session.worker import wait_for, workers_for
 from labrl.spaces import Spaces, sees_images

@@ -20,7 +20,6 @@ from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
 from labrl.envs.make import info_keys
 from labrl.errors import InputError, LabrlError
-from labrl.experiment.experiment import held
 from labrl.experiment.job import Job
 from labrl.experiment.launcher import TrialLauncher
 from labrl.experiment.machine import Machine, Need
@@ -31,7 +30,7 @@ from labrl.experiment.search.search import Search, break_off, conclude
 from labrl.experiment.search.space import Recipe, Space
 from labrl.experiment.search.storage import StudyStorage, silence
 from labrl.experiment.search.study import Plan, Study
-from labrl.experiment.sweep import hydra_overrides
+from labrl.experiment.sweep import held, hydra_overrides
 from labrl.processes.secrets import origins, redact
 from labrl.run.experiment import Experiment
 from labrl.run.folder import place

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from labrl.envs.vector import VectorEnv
     from labrl.run.session import RunSession
     from labrl.seeding import Streams
-    from labrl.session.actor import ActorProcess
     from labrl.session.callbacks.stop import Stop
     from labrl.session.episodes import EpisodeWindow
+    from labrl.session.sources import ActorProcess
     from labrl.step import Step
 
 Table = Literal["train", "eval"]
