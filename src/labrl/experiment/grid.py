@@ -222,7 +222,10 @@ def plan_again(
 
 def _new(number: int, overrides: list[str], compose: Compose, fork: Fork | None) -> _Trial:
     cfg = compose(overrides)
-    record = TrialRecord(number=number, overrides=overrides, folder=_folder(cfg, number))
+    with open_dict(cfg.hydra.job):
+        cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
+    folder = str(OmegaConf.select(cfg, "hydra.sweep.subdir"))  # in that of the experiment
+    record = TrialRecord(number=number, overrides=overrides, folder=folder)
     return _Trial(record, cfg, fork.of_trial(overrides) if fork else None)
 
 
@@ -463,13 +466,6 @@ def _refusal(found: Mapping[int, Sequence[Change]], trials: Sequence[_Trial], ag
             *ways_out([change for changed in found.values() for change in changed]),
         ]
     )
-
-
-def _folder(cfg: DictConfig, number: int) -> str:
-    """Return the trial's folder in that of the experiment."""
-    with open_dict(cfg.hydra.job):
-        cfg.hydra.job.num, cfg.hydra.job.id = number, str(number)
-    return str(OmegaConf.select(cfg, "hydra.sweep.subdir"))
 
 
 def _check_folders(records: Sequence[TrialRecord]) -> None:

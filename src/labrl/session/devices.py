@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,10 @@ LARGE_PAGE = 2 * 2**20
 def machine_cpus() -> int:
     """Return the cores that the system grants to this process, by its affinity and its control group."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, min(cores, math.ceil(_cgroup_quota() or cores)))
+    with suppress(OSError, ValueError):  # without a control group, or with the quota "max"
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
+        cores = min(cores, math.ceil(int(quota) / int(period)))
+    return max(1, cores)
 
 
 def available_cpus() -> int:
@@ -44,15 +48,6 @@ def available_cpus() -> int:
     if not given.isdigit() or int(given) < 1:
         raise InputError.value(NUM_CPUS, given, "be a whole number of cores, at least 1", fix=f"{NUM_CPUS}=2")
     return min(machine_cpus(), int(given))
-
-
-def _cgroup_quota() -> float | None:
-    """Return the cores that the quota of the control group grants, or None without a quota."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
-    except (OSError, ValueError):
-        return None
-    return None if quota == "max" else int(quota) / int(period)
 
 
 def threads_per_session(num_cpus: float | None, num_sessions: int) -> int:

@@ -233,7 +233,22 @@ def follow(launch: Launch) -> int:
         if order is None:
             return DONE
         take_surroundings(order)
-        return _follow(order, group.ranks)
+        run = Run.open(order["folder"])
+        plain = restore(run.read_config())
+        config, folder, state = resolve(plain, plain), run.session(0), None
+        if order["frame"] is not None:
+            checkpoint = folder.store().at(order["frame"])
+            if checkpoint is None:
+                raise RankLostError(f"{folder.checkpoints} has no checkpoint of frame {order['frame']}")
+            saved = checkpoint.state
+            common = {name: saved[name] for name in ("clock", "episodes", "timers")}
+            state = {**common, **saved["ranks"][group.ranks.rank - 1], "callbacks": {}}
+        use_one_thread()
+        keep_freed_memory()
+        num_threads = threads_per_session(config.meta.num_cpus, group.ranks.local_size)
+        session = _session(config, 0, folder, num_threads, group.ranks, state)
+        session.run()
+        return DONE if session.interruption.signal is None else session.interruption.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
@@ -247,25 +262,6 @@ def follow(launch: Launch) -> int:
     finally:
         if group is not None:
             group.leave()
-
-
-def _follow(order: Mapping[str, Any], ranks: Ranks) -> int:
-    run = Run.open(order["folder"])
-    plain = restore(run.read_config())
-    config, folder, state = resolve(plain, plain), run.session(0), None
-    if order["frame"] is not None:
-        checkpoint = folder.store().at(order["frame"])
-        if checkpoint is None:
-            raise RankLostError(f"{folder.checkpoints} has no checkpoint of frame {order['frame']}")
-        saved = checkpoint.state
-        common = {name: saved[name] for name in ("clock", "episodes", "timers")}
-        state = {**common, **saved["ranks"][ranks.rank - 1], "callbacks": {}}
-    use_one_thread()
-    keep_freed_memory()
-    num_threads = threads_per_session(config.meta.num_cpus, ranks.local_size)
-    session = _session(config, 0, folder, num_threads, ranks, state)
-    session.run()
-    return DONE if session.interruption.signal is None else session.interruption.exit_code
 
 
 def _session(

@@ -110,14 +110,11 @@ class Session:
             if start is not None:
                 load_learned(self.agent, self.transforms, start)
             self.act = source.connect(self.agent, self.transforms, self.clock)
-            self.team = self._make_team(ranks)
+            self.team = Alone(self) if ranks.alone else RankTeam(self, ranks)
+            if meta.distributed:
+                self.team = Hogwild(self, meta.distributed)
             on_failure.pop_all()
         self.view = self._make_view()
-
-    def _make_team(self, ranks: Ranks) -> Alone:
-        if self.config.meta.distributed:
-            return Hogwild(self, self.config.meta.distributed)
-        return Alone(self) if ranks.alone else RankTeam(self, ranks)
 
     def run(self) -> None:
         """Train until the budget is spent or the session is asked to stop."""

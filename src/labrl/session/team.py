@@ -148,7 +148,14 @@ class RankTeam(Alone):
 
     def compare(self) -> None:
         """Raise ReplicaError on all ranks, naming the first weight that differs between ranks."""
-        prints = self._ranks.all_gather(_fingerprints(self._session.agent.modules()))
+        own = {
+            f"{network}.{name}": hashlib.blake2b(
+                tensor.detach().cpu().contiguous().numpy().tobytes(), digest_size=16
+            ).digest()
+            for network, module in self._session.agent.modules().items()
+            for name, tensor in module.state_dict().items()
+        }
+        prints = self._ranks.all_gather(own)
         for name in prints[0]:
             different = [rank for rank, other in enumerate(prints) if other.get(name) != prints[0][name]]
             if different:
@@ -289,17 +296,6 @@ def check_shared_weights(config: TrialConfig, images: bool) -> None:
     if compute.device.type != "cpu":
         setting, other = f"meta.device={meta.device}", f"meta.distributed={meta.distributed}"
         raise InputError.contradiction(setting, other, "it shares weights in main memory", "meta.device=cpu")
-
-
-def _fingerprints(modules: Mapping[str, torch.nn.Module]) -> dict[str, bytes]:
-    """Return a hash of each weight and buffer, by name `<network>.<parameter>`."""
-    return {
-        f"{network}.{name}": hashlib.blake2b(
-            tensor.detach().cpu().contiguous().numpy().tobytes(), digest_size=16
-        ).digest()
-        for network, module in modules.items()
-        for name, tensor in module.state_dict().items()
-    }
 
 
 def on_cpu(state: Any) -> Any:

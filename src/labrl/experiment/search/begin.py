@@ -40,7 +40,7 @@ from labrl.trial.baseline import random_return
 from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.summary import say
 from labrl.trial.trial import check
-from labrl.types import INFO, Measure
+from labrl.types import INFO
 
 OF_A_TRIAL = ("meta.progress=false", "meta.report=false", "meta.videos=false")
 """Overrides of every trial of a search, unless the user types the key: many reports and videos would cost
@@ -68,7 +68,12 @@ def search(
     # A typed seed is that of the search, from which those of its trials are derived.
     typed = [override for override in overrides if not re.fullmatch(r"\+*seed=(\d+|null)", override)]
     space = Space.of(known, settings.params or {}, typed)
-    recipe = Recipe(space, _choices(cfg), unwatched(typed), job.config_dir)
+    choices = {
+        str(group): str(option)
+        for group, option in cfg.hydra.runtime.choices.items()
+        if not str(group).startswith(("hydra/", "search")) and option is not None
+    }
+    recipe = Recipe(space, choices, unwatched(typed), job.config_dir)
     ready = cfg.hydra.runtime.choices["search"]
     base = check_space(recipe, ready, known)
     # `cfg` may lack a key that the space adds.
@@ -132,7 +137,12 @@ def _plan(
 ) -> Plan:
     """Return the plan of the study. Raises InputError if measure, pruner and storage do not fit."""
     measure, pruner = asked.search.objective, asked.search.pruner
-    _check_column(measure, base)
+    columns = [f"{INFO}{name}" for name in info_keys(base.env)]
+    if measure.startswith(INFO) and measure not in columns:
+        why = f"the runs have no such column{', but ' * bool(columns)}{', '.join(columns)}"
+        name = measure.removeprefix(INFO)
+        fix = f"'env.info_keys=[{name}]', or {{{name}: sum}} for another reduction"
+        raise InputError.about(f"search.objective={measure}", why, fix, code="missing")
     check_pruner(pruner, base, settings.n_trials)
     if settings.storage is not None and settings.study_name is None:
         raise InputError.missing(
@@ -161,16 +171,6 @@ def _plan(
         random_return=baseline,
         retries=asked.search.retries,
     )
-
-
-def _check_column(measure: Measure, base: TrialConfig) -> None:
-    """Raise InputError if the objective is a column that the runs will not have."""
-    columns = [f"{INFO}{name}" for name in info_keys(base.env)]
-    if measure.startswith(INFO) and measure not in columns:
-        name = measure.removeprefix(INFO)
-        why = f"the runs have no such column{', but ' * bool(columns)}{', '.join(columns)}"
-        fix = f"'env.info_keys=[{name}]', or {{{name}: sum}} for another reduction"
-        raise InputError.about(f"search.objective={measure}", why, fix, code="missing")
 
 
 def _limit_launcher(launcher: TrialLauncher, config: TrialConfig, settings: Settings, name: str) -> Need:
@@ -208,15 +208,6 @@ def unwatched(typed: Sequence[str]) -> list[str]:
     """Return OF_A_TRIAL without the keys in `typed`: `meta.report=true` gives each trial a report."""
     given = set(map(key_of, typed))
     return [override for override in OF_A_TRIAL if key_of(override) not in given]
-
-
-def _choices(cfg: DictConfig) -> dict[str, str]:
-    options = cfg.hydra.runtime.choices.items()
-    return {
-        str(group): str(option)
-        for group, option in options
-        if not str(group).startswith(("hydra/", "search")) and option is not None
-    }
 
 
 def _check_same(experiment: Experiment, study_name: str) -> None:

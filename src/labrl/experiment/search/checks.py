@@ -77,12 +77,9 @@ def check_pruner(pruner: Pruner, config: TrialConfig, total: int) -> None:
             fix="search.pruner.n_startup_trials=null, or search/pruner=none",
             code="contradiction",
         )
-    if isinstance(pruner, WilcoxonPruner):
-        _check_wilcoxon(pruner, config.meta.max_session)
-
-
-def _check_wilcoxon(pruner: WilcoxonPruner, sessions: int) -> None:
-    """Raise InputError if trials have too few sessions for a signed-rank test, or SciPy is missing."""
+    if not isinstance(pruner, WilcoxonPruner):
+        return
+    sessions = config.meta.max_session
     if sessions < pruner.fewest_sessions:
         raise InputError.contradiction(
             f"meta.max_session={sessions}",

@@ -56,7 +56,11 @@ class Space:
         """
         searched: dict[str, tuple[str, BaseDistribution, str]] = {}
         fixed: dict[str, list[str]] = {}
-        own = [f"{key}={_as_written(value)}" for key, value in {**ready, **params}.items()]
+        # Text of a file with a range or choices is in Hydra's syntax already.
+        own = [
+            f"{key}={value if isinstance(value, str) and _SWEPT.match(value) else _as_override(value)}"
+            for key, value in {**ready, **params}.items()
+        ]
         for override in [*own, *(override for override in overrides if not OF_THE_SEARCH.match(override))]:
             key = key_of(override)
             searched.pop(key, None)
@@ -123,17 +127,13 @@ def _parsed(override: str) -> tuple[str, BaseDistribution] | None:
         raise InputError.about(override, "this cannot be read", fix, code="syntax", key=key) from error
     # Hydra's sweeper and Optuna raise these for ranges that cannot be searched.
     except (ValueError, TypeError, AssertionError, NotImplementedError, ArithmeticError) as error:
-        raise InputError.about(override, _reason(error), code="range", key=key_of(override)) from error
+        why = first_line(str(error)) or "this range cannot be searched"
+        if "log" in why and "low" in why:
+            why = "a range on a logarithmic scale must begin above 0"
+        elif ("low" in why and "high" in why) or "at least one value" in why:
+            why = "the range is empty: its first end must be smaller than the second"
+        raise InputError.about(override, why, code="range", key=key_of(override)) from error
     return next(iter(searched.items()), None)
-
-
-def _reason(error: Exception) -> str:
-    text = first_line(str(error))
-    if "log" in text and "low" in text:
-        return "a range on a logarithmic scale must begin above 0"
-    if ("low" in text and "high" in text) or "at least one value" in text:
-        return "the range is empty: its first end must be smaller than the second"
-    return text or "this range cannot be searched"
 
 
 def _ends(distribution: BaseDistribution) -> list[Any]:
@@ -146,11 +146,6 @@ def _ends(distribution: BaseDistribution) -> list[Any]:
     if isinstance(distribution, IntDistribution) or distribution.step is not None:
         return [low, high]
     return [low, low + (high - low) / math.pi, high]  # not a whole number
-
-
-def _as_written(value: Any) -> str:
-    """Return a value of a file in Hydra's syntax, which text with a range or choices has already."""
-    return value if isinstance(value, str) and _SWEPT.match(value) else _as_override(value)
 
 
 def _as_override(value: Any) -> str:
@@ -218,7 +213,10 @@ class Recipe:
             elif key in self.choices:
                 groups[key] = str(value)
             else:
-                _put(keys, key.split("."), _plain(value))
+                node, (*path, name) = keys, key.split(".")
+                for part in path:
+                    node = node.setdefault(part, {})
+                node[name] = _plain(value)
         lines = [
             "# @package _global_",
             f"# labrl --config-dir {shlex.quote(str(home))} experiment=best",
@@ -232,12 +230,6 @@ class Recipe:
         defaults = [{f"override /{group}": option} for group, option in groups.items()]
         body = {"defaults": [*parents, "_self_", *defaults], **keys}
         return "\n".join(lines) + "\n" + as_yaml(body)
-
-
-def _put(node: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    for name in path[:-1]:
-        node = node.setdefault(name, {})
-    node[path[-1]] = value
 
 
 def _plain(value: Any) -> Any:

@@ -225,33 +225,24 @@ class Study:
         self._mine.discard(number)
         if self.trials()[number].state.is_finished():
             return None
-        value = trial_value(folder, plan.measure, plan.num_sessions, plan.random_return)
-        if value is not None:
-            self._hold_until_the_end(number, folder)
-            self._keep_sessions(number, folder)
-            self._study.tell(number, value)
-            return None
-        error = "no whole episode ended within the budget, so there is nothing to compare"
-        self.fail(number, error)
-        return error
-
-    def _hold_until_the_end(self, number: int, folder: Path) -> None:
-        """Let the last value of a trial count to the end of the budget if all its sessions stopped early."""
-        plan = self.plan
+        of_trial: Any = (folder, plan.measure, plan.num_sessions, plan.random_return)
+        value = trial_value(*of_trial)
+        if value is None:
+            error = "no whole episode ended within the budget, so there is nothing to compare"
+            self.fail(number, error)
+            return error
+        trial_id, storage = self._trial_id(number), self._storage.optuna
+        # The last value counts to the end of the budget if all sessions stopped early.
         if all(ended_early(folder, index) for index in range(plan.num_sessions)):
-            values = intermediate_values(folder, plan.measure, plan.num_sessions, plan.random_return)
+            values = intermediate_values(*of_trial)
             if values and max(values) < plan.budget:
-                trial_id = self._trial_id(number)
-                self._storage.optuna.set_trial_intermediate_value(trial_id, plan.budget, values[max(values)])
-
-    def _keep_sessions(self, number: int, folder: Path) -> None:
-        """Store the values of each session if the pruner compares sessions."""
-        plan = self.plan
-        if isinstance(plan.pruner, WilcoxonPruner):
-            sessions = session_values(folder, plan.measure, plan.num_sessions, plan.random_return)
-            for index, values in enumerate(sessions):
-                trial_id, content = self._trial_id(number), {str(frame): values[frame] for frame in values}
-                self._storage.optuna.set_trial_user_attr(trial_id, f"{SESSION}{index}", content)
+                storage.set_trial_intermediate_value(trial_id, plan.budget, values[max(values)])
+        if isinstance(plan.pruner, WilcoxonPruner):  # It compares sessions.
+            for index, values in enumerate(session_values(*of_trial)):
+                content = {str(frame): values[frame] for frame in values}
+                storage.set_trial_user_attr(trial_id, f"{SESSION}{index}", content)
+        self._study.tell(number, value)
+        return None
 
     def fail(self, number: int, error: str) -> None:
         """Record why a trial failed."""

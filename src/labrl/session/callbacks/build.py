@@ -36,7 +36,14 @@ def build_callbacks(
         listeners.append(TensorBoard(CloserLook() if meta.log == "histograms" else None))
     if meta.profile is not None:
         listeners.append(Profile(meta.profile))
-    listeners += [*_user_callbacks(config), *search_callbacks()]
+    for name, component in config.callbacks.items():
+        if component is None:
+            continue
+        callback: Any = component.build()
+        if not isinstance(callback, Callback):
+            raise no_callback(name, component, type(callback))
+        listeners.append(callback)
+    listeners += search_callbacks()
     norms = None if meta.log == "scalars" else Norms()
     log = LogTraining(config.log_frames, listeners, norms, config.early_rows and num_ranks == 1)
     quota = Quota(meta.rigorous_eval or 0, meta.eval_episodes, meta.eval_greedy, meta.eval_epsilon)
@@ -49,15 +56,3 @@ def build_callbacks(
     )
     callbacks = [*listeners, log, evaluate, StopEarly(meta, evaluate), *recording, checkpoint]
     return callbacks, evaluate, checkpoint
-
-
-def _user_callbacks(config: TrialConfig) -> list[Callback]:
-    built = []
-    for name, component in config.callbacks.items():
-        if component is None:
-            continue
-        callback: Any = component.build()
-        if not isinstance(callback, Callback):
-            raise no_callback(name, component, type(callback))
-        built.append(callback)
-    return built

@@ -97,7 +97,9 @@ class Evaluate(Callback):
         if self._beside and self._evaluator is None:
             self._evaluator = Evaluator(session, self.quota)
         if session.clock.due(self.frequency):
-            self._queue.append(self._snapshot(session))
+            agent, transforms, clock = session.agent, session.transforms, session.clock
+            acting = acting_state(agent, transforms, clock) if self._beside else None
+            self._queue.append(Snapshot(clock_columns(session), acting))
         self._advance(session, wait=session.clock.finished)
 
     def finish(self, session: SessionView) -> None:
@@ -124,10 +126,6 @@ class Evaluate(Callback):
         self.best_return, self.best_frame = state["best_return"], state["best_frame"]
         self.best_source, self.last_frame = state["best_source"], state["last_frame"]
         self._queue = deque(Snapshot(**snapshot) for snapshot in state["queue"])
-
-    def _snapshot(self, session: SessionView) -> Snapshot:
-        acting = acting_state(session.agent, session.transforms, session.clock) if self._beside else None
-        return Snapshot(clock_columns(session), acting)
 
     def _advance(self, session: SessionView, wait: bool) -> None:
         """Write the rows of the queue in order, up to an evaluation that has not finished.
