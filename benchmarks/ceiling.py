@@ -35,7 +35,6 @@ from labrl.learning.optimizers import Adam, AdamConfig
 from labrl.memory import Columns
 from labrl.networks.actor_critic import ActorCritic
 from labrl.seeding import Streams
-from labrl.session.devices import keep_freed_memory
 from labrl.spaces import Spaces
 
 MATRIX = 1024
@@ -109,7 +108,6 @@ def measure(
     chosen = problem_of(problem)
     config = resolve(compose([*chosen.overrides(), "seed=0"]))
     torch.set_num_threads(1 if part == "env" else threads)
-    keep_freed_memory()  # as every session does
     if part == "matrices":
         return {"seconds": _matrices(seconds, precision)}
     env = make_env(config.env, seed=0, num_threads=threads)

@@ -25,7 +25,7 @@ from labrl.config.schema import TrialConfig
 from labrl.run.run import Run
 from labrl.run.session import RunSession
 from labrl.session.callbacks.checkpoint import Checkpoint
-from labrl.session.devices import available_cpus, keep_freed_memory
+from labrl.session.devices import available_cpus
 from labrl.session.interruption import Interruption
 from labrl.session.run import restored_session
 from labrl.session.session import Session
@@ -96,7 +96,6 @@ def measure(agent: str, capacity: int, frequency: int, seed: int, folder: str | 
     folder: the run folder to resume; None starts a run and resumes it in another process.
     """
     torch.set_num_threads(1)
-    keep_freed_memory()
     overrides = [*OVERRIDES[agent], "env=pong", f"seed={seed}", "env.max_frame=1e7", "meta.device=cpu"]
     overrides += ["meta.progress=false", "meta.tensorboard=false", "wandb=disabled"]
     if agent != "ppo":

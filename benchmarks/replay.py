@@ -20,7 +20,6 @@ from benchmarks.alone import Measured, alone, answer, take_turns
 from benchmarks.report import Report, Row
 from labrl.config.compose import compose, resolve
 from labrl.memory.workspace import Workspace
-from labrl.session.devices import keep_freed_memory
 from labrl.step import Step
 
 NUM_ENVS, BATCH, STACK, SIZE = 8, 32, 4, 84
@@ -87,7 +86,6 @@ def measure(side: str, **spec: Any) -> Measured:
 
 
 def _measure_labrl(capacity: int, seed: int, storage: Any, prioritized: bool = False) -> Measured:
-    keep_freed_memory()  # as every session does
     option = "prioritized" if prioritized else "uniform"
     agent = resolve(compose(["preset=none", "agent=dqn", f"agent/memory={option}"])).agent
     chosen = agent.config.memory

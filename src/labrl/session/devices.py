@@ -1,9 +1,7 @@
-"""Resources of a machine for a trial: cores, GPUs, a compiler, memory in large pages."""
+"""Resources of a machine for a trial: cores, GPUs, a compiler."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import importlib.util
 import math
 import os
@@ -20,11 +18,6 @@ if TYPE_CHECKING:
 
 NUM_CPUS = "LABRL_NUM_CPUS"
 """Environment variable for the number of cores that a process and its children may use."""
-
-ROOM = 1000 * 2**20
-"""Bytes of the heap that may use large pages, less than glibc allocates outside the heap."""
-LARGE_PAGE = 2 * 2**20
-"""Size of a large page, bytes."""
 
 
 def machine_cpus() -> int:
@@ -118,48 +111,3 @@ def _check_compiler(device: str) -> None:
     if not there:
         fix = f"Install it ({way_out}), or set meta.compile=false"
         raise InputError.about("meta.compile=true", f"torch.compile needs {needs}", fix, code="not-installed")
-
-
-@functools.cache
-def keep_freed_memory() -> bool:
-    """Let this process keep freed memory for reuse. Return whether that is supported.
-
-    A minibatch of images allocates and frees hundreds of megabytes. By default, glibc returns them to the
-    system each time, and getting them back page by page takes an eighth of an update on Atari.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    library = ctypes.CDLL(None)
-    try:
-        set_option = library.mallopt
-    except AttributeError:  # a C library other than glibc
-        return False
-    mmap_threshold, trim_threshold, arena_max = (
-        -3,
-        -1,
-        -8,
-    )  # malloc.h; one arena for all threads
-    options = {mmap_threshold: 1 << 30, trim_threshold: 2**31 - 1, arena_max: 1}
-    if not all(set_option(option, value) == 1 for option, value in options.items()):
-        return False
-    _ask_for_large_pages(library)
-    return True
-
-
-def _ask_for_large_pages(library: ctypes.CDLL) -> None:
-    """Request large pages for the heap's next gigabyte, if the system provides them.
-
-    The activations and gradients of an Atari network fill more pages of the normal size than the processor
-    caches addresses of; the lookups take a twentieth of the training time in a virtual machine.
-    """
-    library.malloc.argtypes, library.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
-    library.free.argtypes = [ctypes.c_void_p]
-    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    start = library.malloc(ROOM)  # reserves addresses; memory is allocated when it is written
-    if start is None:  # above the limit of this process
-        return
-    library.free(start)
-    first = -(-start // LARGE_PAGE) * LARGE_PAGE
-    madv_hugepage = 14  # mman.h
-    # On a system without large pages, this fails without effect.
-    library.madvise(first, (start + ROOM - first) // LARGE_PAGE * LARGE_PAGE, madv_hugepage)

@@ -32,7 +32,7 @@ from labrl.run.run import Run
 from labrl.run.session import RunSession, SessionResult
 from labrl.seeding import session_seed
 from labrl.session.beginning import read_beginning
-from labrl.session.devices import available_cpus, keep_freed_memory, threads_per_session
+from labrl.session.devices import available_cpus, threads_per_session
 from labrl.session.session import Session
 from labrl.session.torchrun import Group, Launch, leading
 
@@ -101,7 +101,6 @@ def _run(
     session: Session | None = None
     restore_threads = use_one_thread()
     deterministic_before = torch.get_deterministic_debug_mode()
-    keep_freed_memory()
     code = FAILED
     try:
         with session_log.warnings_logged(folder.log, aloud, errors):
@@ -244,7 +243,6 @@ def follow(launch: Launch) -> int:
             common = {name: saved[name] for name in ("clock", "episodes", "timers")}
             state = {**common, **saved["ranks"][group.ranks.rank - 1], "callbacks": {}}
         use_one_thread()
-        keep_freed_memory()
         num_threads = threads_per_session(config.meta.num_cpus, group.ranks.local_size)
         session = _session(config, 0, folder, num_threads, group.ranks, state)
         session.run()

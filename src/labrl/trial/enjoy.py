@@ -22,7 +22,7 @@ from labrl.learning.threads import use_one_thread
 from labrl.run.atomic import write_json
 from labrl.run.episodes import RecordedEpisode
 from labrl.run.run import Run
-from labrl.session.devices import available_cpus, keep_freed_memory
+from labrl.session.devices import available_cpus
 from labrl.session.episodes import episode_statistics
 from labrl.trial.find import choices, find_run
 from labrl.trial.loading import LoadedPolicy
@@ -48,7 +48,6 @@ def enjoy(request: EnjoyRequest) -> int:
             raise InputError.about(f"{group}={option}", why, fix, code="contradiction")
     prepare(run.config_dir)
     use_one_thread()  # as in training
-    keep_freed_memory()
     plain = edited_config(run)
     for change in run.changes(plain):
         say(f"edited in {run.config_yaml}: {described(change)}")
