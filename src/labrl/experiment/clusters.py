@@ -71,7 +71,7 @@ class SubmittedTrials:
         _prepare_process()
         at_once = min(trials_at_once(task.need.gpus, len(trials)) for task, _ in trials)
         machine, cores = Machine(), max(1, available_cpus() // at_once)
-        queue = _TrialsOfJob()
+        queue = Queue()
         for task, planned in trials:
             task = replace(task, need=Need(cores, task.need.gpus))
             try:
@@ -108,14 +108,6 @@ class SubmittedTrials:
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, trials)
-
-
-class _TrialsOfJob(Queue):
-    """The trials of a cluster job, and their outcomes by number."""
-
-    def ended(self, task: Task, outcome: Outcome) -> None:
-        """Keep the outcome of a trial."""
-        self.outcomes[task.number] = outcome
 
 
 class _AsPlanned:

@@ -123,26 +123,16 @@ class TrialLauncher(Launcher):
         need = Need.of({}, len(job_overrides), Machine().cores)
         numbered = enumerate(job_overrides, start=initial_job_idx)
         tasks = [Task(number=n, overrides=list(own), folder=Path(), need=need) for n, own in numbered]
-        queue = _Returns(tasks)
+        queue = Queue(tasks)
         with Interruption() as interruption, self:
             run_queue(queue, self, interruption)
         if interruption.requested:
             raise SystemExit(interruption.exit_code)
-        return [queue.returns[task.number] for task in tasks]
-
-
-class _Returns(Queue):
-    """The trials of another sweeper, with their outcomes in Hydra's form."""
-
-    def __init__(self, tasks: Sequence[Task]) -> None:
-        super().__init__(tasks)
-        self.returns: dict[int, JobReturn] = {}
-
-    def ended(self, task: Task, outcome: Outcome) -> None:
-        """Keep the outcome of a trial."""
-        returned = JobReturn(overrides=task.overrides, status=JobStatus.COMPLETED)
-        returned.return_value = outcome
-        self.returns[task.number] = returned
+        returned = []
+        for task in tasks:
+            returned.append(JobReturn(overrides=task.overrides, status=JobStatus.COMPLETED))
+            returned[-1].return_value = queue.outcomes[task.number]
+        return returned
 
 
 class InThisProcess(TrialLauncher):

@@ -147,15 +147,11 @@ class Planning(Protocol):
         """Return the outcome of a trial whose process has given this answer."""
 
 
-SECONDS = 0.5
-"""Longest time between two checks for a signal, seconds."""
-
-
 class Queue:
-    """Provides the trials of an experiment, and records their outcomes."""
+    """Provides the trials of an experiment, and keeps their outcomes."""
 
-    seconds = SECONDS
-    """Longest time between two calls of `tick`."""
+    seconds = 0.5
+    """Longest time between two calls of `tick`, and between two checks for a signal."""
     shows_progress = False
     """Whether a panel shows the trials, if there is a terminal or a notebook for it."""
 
@@ -170,8 +166,8 @@ class Queue:
         return self.left.pop(0) if self.left and has_room(self.left[0].need) else None
 
     def ended(self, task: Task, outcome: Outcome) -> None:
-        """Record the outcome of a trial."""
-        raise NotImplementedError
+        """Keep the outcome of a trial."""
+        self.outcomes[task.number] = outcome
 
     def tick(self, running: Collection[Task]) -> None:
         """Do periodic work while trials run, every `seconds`. An error ends all trials."""

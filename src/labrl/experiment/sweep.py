@@ -181,7 +181,7 @@ class Grid(Queue):
     def ended(self, task: Task, outcome: Outcome) -> None:
         """Record and print the outcome of a trial. If its process died, also record it in the run folder."""
         record = self.records[task.number]
-        self.outcomes[task.number] = outcome
+        super().ended(task, outcome)
         self._ended += 1
         status = "finished" if outcome.status == "pruned" else outcome.status
         self._change(record, status, outcome.error if status == "failed" else None)

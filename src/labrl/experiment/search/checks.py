@@ -63,8 +63,8 @@ def check_pruner(pruner: Pruner, config: TrialConfig, total: int) -> None:
         if value > most:
             key = f"search.pruner.{name}"
             why = (
-                f"no trial could ever be pruned, because the last of the {rows} evaluations before the end is "
-                f"at frame {rows * every} (meta.eval_frequency={every}, env.max_frame={budget})"
+                f"no trial could ever be pruned, because the last of the {rows} evaluations before the end "
+                f"is at frame {rows * every} (meta.eval_frequency={every}, env.max_frame={budget})"
             )
             fix = f"{key} to at most {most}, or search/pruner=none"
             raise InputError.about(f"{key}={value}", why, fix, code="contradiction")
