@@ -289,7 +289,8 @@ def check_shared_weights(config: TrialConfig, images: bool) -> None:
         return
     if meta.max_session < 2:
         allowed = f"be at least 2 with meta.distributed={meta.distributed}, whose sessions train together"
-        raise InputError.value("meta.max_session", meta.max_session, allowed, code="contradiction")
+        fix = "meta.max_session=2 or more"
+        raise InputError.value("meta.max_session", meta.max_session, allowed, fix=fix, code="contradiction")
     agent_class(config.agent).check_shared(config.agent.config)
     on_gpu = learns_faster_on_gpu(config, images)
     compute = Compute.choose(meta.device, meta.precision, 1, num_gpus=meta.num_gpus, faster_on_gpu=on_gpu)
