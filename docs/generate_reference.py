@@ -32,6 +32,7 @@ from labrl.config.compose import hydra_initialized, prepare
 from labrl.config.keys import traits
 from labrl.config.schema import TrialConfig
 from labrl.config.traits import Traits, annotation, dataclasses_in
+from labrl.experiment.search import options
 from labrl.networks.layers import Activation
 
 UNIONS = (Union, types.UnionType)
@@ -111,15 +112,16 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 @cache
 def named_types() -> list[tuple[Any, str]]:
-    """Return the scalar types of labrl.types with their docstrings."""
-    body = ast.parse(inspect.getsource(scalars)).body
+    """Return the scalar types of labrl.types, and those of a search, with their docstrings."""
     found = []
-    for assigned, text in itertools.pairwise(body):
-        if isinstance(assigned, ast.Assign) and isinstance(text, ast.Expr):
-            (target,) = assigned.targets
-            assert isinstance(target, ast.Name)
-            assert isinstance(text.value, ast.Constant)
-            found.append((getattr(scalars, target.id), " ".join(str(text.value.value).split())))
+    for module in (scalars, options):
+        body = ast.parse(inspect.getsource(module)).body
+        for assigned, text in itertools.pairwise(body):
+            if isinstance(assigned, ast.Assign) and isinstance(text, ast.Expr):
+                (target,) = assigned.targets
+                assert isinstance(target, ast.Name)
+                assert isinstance(text.value, ast.Constant)
+                found.append((getattr(module, target.id), " ".join(str(text.value.value).split())))
     return found
 
 

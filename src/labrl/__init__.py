@@ -59,42 +59,18 @@ def _concise(function: F) -> F:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         from labrl.errors import LabrlError
+        from labrl.processes.output import full_error
 
         try:
             return function(*args, **kwargs)
         except LabrlError as error:
             own = error.code in ("target", "environment") and not isinstance(error.__cause__, LabrlError)
-            if own or os.environ.get("HYDRA_FULL_ERROR") == "1":
+            if own or full_error():
                 raise
             error.__context__ = None
             raise error.with_traceback(None) from None
 
     return call  # type: ignore[return-value]
-
-
-def _begin(caller: str, overrides: Sequence[str], what: str, example: str, instead: str) -> None:
-    """Start a run. Raises InputError unless `overrides` is a list of overrides without flags and `+enjoy`.
-
-    what: what the call runs; example: two overrides; instead: what to do for flags.
-    """
-    from collections import abc
-
-    from labrl.errors import InputError
-    from labrl.processes.script import begin
-    from labrl.processes.startup import let_threads_sleep, name_user_and_home
-
-    begin(caller)
-    let_threads_sleep()
-    name_user_and_home()
-    is_list = isinstance(overrides, abc.Sequence) and not isinstance(overrides, str)
-    if not is_list or not all(isinstance(override, str) for override in overrides):
-        raise InputError.usage(caller, f"it takes a list of overrides, such as {example}, got {overrides!r}")
-    if flags := [override for override in overrides if override.startswith("-")]:
-        fix = f"{instead}, with config_dir=<folder> for your own files, or call labrl.cli.main([...])"
-        raise InputError.usage(flags[0], f"{caller} accepts the overrides of {what}, but no flags", fix)
-    if any(override.startswith("+enjoy=") for override in overrides):
-        fix = "Call labrl.cli.main([...]) with the same overrides"
-        raise InputError.usage("+enjoy", "it does not train", fix)
 
 
 @_concise
@@ -115,45 +91,9 @@ def train(
     failures are printed and described in `result.error`. Raises `labrl.errors.InputError` for wrong input,
     before anything is written.
     """
-    import json
+    from labrl.experiment import command
 
-    from labrl.config.compose import compose
-    from labrl.config.edit import compose_recorded
-    from labrl.config.presets import choices_of
-
-    instead = "Call it once for each trial, or labrl.sweep([...])"
-    _begin("labrl.train", overrides, "one trial", "['env=pong', 'seed=7']", instead)
-    from labrl.run.provenance import Command
-    from labrl.run.signature import trusting
-    from labrl.session.torchrun import refuse_torchrun
-    from labrl.trial.composed import Composed
-    from labrl.trial.request import request_of, trust_in
-    from labrl.trial.resume import go_back
-    from labrl.trial.start import run_again, run_new
-
-    refuse_torchrun("labrl.train")
-    trust, overrides = trust_in(overrides, config_dir)
-    request = request_of(overrides)
-    with trusting(trust):
-        typed = f"labrl.train({json.dumps(list(overrides))})"
-        if request is not None:
-            again = go_back(request, config_dir)
-            again.set_variables()
-            cfg = compose_recorded(again.edited, again.node, again.hydras, again.config_dir)
-            result = run_again(again, cfg.hydra.run.dir, typed)
-        else:
-            cfg = compose(overrides, config_dir, with_hydra=True)
-            folder = os.path.abspath(config_dir) if config_dir else None
-            command = Command(overrides, choices_of(cfg.hydra), folder, typed)
-            result = run_new(Composed.of(cfg, cfg.hydra.run.dir, command))
-    # Imported late, so that help and completion do not wait for torch.
-    from labrl.trial.result import TrialError
-    from labrl.trial.summary import print_failures
-
-    if result.exit_code and raise_on_failure:
-        raise TrialError(result)
-    print_failures(result)
-    return result
+    return command.train(overrides, config_dir, raise_on_failure)
 
 
 @_concise
@@ -174,25 +114,9 @@ def sweep(
     which has the attribute `result`, if a trial fails or is interrupted. Otherwise failures are printed and
     described in `result.error`. Raises `labrl.errors.InputError` for wrong input, before any trial starts.
     """
-    import json
-
-    from labrl.errors import InputError
-
-    example, instead = "['env=pong', 'seed=0,1,2,3']", "Leave them out, as -m is implied"
-    _begin("labrl.sweep", overrides, "an experiment", example, instead)
-    if not any("," in one or "(" in one or one.startswith(("+", "hydra", "experiment")) for one in overrides):
-        fix = "Add some, such as seed=0,1,2,3, or call labrl.train([...]) for a single trial"
-        raise InputError.usage("labrl.sweep", "no override has several values", fix)
     from labrl import cli
 
-    job = cli.sweep(overrides, config_dir, f"labrl.sweep({json.dumps(list(overrides))})")
-    from labrl.experiment.result import SweepResult
-    from labrl.trial.result import TrialError
-
-    result = SweepResult(folder=job.folder, exit_code=job.exit_code)
-    if result.exit_code and raise_on_failure:
-        raise TrialError(result)
-    return result
+    return cli.sweep(overrides, config_dir, raise_on_failure)
 
 
 @_concise

@@ -93,14 +93,6 @@ class Component:
         return f"{self.key}: {self.target}" if self.key else self.target
 
 
-def targets_in(node: Any) -> list[str]:
-    """Return all values of `_target_` in a configuration node, the outermost first."""
-    if isinstance(node, dict):
-        own = [node["_target_"]] if "_target_" in node else []
-        return own + [target for value in node.values() for target in targets_in(value)]
-    return [target for value in node for target in targets_in(value)] if isinstance(node, list) else []
-
-
 def _node(values: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the fields of a dataclass as in YAML, with a component's settings beside its `_target_`."""
     node = dict(values)

@@ -8,15 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from labrl.errors import InputError
-from labrl.experiment.launcher import InThisProcess, TrialLauncher
-
-_HYDRAS_BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+from labrl.experiment.launcher import TrialLauncher, make_launcher
 
 
 class TrialSweeper(Sweeper):
@@ -29,17 +25,7 @@ class TrialSweeper(Sweeper):
         """Build the launcher. Raises InputError if it cannot work on this machine."""
         self.hydra_context, self.config = hydra_context, config
         self.job: Any = task_function
-        known: Any = {"hydra_context": hydra_context, "task_function": task_function, "config": config}
-        if config.hydra.launcher._target_ == _HYDRAS_BASIC:
-            launcher: Any = InThisProcess()
-            launcher.setup(**known)
-        else:
-            launcher = Plugins.instance().instantiate_launcher(**known)
-        if not isinstance(launcher, TrialLauncher):
-            chosen = config.hydra.runtime.choices["hydra/launcher"]
-            allowed = "be local, submitit_local, submitit_slurm, ray or basic"
-            raise InputError.value("hydra/launcher", chosen, allowed, code="unknown-option")
-        self.launcher: TrialLauncher = launcher
+        self.launcher: TrialLauncher = make_launcher(hydra_context, task_function, config)
 
 
 class GridSweeper(TrialSweeper):
@@ -70,19 +56,11 @@ class OptunaSweeper(TrialSweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the search, and set the exit code of the job."""
-        from labrl.config.compose import resolve, to_plain
         from labrl.config.validate import dataclass_of
-        from labrl.experiment.search.checks import check_ready_keys
+        from labrl.experiment.search.checks import check_search
         from labrl.experiment.search.options import Settings
 
-        try:
-            plain = to_plain(self.config)
-            resolve(self.config, plain)
-            check_ready_keys(plain, self.config.hydra.runtime.choices, arguments)
-        except InputError as error:
-            # The search space may add a missing key, as in ~agent.lr '+agent.lr=interval(1e-4, 1e-3)'.
-            if wrong := [mistake for mistake in error.mistakes if mistake.code != "missing"]:
-                raise InputError.of(wrong) from None
+        check_search(self.config, arguments)
         settings = dataclass_of(Settings, self._settings, "hydra.sweeper")
         # Imported late, so that wrong input is reported without waiting for Optuna and torch.
         from labrl.experiment.search.begin import search

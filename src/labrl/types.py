@@ -68,17 +68,6 @@ INFO = "info/"
 """Start of the names of columns with numbers from `env.info_keys`."""
 
 
-def _measure(name: Any) -> Any:
-    """Return a measure of a session or the name of an `info` column. Raises for anything else."""
-    if not isinstance(name, str):
-        raise PydanticCustomError("type", "must be one measure, because a search has one objective")
-    measures = ("final_return", "best_return", "auc", "strength", "wall")
-    if name not in measures and not (name.startswith(INFO) and name != INFO):
-        allowed = f"{', '.join(measures)}, or {INFO}<name> with a name in env.info_keys"
-        raise PydanticCustomError("range", f"must be {allowed}")
-    return name
-
-
 def _is_finite_number(value: Any) -> bool:
     """Return whether `value` is a number, and neither infinite nor a bool."""
     # math.isfinite fails for integers above the largest float.
@@ -163,10 +152,6 @@ Reduction = Literal["last", "sum", "mean", "min", "max"]
 """How one number of an episode is computed from the numbers of its steps."""
 InfoKeys = Annotated[dict[str, Reduction], BeforeValidator(_info_keys)]
 """list of names, or one of `last`, `sum`, `mean`, `min`, `max` for each name"""
-Measure = Annotated[str, BeforeValidator(_measure)]
-"""`final_return`, `best_return`, `auc`, `strength`, `wall` or `info/<name>`"""
-Direction = Literal["minimize", "maximize"]
-"""Whether the smallest or the largest value of a measure is the best."""
 PositiveInt = Annotated[int, Field(ge=1)]
 """integer >= 1"""
 NonNegativeInt = Annotated[int, Field(ge=0)]

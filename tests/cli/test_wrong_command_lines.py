@@ -15,7 +15,8 @@ from refusals import refused
 import labrl
 import labrl.cli
 import labrl.experiment.job
-from labrl.config.compose import check_environment, compose, resolve, to_plain
+from labrl.config.compose import compose, resolve, to_plain
+from labrl.envs.games import check_environment
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.names import all_keys, other_names
 from labrl.run.run import MARKER, Run

@@ -13,8 +13,7 @@ import pytest
 from exact_cases import small
 
 import labrl
-from labrl.envs.action_record import ActionRecord
-from labrl.envs.action_statistics import WINDOW, action_statistics
+from labrl.envs.actions import WINDOW, ActionRecord, action_statistics
 
 
 def shares(space: gym.Space[Any], *steps: Any) -> dict[str, float]:

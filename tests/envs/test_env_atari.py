@@ -7,8 +7,7 @@ import pytest
 from env_cases import assert_same_steps, atari, constant, play, sampled
 from refusals import refused
 
-from labrl.envs.make import describe, make_env
-from labrl.envs.watch import watch
+from labrl.envs.make import describe, make_env, watch
 from labrl.errors import Code
 from labrl.step import Episode, Step
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from labrl.component import Component
-from labrl.envs.action_record import ActionRecord
+from labrl.envs.actions import ActionRecord
 from labrl.envs.make import make_env
 from labrl.envs.vector import ReplayError
 

@@ -12,7 +12,7 @@ from gymnasium.spaces import Discrete
 from refusals import damaged
 
 import labrl
-from labrl.envs.action_record import ActionRecord
+from labrl.envs.actions import ActionRecord
 from labrl.run.episodes import RecordedEpisode, read_episode, recorded_names, write_episode
 from labrl.trial.playback import check
 

@@ -19,7 +19,7 @@ from refusals import refused
 
 import labrl
 from labrl.cli import main, replay, report
-from labrl.envs.watch import watch
+from labrl.envs.make import watch
 from labrl.errors import DONE, FAILED, WRONG_INPUT
 from labrl.run.episodes import RecordedEpisode, read_episode, write_episode
 from labrl.run.run import Run

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from labrl.analysis.formats import STUDENT
 from labrl.analysis.intervals import aggregates
-from labrl.analysis.methods import STUDENT
 from labrl.run.session import SessionResult
 from labrl.session.callbacks.display import Display, SessionProgress
 from labrl.trial.result import TrialResult

@@ -9,7 +9,6 @@ import gymnasium as gym
 from labrl.agents.agent import agent_class
 from labrl.agents.make import refuse_masks
 from labrl.agents.random import check_uniform
-from labrl.component import targets_in
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
 
@@ -23,7 +22,7 @@ def why_not_recorded(config: TrialConfig) -> str:
     A graph repeats operations without the code around them, so only code is trusted of which tests show that
     it keeps everything that changes in tensors.
     """
-    targets = targets_in(config.agent.plain())
+    targets = _targets_in(config.agent.plain())
     foreign = [target for target in targets if not target.startswith("labrl.")]
     untried = [target for target in targets if target in NOT_TRIED_ON_A_GPU]
     if config.meta.graphs == "off":
@@ -33,6 +32,14 @@ def why_not_recorded(config: TrialConfig) -> str:
     if untried:
         return f"they were not tried with {untried[0]} on a GPU"
     return "" if agent_class(config.agent).TRAITS.graphs else f"{config.agent.target} does not support them"
+
+
+def _targets_in(node: Any) -> list[str]:
+    """Return all values of `_target_` in a configuration node, the outermost first."""
+    if isinstance(node, dict):
+        own = [node["_target_"]] if "_target_" in node else []
+        return own + [target for value in node.values() for target in _targets_in(value)]
+    return [target for value in node for target in _targets_in(value)] if isinstance(node, list) else []
 
 
 def learns_faster_on_gpu(config: TrialConfig, images: bool) -> bool:

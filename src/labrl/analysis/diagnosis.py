@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from labrl.analysis.baselines import Baseline, random_baseline, threshold_of
 from labrl.analysis.formats import number
+from labrl.run.find import find_runs
 from labrl.run.run import Run
 from labrl.run.session import sessions_text
 from labrl.run.tables import Column, final_return
@@ -420,6 +422,13 @@ def _override(attempt: str, of: Evidence) -> str:
     has = isinstance(there := of.config.get(group), Mapping) and name in there
     present = of.option(key)
     return attempt if has and not (present and float(present) >= 0.9 * float(value)) else ""
+
+
+def diagnose_folder(folder: Path) -> str:
+    """Return the signs in the rows of each run in `folder`. Raises InputError if there is none."""
+    runs = find_runs([folder])
+    found = [f"{run.path}:\n" * (len(runs) > 1) + as_text(diagnose_run(run)) for run in runs]
+    return "\n".join(found)
 
 
 def diagnose_run(run: Run) -> list[Sign]:

@@ -1,17 +1,24 @@
-"""Numbers, names and tables formatted for people."""
+"""Numbers, names, tables and methods of intervals formatted for people, without loading NumPy."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from labrl.analysis.methods import method_of
 from labrl.processes.secrets import redact
 
 UNKNOWN = "–"
+
+RUNS_FOR_IQM = 10
+"""Number of runs from which the interquartile mean and the bootstrap are used; below, the mean and Student's
+t."""
+BOOTSTRAP = "stratified bootstrap"
+STUDENT = "Student's t"
+METHODS = f"{STUDENT} for 3 to 9 seeds, {BOOTSTRAP} from 10 on"
+"""Names of the methods of all intervals but those of a probability of improvement."""
 
 
 def number(value: Any, digits: int = 4) -> str:
@@ -116,6 +123,17 @@ def join_names(names: Sequence[str], most: int = 3) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
+def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = (), indent: str = "") -> list[str]:
+    """Return the lines of a table, after `indent`, with two spaces between its columns.
+
+    right: numbers of the columns that are aligned right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.rjust if place in right else str.ljust for place in range(len(widths))]
+    lines = (zip(sides, row, widths, strict=True) for row in rows)
+    return [indent + "  ".join(pad(cell, width) for pad, cell, width in line).rstrip() for line in lines]
+
+
 def widths_that_fit(
     cells: Sequence[Mapping[str, str]], columns: Sequence[str], dispensable: Sequence[str], width: int | None
 ) -> dict[str, int]:
@@ -130,6 +148,13 @@ def widths_that_fit(
             break
         del widths[name]
     return widths
+
+
+def method_of(number_of_runs: int | None) -> str:
+    """Return the name of the method of the interval of a number of runs; None names that of any number."""
+    if number_of_runs is None:
+        return METHODS
+    return BOOTSTRAP if number_of_runs >= RUNS_FOR_IQM else STUDENT
 
 
 def interval(low: float | None, high: float | None, value: float | None = None) -> str:

@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from labrl.analysis.formats import distinct_texts
 from labrl.config.keys import key_of, written
 from labrl.errors import InputError
 from labrl.mistakes.spelling import did_you_mean
-from labrl.run.run import Run, group_config
+from labrl.run.run import Run, RunStatus, group_config
 from labrl.run.session import RunSession
 
 FILTERS: dict[str, Callable[[Run], str]] = {
@@ -25,6 +25,9 @@ FILTERS: dict[str, Callable[[Run], str]] = {
     "name": lambda run: run.name,
 }
 """Attributes of a run that a filter can use, in addition to the keys of its configuration."""
+
+STATUSES = (*get_args(RunStatus), "killed")
+"""Values of the filter `status`. `killed`: the process has died without recording an end."""
 
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
@@ -216,6 +219,13 @@ def filter_runs(runs: Sequence[Run], filters: Sequence[str], root: Path) -> list
     kept = list(runs)
     for condition in filters:
         key, equals, text = condition.partition("=")
+        if equals and not key:
+            fix = "Write the key before the equals sign, such as status=finished, env=pong or agent.lr=1e-4"
+            raise InputError.about(condition, "a filter needs a key", fix, code="syntax", key=condition)
+        if equals and key == "status" and not any(fnmatch(status, text) for status in STATUSES):
+            guess = did_you_mean(text, STATUSES, "status=")
+            fix = f"The status of a run is one of {', '.join(STATUSES)}.{guess}"
+            raise InputError.about(condition, "no such status", fix, code="unknown-option")
         if not equals:
             folders = {run.path: os.path.relpath(run.path, root.expanduser()) for run in runs}
             if not any(condition in folder for folder in folders.values()):

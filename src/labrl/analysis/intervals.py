@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from labrl.analysis.methods import BOOTSTRAP, RUNS_FOR_IQM
+from labrl.analysis.formats import BOOTSTRAP, RUNS_FOR_IQM
 
 Array = NDArray[np.float64]
 Scores = Array | Sequence[ArrayLike]

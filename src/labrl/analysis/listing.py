@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from labrl.analysis.formats import score, short_number, shorten, time_unit, widths_that_fit
+from labrl.analysis.formats import align_columns, score, short_number, shorten, time_unit, widths_that_fit
 from labrl.analysis.groups import differing_keys, filter_runs, group_runs
 from labrl.analysis.returns import group_return
 from labrl.analysis.search import SearchResult, read_search, runs_of
@@ -42,17 +42,20 @@ def entries(root: Path, filters: Sequence[str] = ()) -> list[dict[str, Any]]:
     data.
 
     filters: as for `filter_runs`; an experiment is included with its matching trials. Experiments that
-    cannot be read are skipped with a warning. Raises InputError if there is no run, or no run has a key.
-    Each entry has: `folder`, relative to `root`; `kind`: `run`, `grid` or `search`; `status`, `agent`, `env`,
-    `created`; `frames` of the session that came furthest; `max_frame`, the budget of a session, or the
-    largest one of the trials; `sessions` and `max_session`, the finished and the planned ones; `trials`, for
-    a search without the runs that confirm its best; `groups`: for trials that differ at most in the seed, or
-    for the winner of a confirmed search and the default on fresh seeds, `name`, `agent`, `env`, `overrides`
+    cannot be read are skipped with a warning. Raises InputError if there is no such folder or no run, or no
+    run has a key. Each entry has: `folder`, relative to `root`; `kind`: `run`, `grid` or `search`; `status`,
+    `agent`, `env`, `created`; `frames` of the session that came furthest; `max_frame`, the budget of a
+    session, or the largest one of the trials; `sessions` and `max_session`, the finished and the planned
+    ones; `trials`, for a search without the runs that confirm its best; `groups`: for trials that differ at
+    most in the seed, or for the winner of a confirmed search and the default on fresh seeds, `name`,
+    `agent`, `env`, `overrides`
     (the keys in which groups differ), `trials` and their return;
     `final_return`, `low`, `high` and `seeds`: the return of its only group, or for a search that of its best
     configuration, with its 95 % interval and its number of sessions, None if there is none;
     `best_in_the_search`: `trial`, `objective`, `value`, and `of`, the number of trials.
     """
+    if not root.expanduser().is_dir():
+        raise InputError.not_found(root, "no such folder", "Set another one with labrl-runs --root <folder>")
     runs = find_runs([root])
     own = Path(os.path.abspath(root.expanduser()))
     found = []
@@ -91,14 +94,9 @@ def as_table(found: Iterable[Mapping[str, Any]], width: int | None = None) -> st
     total = sum(widths.values()) + 2 * (len(widths) - 1)
     if width is not None and total > width:
         widths["folder"] = max(12, width - (total - widths["folder"]))
-    lines = []
-    for row in [dict(zip(COLUMNS, COLUMNS, strict=True)), *cells]:
-        parts = []
-        for name in widths:
-            text = shorten(row[name], widths[name])
-            parts.append(text.rjust(widths[name]) if name in _RIGHT else text.ljust(widths[name]))
-        lines.append("  ".join(parts).rstrip())
-    return "\n".join(lines)
+    rows = [dict(zip(COLUMNS, COLUMNS, strict=True)), *cells]
+    shown = [[shorten(row[name], widths[name]) for name in widths] for row in rows]
+    return "\n".join(align_columns(shown, [place for place, name in enumerate(widths) if name in _RIGHT]))
 
 
 def _of_experiment(experiment: Experiment, runs: Sequence[Run]) -> dict[str, Any]:

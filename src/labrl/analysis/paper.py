@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from labrl.analysis.figures import COLUMN, TEXT, Sheet, save_sheets
+from labrl.analysis.formats import RUNS_FOR_IQM, method_of
 from labrl.analysis.groups import Group, by_env, group_runs
 from labrl.analysis.intervals import PAIR_METHODS, RUNS_FOR_INTERVAL, SCORE_METHOD
-from labrl.analysis.methods import RUNS_FOR_IQM, method_of
 from labrl.analysis.report.build import unwritable
 from labrl.analysis.report.comparison import EnvComparison
 from labrl.analysis.returns import MEANING, statistic_name

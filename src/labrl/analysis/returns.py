@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from labrl.analysis.formats import alike, interval_by
+from labrl.analysis.formats import METHODS, alike, interval_by
 from labrl.analysis.intervals import aggregates, statistic_of
-from labrl.analysis.methods import METHODS
 
 MEANING = "final return: mean over the evaluation checkpoints in the last tenth of a session's frames"
 """Definition of the final return of a session, in one line."""

@@ -14,9 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.analysis.formats import UNKNOWN, alike, interval_by, number
+from labrl.analysis.formats import METHODS, UNKNOWN, alike, interval_by, number
 from labrl.analysis.intervals import Estimate, aggregates
-from labrl.analysis.methods import METHODS
 from labrl.errors import LabrlError
 from labrl.run.find import load_run
 from labrl.run.run import Run

@@ -8,10 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from labrl.analysis.formats import UNKNOWN, brackets, brackets_by_width, number
+from labrl.analysis.formats import METHODS, UNKNOWN, brackets, brackets_by_width, number
 from labrl.analysis.groups import value_text
 from labrl.analysis.intervals import PAIR_METHODS, statistic_of
-from labrl.analysis.methods import METHODS
 from labrl.analysis.statistics import MEASURES, improvement, rank_groups
 
 ESTIMATES = {

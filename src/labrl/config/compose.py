@@ -286,54 +286,6 @@ def check_no_search(space: Mapping[str, Any] | None) -> None:
         )
 
 
-def check_environment(env: Mapping[str, Any], option: str) -> None:
-    """Raise InputError if the name or the presets of an environment are those of another one.
-
-    env: the group `env` of a new run, resolved; option: the option of the group, which determines presets.
-    """
-    from labrl.envs.games import environments
-    from labrl.mistakes.names import env_of
-
-    ids = {name: known for name, _, known in environments() if name != "gymnasium"}
-
-    def meant(name: str) -> str:
-        """Return what to type for the environment with this name or id; '' if there is none."""
-        typed = f"env={name}" if name in ids else env_of(name)
-        if not typed or typed.removeprefix("env=") in ids:
-            return typed
-        from gymnasium import registry  # late, because few names need it
-
-        return typed if name in registry else ""
-
-    key = "env.game" if "game" in env else "env.id"
-    name, played = env["name"], env.get("game", env.get("id"))
-    if played is None:  # the user's own class
-        if name == option in ids and env.get("make") is not None:
-            raise InputError.contradiction(
-                f"env.name={name}",
-                f"env.make={env['make']['_target_']}",
-                f"that is the name of env={option}",
-                "env.name=<name>, or without its presets env=gymnasium env.id=null env.name=<name>",
-            )
-        return
-    here = meant(played) or (f"env=gymnasium env.id={played}" if key == "env.id" else "")
-    if here and option in ids and here != f"env={option}" and played != ids[option]:
-        raise InputError.contradiction(
-            f"{key}={played}",
-            f"env={option}",
-            "the run would have the name, presets and budget of another environment",
-            f"Type {here} instead",
-        )
-    other = meant(name)
-    if other and other not in (f"env={option}", here) and ids.get(name, name) != played:
-        raise InputError.contradiction(
-            f"env.name={name}",
-            f"{key}={played}",
-            "the name does not choose the environment",
-            f"Type {other}, or choose another name",
-        )
-
-
 def resolve(cfg: DictConfig | Mapping[str, Any], plain: Mapping[str, Any] | None = None) -> TrialConfig:
     """Return `cfg` as typed dataclasses, after all checks that need no environment.
 

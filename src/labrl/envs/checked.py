@@ -15,7 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-from labrl.envs.info import numbers_of
+from labrl.envs.info import number_of, numbers_of, shorten
 from labrl.envs.masks import KEY, carries_mask, choices, flags_of
 from labrl.envs.single import MakeEnv
 from labrl.errors import EnvironmentFailedError
@@ -130,11 +130,9 @@ class CheckedEnv:
             return observation, reward, terminated, truncated, {}
         if type(reward) not in NUMBERS:
             try:
-                if isinstance(reward, str | bytes):
-                    raise TypeError
-                reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
-            except (TypeError, ValueError):
-                self._refuse(f"its reward is {_shorten(reward)}, but must be one number")
+                reward = number_of(reward)
+            except ValueError as error:
+                self._refuse(f"its reward {error}, but must be one number")
         if type(terminated) not in FLAGS:
             terminated = self._read_flag(terminated, "terminated")
         if type(truncated) not in FLAGS:
@@ -189,13 +187,13 @@ class CheckedEnv:
         """Return a value equal to True or False as a bool, also from NumPy or in an array of one element."""
         one = given.item() if isinstance(given, np.ndarray) and given.size == 1 else given
         if not isinstance(one, np.bool_ | bool | int | float | np.number) or one not in (0, 1):
-            self._refuse(f"its {called} is {_shorten(given)}, but must be True or False")
+            self._refuse(f"its {called} is {shorten(given)}, but must be True or False")
         return bool(one)
 
     def _check(self, observation: Any, info: Any) -> Mapping[str, Any]:
         """Check an observation and an info. Return the part of the info that labrl uses."""
         if type(info) is not dict and not isinstance(info, Mapping):
-            self._refuse(f"its info is {_shorten(info)}, but must be a dict")
+            self._refuse(f"its info is {shorten(info)}, but must be a dict")
         try:
             check_observation(self._space, observation)
             if self._is_probe:
@@ -268,8 +266,3 @@ def _path(env: Any) -> str:
 
 def _name_kind(value: Any) -> str:
     return "None" if value is None else type(value).__name__
-
-
-def _shorten(given: Any) -> str:
-    text = repr(given)
-    return text if len(text) <= 80 else f"{text[:80]}..."

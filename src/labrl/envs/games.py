@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from labrl.config import config_folder
-from labrl.errors import InputError
+from labrl.errors import Code, InputError
 from labrl.mistakes.spelling import did_you_mean
 
 TWO_PLAYER_GAMES = frozenset({"combat", "joust", "maze_craze", "warlords"})
@@ -38,6 +41,18 @@ def environments() -> list[tuple[str, str, str]]:
     return [*rows, ("gymnasium", "gymnasium", "any: labrl env=gymnasium env.id=<id>")]
 
 
+def list_environments(part: str = "") -> list[str]:
+    """Return a line for each environment whose name contains `part`. Raises InputError if there is none."""
+    rows = [row for row in environments() if part in row[0]]
+    if not rows:
+        guess = did_you_mean(part, (row[0] for row in environments()))
+        fix = guess or "Type labrl-envs without a name to list all"
+        why = "no environment name contains this text"
+        raise InputError.about(part, why, fix, code="unknown-option", key=part)
+    name_width, kind_width = (max(len(row[column]) for row in rows) for column in range(2))
+    return [f"{name:<{name_width}}  {kind:<{kind_width}}  {identity}" for name, kind, identity in rows]
+
+
 def check_game(game: str) -> None:
     """Raise InputError with the nearest spelling unless `game` is a supported game."""
     known = games()
@@ -47,10 +62,67 @@ def check_game(game: str) -> None:
         why, fix = "needs the ALE, which is not installed", "Type pip install 'ale-py>=0.12.1'"
         raise InputError.about("env.game", why, fix, code="not-installed")
     two_players = game in TWO_PLAYER_GAMES
-    reason = "has no single-player mode" if two_players else "is not a game of the ALE"
-    raise InputError(
-        f"env.game={game} {reason}.{did_you_mean(game, known, 'env=')} There are {len(known)} games, with "
-        "names such as ms_pacman; labrl-envs lists them.",
-        code="unsupported" if two_players else "unknown-option",
-        key="env.game",
-    )
+    why = "this game has no single-player mode" if two_players else "this is not a game of the ALE"
+    fix = f"There are {len(known)} games, with names such as ms_pacman; labrl-envs lists them."
+    code: Code = "unsupported" if two_players else "unknown-option"
+    fix += did_you_mean(game, known, "env=")
+    raise InputError.about(f"env.game={game}", why, fix, code=code)
+
+
+def env_of(env_id: str) -> str:
+    """Return the env= override for a Gymnasium id, or '' if `env_id` does not look like one.
+
+    For example, ALE/MsPacman-v5 and MsPacmanNoFrameskip-v4 give env=ms_pacman.
+    """
+    if not re.search(r"-v\d+$", env_id) and not env_id.startswith("ALE/"):
+        return ""
+    stem = re.sub(r"(NoFrameskip|Deterministic|-ram)*(-v\d+)?$", "", env_id.rpartition("/")[2])
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
+    stems = {name: one for one, _, known in environments() for name in (one, known.rpartition("-v")[0])}
+    own = stems.get(name) or stems.get(stem)
+    return f"env={own}" if own else f"env=gymnasium env.id={env_id}"
+
+
+def check_environment(env: Mapping[str, Any], option: str) -> None:
+    """Raise InputError if the name or the presets of an environment are those of another one.
+
+    env: the group `env` of a new run, resolved; option: the option of the group, which determines presets.
+    """
+    ids = {name: known for name, _, known in environments() if name != "gymnasium"}
+
+    def meant(name: str) -> str:
+        """Return what to type for the environment with this name or id; '' if there is none."""
+        typed = f"env={name}" if name in ids else env_of(name)
+        if not typed or typed.removeprefix("env=") in ids:
+            return typed
+        from gymnasium import registry  # late, because few names need it
+
+        return typed if name in registry else ""
+
+    key = "env.game" if "game" in env else "env.id"
+    name, played = env["name"], env.get("game", env.get("id"))
+    if played is None:  # the user's own class
+        if name == option in ids and env.get("make") is not None:
+            raise InputError.contradiction(
+                f"env.name={name}",
+                f"env.make={env['make']['_target_']}",
+                f"that is the name of env={option}",
+                "env.name=<name>, or without its presets env=gymnasium env.id=null env.name=<name>",
+            )
+        return
+    here = meant(played) or (f"env=gymnasium env.id={played}" if key == "env.id" else "")
+    if here and option in ids and here != f"env={option}" and played != ids[option]:
+        raise InputError.contradiction(
+            f"{key}={played}",
+            f"env={option}",
+            "the run would have the name, presets and budget of another environment",
+            f"Type {here} instead",
+        )
+    other = meant(name)
+    if other and other not in (f"env={option}", here) and ids.get(name, name) != played:
+        raise InputError.contradiction(
+            f"env.name={name}",
+            f"{key}={played}",
+            "the name does not choose the environment",
+            f"Type {other}, or choose another name",
+        )

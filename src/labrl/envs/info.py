@@ -137,8 +137,13 @@ def number_of(value: Any) -> float:
             raise TypeError
         return float(value.item() if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        text = repr(value)
-        raise ValueError(f"is {text if len(text) <= 80 else text[:80] + '...'}") from None
+        raise ValueError(f"is {shorten(value)}") from None
+
+
+def shorten(value: Any) -> str:
+    """Return the representation of a value, of which at most 80 characters are shown."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _column(info: Mapping[str, Any], name: str, num_envs: int) -> tuple[_Numbers, str]:

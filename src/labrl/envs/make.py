@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from labrl.component import Component
 from labrl.config.schema import EnvironmentConfig
 from labrl.envs.info import EpisodeNumbers
-from labrl.envs.protocol import Backend
+from labrl.envs.protocol import Backend, Watched
 from labrl.envs.vector import VectorEnv
 from labrl.errors import InputError
 from labrl.spaces import Goals
@@ -105,3 +105,22 @@ def describe(env: Component) -> tuple[Space[Any], Space[Any]]:
         fix = "Convert them by a wrapper (env.wrappers)"
         raise InputError.about(f"env.name={env.config.name}", why, fix, code="unsupported", key="env")
     return observation_space, action_space
+
+
+def watch(env: Component) -> Watched:
+    """Make an environment that can be rendered and otherwise behaves like those described by `env`.
+
+    A backend of a user has the class method `watched(config)`. Raises InputError if this returns None.
+    """
+    backend = backend_class(env)
+    watched = backend.watched(env.config)
+    if watched is None:
+        # Imported late, because it sets environment variables for pygame and MuJoCo.
+        from labrl.envs.screen import watched_by_labrl
+
+        watched = watched_by_labrl(backend, env.config)
+    if watched is None:
+        setting, why = f"env._target_={env.target}", "this backend cannot be rendered"
+        fix = "Define its class method `watched(config)`, which returns a labrl.envs.protocol.Watched"
+        raise InputError.unsupported(setting, why, fix)
+    return watched

@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from labrl.component import Component, importing, signature_of
 from labrl.config.schema import EnvironmentConfig
 from labrl.config.traits import Watches
-from labrl.envs.games import games
+from labrl.envs.games import env_of, games
 from labrl.errors import Code, InputError, LabrlError
 from labrl.mistakes.spelling import did_you_mean
 from labrl.types import NonNegativeInt, PositiveInt
@@ -209,7 +209,7 @@ class EnvFactory:
         config, env_id = self.config, str(self.config.id)
         if not _ID.fullmatch(env_id):
             allowed = "be <name>-v<version>, such as CartPole-v1, or <namespace>/<name>-v<version>"
-            raise InputError(f"env.id={env_id} must {allowed}", code="unknown-option", key="env.id")
+            raise InputError.about(f"env.id={env_id}", f"must {allowed}", code="unknown-option")
         try:
             with warnings.catch_warnings(record=True) as heard:
                 # With wrappers, which may repeat steps, the limit is set outside them. Gymnasium's checker
@@ -294,8 +294,7 @@ def _import(module: str) -> None:
 
 def _unknown(env_id: str, problem: error.Error) -> str:
     """Return a message with the nearest id, or with the option of the same Atari game."""
-    bare = re.sub(r"(NoFrameskip|Deterministic)?-v\d+$", "", env_id.removeprefix("ALE/"))
-    game = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", bare).lower()
+    game = env_of(env_id).removeprefix("env=")
     if game in games():
         return (
             f"env.id={env_id}: to play this Atari game, set env={game}. As a Gymnasium environment it needs "

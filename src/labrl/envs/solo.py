@@ -10,10 +10,9 @@ from gymnasium.spaces import Dict
 from numpy.typing import NDArray
 
 from labrl.component import Component
-from labrl.envs.make import backend_class
+from labrl.envs.make import backend_class, watch
 from labrl.envs.masks import KEY
 from labrl.envs.protocol import Backend, Watched, action_dtype
-from labrl.envs.watch import watch
 from labrl.errors import InputError
 
 RenderMode = Literal["rgb_array"]

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from labrl.envs.action_record import ActionRecord
-from labrl.envs.action_statistics import action_statistics
+from labrl.envs.actions import ActionRecord, action_statistics
 from labrl.envs.info import EpisodeNumbers
 from labrl.envs.masks import first_flags, first_valid, refuse_empty
 from labrl.envs.protocol import Backend, Transition, action_dtype

@@ -1,5 +1,6 @@
 """Experiments: grids and searches, in processes of this machine or on a cluster.
 
+    command      what `labrl` does with its arguments, up to the composition by Hydra
     again        the experiment that `-m +resume` names, and the command line that composes it again
     grid         the trials of a grid, and the effect of edits on each of them
     sweep        the locked folder of a running experiment, and the queue of the trials of a grid

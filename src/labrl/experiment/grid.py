@@ -16,9 +16,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from labrl.analysis.adastop import Stages
-from labrl.config.compose import check_environment, check_no_search, naming_preset, resolve
+from labrl.analysis.formats import align_columns
+from labrl.config.compose import check_no_search, naming_preset, resolve
 from labrl.config.keys import Change, is_hydras, key_of, traits, unescaped
 from labrl.config.presets import choices_of
+from labrl.envs.games import check_environment
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.again import ExperimentAgain, replaced, swept_keys
 from labrl.experiment.machine import Machine, Need
@@ -27,7 +29,7 @@ from labrl.run.experiment import Experiment, TrialRecord
 from labrl.run.run import Run
 from labrl.trial.composed import check_fit, check_start_from, resolved
 from labrl.trial.fork import Fork
-from labrl.trial.past import Again, row_of, table, ways_out
+from labrl.trial.past import Again, row_of, ways_out
 from labrl.trial.resume import Resume, check_budget, frames_reached
 from labrl.trial.summary import say
 
@@ -462,7 +464,7 @@ def _refusal(found: Mapping[int, Sequence[Change]], trials: Sequence[_Trial], ag
         [
             f"+resume={again.path}: these values contradict the past of {sum(map(bool, found.values()))} "
             f"of {len(trials)} trials:",
-            *table([("key", "then", "now", "", ""), *cells]),
+            *align_columns([("key", "then", "now", "", ""), *cells], indent="  "),
             *ways_out([change for changed in found.values() for change in changed]),
         ]
     )

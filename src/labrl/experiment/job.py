@@ -26,7 +26,7 @@ from labrl.config.presets import choices_of
 from labrl.errors import DONE, LabrlError
 from labrl.experiment.again import ExperimentAgain
 from labrl.experiment.scheduler import Answer, Outcome, Planned, Task, outcome_of, recorded
-from labrl.processes.output import labeled_output, print_traceback, printing_to, refused
+from labrl.processes.output import labeled_output, print_error, print_traceback, printing_to
 from labrl.processes.script import refuse_main
 from labrl.processes.secrets import redact
 from labrl.run.find import is_run
@@ -127,7 +127,7 @@ class Job:
                 return act(folder)
         except LabrlError as error:
             if self._speaks(error):
-                refused(error, full_error=False)
+                print_error(error)
             return Outcome.failed(str(error), error.exit_code)
         except Exception as error:
             told = redact(f"{type(error).__name__}: {error}")

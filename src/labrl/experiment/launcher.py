@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
@@ -32,6 +33,10 @@ class LauncherTraits:
     """Whether trials run on other machines, whose cores and GPUs are unknown here."""
     knows_room: bool = True
     """Whether it knows how many trials can run at the same time; False: a cluster lets them wait."""
+
+
+HYDRAS_BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+"""Hydra's default launcher, instead of which labrl uses `InThisProcess`."""
 
 
 class TrialLauncher(Launcher):
@@ -172,3 +177,19 @@ def check_installed(package: str, launcher: str) -> None:
     """Raise InputError if the extra `package`, which `launcher` needs, is not installed."""
     if importlib.util.find_spec(package) is None:
         raise InputError.not_installed(f"hydra/launcher={launcher}", package, package)
+
+
+def make_launcher(context: HydraContext, task: TaskFunction, config: DictConfig) -> TrialLauncher:
+    """Make the launcher of an experiment. Raises InputError for one that is not labrl's or cannot work."""
+    known: Any = {"hydra_context": context, "task_function": task, "config": config}
+    launcher: Any
+    if config.hydra.launcher._target_ == HYDRAS_BASIC:
+        launcher = InThisProcess()
+        launcher.setup(**known)
+    else:
+        launcher = Plugins.instance().instantiate_launcher(**known)
+    if not isinstance(launcher, TrialLauncher):
+        chosen = config.hydra.runtime.choices["hydra/launcher"]
+        allowed = "be local, submitit_local, submitit_slurm, ray or basic"
+        raise InputError.value("hydra/launcher", chosen, allowed, code="unknown-option")
+    return launcher

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from labrl.config import config_folder
 from labrl.config.keys import walk
-from labrl.envs.games import environments
+from labrl.envs.games import env_of, environments
 from labrl.errors import InputError, LabrlError
 from labrl.mistakes.spelling import nearest, suggested
 
@@ -308,17 +308,3 @@ def choice_of(group: str, value: str) -> str:
         return found
     name, known = value.lower().replace("-", "_"), options_of(group)
     return f"{group}={name if name in known else (nearest(name, known) or [value or '<option>'])[0]}"
-
-
-def env_of(env_id: str) -> str:
-    """Return the env= override for a Gymnasium id, or '' if `env_id` does not look like one.
-
-    For example, ALE/MsPacman-v5 and MsPacmanNoFrameskip-v4 give env=ms_pacman.
-    """
-    if not re.search(r"-v\d+$", env_id) and not env_id.startswith("ALE/"):
-        return ""
-    stem = re.sub(r"(NoFrameskip|Deterministic|-ram)*(-v\d+)?$", "", env_id.rpartition("/")[2])
-    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", stem).lower()
-    stems = {name: one for one, _, known in environments() for name in (one, known.rpartition("-v")[0])}
-    own = stems.get(name) or stems.get(stem)
-    return f"env={own}" if own else f"env=gymnasium env.id={env_id}"

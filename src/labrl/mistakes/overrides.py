@@ -16,11 +16,11 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from labrl.envs.games import env_of
 from labrl.errors import InputError, LabrlError, first_line
 from labrl.mistakes.names import (
     SOME,
     all_keys,
-    env_of,
     is_of_user,
     option_named,
     other_option,

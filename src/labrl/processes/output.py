@@ -112,9 +112,14 @@ def steady_output() -> Iterator[SteadyStream]:
             sys.stdout, sys.stderr = before
 
 
-def refused(error: LabrlError, full_error: bool) -> int:
-    """Print the message of an error, with a traceback if `full_error`. Return the exit code."""
-    if full_error:
+def full_error() -> bool:
+    """Return whether tracebacks are requested."""
+    return os.environ.get("HYDRA_FULL_ERROR") == "1"
+
+
+def print_error(error: LabrlError, with_traceback: bool = False) -> int:
+    """Print the message of an error, with its traceback if wanted. Return the exit code."""
+    if with_traceback:
         print_traceback(error)
     print("\n".join(f"labrl: {line}" for line in redact(str(error)).splitlines()), file=sys.stderr)
     return error.exit_code

@@ -29,23 +29,16 @@ def begin(caller: str) -> None:
 
     That is the case while a module is imported, by labrl or by a child process of the user's program.
     """
+    fix = f'Put the call below `if __name__ == "{MAIN}":`'
     if being_imported:
-        raise InputError(
-            f"the module {being_imported[-1]}, which the configuration names, calls {caller} when it is "
-            f'imported. Put the call below `if __name__ == "{MAIN}":`.',
-            code="usage",
-            key=caller,
-        )
+        module = f"the module {being_imported[-1]}, which the configuration names,"
+        raise InputError.usage(caller, f"{module} calls it when it is imported", fix)
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         # multiprocessing imports the script under this name in a child process.
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
-            raise InputError(
-                f"a child process imported this script, which calls {caller} at its top level. Put the call "
-                f'below `if __name__ == "{MAIN}":`.',
-                code="usage",
-                key=caller,
-            )
+            why = "a child process imported this script, which calls it at its top level"
+            raise InputError.usage(caller, why, fix)
         frame = frame.f_back
     used_of_main.clear()
 
@@ -90,13 +83,10 @@ def _definitions(dumps: Dumps) -> bytes:
         return dumps(found)
     except Exception as error:  # pickling a user's objects can raise anything
         names = ", ".join(f"{MAIN}.{name}" for name in found)
-        raise InputError(
-            f"_target_: {names}: this run needs further processes, and these definitions of the script or "
-            f"notebook cannot be sent to them: {error}. Put the definition into a module, and set "
-            "_target_=my_module.MyClass",
-            code="target",
-            key="_target_",
-        ) from error
+        why = f"{names}: this run needs further processes, and these definitions of the script or notebook "
+        why += f"cannot be sent to them: {error}"
+        fix = "Put the definition into a module, and set _target_=my_module.MyClass"
+        raise InputError.about("_target_", why, fix, code="target") from error
 
 
 def refuse_main(env_id: str | None, why: str) -> None:
@@ -106,16 +96,11 @@ def refuse_main(env_id: str | None, why: str) -> None:
     env_id: id of the environment; why: why the run needs such processes, such as `meta.max_session=2`.
     """
     names = sorted(used_of_main)
-    found = f"_target_: {MAIN}.{names[0]} is defined in" if names else ""
-    if not names and _homes().get(env_id or "") == MAIN:
-        found = f"env.id={env_id} was registered by"
-    if found:
-        raise InputError(
-            f"{found} the script or notebook, which the processes that {why} needs cannot import. Put the "
-            "definition into a module, as in _target_=my_module.MyClass",
-            code="target",
-            key="_target_" if names else "env.id",
-        )
+    if names or _homes().get(env_id or "") == MAIN:
+        place = f"_target_={MAIN}.{names[0]}" if names else f"env.id={env_id}"
+        home = "it is from the script or notebook, which the processes that"
+        fix = "Put the definition into a module, as in _target_=my_module.MyClass"
+        raise InputError.about(place, f"{home} {why} needs cannot import", fix, code="target")
 
 
 def registering_modules() -> list[str]:

@@ -8,6 +8,8 @@ import getpass
 import os
 import tempfile
 
+from labrl.errors import InputError
+
 
 def let_threads_sleep() -> None:
     """Make OpenMP threads sleep sooner while they wait. Must be called before torch is imported.
@@ -56,3 +58,12 @@ def name_user_and_home() -> None:
             home = os.path.join(tempfile.gettempdir(), f"labrl-{os.getuid()}")
             os.makedirs(home, mode=0o700, exist_ok=True)
             os.environ["HOME"] = home
+
+
+def check_here() -> None:
+    """Raise InputError if the working directory has been deleted."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        message = "the working directory has been deleted. Change to an existing one"
+        raise InputError(message, code="usage") from None

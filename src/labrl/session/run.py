@@ -22,7 +22,7 @@ from labrl.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, BusyFolderError
 from labrl.learning.ranks import ALONE, RankLostError, Ranks
 from labrl.learning.threads import use_one_thread
 from labrl.networks.summary import count, summary
-from labrl.processes.output import refused
+from labrl.processes.output import print_error
 from labrl.processes.script import take_surroundings
 from labrl.processes.secrets import restore
 from labrl.processes.signals import signals_raise, stop_when_orphaned
@@ -72,7 +72,7 @@ def carry_out(order: Mapping[str, Any]) -> tuple[int, None]:
     try:
         return run(folder, index)[0], None
     except BusyFolderError as error:  # another process writes the result
-        return refused(error, full_error=False), None
+        return print_error(error), None
     except LabrlError as error:
         seed = session_seed(folder.read_config()["seed"], index)
         result = SessionResult(index=index, seed=seed, status="failed", error=str(error))

@@ -24,8 +24,7 @@ from labrl.agents.agent import Agent, Observation
 from labrl.agents.transforms import Transforms
 from labrl.clock import Clock
 from labrl.config.schema import TrialConfig
-from labrl.envs.action_record import ActionRecord
-from labrl.envs.action_statistics import action_statistics
+from labrl.envs.actions import ActionRecord, action_statistics
 from labrl.envs.make import goals_of, make_env
 from labrl.envs.vector import ReplayError, VectorEnv
 from labrl.learning.ranks import Ranks

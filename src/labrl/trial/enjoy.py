@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from labrl.config.compose import prepare
+from labrl.envs.make import watch
 from labrl.envs.protocol import Watched
 from labrl.envs.vector import VectorEnv
-from labrl.envs.watch import watch
 from labrl.errors import DONE, InputError, LabrlError
 from labrl.learning.threads import use_one_thread
 from labrl.run.atomic import write_json

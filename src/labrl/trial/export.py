@@ -12,7 +12,7 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +110,14 @@ class ExportedPolicy(nn.Module):
         ]
         found += [torch.ones((count, self.flags), dtype=torch.bool)] if self.masked else []
         return (*found, *([torch.zeros((count, self.state_size))] if self.state_size else []))
+
+
+def describe(facts: Mapping[str, Any]) -> str:
+    """Return what an export contains and how it was checked. facts: the content of its JSON file."""
+    checked = facts["checked"]
+    content = f"{facts['head']} actions of session {facts['session']} at frame {facts['frame']:,}"
+    difference = f"largest difference from the policy on {checked['observations']} observations"
+    return f"{content}; {difference}: {checked['largest_difference']:.1g} ({checked['by']})"
 
 
 def export(

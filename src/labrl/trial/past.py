@@ -12,6 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from labrl.analysis.formats import align_columns
 from labrl.config import config_folder
 from labrl.config.compose import compose, prepare
 from labrl.config.edit import edit
@@ -212,7 +213,8 @@ def refusal(contradicting: Sequence[Change], asked: str, edited: Collection[str]
     asked: the override that names the run; edited: keys that were changed in its `config.yaml`.
     """
     lines = [f"{asked}: these values contradict the past of the run:"]
-    lines += table([("key", "then", "now", ""), *(row_of(one, edited) for one in contradicting)])
+    rows = [("key", "then", "now", ""), *(row_of(one, edited) for one in contradicting)]
+    lines += align_columns(rows, indent="  ")
     message = "\n".join([*lines, *ways_out(contradicting)])
     return InputError(message, code="changed-past", key=contradicting[0].key)
 
@@ -226,12 +228,6 @@ def row_of(change: Change, edited: Collection[str] = ()) -> tuple[str, str, str,
     """Return the key, its old and new value, and where it was changed. edited: as in `refusal`."""
     source = "edited in config.yaml" if change.key in edited else ""
     return change.key, written(change.old), written(change.new), source
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def ways_out(contradicting: Sequence[Change]) -> Iterator[str]:

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from labrl.component import Component
 from labrl.config.compose import prepare
 from labrl.config.validate import dataclass_of
+from labrl.envs.make import watch
 from labrl.envs.protocol import Backend, Watched, action_dtype
-from labrl.envs.watch import watch
 from labrl.errors import DONE, FAILED, EnvironmentFailedError, InputError, LabrlError
 from labrl.processes.output import doing
 from labrl.run.episodes import RecordedEpisode, checksum, read_episode, recorded_names

@@ -18,17 +18,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labrl.analysis.formats import align_columns
 from labrl.config.keys import ABSENT, changes
-from labrl.errors import DONE, LabrlError
+from labrl.errors import DONE, InputError, LabrlError
 from labrl.processes.follower import Follower
 from labrl.processes.output import doing
 from labrl.processes.signals import Stopped
 from labrl.processes.startup import collect_seldom
 from labrl.run.atomic import write_json
 from labrl.run.experiment import Experiment
+from labrl.run.find import find_runs
 from labrl.run.run import MARKER, Run
 from labrl.trial import baseline
-from labrl.trial.past import table as table_of
+from labrl.trial.find import newest_folder
 
 if TYPE_CHECKING:
     import polars as pl
@@ -187,12 +189,41 @@ def wants_report(folder: Path) -> bool:
     return any(run.config["meta"].get("report", True) for run in runs if run.config)
 
 
-def report_on(places: Sequence[str], out: str | None, by: str | None, form: str | None) -> None:
+def report_on(
+    places: Sequence[str],
+    out: str | None,
+    by: str | None,
+    form: str | None,
+    options: Mapping[str, Any],
+    stages: bool = False,
+) -> None:
     """Run `labrl-report`: make the report, and print the table and the path of the report.
 
-    places: folders or globs; out: folder for the files; by: see `group_runs`; form: format of the
-    table, `md`, `csv` or `latex`, for which nothing else is printed on standard output. Raises InputError.
+    places: folders, globs or `latest`; out: folder for the files; by: see `group_runs`; form: format of the
+    table, `md`, `csv` or `latex`, for which nothing else is printed on standard output, or formats for
+    `write_paper`; options: those of `write_paper`; stages: whether to print only the comparison in stages.
+    Raises InputError.
     """
+    places = [str(newest_folder()) if place == "latest" else place for place in places]
+    if stages:
+        from labrl.analysis.groups import group_runs
+        from labrl.analysis.stages import describe, planned_stages
+
+        runs = find_runs(places)
+        print("\n".join(describe(group_runs(runs, by), None if by else planned_stages(runs))))
+        return
+    if options and not form:
+        name = next(iter(options))
+        flag = f"--{ {'names': 'name', 'seeds': 'no-seeds'}.get(name, name) }"
+        why = "it is an option of the table and figures of a paper"
+        raise InputError.usage(flag, why, "Add --format latex,pdf")
+    if options or form not in (None, "md", "csv", "latex"):
+        from labrl.analysis.paper import write_paper
+
+        folder = Path(out or "paper").expanduser()
+        for path in write_paper(find_runs(places), folder, (form or "").split(","), by, **options):
+            print(path)
+        return
     from labrl.analysis.report.build import build, build_comparison
     from labrl.analysis.tables import (
         LEGEND,
@@ -203,7 +234,6 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
         differences,
         markdown_lines,
     )
-    from labrl.run.find import find_runs
 
     target = Path(os.path.expanduser(out)) if out else None
     if len(places) == 1 and by is None and Path(os.path.expanduser(places[0])).is_dir():
@@ -232,7 +262,9 @@ def report_on(places: Sequence[str], out: str | None, by: str | None, form: str 
         text["latex"] = f"% {LEGEND}\n{as_latex(rows)}"
         for caption, lines in keys.items():
             text["md"] += f"\n{caption}:\n\n{markdown_lines(lines, texts=len(lines[0]))}"
-            text["latex"] += "".join(f"% {line}\n" for line in [f"{caption}:", *table_of(lines)])
+            text["latex"] += "".join(
+                f"% {line}\n" for line in [f"{caption}:", *align_columns(lines, indent="  ")]
+            )
         print(text[form], end="")
     print(f"report: {built.path.resolve()}", file=sys.stderr if form else sys.stdout)
 
@@ -256,7 +288,7 @@ def _print(rows: pl.DataFrame, keys: Mapping[str, list[list[str]]], warnings: Se
     if has_intervals(rows):
         print(LEGEND)
     for caption, lines in keys.items():
-        print("\n".join([f"{caption}:", *table_of(lines)]))
+        print("\n".join([f"{caption}:", *align_columns(lines, indent="  ")]))
     for warning in warnings[:MOST_WARNINGS]:
         print(warning)
     if len(warnings) > MOST_WARNINGS:

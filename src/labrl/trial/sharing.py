@@ -10,12 +10,10 @@ from typing import Any
 import yaml
 
 from labrl.analysis.figures import save_sheets
-from labrl.analysis.formats import brackets_by_width
-from labrl.analysis.groups import group_runs
-from labrl.analysis.methods import method_of
+from labrl.analysis.formats import brackets_by_width, method_of
 from labrl.analysis.report.trial import command_again, session_rows, trial_report
 from labrl.analysis.returns import MEANING
-from labrl.analysis.statistics import compare, final_return, trial_statistics
+from labrl.analysis.statistics import final_return, trial_statistics
 from labrl.analysis.tables import markdown_lines
 from labrl.errors import InputError
 from labrl.processes.secrets import redact
@@ -63,7 +61,7 @@ def write_card(
             "config": redact(config),
         }
         write_card_files(folder, acting_state(policy.agent, policy.transforms, policy.clock), facts)
-        statistics = trial_statistics(run, group=compare(group_runs([run]))["envs"][0]["groups"][0])
+        statistics = trial_statistics(run)
         content, sheets = trial_report(run, statistics)
         save_sheets([sheets[0]._replace(name=Path(CURVE).stem, size=(5, None))], folder, ["png"])
         videos = sorted((run.path / f"session_{policy.session}" / "videos").glob("best*.mp4"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labrl.config.compose import check_environment
+from labrl.envs.games import check_environment
 from labrl.errors import DONE, FAILED, INTERRUPTED, LabrlError
 from labrl.processes.output import doing, labeled_output, print_traceback, printing_to
 from labrl.processes.secrets import redact

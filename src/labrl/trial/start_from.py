@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from labrl.analysis.formats import align_columns
 from labrl.config.schema import TrialConfig
 from labrl.envs.make import describe, gives_masks, goals_of
 from labrl.errors import InputError
@@ -21,7 +22,6 @@ from labrl.session.acting import ActingCopy
 from labrl.session.beginning import ABSENT, OBSERVATION, Fit, Learned, fit, is_in, parts_of
 from labrl.spaces import Spaces
 from labrl.trial.loading import LoadedPolicy, load
-from labrl.trial.past import table
 from labrl.trial.summary import say
 
 KEY = "start_from.run"
@@ -138,7 +138,7 @@ def _refusal(config: TrialConfig, source: LoadedPolicy, found: Fit) -> InputErro
     lines = [
         f"{KEY}={config.start_from.run}: session {source.session} at frame {source.frame:,} does not fit "
         f"the agent in env={config.env.config.name}:",
-        *table(rows),
+        *align_columns(rows, indent="  "),
         *([f"  and {more} more"] if more > 0 else []),
         f"To load the other {len(found.taken)} and initialize these: start_from.partial=true",
         "To load only some parts: start_from.parts=torso",

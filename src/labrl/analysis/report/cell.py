@@ -8,10 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from labrl.analysis.figures import Sheet, save_sheets
-from labrl.analysis.groups import group_runs
 from labrl.analysis.report.page import Page, assets
 from labrl.analysis.report.trial import session_rows, trial_report
-from labrl.analysis.statistics import compare, trial_statistics
+from labrl.analysis.statistics import trial_statistics
 from labrl.errors import LabrlError
 from labrl.run.run import Run
 
@@ -23,7 +22,7 @@ def trial_cell(folder: Path, title: str, session: int | None = None) -> str | No
     """
     with suppress(LabrlError, OSError):
         run = Run.open(folder)
-        statistics = trial_statistics(run, group=compare(group_runs([run]))["envs"][0]["groups"][0])
+        statistics = trial_statistics(run)
         content, sheets = trial_report(run, statistics)
         own = folder if session is None else folder / f"session_{session}"
         videos = [video for video in content["videos"] if own in video.parents]

@@ -13,11 +13,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from labrl.config.compose import check_environment, resolve, to_plain
+from labrl.config.compose import resolve, to_plain
 from labrl.config.extensions import kinds_replace
 from labrl.config.keys import ABSENT, changes, key_of, walk
 from labrl.config.schema import TrialConfig
 from labrl.config.validate import dataclass_of
+from labrl.envs.games import check_environment
 from labrl.envs.make import info_keys
 from labrl.errors import InputError, LabrlError
 from labrl.experiment.job import Job

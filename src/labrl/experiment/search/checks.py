@@ -6,11 +6,29 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+from omegaconf import DictConfig
+
 from labrl.config import config_folder
+from labrl.config.compose import resolve, to_plain
 from labrl.config.keys import split_override, walk
 from labrl.config.schema import TrialConfig
 from labrl.errors import InputError
 from labrl.experiment.search.pruners import Halving, NoPruner, Pruner, WilcoxonPruner
+
+
+def check_search(config: DictConfig, overrides: Sequence[str]) -> None:
+    """Raise InputError for a wrong configuration of a search, without what the search space may add.
+
+    config: as Hydra has composed it; overrides: the overrides of the command line.
+    """
+    try:
+        plain = to_plain(config)
+        resolve(config, plain)
+        check_ready_keys(plain, config.hydra.runtime.choices, overrides)
+    except InputError as error:
+        # The search space may add a missing key, as in ~agent.lr '+agent.lr=interval(1e-4, 1e-3)'.
+        if wrong := [mistake for mistake in error.mistakes if mistake.code != "missing"]:
+            raise InputError.of(wrong) from None
 
 
 def check_ready_keys(plain: Mapping[str, Any], choices: Mapping[str, Any], overrides: Sequence[str]) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from labrl.analysis.measures import area_under_curve, strength
+from labrl.experiment.search.options import Measure
 from labrl.run.session import RunSession
 from labrl.run.tables import final_return
-from labrl.types import INFO, Measure
+from labrl.types import INFO
 
 Curve = Mapping[int, Mapping[str, float]]
 """Columns of one session's evaluation checkpoints that contain numbers, by frame in order."""

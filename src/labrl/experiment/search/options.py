@@ -3,10 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+from pydantic_core import PydanticCustomError
 
 from labrl.experiment.search.pruners import Pruner
-from labrl.types import Direction, Measure, NonNegativeInt, PositiveInt, Probability
+from labrl.types import INFO, NonNegativeInt, PositiveInt, Probability
+
+
+def _measure(name: Any) -> Any:
+    """Return a measure of a session or the name of an `info` column. Raises for anything else."""
+    if not isinstance(name, str):
+        raise PydanticCustomError("type", "must be one measure, because a search has one objective")
+    measures = ("final_return", "best_return", "auc", "strength", "wall")
+    if name not in measures and not (name.startswith(INFO) and name != INFO):
+        allowed = f"{', '.join(measures)}, or {INFO}<name> with a name in env.info_keys"
+        raise PydanticCustomError("range", f"must be {allowed}")
+    return name
+
+
+Measure = Annotated[str, BeforeValidator(_measure)]
+"""`final_return`, `best_return`, `auc`, `strength`, `wall` or `info/<name>`"""
+Direction = Literal["minimize", "maximize"]
+"""Whether the smallest or the largest value of a measure is the best."""
 
 
 @dataclass(kw_only=True)

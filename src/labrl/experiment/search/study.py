@@ -29,6 +29,7 @@ from labrl.experiment.search.objective import (
     session_values,
     trial_value,
 )
+from labrl.experiment.search.options import Direction, Measure
 from labrl.experiment.search.pruners import History, Pruner, Reports, WilcoxonPruner
 from labrl.experiment.search.sampling import NumberedSampler
 from labrl.experiment.search.space import Space
@@ -36,7 +37,6 @@ from labrl.experiment.search.storage import StudyStorage
 from labrl.processes.secrets import MASK, redact
 from labrl.run.lock import FolderLock
 from labrl.seeding import derived_seed, draw_seed
-from labrl.types import Direction, Measure
 
 FACTS = "labrl"
 """Attribute of the study and of each trial for labrl's own data."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from labrl.agents.agent import Agent, Observation
-from labrl.envs.action_statistics import choices
+from labrl.envs.actions import choices
 from labrl.seeding import derived_seed
 from labrl.session.callbacks.callback import SessionView
 

@@ -1,0 +1,396 @@
+"""What `labrl`, `labrl.train` and `labrl.sweep` do with their arguments, up to the composition by Hydra.
+
+Hydra composes a new run or experiment and calls a `Job`. It reads the command line, so `labrl.cli` calls it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from hydra._internal.utils import get_args  # Hydra has no public parser of its command line.
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from labrl.config.compose import applied_presets, compose, explain, origins, prepare
+from labrl.config.edit import compose_recorded, run_recorded
+from labrl.config.keys import is_hydras, split_override, written
+from labrl.config.presets import choices_of
+from labrl.errors import DONE, InputError, LabrlError
+from labrl.mistakes.arguments import check_arguments
+from labrl.mistakes.names import all_keys, unknown_key
+from labrl.processes.script import begin
+from labrl.processes.signals import before_leaving, signals_raise
+from labrl.processes.startup import check_here, let_threads_sleep, name_user_and_home
+from labrl.run.provenance import Command, as_yaml
+from labrl.run.signature import trusting
+from labrl.session.torchrun import refuse_torchrun
+from labrl.trial.find import TAKE_A_RUN, completions
+from labrl.trial.request import request_of, trust_in
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from labrl.experiment.again import ExperimentAgain
+    from labrl.experiment.job import Job
+    from labrl.experiment.result import SweepResult
+    from labrl.run.provenance import Typed
+    from labrl.trial.fork import Fork
+    from labrl.trial.request import Request
+    from labrl.trial.result import TrialResult
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A new run or experiment that Hydra shall compose."""
+
+    job: Job
+    """What Hydra calls, or gives to a sweeper."""
+    arguments: list[str]
+    """The command line for Hydra."""
+    flags: Namespace
+    """The same, parsed."""
+
+
+@contextmanager
+def hydra_in_charge(
+    overrides: Sequence[str], config_dir: str | None, multirun: bool = False
+) -> Iterator[None]:
+    """Context manager: raise the errors of Hydra as LabrlError, and at the end remove folders that it has
+    made for nothing.
+
+    overrides, config_dir, multirun: what Hydra composes.
+    """
+    from labrl.experiment.job import note_existing, remove_unused_folder
+
+    folders = [value for key, value in map(split_override, overrides) if key == "hydra.run.dir"]
+    note_existing(folders[-1].strip("'\"") if folders else "runs")
+    before_leaving.append(remove_unused_folder)
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # otherwise Hydra prints its errors and ends the process
+    try:
+        yield
+    except LabrlError:
+        raise
+    except Exception as error:
+        if isinstance(error, HydraException) or not isinstance(error, OSError):
+            raise explain(error, overrides, config_dir, multirun) from error
+        key = "hydra.sweep.dir" if multirun else "hydra.run.dir"
+        where = f": {os.path.abspath(error.filename)}" if error.filename else ""
+        why = f"cannot create the run folder ({error.strerror or error}{where})"
+        raise InputError.usage(key, why, f"{key}=<folder>") from error
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def _check_place() -> None:
+    """Raise InputError if the working directory has been deleted, or configurations cannot contain it."""
+    check_here()
+    if "${" in os.getcwd():
+        why = "this working directory contains ${, which starts an interpolation in configurations"
+        raise InputError.usage(Path.cwd(), why, "Change to another directory")
+
+
+def answer(arguments: list[str], typed: Typed, full_error: bool) -> int | Composition:
+    """Answer a question about the configuration, play a run, or go back to one. Return the exit code.
+
+    arguments: those after `labrl`; typed: the command, which is recorded; full_error: whether a new run
+    prints tracebacks. Returns a new run or experiment for Hydra to compose. Raises LabrlError.
+    """
+    begin("labrl.cli.main")
+    _check_place()
+    # Hydra does not know the questions --info presets and --info origin.
+    asked = _asked_about(arguments)
+    others = arguments if asked is None else asked[2]
+    if "--hydra-help" not in others:
+        check_arguments(others)
+    if asked is not None:
+        return _print_origins(*asked)
+    flags = _parsed(arguments)
+    if flags.shell_completion:
+        if "COMP_LINE" in os.environ:  # the shell would show messages within the line that the user types
+            sys.stderr = io.StringIO()
+        if _complete(flags):
+            return DONE
+    if flags.multirun:
+        refuse_torchrun("-m")
+    trust, overrides = trust_in(flags.overrides, flags.config_dir)
+    arguments = [one for one in arguments if one not in flags.overrides or one in overrides]
+    with trusting(trust):
+        flags = _parsed(arguments)
+        request = request_of(flags.overrides, flags.multirun)
+        if request is not None and request.kind == "enjoy":
+            return _enjoy(request)
+        if request is not None and not flags.multirun:
+            return _go_back(request, flags, typed, full_error)
+        if flags.cfg and flags.package and not flags.multirun and _shows_null(flags):
+            print("null")
+            return DONE
+        return _begin(arguments, typed, request, full_error)
+
+
+def begin_sweep(
+    overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, full_error: bool
+) -> Composition:
+    """Return the experiment `labrl -m <overrides>` of a call of `labrl.sweep`, for Hydra to compose.
+
+    Raises LabrlError where the command prints its message.
+    """
+    example, instead = "['env=pong', 'seed=0,1,2,3']", "Leave them out, as -m is implied"
+    _check_call("labrl.sweep", overrides, "an experiment", example, instead)
+    if not any("," in one or "(" in one or one.startswith(("+", "hydra", "experiment")) for one in overrides):
+        fix = "Add some, such as seed=0,1,2,3, or call labrl.train([...]) for a single trial"
+        raise InputError.usage("labrl.sweep", "no override has several values", fix)
+    refuse_torchrun("labrl.sweep")
+    _check_place()
+    check_arguments(overrides)
+    typed = f"labrl.sweep({json.dumps(list(overrides))})"
+    trust, overrides = trust_in(overrides, config_dir)
+    arguments = ["-m", *(["--config-dir", os.fspath(config_dir)] if config_dir else []), *overrides]
+    with trusting(trust):
+        return _begin(arguments, typed, request_of(overrides, multirun=True), full_error)
+
+
+def result_of_sweep(job: Job, raise_on_failure: bool) -> SweepResult:
+    """Return the result of an experiment. Raises TrialError if a trial has failed and `raise_on_failure`."""
+    from labrl.experiment.result import SweepResult
+    from labrl.trial.result import TrialError
+
+    result = SweepResult(folder=job.folder, exit_code=job.exit_code)
+    if result.exit_code and raise_on_failure:
+        raise TrialError(result)
+    return result
+
+
+def train(
+    overrides: Sequence[str], config_dir: str | os.PathLike[str] | None, raise_on_failure: bool
+) -> TrialResult:
+    """Run one trial for `labrl.train`, which describes the arguments. Raises LabrlError and TrialError."""
+    instead = "Call it once for each trial, or labrl.sweep([...])"
+    _check_call("labrl.train", overrides, "one trial", "['env=pong', 'seed=7']", instead)
+    # Imported late: a wrong call must not wait for PyTorch.
+    from labrl.trial.composed import Composed
+    from labrl.trial.resume import go_back
+    from labrl.trial.start import run_again, run_new
+
+    refuse_torchrun("labrl.train")
+    trust, overrides = trust_in(overrides, config_dir)
+    typed = f"labrl.train({json.dumps(list(overrides))})"
+    request = request_of(overrides)
+    with trusting(trust):
+        if request is not None:
+            again = go_back(request, config_dir)
+            again.set_variables()
+            cfg = compose_recorded(again.edited, again.node, again.hydras, again.config_dir)
+            result = run_again(again, cfg.hydra.run.dir, typed)
+        else:
+            cfg = compose(overrides, config_dir, with_hydra=True)
+            folder = os.path.abspath(config_dir) if config_dir else None
+            command = Command(list(overrides), choices_of(cfg.hydra), folder, typed)
+            result = run_new(Composed.of(cfg, cfg.hydra.run.dir, command))
+    from labrl.trial.result import TrialError
+    from labrl.trial.summary import print_failures
+
+    if result.exit_code and raise_on_failure:
+        raise TrialError(result)
+    print_failures(result)
+    return result
+
+
+def _check_call(caller: str, overrides: Sequence[str], what: str, example: str, instead: str) -> None:
+    """Prepare this process for a call. Raises InputError for overrides that are no list, flags and +enjoy.
+
+    what: what the call runs; example: two overrides; instead: what to do for flags.
+    """
+    begin(caller)
+    let_threads_sleep()
+    name_user_and_home()
+    is_list = isinstance(overrides, Sequence) and not isinstance(overrides, str)
+    if not is_list or not all(isinstance(override, str) for override in overrides):
+        raise InputError.usage(caller, f"it takes a list of overrides, such as {example}, got {overrides!r}")
+    if flags := [override for override in overrides if override.startswith("-")]:
+        fix = f"{instead}, with config_dir=<folder> for your own files, or call labrl.cli.main([...])"
+        raise InputError.usage(flags[0], f"{caller} accepts the overrides of {what}, but no flags", fix)
+    if any(override.startswith("+enjoy=") for override in overrides):
+        fix = "Call labrl.cli.main([...]) with the same overrides"
+        raise InputError.usage("+enjoy", "it does not train", fix)
+
+
+def _begin(arguments: list[str], typed: Typed, request: Request | None, full_error: bool) -> Composition:
+    """Return a new run or an experiment for Hydra to compose. request: what it resumes or forks from."""
+    from labrl.experiment.again import ExperimentAgain, for_trials_alone
+    from labrl.experiment.job import Job
+
+    flags, again = _parsed(arguments), None
+    if request is not None:
+        again = _earlier(request, flags)
+        arguments = _continuing(again, arguments, flags)
+        flags = _parsed(arguments)
+    prepare(flags.config_dir, flags.overrides, flags.multirun)
+    own = [override for override in flags.overrides if not is_hydras(override)]
+    job = Job(flags.config_dir, full_error, typed, own, again)
+    if flags.multirun:
+        known = again.swept if isinstance(again, ExperimentAgain) else set()
+        with hydra_in_charge(flags.overrides, flags.config_dir, flags.multirun):  # it parses overrides
+            alone = for_trials_alone(flags.overrides, known)
+        arguments = [one for one in arguments if one not in alone]
+    return Composition(job, arguments, flags)
+
+
+def _earlier(request: Request, flags: Namespace) -> Fork | ExperimentAgain:
+    """Return the experiment that is resumed, or the run that the trials of a new one fork from."""
+    from labrl.experiment.again import ExperimentAgain
+    from labrl.trial.resume import go_back
+
+    if request.kind == "resume":
+        return ExperimentAgain.of(request)
+    return cast("Fork", go_back(request, flags.config_dir))
+
+
+def _continuing(again: Fork | ExperimentAgain, arguments: Sequence[str], flags: Namespace) -> list[str]:
+    """Return the arguments with the overrides of an earlier run, and with its folder of groups.
+
+    flags: the parsed arguments, whose overrides are replaced.
+    """
+    from labrl.trial.fork import Fork
+
+    for flag in (one for one in again.overrides if one.startswith("-")):
+        raise InputError.about(flag, "it is among the recorded overrides, but is none", code="damaged")
+    hydras = [one for one in flags.overrides if is_hydras(one)] if isinstance(again, Fork) else []
+    found = [one for one in arguments if one not in flags.overrides] + again.overrides + hydras
+    return ["--config-dir", again.config_dir, *found] if again.config_dir and not flags.config_dir else found
+
+
+def _go_back(request: Request, flags: Namespace, typed: Typed, full_error: bool) -> int:
+    """Continue, repeat or fork a run, or print its configuration with the edits. Return the exit code."""
+    from labrl.trial.resume import Resume, frames_reached, go_back
+
+    prepare(flags.config_dir, request.edits)
+    again = go_back(request, flags.config_dir)
+    if flags.cfg == "job" and not flags.package:
+        plain = again.edited
+        if isinstance(again, Resume):  # with the frame from which changed coefficients hold
+            plain, _ = again.continued(plain, frames_reached(again.past))
+        print(as_yaml(plain), end="")
+        return DONE
+    for name in ("package", "cfg", "info", "hydra_help"):
+        if vars(flags).get(name):
+            flag = f"--{name}".replace("_", "-") + f" {flags.cfg}" * (name == "cfg")
+            why, fix = f"it cannot be combined with +{request.kind}", "Type --cfg job alone"
+            why += ", for which --cfg job prints the whole configuration of the run with the edits"
+            raise InputError.about(flag, why, fix, code="usage", key=flag.split()[0])
+    from labrl.experiment.job import Job
+
+    job = Job(again.config_dir, full_error, typed, [], back=again)
+    again.set_variables()
+    plain = again.edited  # raises errors in keys before Hydra makes a folder
+    with hydra_in_charge(again.hydras, again.config_dir):
+        run_recorded(job, plain, again.node, again.hydras, again.config_dir)
+    return job.exit_code
+
+
+def _enjoy(request: Request) -> int:
+    """Let the policy of a run play. Return the exit code."""
+    from labrl.trial.showing import enjoy_request
+
+    asked = enjoy_request(request)
+    # Imported late: a wrong request must not wait for PyTorch.
+    from labrl.trial.enjoy import enjoy
+
+    with signals_raise():
+        return enjoy(asked)
+
+
+def _complete(flags: Namespace) -> bool:
+    """Print completions of a run folder. Return False if Hydra completes the command line instead.
+
+    Raises InputError unless the overrides name an action and a shell.
+    """
+    typed = " ".join(flags.overrides)
+    name, _, shell = typed.partition("=")
+    if name not in ("install", "uninstall", "query") or shell not in ("bash", "fish", "zsh"):
+        raise InputError.about(
+            "--shell-completion",
+            f"it takes install, uninstall or query with bash, fish or zsh, got {typed or 'nothing'}",
+            'Write eval "$(labrl --shell-completion install=bash)"',
+            code="unknown-option",
+        )
+    if name == "query" and "COMP_LINE" not in os.environ:
+        raise InputError.usage(
+            "--shell-completion",
+            f"only the shell can call query={shell}, with the line to complete in COMP_LINE",
+            f'To install completion, write eval "$(labrl --shell-completion install={shell})"',
+        )
+    completed = completions(os.environ.get("COMP_LINE", ""))
+    if completed is not None:
+        print("\n".join(completed))
+    return completed is not None
+
+
+def _shows_null(flags: Namespace) -> bool:
+    """Return whether `--package` names a key whose value is null, which Hydra reports as missing.
+
+    Raises InputError if there is no such key.
+    """
+    cfg = compose(flags.overrides, flags.config_dir, with_hydra=True)
+    if flags.package == "_global_" or OmegaConf.select(cfg, flags.package) is not None:
+        return False
+    known = all_keys(cfg)
+    if flags.package not in known:
+        raise unknown_key(flags.package, "", known)
+    return True
+
+
+def _asked_about(arguments: Sequence[str]) -> tuple[str, str, list[str]] | None:
+    """Return what is asked, the key and the other arguments of `--info presets` or `--info origin [key]`.
+
+    Returns None if the arguments contain neither.
+    """
+    for at, argument in enumerate(arguments):
+        flag, equals, asked = argument.partition("=")
+        end = at + 1
+        if flag in ("--info", "-i") and not equals:
+            asked, end = "".join(arguments[end : end + 1]), end + 1
+        if flag in ("--info", "-i") and asked in ("presets", "origin"):
+            key = "".join(arguments[end : end + 1])
+            is_key = asked == "origin" and "=" not in key and not key.startswith(("-", "~"))
+            return asked, key if is_key else "", [*arguments[:at], *arguments[end + is_key :]]
+    return None
+
+
+def _print_origins(asked: str, key: str, arguments: list[str]) -> int:
+    """Run `labrl --info presets` or `--info origin`: print which files set which values."""
+    flags = _parsed(arguments)
+    past = [one.partition("=")[0] for one in flags.overrides if one.startswith(TAKE_A_RUN)]
+    for given in [*(["-m"] if flags.multirun else []), *past]:
+        why = f"it cannot be combined with --info {asked}, which is about a new run"
+        raise InputError.usage(given, why, "Leave it out")
+    if asked == "presets":
+        print(applied_presets(flags.overrides, flags.config_dir))
+        return DONE
+    found = origins(key, flags.overrides, flags.config_dir)
+    rows = [
+        (name, value if isinstance(value, str) else written(value), origin)
+        for name, all_origins in found.items()
+        for origin, value in (all_origins if name == key else all_origins[-1:])
+    ]
+    width = max(len(name) for name, _, _ in rows)
+    for name, value, origin in rows:
+        print(f"{name:{width}}  {value:20}  {origin}")
+    return DONE
+
+
+def _parsed(arguments: list[str]) -> Namespace:
+    """Return Hydra's flags and the overrides among the arguments."""
+    found: Namespace = get_args(arguments)
+    return found
