@@ -47,7 +47,6 @@ MODULES = (
     "labrl.agents.dqn",
     "labrl.agents.ppo",
     "labrl.agents.random",
-    "labrl.envs.classic",
     "labrl.envs.gym",
     "labrl.session.callbacks.checkpoint",
     "labrl.session.callbacks.profile",

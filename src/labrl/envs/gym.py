@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium.spaces import Dict, Space, Tuple
 from numpy.typing import NDArray
 
 from labrl.envs.checked import CheckedEnv
-from labrl.envs.classic import ClassicControl, task_of
 from labrl.envs.goals import GoalEnv, has_goals
 from labrl.envs.info import batched
 from labrl.envs.masks import KEY, OBSERVATION, choices, without_mask
-from labrl.envs.probe import EnvProbe, known_probe, probe_of
+from labrl.envs.probe import EnvProbe, known_probe, probe_of, probing
 from labrl.envs.protocol import Backend, Repeats, Transition
 from labrl.envs.single import EnvFactory, GymnasiumConfig
 from labrl.envs.vector import ENDLESS
@@ -102,48 +100,27 @@ class GymnasiumEnv(Backend):
         self._closed = False
 
     @classmethod
-    def faster(cls, config: GymnasiumConfig, num_envs: int) -> ClassicControl | None:
-        """Make labrl's implementation of a classic control task.
-
-        Returns None for other environments, and if settings could change the task.
-        """
-        own = config.make or config.kwargs or config.import_module or config.wrappers or config.reset_options
-        if own or config.fresh_env_per_episode or config.info_keys or config.vectorization != "auto":
-            return None
-        spec = gymnasium.registry.get(config.id or "")
-        if spec is None or spec.kwargs or spec.additional_wrappers or not isinstance(spec.entry_point, str):
-            return None
-        task, limit = task_of(spec.entry_point), config.max_episode_steps or spec.max_episode_steps
-        return None if task is None or limit is None else ClassicControl(task, num_envs, limit, config.name)
-
-    @classmethod
     def spaces(cls, config: GymnasiumConfig) -> tuple[Space[Any], Space[Any]]:
         """Return observation and action space of one environment. Raises InputError if it cannot be made."""
-        if (classic := cls.faster(config, 1)) is not None:
-            return classic.observation_space, classic.action_space
-        probe = probe_of(config)
-        probe.release()
-        return flat_space(without_mask(probe.observation_space, probe.action_space)), probe.action_space
+        with probing(config) as probe:
+            given, actions = probe.observation_space, probe.action_space
+        return flat_space(without_mask(given, actions)), actions
 
     @classmethod
     def gives_masks(cls, config: GymnasiumConfig) -> bool:
         """Return whether the environment provides action masks and `env.action_mask` allows their use."""
-        if not config.action_mask or cls.faster(config, 1) is not None:
+        if not config.action_mask:
             return False
-        probe = probe_of(config)
-        masked = probe.masked
-        probe.release()
-        return masked
+        with probing(config) as probe:
+            return probe.masked
 
     @classmethod
     def repeats(cls, config: GymnasiumConfig) -> Repeats:
         """Return when these environments repeat an episode; `always` if `fresh_env_per_episode` is set."""
-        if config.fresh_env_per_episode is not None or cls.faster(config, 1) is not None:
+        if config.fresh_env_per_episode is not None:
             return "always"
-        probe = probe_of(config)
-        repeats = probe.repeats
-        probe.release()
-        return repeats
+        with probing(config) as probe:
+            return probe.repeats
 
     @classmethod
     def make_goals(cls, config: GymnasiumConfig, space: Space[Any]) -> GoalEnv | None:

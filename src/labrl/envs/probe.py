@@ -79,11 +79,6 @@ class EnvProbe:
             with self._failing("close()"):
                 spare.close()
 
-    def release(self) -> None:
-        """Close the environment unless it is kept for the session that will start."""
-        if not _spares_are_kept:
-            self.close()
-
     def _make_checked(self) -> CheckedEnv:
         return CheckedEnv(self._make, self._make.named, options=self._options)
 
@@ -173,6 +168,16 @@ def probe_of(config: GymnasiumConfig) -> EnvProbe:
         return known
     close_spares()
     return _probes.setdefault(_identity(config), EnvProbe(config))
+
+
+@contextlib.contextmanager
+def probing(config: GymnasiumConfig) -> Iterator[EnvProbe]:
+    """Context manager: the probe of a configuration, whose environment is then closed unless a session that
+    will start uses it."""
+    probe = probe_of(config)
+    yield probe
+    if not _spares_are_kept:
+        probe.close()
 
 
 def known_probe(config: GymnasiumConfig) -> EnvProbe | None:

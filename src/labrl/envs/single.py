@@ -64,9 +64,8 @@ class GymnasiumConfig(EnvironmentConfig):
     kwargs: dict[str, Any]
     """Keyword arguments of the environment."""
     vectorization: Annotated[Literal["auto", "sync", "async"], BeforeValidator(_no_vector_env)]
-    """auto: labrl's implementation of Gymnasium's classic control tasks, otherwise sync. sync: one after the
-    other in this process, fastest if a step takes less than about 0.1 ms. async: each in its own process. All
-    give the same numbers."""
+    """auto, sync: one after the other in this process, fastest if a step takes less than about 0.1 ms. async:
+    each in its own process. Both give the same numbers."""
     max_episode_steps: PositiveInt | None
     """Agent steps after which an episode is truncated; null: the limit registered for the id. If there is no
     limit, evaluation episodes are truncated after 27,000 steps."""
