@@ -111,15 +111,6 @@ def write_experiment(home: Path, runs: dict[str, Run], **facts: Any) -> dict[str
     return entry
 
 
-def test_return_of_an_experiment_is_the_mean_over_its_seeds(tmp_path: Path) -> None:
-    entry = write_experiment(
-        tmp_path / "runs" / "seeds",
-        {str(seed): (score, {"seed": seed}) for seed, score in enumerate((34.5, 42.8, 40.1))},
-    )
-    assert entry["final_return"] == pytest.approx(39.1333, abs=1e-3)
-    assert (entry["seeds"], len(entry["groups"])) == (3, 1)
-
-
 def test_return_never_mixes_environments_or_settings(tmp_path: Path) -> None:
     names = ("cartpole", "acrobot")
     entry = write_experiment(
@@ -203,10 +194,6 @@ def test_search_shows_the_return_of_its_winner_on_fresh_seeds(tmp_path: Path, ob
     assert ("best of 1: 90.0" in as_table([other])) == (objective == "final_return")
 
 
-def test_folder_of_an_experiment_lists_its_trials(runs: Path) -> None:
-    assert [entry["folder"] for entry in entries(runs / "grid")] == ["2", "1", "0"]
-
-
 @pytest.mark.parametrize(
     ("filters", "folders"),
     [
@@ -225,11 +212,6 @@ def test_folder_of_an_experiment_lists_its_trials(runs: Path) -> None:
 )
 def test_filters_select_runs_by_their_properties(runs: Path, filters: list[str], folders: list[str]) -> None:
     assert [entry["folder"] for entry in entries(runs, filters)] == folders
-
-
-def test_experiment_counts_only_the_trials_that_match_the_filters(runs: Path) -> None:
-    (entry,) = entries(runs, ["grid/1"])
-    assert (entry["trials"], entry["sessions"], entry["final_return"]) == (1, 1, 10.0)
 
 
 def test_running_and_killed_runs_show_their_progress(runs: Path) -> None:
@@ -280,12 +262,8 @@ def test_exit_code_distinguishes_no_match_from_a_wrong_filter(
     output = capsys.readouterr()
     assert "env=nothing" in output.err
     assert output.out == ("[]\n" if form else "")
-    for word in ("nobody", "finished", "status=fnished", "nokey=3"):
-        assert list_runs([*form, word]) == WRONG_INPUT
-        output = capsys.readouterr()
-        assert word in output.err
-        assert output.out == ""
-    assert list_runs([*form, "="]) == list_runs([*form, "=ppo"]) == WRONG_INPUT
+    assert list_runs([*form, "nobody"]) == WRONG_INPUT
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
@@ -295,6 +273,10 @@ def test_exit_code_distinguishes_no_match_from_a_wrong_filter(
         (["agent.lx=3"], ["agent.lx", "agent.lr?"]),
         (["status=finishd"], ["status=finishd", "status=finished?", "running, finished, pruned, "]),
         (["stats=failed"], ["stats=failed", "status?"]),
+        (["finished"], ["finished"]),
+        (["nokey=3"], ["nokey=3"]),
+        (["="], ["="]),
+        (["=ppo"], ["=ppo"]),
     ],
 )
 def test_wrong_arguments_are_refused(

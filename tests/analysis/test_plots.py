@@ -190,9 +190,11 @@ def test_step_lines_points_and_named_ticks_are_drawn(tmp_path: Path) -> None:
     assert all(f">{name}<" in text for name in shorten_names(names, 12))
 
 
-def test_numbers_are_shortened() -> None:
+def test_numbers_are_shortened_and_seconds_have_a_suitable_unit() -> None:
     shown = {0.05: "0.05", 1500: "1.5k", 2e6: "2M", 4.2e12: "4200G", -3.4e30: "-3.4e+30"}
     assert {value: short_number(value) for value in shown} == shown
+    units = {50: "seconds", 500: "minutes", 9000: "hours", 5e5: "days"}
+    assert {seconds: time_unit(seconds)[0] for seconds in units} == units
 
 
 def test_shortened_names_stay_different() -> None:
@@ -225,13 +227,6 @@ def test_middle_of_curves_spans_where_half_of_the_curves_exist(
 def test_moving_average_uses_past_values_and_skips_gaps() -> None:
     values = np.array([1.0, 3.0, np.nan, 5.0])
     assert moving_average(values, 2).tolist() == [1.0, 2.0, 3.0, 5.0]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "unit"), [(50, "seconds"), (500, "minutes"), (9000, "hours"), (5e5, "days")]
-)
-def test_unit_of_wall_time_suits_its_size(seconds: float, unit: str) -> None:
-    assert time_unit(seconds)[0] == unit
 
 
 def test_ticks_have_enough_digits_to_differ() -> None:

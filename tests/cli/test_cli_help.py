@@ -147,14 +147,11 @@ def test_completion_writes_nothing_to_the_terminal(tmp_path: Path) -> None:
     assert offered == [["meta=fast_atari"], ["+resume=latest"], []]
 
 
-def test_completion_offers_games(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert completion("env=ms_", monkeypatch, capsys) == ["env=ms_pacman"]
-    assert set(completion("env=", monkeypatch, capsys)) >= {f"env={game}" for game in games()}
-
-
-def test_completion_offers_groups_options_and_keys(
+def test_completion_offers_groups_options_games_and_keys(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert completion("env=ms_", monkeypatch, capsys) == ["env=ms_pacman"]
+    assert set(completion("env=", monkeypatch, capsys)) >= {f"env={game}" for game in games()}
     assert completion("meta=f", monkeypatch, capsys) == ["meta=fast_atari"]
     assert "agent.gae_lambda=" in completion("agent.ga", monkeypatch, capsys)
     offered = completion("preset=", monkeypatch, capsys)
@@ -169,6 +166,8 @@ def test_labrl_envs_lists_every_environment_with_its_kind_and_id(capsys: pytest.
     assert ["ms_pacman", "atari", "ms_pacman"] in rows
     assert {game for game, kind, _ in rows if kind == "atari"} == set(games())
     assert rows[-1][2].endswith("env.id=<id>")
+    assert list_envs(["pinball"]) == 0
+    assert capsys.readouterr().out.split() == ["video_pinball", "atari", "video_pinball"]
 
 
 def test_labrl_envs_rejects_text_that_no_name_contains(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,11 +177,6 @@ def test_labrl_envs_rejects_text_that_no_name_contains(capsys: pytest.CaptureFix
         assert printed.out == ""
         assert part in printed.err
         assert hint in printed.err
-
-
-def test_labrl_envs_lists_names_that_contain_its_argument(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list_envs(["pinball"]) == 0
-    assert capsys.readouterr().out.split() == ["video_pinball", "atari", "video_pinball"]
 
 
 def test_completion_offers_run_folders(
