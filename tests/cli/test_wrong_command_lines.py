@@ -22,20 +22,12 @@ from labrl.mistakes.names import all_keys, other_names
 from labrl.run.run import MARKER, Run
 
 WRONG = {
-    # keys
+    # keys; more mistakes of single overrides are in tests/config/test_config_errors.py
     "agent.lrr=1": [("unknown-key", "agent.lrr")],
     "lr=1e-4": [("unknown-key", "lr")],
-    "agnet=ppo": [("unknown-key", "agnet")],
     "agent.lr.end=0 preset=none": [("unknown-key", "agent.lr.end")],
-    "+agent.horizn=4": [("unknown-key", "agent.horizn")],
-    "+mine=4": [("unknown-key", "mine")],
     "~agent.lrr": [("unknown-key", "agent.lrr")],
     "~agent.gamma=0.3": [("contradiction", "agent.gamma")],
-    "+env.num_envs=4": [("unknown-key", "env.num_envs")],
-    "agent=dqn agent.horizon=5": [("unknown-key", "agent.horizon")],
-    "hydra.run.dirr=x": [("unknown-key", "hydra.run.dirr")],
-    "agent/memory=uniform": [("unknown-key", "agent/memory")],
-    "agent/netwrk=mlp": [("unknown-key", "agent/netwrk")],
     "agent.lrr=1 env.num_env=2": [("unknown-key", "agent.lrr"), ("unknown-key", "env.num_env")],
     "agent.lrr=1 agent=dqnn": [("unknown-option", "agent")],
     "agent.lrr=1 env.num_envs=0": [("unknown-key", "agent.lrr")],
@@ -55,10 +47,7 @@ WRONG = {
     # options
     "agent=PPO": [("unknown-option", "agent")],
     "env=Pong-v5": [("unknown-option", "env")],
-    "meta=fast": [("unknown-option", "meta")],
-    "agent=3": [("unknown-option", "agent")],
     "env=ppo": [("unknown-option", "env")],
-    "experiment=slm_lab": [("unknown-option", "experiment")],
     "hydra/launcher=slrm": [("unknown-option", "hydra/launcher")],
     "~agent": [("missing", "agent")],
     "transforms/reward=[sign,clip]": [("usage", "transforms/reward")],
@@ -69,8 +58,6 @@ WRONG = {
     # values, types, ranges, contradictions
     "env=gymnasium": [("missing", "env.id")],
     "env.num_envs=many": [("type", "env.num_envs")],
-    "agent.gamma=1.5": [("range", "agent.gamma")],
-    "meta.device=gpu": [("unknown-option", "meta.device")],
     "agent.lr=[1]": [("type", "agent.lr")],
     "agent.network.torso.mlp.hidden=64": [("type", "agent.network.torso.mlp.hidden")],
     "+env.make._target_=labrl.errors.Nothing": [("target", "env.make._target_")],
@@ -87,9 +74,7 @@ WRONG = {
     "hydra.job.env_set=3": [("type", "hydra.job.env_set")],
     "hydra.job_logging=3": [("type", "hydra.job_logging")],
     "env.max_frame=10k seed=x": [("type", "env.max_frame"), ("type", "seed")],
-    "agent.batch_size=100": [("contradiction", "agent.batch_size")],
     "meta.eval_episodes=5": [("contradiction", "meta.eval_episodes")],
-    "agent._target_=labrl.agents.ppo.PPOO": [("target", "agent._target_")],
     "env.id=CartPole-v9": [("unknown-option", "env.id")],
     "env.id=Acrobot-v1": [("contradiction", "env.id")],
     "env=pong env.game=breakout": [("contradiction", "env.game")],
@@ -99,9 +84,7 @@ WRONG = {
     "'agent.lr=${nothing}'": [("missing", "agent.lr")],
     # flags
     "--seed 3": [("unknown-option", "--seed")],
-    "-s 3": [("unknown-option", "-s")],
     "--env=PongNoFrameskip-v4 --algo ppo --track": [("unknown-option", "--env=PongNoFrameskip-v4")],
-    "--multi seed=1,2": [("unknown-option", "--multi")],
     "--cfg jobb": [("unknown-option", "--cfg")],
     "--config-dir": [("missing", "--config-dir")],
     "--config-dir nowhere": [("not-found", "--config-dir")],
@@ -113,9 +96,6 @@ WRONG = {
     "agent=ppo\N{ZERO WIDTH SPACE}": [("syntax", "agent")],
     "seed=\N{LEFT DOUBLE QUOTATION MARK}3\N{RIGHT DOUBLE QUOTATION MARK}": [("syntax", "seed")],
     # commands and bare words
-    "train env=pong": [("syntax", "train")],
-    "ppo pong": [("syntax", "ppo")],
-    "help": [("syntax", "help")],
     "train --env pong agent.lrr=3": [("syntax", "train")],
     # mistakes with blanks and quotes in the shell
     "env = pong": [("syntax", "env")],
@@ -124,7 +104,6 @@ WRONG = {
     "agent.network.torso.mlp.hidden=[64, 64]": [("syntax", "64]")],
     "'agent.lr=1e-4;env=pong'": [("syntax", "agent.lr")],
     "agent.batch_size==64": [("syntax", "agent.batch_size")],
-    "=3": [("syntax", "=3")],
     # experiments and searches
     "seed=1,2": [("usage", "seed")],
     "-m agent=ppo,dqnn": [("unknown-option", "agent")],
@@ -138,11 +117,9 @@ WRONG = {
     "-m hydra/sweeper=optuna search=ppoo": [("unknown-option", "search")],
     "-m hydra/sweeper=optuna search=ppo hydra.sweeper.n_trials=abc": [("type", "hydra.sweeper.n_trials")],
     # resuming or playing a run
-    "resume": [("syntax", "resume")],
     "+resume=": [("missing", "+resume")],
     "start_from=": [("missing", "start_from.run")],
     "+resume=nowhere": [("not-found", "nowhere")],
-    "+resum=latest": [("unknown-key", "resum")],
     "+force=true": [("usage", "+force")],
     "+resume=a +rerun=b": [("contradiction", "+rerun")],
     "+enjoy=nowhere": [("not-found", "nowhere")],
@@ -154,14 +131,14 @@ def mistakes_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
     """Return a function that runs a wrong `labrl <line>` and returns its mistakes."""
     monkeypatch.chdir(tmp_path)
     errors: list[LabrlError] = []
-    refuse = labrl.experiment.job.refused
+    print_error = labrl.cli.print_error
 
-    def recorded(error: LabrlError, full_error: bool) -> int:
+    def recorded(error: LabrlError, with_traceback: bool = False) -> int:
         errors.append(error)
-        return refuse(error, full_error)
+        return print_error(error, with_traceback)
 
-    monkeypatch.setattr(labrl.cli, "refused", recorded)
-    monkeypatch.setattr(labrl.experiment.job, "refused", recorded)
+    monkeypatch.setattr(labrl.cli, "print_error", recorded)
+    monkeypatch.setattr(labrl.experiment.job, "print_error", recorded)
 
     def mistakes(line: str) -> tuple[LabrlError, ...]:
         assert labrl.cli.main(shlex.split(line)) == 2
@@ -264,16 +241,16 @@ def test_other_syntax_is_answered_with_the_intended_command(
     line: str, mistakes_of: Callable[[str], tuple[LabrlError, ...]]
 ) -> None:
     (mistake,) = mistakes_of(line)
+    assert mistake.code in ("syntax", "unknown-option")
+    assert line.startswith(str(mistake.key))
     assert mistake.message.endswith(f" {MEANT[line]}")
 
 
 NEAR = {
-    "meta=fast": "meta=fast_atari",
     "meta=defualt": "meta=default",
     "env=brakeout": "env=breakout",
     "env=cheetah": "env=half_cheetah",
     "env=gridworld": None,
-    "agent=pppo": "agent=ppo",
     "agent/network=impala": "agent/network=impala_cnn",
     "agent/network=cnn": "agent/network=impala_cnn",
     "agent/network=wide": "agent/network=mlp_256",
