@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from labrl.config.keys import is_hydras, quoted, split_override
 from labrl.processes.secrets import ENV_SET, MASK, note_typed, restore
@@ -49,6 +48,12 @@ class ExperimentAgain:
         typed = [*map(str, info.get("hydra_overrides", [])), *own]
         note_typed(request.edits)
         edits = list({split_override(override)[0]: override for override in request.edits}.values())
+        swept = info.get("swept")
+        if not isinstance(swept, list):  # In the file of an earlier version: the keys with several values.
+            values: dict[str, set[str]] = {}
+            for key, value in (split_override(one) for trial in folder.trials() for one in trial.overrides):
+                values.setdefault(key, set()).add(value)
+            swept = [key for key, found in values.items() if len(found) > 1]
         return cls(
             path=folder.path,
             overrides=[
@@ -57,7 +62,7 @@ class ExperimentAgain:
             ],
             own=own,
             edits=[override for override in edits if not is_hydras(override)],
-            swept=_told_apart_by(info.get("swept"), [trial.overrides for trial in folder.trials()]),
+            swept={"seed", *map(str, swept)},
             config_dir=config_dir,
             force=request.force,
             fork=Fork.recorded(info),
@@ -109,14 +114,3 @@ def for_trials_alone(overrides: Sequence[str], swept: Iterable[str]) -> list[str
         for override in overrides
         if not is_hydras(override) and split_override(override)[0].startswith(groups)
     ]
-
-
-def _told_apart_by(recorded: Any, trials: Sequence[Sequence[str]]) -> set[str]:
-    """Return the keys that identify trials: the recorded ones, or those with several values in `trials`."""
-    if isinstance(recorded, list):
-        return {"seed", *map(str, recorded)}
-    values: dict[str, set[str]] = {}
-    for override in (override for overrides in trials for override in overrides):
-        key, value = split_override(override)
-        values.setdefault(key, set()).add(value)
-    return {"seed"} | {key for key, found in values.items() if len(found) > 1}

@@ -98,8 +98,14 @@ def _print_groups(
     for record in records:
         own = [override for override in overrides[record.number] if split_override(override)[0] != "seed"]
         # A resume may have changed the order, and a coefficient in the middle of only some of the trials.
-        key = frozenset(own), _sequences(path / record.folder)
-        names.setdefault(key, " ".join(own) + " (changed by a resume)" * bool(key[1]) or "-")
+        run = Run(path / record.folder)
+        changed = " ".join(
+            key
+            for key, value in walk({} if run.unrecorded else run.config)
+            if isinstance(value, dict) and value.get("kind") == "sequence"
+        )
+        key = frozenset(own), changed
+        names.setdefault(key, " ".join(own) + " (changed by a resume)" * bool(changed) or "-")
         groups.setdefault(key, []).extend(
             outcomes[record.number].returns if record.number in outcomes else ()
         )
@@ -120,17 +126,6 @@ def _print_groups(
         row = [_return(returns, interval=True), str(len(returns)), names[key]]
         table.add_row(*row[: len(columns)])
     Display.console().print(table)
-
-
-def _sequences(folder: Path) -> str:
-    """Return the coefficients of a trial that a resume has changed; '' if there are none."""
-    run = Run(folder)
-    found = [
-        key
-        for key, value in walk({} if run.unrecorded else run.config)
-        if isinstance(value, dict) and value.get("kind") == "sequence"
-    ]
-    return " ".join(found)
 
 
 def _return(returns: Sequence[float], interval: bool = False) -> str:

@@ -35,12 +35,12 @@ class AsyncUnrollConfig:
 
     def __post_init__(self) -> None:
         if self.timeout <= self.step_interval:
-            raise InputError(
-                f"meta.async_unroll.timeout={self.timeout:g} must be more than meta.async_unroll."
-                f"step_interval={self.step_interval:g}; otherwise an actor that waits between steps counts "
-                "as hanging",
+            raise InputError.value(
+                "meta.async_unroll.timeout",
+                self.timeout,
+                f"be more than meta.async_unroll.step_interval={self.step_interval:g}",
+                why="otherwise an actor that waits between steps would count as hanging",
                 code="contradiction",
-                key="meta.async_unroll.timeout",
             )
 
 

@@ -109,8 +109,7 @@ def _run(
                 folder.networks.write_text(summary(session.agent.modules()), encoding="utf-8")
             _warn_of_another_scale(session)
             session.run()
-            _warn_if_nothing_was_learned(session, index)
-            _tell_updates(session, index)
+            _warn_of_updates(session, index)
         if session.stop is not None:
             session_log.append(folder.log, f"ended at frame {session.clock.frame:,}: {session.stop.why}")
         if session.pruned:
@@ -166,8 +165,9 @@ def _warn_of_another_scale(session: Session) -> None:
         )
 
 
-def _warn_if_nothing_was_learned(session: Session, index: int) -> None:
-    clock = session.clock
+def _warn_of_updates(session: Session, index: int) -> None:
+    """Warn if the session made no update, or more than it was allowed."""
+    clock, limit = session.clock, session.config.meta.max_opt_step
     at_its_end = not (session.interrupted or session.pruned)
     if at_its_end and clock.opt_step == 0 and clock.frame > 0 and session.agent.modules():
         _log.warning(
@@ -176,14 +176,10 @@ def _warn_if_nothing_was_learned(session: Session, index: int) -> None:
             index,
             f"{clock.frame:,}",
         )
-
-
-def _tell_updates(session: Session, index: int) -> None:
-    limit, made = session.config.meta.max_opt_step, session.clock.opt_step
-    if limit is not None and made > limit:
+    if limit is not None and clock.opt_step > limit:
         _log.warning(
             "session %d ended with %d updates, meta.max_opt_step=%d: the last rollout was used completely",
-            *(index, made, limit),
+            *(index, clock.opt_step, limit),
         )
 
 

@@ -256,7 +256,9 @@ class Search(RetryingQueue):
 
         def answer(session: Path) -> None:
             try:
-                self._answer(self._here(session.parent), session)
+                folder, trials = session.parent, self.study.trials()
+                number = next(one.number for one in trials if self.study.folder_of(one) == folder)
+                self._answer(number, session)
             except Exception as error:  # must not end the session, whose state is saved
                 self._broken = self._broken or error
 
@@ -265,10 +267,6 @@ class Search(RetryingQueue):
             yield
         finally:
             callbacks.answer_here = None
-
-    def _here(self, folder: Path) -> int:
-        """Return the number of the trial with this folder."""
-        return next(one.number for one in self.study.trials() if self.study.folder_of(one) == folder)
 
     def _as_record(self, trial: FrozenTrial) -> TrialRecord:
         own = trial.user_attrs.get(FACTS, {})
