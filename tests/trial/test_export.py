@@ -235,7 +235,7 @@ def test_wrong_export_is_refused(folder: Path, tmp_path: Path, capsys: pytest.Ca
     wrong = {
         "nowhere": ["nowhere"],
         "checkpoint": [str(bare)],
-        "ppo, a2c": [str(run_of("random", folder)), "--checkpoint", "latest"],
+        "td3_bc": [str(run_of("random", folder)), "--checkpoint", "latest"],
         "--sampled": [str(run_of("td3", folder)), "--checkpoint", "latest", "--sampled"],
         "--format": [str(ppo), "--format", "tflite"],
         "session=4": [str(ppo), "--session", "4"],
